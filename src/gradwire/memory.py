@@ -57,7 +57,7 @@ class Memory(Protocol):
     - `covers_momentum`: it applies momentum itself, so the optimizer must not.
     - `as_arrived`: its planes have the gradient's own type, and a loss scale stays in. All others add up in
       float32 or float64, without it.
-    - `stays_on_device`: where planes are on a device, neither `fold` nor `settle` makes the host wait for it.
+    - `stays_on_device`: where planes are on a device, neither `fold` nor `update` makes the host wait for it.
     - `whole`: values travel in the type of the planes, not in a shorter one that parameters have: nothing of
       what is sent stays.
     """
@@ -83,7 +83,7 @@ class Memory(Protocol):
         """Write the error-fed gradients to working[UNSENT], where `grads` says."""
         ...
 
-    def settle(self, working: Planes, committed: Planes) -> None:
+    def update(self, working: Planes, committed: Planes) -> None:
         """Turn the rest in working[UNSENT] after the exchange into the next memory, in the working planes."""
         ...
 
@@ -122,7 +122,7 @@ class Residual:
         weights = self.coefficient(step), grads.scale
         return fold(working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces)
 
-    def settle(self, working: Planes, committed: Planes) -> None:
+    def update(self, working: Planes, committed: Planes) -> None:
         """The unsent part becomes the memory, as it is."""
 
 
@@ -160,7 +160,7 @@ class LowPass:
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         return fold(working[UNSENT], committed[UNSENT], grads.bucket, 1.0, grads.scale, grads.pieces)
 
-    def settle(self, working: Planes, committed: Planes) -> None:
+    def update(self, working: Planes, committed: Planes) -> None:
         if self.beta < 1.0:
             old = committed[UNSENT].to(working[UNSENT].dtype)
             torch.lerp(old, working[UNSENT], self.beta, out=working[UNSENT])
@@ -186,5 +186,5 @@ class Forgetful:
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         return fold(working[UNSENT], None, grads.bucket, 1.0, grads.scale, grads.pieces)
 
-    def settle(self, working: Planes, committed: Planes) -> None:
+    def update(self, working: Planes, committed: Planes) -> None:
         """Nothing is kept."""

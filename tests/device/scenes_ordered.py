@@ -113,7 +113,7 @@ def promised() -> list[str]:
             buffer=lambda: values,
             parameters=lambda: list(ddp.parameters()),
         )
-        source.take(backward, bucket).wait()
+        source.on_bucket(backward, bucket).wait()
         values.add_(1)
     return device.races
 

@@ -23,7 +23,7 @@ class Folding:
 
     def commit(self) -> None:
         """What the exchange has left becomes the memory."""
-        self.memory.settle(self.working, self.committed)
+        self.memory.update(self.working, self.committed)
         for name in self.memory.planes:
             self.committed[name], self.working[name] = self.working[name], self.committed[name]
 

@@ -167,7 +167,7 @@ class _Ready:
 
     runs: Snapshot
     facts: Mapping[str, str]
-    take: Callable[[], None] = lambda: None
+    apply: Callable[[], None] = lambda: None
     """Takes up what the source has beside it."""
     dropped: tuple[int, ...] = ()
     """Old ranks whose unsent gradient is lost."""
@@ -205,7 +205,7 @@ def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: boo
     assert ready is not None, "or there would be a refusal"
     engine.restore(ready.runs)
     engine.begin_anew()
-    ready.take()
+    ready.apply()
     # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
     _warn_of_another_recipe(engine)
     _warn_of_dropped_ranks(ready)
@@ -236,9 +236,9 @@ def _prepared(
         for each in states:
             vetted(engine, each)
         chosen, dropped = _choose(engine, states, alone=alone, missing=missing, mean=mean)
-        text, take = _prepared_beside(engine, chosen, states)
+        text, apply = _prepared_beside(engine, chosen, states)
         made = _made(engine, chosen, dropped)
-        return replace(made, facts={**made.facts, SOURCE_STATE: text}, take=take, changed=changed), None
+        return replace(made, facts={**made.facts, SOURCE_STATE: text}, apply=apply, changed=changed), None
     except ValueError as error:
         return None, error
     except Exception as error:  # memory that runs out, a plan that no parser can read, ...

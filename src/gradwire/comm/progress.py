@@ -49,7 +49,7 @@ class Promise:
                 return
         callback()
 
-    def settle(self, error: BaseException | None = None) -> None:
+    def resolve(self, error: BaseException | None = None) -> None:
         """Mark the job as ended, with `error` if it failed, and call back."""
         with self._lock:
             self._error = error
@@ -97,7 +97,7 @@ def _attempt(job: Job, promise: Promise, broken: BaseException | None) -> BaseEx
             raise TransportError(f"an earlier collective has failed: {broken}")
         job()
     except BaseException as error:
-        promise.settle(error)
+        promise.resolve(error)
         return broken or error
-    promise.settle()
+    promise.resolve()
     return None

@@ -132,7 +132,7 @@ class ThreadComm(HoppingComm):
         match round_.verb:
             case "shift":
                 received = self._meet("shift", tensor, round_.by, any_length=True)
-                _land(received[(self.rank - round_.by) % self.world], out)
+                _deliver(received[(self.rank - round_.by) % self.world], out)
             case "all_reduce" | "broadcast" if round_.algorithm != "library":
                 self._meet(f"{round_.verb} by {round_.algorithm}", tensor, round_.src)
                 self.hop(collective_of(round_, tensor))
@@ -154,7 +154,7 @@ class ThreadComm(HoppingComm):
         return DONE
 
 
-def _land(received: Tensor, out: Tensor) -> None:
+def _deliver(received: Tensor, out: Tensor) -> None:
     if received.shape != out.shape:
         raise RanksDisagree(f"a shift brings {tuple(received.shape)}, room is for {tuple(out.shape)}")
     out.copy_(received)

@@ -110,7 +110,7 @@ class MomentumCorrection:
         norm = abs(scale) * float(torch.linalg.vector_norm(grad, dtype=torch.float64))
         return bound / norm if bound < norm < math.inf else 1.0
 
-    def settle(self, working: Planes, committed: Planes) -> None:
+    def update(self, working: Planes, committed: Planes) -> None:
         if self.masking:
             mask_zeros(working[MOMENTUM], working[UNSENT])
 

@@ -186,7 +186,7 @@ class Signum:
             working[UNSENT][plane] = working[MOMENTUM][plane]
         return seen
 
-    def settle(self, working: Planes, committed: Planes) -> None:
+    def update(self, working: Planes, committed: Planes) -> None:
         """The fold has done it."""
 
 

@@ -67,7 +67,7 @@ class Controller(Protocol):
     def late(self) -> float | None:
         """Steps' worth of gradient that wait; `None` before that is known, 0 where nothing is remembered."""
 
-    def take(self, step: Step, arrival: Arrival) -> None:
+    def bucket_arrived(self, step: Step, arrival: Arrival) -> None:
         """See a buffer before any of it is exchanged."""
 
     def looks(self, step: int) -> bool:
@@ -113,7 +113,7 @@ class WarmupController:
         """Whether the current step takes computation and communication apart."""
         return self.profiler.is_serial
 
-    def take(self, step: Step, arrival: Arrival) -> None:
+    def bucket_arrived(self, step: Step, arrival: Arrival) -> None:
         """Times are all that is needed of gradients."""
 
     def looks(self, step: int) -> bool:
@@ -223,7 +223,7 @@ class RunningController:
     def _is_weighed(self, step: int) -> bool:
         return self._remembers and is_weighed(step, self._every, self._cycle)
 
-    def take(self, step: Step, arrival: Arrival) -> None:
+    def bucket_arrived(self, step: Step, arrival: Arrival) -> None:
         """Only units are looked at."""
 
     def look(self, step: int, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
@@ -248,7 +248,7 @@ class RunningController:
         """What was weighed one step ago: by then a device has done it. Zeros where nothing was, because rows
         of ranks at different steps must be alike in length; and losses, now and then."""
         weighed = self._scales.told(step, self._layers)
-        losses = self._health.take() if self._tells_losses(step) else Losses(0.0, 0.0, 0.0)
+        losses = self._health.drain() if self._tells_losses(step) else Losses(0.0, 0.0, 0.0)
         return (*weighed, *losses)
 
     def _tells_losses(self, step: int) -> bool:

@@ -195,9 +195,9 @@ class Flexible:
         self._took[self.now.way] = self.now, median(self._steps_s)
         if self._untried:
             choice = Choice(self.now.ratio, self._untried.pop(0))
-            return self._take(choice, f"trying {choice}")
+            return self._adopt(choice, f"trying {choice}")
         best, _took_s = min(self._took.values(), key=lambda took: took[1])
-        return self._take(best, f"{best} took the least of all ways; the link is not known yet")
+        return self._adopt(best, f"{best} took the least of all ways; the link is not known yet")
 
     def _decide(self, link: Link, *, is_new: bool) -> Choice | None:
         seen = seen_by(self._rounds(self.now), self._world, link)
@@ -212,9 +212,9 @@ class Flexible:
         self._is_due = choice.ratio > self.now.ratio and not seen.resolved
         if choice == self.now and not was_tried:
             return None
-        return self._take(choice, f"{seen} call for {choice}")
+        return self._adopt(choice, f"{seen} call for {choice}")
 
-    def _take(self, choice: Choice, why: str) -> Choice:
+    def _adopt(self, choice: Choice, why: str) -> Choice:
         """Forget times and bytes of steps: they are those of the other choice."""
         self._steps_s.clear()
         self._sent = self._level_of_gain()

@@ -143,7 +143,7 @@ class Health:
         if abs(loss) < _LARGEST:
             self._noted.append(loss)
 
-    def take(self) -> Losses:
+    def drain(self) -> Losses:
         """The losses noted since the last call."""
         values = [self._noted.popleft() for _ in range(len(self._noted))]
         return Losses(len(values), fmean(values), pvariance(values)) if values else Losses(0, 0.0, 0.0)

@@ -170,7 +170,7 @@ class Frames:
         )
         return data.numel()
 
-    def settle(self, x: Tensor, start: int) -> None:
+    def round_trip(self, x: Tensor, start: int) -> None:
         if self._mode != "lossless":
             dropped, flush = self._dropped(x, start), self._flushes(x, start)
             x.copy_(rounded(x, dropped, flush, explicit=self._mode == "levels"))

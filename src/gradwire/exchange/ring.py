@@ -54,7 +54,7 @@ class Framing(Protocol):
         Returns how many bytes that are: at least 8, a multiple of 8.
         """
 
-    def settle(self, x: Tensor, start: int) -> None:
+    def round_trip(self, x: Tensor, start: int) -> None:
         """Replace x (numel,) by the decoded values of its frame."""
 
     def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
@@ -285,7 +285,7 @@ class RingAllReduce:
             if is_lost:
                 part.fill_(torch.nan)
             else:
-                self._framing.settle(part, start)
+                self._framing.round_trip(part, start)
         except BaseException as error:
             self._fail(error)
 

@@ -330,7 +330,7 @@ class Backward:
         """End a step, whatever happened, and let `backward()` go on."""
         self._error = step.error
         try:
-            self._source.settle(step)
+            self._source.step_ended(step)
             self.history.add(step)
             for transferred in self._transferred:
                 transferred.copy_back()

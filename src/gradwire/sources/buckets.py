@@ -93,7 +93,7 @@ class Bucket:
         self.missing, self.failure = {entry.name for entry in self.entries}, None
 
     @torch.no_grad()
-    def take(self, name: str, gradient: Tensor | None) -> None:
+    def fill(self, name: str, gradient: Tensor | None) -> None:
         """Copy a parameter's gradient in, unless it lies here already; none counts as zeros.
 
         Raises nothing, as peers wait for the bucket: see `failure`.

@@ -20,7 +20,7 @@ from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
 
 
-def observe(
+def register_observers(
     source: Source,
     backward: Backward,
     uses: dict[str, float] | None,

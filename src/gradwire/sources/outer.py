@@ -432,7 +432,7 @@ class LocalSteps(Source):
             each.grad = None
         self._reshard()
 
-    def settle(self, step: Step) -> None:
+    def step_ended(self, step: Step) -> None:
         """Keep the outcome."""
         self._step = step
 

@@ -23,7 +23,13 @@ from gradwire.comm import ProcessGroupComm
 from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import Bucket, assigned, cap_for
 from gradwire.sources.buffers import BufferBroadcast
-from gradwire.sources.observe import leave_out_of_copies, observe, refuse_changed, tensors_in, untraced
+from gradwire.sources.observe import (
+    leave_out_of_copies,
+    refuse_changed,
+    register_observers,
+    tensors_in,
+    untraced,
+)
 from gradwire.sources.source import Source
 from gradwire.step.arena import specs_of
 from gradwire.step.step import Passenger, Step
@@ -93,7 +99,7 @@ class PlainParameters(Source):
         if self.group.size() == 1:
             _LOG.info("one rank: gradients stay as they are")
         self._spread_first()
-        hooks = observe(self, backward, uses, scaled=scaled)
+        hooks = register_observers(self, backward, uses, scaled=scaled)
         hooks += [
             model.register_forward_pre_hook(untraced(_refuse_under_ddp)),
             model.register_forward_hook(untraced(self._wait_for_outputs)),
@@ -169,13 +175,13 @@ class PlainParameters(Source):
                 f"parameter {name!r} got a second gradient in one backward pass, after the first was sent: "
                 "is it used in several checkpoints? Use checkpoint(…, use_reentrant=False)"
             )
-        self._take(bucket, name)
+        self._fill(bucket, name)
         if not bucket.missing:
             self._backward.submit(bucket.arrival)
 
-    def _take(self, bucket: Bucket, name: str) -> None:
+    def _fill(self, bucket: Bucket, name: str) -> None:
         gradient = self.parameters[name].grad
-        bucket.take(name, None if gradient is None else self.local(gradient))
+        bucket.fill(name, None if gradient is None else self.local(gradient))
         if bucket.failure is None:
             self.give(name, bucket.views[name])
 
@@ -214,7 +220,7 @@ class PlainParameters(Source):
             )
         for bucket in left:
             for name in sorted(bucket.missing):
-                self._take(bucket, name)
+                self._fill(bucket, name)
             self._backward.submit(bucket.arrival)
         if self._packed is not None:
             self._packed.look(list(self.model.buffers()), self._backward.placement.device)
@@ -244,7 +250,7 @@ class PlainParameters(Source):
         """The buffers, where there are any."""
         return self._packed
 
-    def settle(self, step: Step) -> None:
+    def step_ended(self, step: Step) -> None:
         """Note whether the buffers have come."""
         self._landing = self._packed if step.buffers is not None and step.error is None else None
         if step.stale:

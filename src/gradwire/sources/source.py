@@ -198,7 +198,7 @@ class Source(ABC):
         """Register all hooks. `scaled` says whether gradients carry a loss scale.
 
         `uses`, if given, is filled in the first forward pass: multiply-adds per weight, by parameter name.
-        `observe` registers the hooks that every source needs.
+        `register_observers` registers the hooks that every source needs.
         """
 
     # -- in a step
@@ -216,11 +216,11 @@ class Source(ABC):
         """Whether ranks may take different numbers of steps, as under `join()`; the same on all ranks."""
         return False
 
-    def settle(self, step: Step) -> None:
+    def step_ended(self, step: Step) -> None:
         """A step has its outcome. On the engine's thread, while the backward pass still waits."""
 
     def release(self) -> None:
-        """The step has ended. On the engine's thread, after `settle`; the next step may have begun."""
+        """The step has ended. On the engine's thread, after `step_ended`; the next step may have begun."""
 
     def land(self) -> None:
         """Carry home what a step brought, once the backward pass is over, on the thread of that pass.

@@ -231,7 +231,7 @@ class Lane:
         """
         rests = [(slot, self.x[slot.start : slot.stop].clone()) for slot in idle]
         self.kept.commit()
-        self.memory.settle(self.working, self.committed)
+        self.memory.update(self.working, self.committed)
         for name, old in self.committed.items():
             new = self.working[name]
             for slot, rest in rests:

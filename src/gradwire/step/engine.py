@@ -249,7 +249,7 @@ class Engine:
             step.fail(arrival.failure, f"bringing of buffer {arrival.index}", self.rank)
         step.arrive(arrival)
         for each in step.next_turns():
-            self._take(step, each)
+            self._process(step, each)
 
     def close(self) -> None:
         """All gradients of the open step have come."""
@@ -260,8 +260,8 @@ class Engine:
             self._send_small(step, step.tail_regions.keys())
         self._progress(step)
 
-    def _take(self, step: Step, arrival: Arrival) -> None:
-        self._controller.take(step, arrival)
+    def _process(self, step: Step, arrival: Arrival) -> None:
+        self._controller.bucket_arrived(step, arrival)
         intake = self.layout.intake(arrival.entries)
         for run in intake.runs:
             self._launch_direct(step, arrival, run)
@@ -462,7 +462,7 @@ class Engine:
         step, self._unresolved = self._unresolved, None
         if step is not None and isinstance(step.outcome, Landed):
             finite = bool(step.outcome.finite())
-            self._settle(step, self._outcome(step, step.outcome.verdict, finite))
+            self._end(step, self._outcome(step, step.outcome.verdict, finite))
 
     def catch_up(self, fates: Fates | None = None) -> bool:
         """`resolve`, `settle`, and change what runs, on all ranks. An error ends all steps from now on.
@@ -508,10 +508,10 @@ class Engine:
 
     def _close(self, step: Step, outcome: StepOutcome) -> None:
         self._now = None
-        self._settle(step, outcome)
+        self._end(step, outcome)
         self.env.concluded(step)
 
-    def _settle(self, step: Step, outcome: StepOutcome) -> None:
+    def _end(self, step: Step, outcome: StepOutcome) -> None:
         """Give the step its final outcome."""
         failed = isinstance(outcome, Failed)
         step.end(outcome, self.rank)

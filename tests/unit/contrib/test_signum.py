@@ -24,7 +24,7 @@ def test_momentum_is_a_mean_of_gradients() -> None:
         seen = memory.fold(working, committed, Gradients.of(torch.full((3,), 8.0), 0.5), step, 1)
         assert seen == ((), True)
         assert working[UNSENT].tolist() == working[MOMENTUM].tolist() == [expected] * 3
-        memory.settle(working, committed)
+        memory.update(working, committed)
         committed[MOMENTUM].copy_(working[MOMENTUM])
 
 

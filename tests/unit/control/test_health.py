@@ -98,8 +98,8 @@ def test_what_was_noted_is_taken_once_without_what_is_not_finite() -> None:
     health = Health()
     for loss in (1.0, math.nan, 3.0, math.inf):
         health.note(loss)
-    assert health.take() == Losses(2, 2.0, 1.0)
-    assert health.take() == Losses(0, 0.0, 0.0)
+    assert health.drain() == Losses(2, 2.0, 1.0)
+    assert health.drain() == Losses(0, 0.0, 0.0)
 
 
 def test_losses_that_no_look_takes_fill_no_memory_and_absurd_ones_break_nothing() -> None:
@@ -107,6 +107,6 @@ def test_losses_that_no_look_takes_fill_no_memory_and_absurd_ones_break_nothing(
     for step in range(10_000):
         health.note(float(step))
         health.note(1e200)  # its square is no float
-    number, mean, _variance = health.take()
+    number, mean, _variance = health.drain()
     assert number < 5_000
     assert mean == 9_999 - (number - 1) / 2, "the last ones"

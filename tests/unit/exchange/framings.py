@@ -26,7 +26,7 @@ class Plain:
         room[frame.numel() : length] = 0
         return length
 
-    def settle(self, x: Tensor, start: int) -> None:
+    def round_trip(self, x: Tensor, start: int) -> None:
         pass
 
     def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
@@ -42,5 +42,5 @@ class Coarse(Plain):
     def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
         return super().encode(x.round(), start, hop, room)
 
-    def settle(self, x: Tensor, start: int) -> None:
+    def round_trip(self, x: Tensor, start: int) -> None:
         x.round_()

@@ -137,14 +137,14 @@ class Failing(Plain):
             raise WireError("broken")
         super().decode(data, out, start, hop, add)
 
-    def settle(self, x: Tensor, start: int) -> None:
-        if self.verb == "settle":
+    def round_trip(self, x: Tensor, start: int) -> None:
+        if self.verb == "round_trip":
             raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("segment", [5, 1 << 20])
 @pytest.mark.parametrize(
-    ("verb", "hop"), [*((verb, hop) for verb in ("encode", "decode") for hop in range(3)), ("settle", 2)]
+    ("verb", "hop"), [*((verb, hop) for verb in ("encode", "decode") for hop in range(3)), ("round_trip", 2)]
 )
 def test_a_failure_is_known_everywhere_it_matters_and_stops_nobody(verb: str, hop: int, segment: int) -> None:
     announced = RingSchedule(100, 3, segment).rounds(1000)

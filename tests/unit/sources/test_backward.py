@@ -49,7 +49,7 @@ class ByName(Source):
     def begin(self, *_: Any, **_named: Any) -> None:
         """Its steps are made by `one_step`."""
 
-    def settle(self, step: Step) -> None:
+    def step_ended(self, step: Step) -> None:
         self.calls.append(f"settle {step.committed}")
 
     def release(self) -> None:
@@ -133,7 +133,7 @@ class LeftOut(Steps):
 
 def _engine(**other: Any) -> Any:
     usual = {
-        "apart": False,
+        "is_serial": False,
         "open": print,
         "arrive": print,
         "close": print,

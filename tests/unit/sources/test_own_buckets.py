@@ -36,11 +36,11 @@ def test_a_bucket_has_one_type_and_buckets_are_ordered_by_their_last_parameter()
 def test_gradients_are_copied_unless_they_lie_there_and_none_is_zero() -> None:
     bucket = Bucket(0, specs(2, 3), CPU)
     bucket.begin()
-    bucket.take("p1", torch.arange(3.0))
-    bucket.take("p1", bucket.views["p1"].add_(1))
+    bucket.fill("p1", torch.arange(3.0))
+    bucket.fill("p1", bucket.views["p1"].add_(1))
     assert bucket.missing == {"p0"}
     bucket.buffer[:2] = 7
-    bucket.take("p0", None)
+    bucket.fill("p0", None)
     assert bucket.arrival.buffer.tolist() == [0, 0, 1, 2, 3]
     assert bucket.arrival.failure is None
 
@@ -48,7 +48,7 @@ def test_gradients_are_copied_unless_they_lie_there_and_none_is_zero() -> None:
 def test_the_order_in_memory_is_the_parameters() -> None:
     spec = ParameterSpec("w", (2, 3), torch.float32, 6, (1, 2))
     bucket = Bucket(0, [spec], CPU)
-    bucket.take("w", torch.arange(6.0).view(2, 3))
+    bucket.fill("w", torch.arange(6.0).view(2, 3))
     assert bucket.buffer.tolist() == [0, 3, 1, 4, 2, 5]
     assert bucket.views["w"].stride() == (1, 2)
 
@@ -56,14 +56,14 @@ def test_the_order_in_memory_is_the_parameters() -> None:
 def test_rows_that_fill_up_a_shard_are_zero_in_every_step() -> None:
     bucket = Bucket(0, [ParameterSpec("w", (3, 2), torch.float32, 6)], CPU, rows={"w": 2})
     bucket.buffer.fill_(9)  # as a step may leave it
-    bucket.take("w", torch.ones(2, 2))
+    bucket.fill("w", torch.ones(2, 2))
     assert bucket.buffer.tolist() == [1, 1, 1, 1, 0, 0]
     assert bucket.views["w"].shape == (2, 2)
 
 
 def test_a_sparse_gradient_fails_the_step_and_not_the_hook() -> None:
     bucket = Bucket(0, specs(3), CPU)
-    bucket.take("p0", torch.zeros(3).to_sparse())
+    bucket.fill("p0", torch.zeros(3).to_sparse())
     assert "is sparse" in str(bucket.arrival.failure)
 
 

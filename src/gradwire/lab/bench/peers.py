@@ -24,12 +24,12 @@ _POWER_SGD_START = 3
 
 
 class HookClock:
-    """Adds up the seconds spent inside a communication hook, until `take` empties it."""
+    """Adds up the seconds spent inside a communication hook, until `collect` empties it."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
 
-    def take(self) -> float:
+    def collect(self) -> float:
         """Seconds since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds

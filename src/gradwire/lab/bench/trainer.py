@@ -137,7 +137,7 @@ class Trainer:
             optimizer_s=stop - backward,
             cpu_s=time.process_time() - cpu,
             loss=float(loss.detach()),
-            hook_s=None if self.hook_clock is None else self.hook_clock.take(),
+            hook_s=None if self.hook_clock is None else self.hook_clock.collect(),
             compile_s=kernels.compiled_s() - compiled_s,
             settled=self.wire is None or self.wire.settled,
         )

@@ -1,6 +1,6 @@
 """DDP's buckets in, the futures that it waits for out, and its buffers beside them.
 
-DDP looks at the signature of its communication hook, `DDPBuckets.take`: the parameter must be called
+DDP looks at the signature of its communication hook, `DDPBuckets.on_bucket`: the parameter must be called
 `bucket`, and annotations must not be postponed.
 """
 
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.sources.backward import Backward
 from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
-from gradwire.sources.observe import leave_out_of_copies, observe, untraced
+from gradwire.sources.observe import leave_out_of_copies, register_observers, untraced
 from gradwire.sources.source import Source
 from gradwire.step.arena import ParameterSpec, specs_of
 from gradwire.step.arrival import Arrival, BucketEntry
@@ -154,7 +154,7 @@ class DDPBuckets(Source):
         """Register the communication hook and the observers; make buckets finer where that hides more."""
         ddp, engine = self._ddp, backward.engine
         total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
-        hooks = observe(self, backward, uses, scaled=scaled)
+        hooks = register_observers(self, backward, uses, scaled=scaled)
         hooks += [
             ddp.register_forward_pre_hook(_before_forward(self._buffers)),
         ]
@@ -162,9 +162,9 @@ class DDPBuckets(Source):
         hooks.append(ddp.register_forward_pre_hook(untraced(fit)))
         leave_out_of_copies(ddp, hooks, _comm_hooks=[])
         fit(ddp, ())
-        ddp.register_comm_hook(backward, self.take)
+        ddp.register_comm_hook(backward, self.on_bucket)
 
-    def take(self, backward: Backward, bucket: GradBucket) -> _Future:
+    def on_bucket(self, backward: Backward, bucket: GradBucket) -> _Future:
         """Hand a bucket to `backward`; the future is set when the step has its verdict."""
         if bucket.index() == 0:
             backward.open()
@@ -183,7 +183,7 @@ class DDPBuckets(Source):
         """The buffers, where they travel in this step."""
         return self._buffers.packed
 
-    def settle(self, step: Step) -> None:
+    def step_ended(self, step: Step) -> None:
         """Note whether the buffers have come, and which futures are due."""
         self._due, self._futures = self._futures, []
         self._buffers.arrived(step.buffers is not None and step.error is None, step.stale)
