@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
 
-from tests.faults.teeth import CHANGES
+import pytest
+
+from tests.faults.teeth import CHANGES, planted
 from tests.support.source import ROOT
 
 PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
@@ -23,14 +27,46 @@ def test_what_must_fail_is_among_what_covers_the_fault() -> None:
         folder, _, name = path.rpartition("/")
         return any(f"`{each}`" in FAULTS[fault] for each in (path, folder, name))
 
-    assert [each.row for each in CHANGES if not named(each.fault, each.test.partition("::")[0])] == []
+    assert [each.row for each in CHANGES if not named(each.fault, each.path)] == []
 
 
 def test_what_is_planted_has_its_place_and_its_test() -> None:
     for change in CHANGES:
-        path, _, name = change.test.partition("::")
-        assert (ROOT / change.path).read_text(encoding="utf-8").count(change.old) == 1, change.what
-        assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(encoding="utf-8"), change.test
+        source, text = planted(change.where, change.old, change.new)
+        before, after = ast.parse(source.read_text(encoding="utf-8")), ast.parse(text)
+        assert change.old != change.new, change.what
+        assert names(after) - names(before) <= set(dir(builtins)), change.what  # fails for what it says
+        assert change.path
+
+
+def names(tree: ast.AST) -> set[str]:
+    """All names in a source: variables, attributes, imports."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
+                found.add(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("where", "old"),
+    [
+        ("Runner.no_such_method", "except …:"),
+        ("Runner._start", "no such statement"),
+        ("Runner._start", "except …:"),  # two of them
+        ("__init__", "self.…"),  # of many classes
+    ],
+)
+def test_a_row_that_does_not_name_one_statement_is_refused(where: str, old: str) -> None:
+    with pytest.raises(ValueError, match="mend the row"):
+        planted(where, old, "pass")
+
+
+def test_only_the_statement_changes() -> None:
+    path, text = planted("Runner._start", "except BaseException as …:", "except Exception as …:")
+    before = ast.unparse(ast.parse(path.read_text(encoding="utf-8")))
+    assert ast.unparse(ast.parse(text)) == before.replace("except BaseException as", "except Exception as", 1)
 
 
 def test_the_page_has_all_of_them_and_no_others() -> None:
