@@ -1,4 +1,7 @@
-"""The catalogue of errors in docs/reliability.md has what the source raises, and nothing else."""
+"""The catalogue of errors in docs/reliability.md has what the source raises, and nothing else.
+
+They are compared by class and first words, so that the rest of a message can be said better in one place.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from tests.support.source import MODULES, ROOT, Module
 OURS = {"GradwireError", "GradwireWarning", "PeerFailed", "RanksDisagree", "TransportError", "WireError"}
 WITHIN = ("gradwire.lab", "gradwire.comm.threads")
 """A laboratory, and ranks that are threads of one process: no training meets their errors."""
+FIRST_WORDS = 3
+"""Of a row that has as many; with them no two rows of a class that mean different things begin alike."""
 
 
 def template(node: ast.expr, constants: dict[str, str]) -> str:
@@ -71,14 +76,31 @@ def catalogue() -> list[tuple[str, str]]:
     return [(kind, each) for said, kind, *_ in rows for each in re.findall("`([^`]+)`", said)]
 
 
+def begins(text: str, said: str) -> bool:
+    """Whether a message begins as a row says.
+
+    >>> begins("rank … failed in its encode", "rank … failed to encode"), begins("a framework", "a frame ")
+    (True, False)
+    """
+    words = said.split()[:FIRST_WORDS]
+    return text.split()[: len(words)] == words
+
+
 def unknown(module: Module) -> list[str]:
     """What the module raises that the catalogue lacks."""
     known = catalogue()
     return [
         f"{module.name}: {kind}: {text}"
         for kind, text in raised(module)
-        if text and not any(kind in of and text.startswith(said) for of, said in known)
+        if text and not any(kind in of and begins(text, said) for of, said in known)
     ]
+
+
+def parsed(source: str) -> Module:
+    """A module of the package that is in no file."""
+    module = Module(ROOT / "src" / "gradwire" / "planted.py")
+    vars(module)["tree"] = ast.parse(source)
+    return module
 
 
 def test_every_error_of_ours_is_in_the_catalogue() -> None:
@@ -99,14 +121,19 @@ def test_every_error_of_ours_is_in_the_catalogue() -> None:
     ],
 )
 def test_a_new_error_is_missed_in_the_catalogue(planted: str) -> None:
-    module = Module(ROOT / "src" / "gradwire" / "planted.py")
-    vars(module)["tree"] = ast.parse(planted)  # instead of a file's
-    assert len(unknown(module)) == 1
+    assert len(unknown(parsed(planted))) == 1
+
+
+@pytest.mark.parametrize(
+    "reworded", ["raise WireError('a frame\\'s checksum differs')", "raise WireError(f'a peer sent me {1}')"]
+)
+def test_a_known_error_may_go_on_otherwise(reworded: str) -> None:
+    assert unknown(parsed(reworded)) == []
 
 
 def test_the_catalogue_has_nothing_that_the_source_does_not_say() -> None:
     said = {text for module in MODULES for text in texts(module)}
-    assert [each for _, each in catalogue() if not any(text.startswith(each) for text in said)] == []
+    assert [each for _, each in catalogue() if not any(begins(text, each) for text in said)] == []
 
 
 def test_all_classes_are_in_the_catalogue() -> None:
