@@ -29,19 +29,6 @@ gradwire.recipe("dense").build()
 json.dump(sorted(sys.modules), sys.stdout)
 """
 
-ATTACHED = """
-import json, sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-import gradwire
-
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-gradwire.attach(DistributedDataParallel(torch.nn.Linear(3, 2)), recipe="dense").detach()
-dist.destroy_process_group()
-json.dump([name for name in sys.modules if name.split(".")[0] == "gradwire"], sys.stdout)
-"""
-
 
 def found_by(program: str, *arguments: str) -> object:
     """What a fresh process prints."""
