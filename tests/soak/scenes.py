@@ -172,10 +172,10 @@ def flipped(step: int) -> Iterator[None]:
 def accident(engine: Engine, where: str) -> Iterator[None]:
     """Within it, the first lane's exchange or memory raises at that place, on this rank.
 
-    An exchange that decodes nothing has no decode to fail in: it raises at its start.
+    A total decoder does not fail: its exchange raises at its start.
     """
     lane = engine.layout.lanes[0]
-    at_once = where != "decode" or not lane.exchange.laws.decodes
+    at_once = where != "decode" or lane.exchange.laws.total
     kind: type = type(lane.memory if where == "fold" else lane.exchange)
     honest = kind.start if where != "fold" else None  # type: ignore[attr-defined]
 

@@ -21,6 +21,7 @@ class CodecLaws:
     - `unbiased`: E decode(encode(x)) == x over the draws of `ctx.private()`.
     - `covers`: every element travels, so that without a memory nothing is forgotten.
     - `may_overflow`: a finite x can have a non-finite image. Here it is `False` that promises something.
+    - `total`: `add_decoded` takes any bytes of the payload's size, and never raises for what is in them.
     - `stays_on_device`: no call makes the host wait for the device that x is on (`ExchangeLaws`).
     """
 
@@ -30,6 +31,7 @@ class CodecLaws:
     unbiased: bool = False
     covers: bool = False
     may_overflow: bool = False
+    total: bool = False
     stays_on_device: bool = False
 
 

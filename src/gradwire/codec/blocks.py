@@ -40,7 +40,7 @@ class BlockCodec:
 
     kind: BlockKind
     block: int
-    laws = CodecLaws(contractive=True, stays_on_device=True)
+    laws = CodecLaws(contractive=True, total=True, stays_on_device=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Bytes."""

@@ -17,7 +17,9 @@ class Cast:
     """Round to nearest in `dtype`. float16 overflows above 65504; bfloat16 has float32's range."""
 
     dtype: torch.dtype
-    laws = CodecLaws(linear=True, contractive=True, covers=True, may_overflow=True, stays_on_device=True)
+    laws = CodecLaws(
+        linear=True, contractive=True, covers=True, may_overflow=True, total=True, stays_on_device=True
+    )
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return numel, self.dtype

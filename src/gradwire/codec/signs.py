@@ -43,7 +43,7 @@ class TwoLevels:
 
     block: int | None = None
     levels: ClassVar[int] = 1
-    laws = CodecLaws(contractive=True, covers=True, stays_on_device=True)
+    laws = CodecLaws(contractive=True, covers=True, total=True, stays_on_device=True)
 
     def __post_init__(self) -> None:
         Blocks((), self.block)  # raises for a block of a size that does not do

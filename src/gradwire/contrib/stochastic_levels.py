@@ -109,7 +109,10 @@ class Qsgd:
         With 8 bits that is up to buckets of 16 128 elements, with 4 bits up to 48.
         """
         return CodecLaws(
-            contractive=self.bucket < self._grid((1,)).levels ** 2, unbiased=True, stays_on_device=True
+            contractive=self.bucket < self._grid((1,)).levels ** 2,
+            unbiased=True,
+            total=True,
+            stays_on_device=True,
         )
 
     def _grid(self, sizes: tuple[int, ...]) -> Grid:
@@ -166,7 +169,7 @@ class TernGrad:
     @property
     def laws(self) -> CodecLaws:
         """Unbiased unless it clips."""
-        return CodecLaws(unbiased=self.clip is None, stays_on_device=True)
+        return CodecLaws(unbiased=self.clip is None, total=True, stays_on_device=True)
 
     def _levels(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> Levels:
         clip = math.inf if self.clip is None else self.clip

@@ -36,7 +36,7 @@ class Truncate:
     """
 
     bits: int
-    laws = CodecLaws(contractive=True, covers=True, stays_on_device=True)
+    laws = CodecLaws(contractive=True, covers=True, total=True, stays_on_device=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """int32 words."""

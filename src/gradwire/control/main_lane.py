@@ -53,7 +53,7 @@ class MainLane:
         numel = world * HEADER + (0 if is_apart else self.beside)
         carried = Round("all_reduce", numel, torch.float32, algorithm=shortest_sum(world))
         exchanges = (*(lane.exchange for lane in self.layout.lanes), *self.layout.direct.values())
-        waits = any(exchange.laws.decodes for exchange in exchanges)
+        waits = not all(exchange.laws.total for exchange in exchanges)
         return Tail(carried, waits, beside if is_apart else None)
 
 

@@ -35,8 +35,9 @@ class ExchangeLaws:
     - `stays_on_device`: where gradients are on a device, neither `start` nor `finish` makes the host wait for
       it. They read no number, no size depends on one, and copies to the device come from pinned memory. The
       first step may copy constants that every step needs.
-    - `decodes`: what `start` returns has more to do than to wait and to move the mean. Where it has not, it
-      cannot fail, and the verdict does not wait for it.
+    - `total`: whatever bytes have come, what `start` returns makes a mean of them, alike on all ranks, and
+      `x` was final before. So no rank can fail alone any more, and the verdict goes with the last payload
+      instead of after it, which saves a latency. A decoder that may refuse what has come promises nothing.
     - `grain`: cuts may fall on multiples of this many elements or, if it is `WHOLE`, between parameters.
     - `cycle`: in as many steps, from a multiple of them on, every unit travels once, and rests otherwise.
     - `travels`: the share of bytes announced `at_most` that travels, as far as it was seen. No promise: it
@@ -49,7 +50,7 @@ class ExchangeLaws:
     may_overflow: bool = False
     asks_optimizer: bool = False
     stays_on_device: bool = False
-    decodes: bool = True
+    total: bool = False
     grain: int = 1
     cycle: int = 1
     travels: float = 1.0

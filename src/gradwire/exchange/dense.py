@@ -23,7 +23,7 @@ class Dense:
     """
 
     algorithm: Algorithm = "library"
-    laws = ExchangeLaws(contractive=True, in_place=True, stays_on_device=True, decodes=False)
+    laws = ExchangeLaws(contractive=True, in_place=True, stays_on_device=True, total=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

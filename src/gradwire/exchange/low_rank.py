@@ -216,7 +216,7 @@ class PowerSgd:
     """Two all-reduces: r·rows of every matrix with what travels raw, then r·columns of every matrix."""
 
     rank: int
-    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True)
+    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
@@ -270,7 +270,7 @@ class AcpSgd:
 
     rank: int
     order: Order = "random"
-    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True)
+    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

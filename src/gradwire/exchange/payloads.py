@@ -29,6 +29,7 @@ class Reduce:
             contractive=laws.contractive,
             in_place=laws.covers,
             may_overflow=laws.may_overflow,
+            total=laws.total,
             stays_on_device=laws.stays_on_device,
         )
 
@@ -81,6 +82,7 @@ class Gather:
         return ExchangeLaws(
             contractive=laws.contractive,
             may_overflow=laws.may_overflow,
+            total=laws.total,
             stays_on_device=laws.stays_on_device,
         )
 

@@ -59,6 +59,7 @@ class ScatterReduce:
             contractive=laws.contractive,
             in_place=laws.covers and not self.second_stage,
             may_overflow=laws.may_overflow,
+            total=laws.total,
             stays_on_device=laws.stays_on_device,
         )
 
@@ -95,10 +96,10 @@ class ScatterReduce:
         """Exchange float32 copies, because sums are taken in float32."""
         wide_x, wide_mean = x.float(), mean.float()
         finish_wide = self.start(wide_x, wide_mean, comm, ctx)
+        x.copy_(wide_x)
 
         def finish() -> None:
             finish_wide()
-            x.copy_(wide_x)
             mean.copy_(wide_mean)
 
         return finish

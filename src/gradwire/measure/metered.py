@@ -22,7 +22,7 @@ class MeteredComm(Comm):
     """
 
     def __init__(self, comm: Comm, trace: Trace | None = None, unit: str = "") -> None:
-        self.rank, self.world = comm.rank, comm.world
+        self.rank, self.world, self.verifies = comm.rank, comm.world, comm.verifies
         self.rounds: list[Round] = []
         self.last: Pending | None = None
         self._comm, self._unit = comm, unit

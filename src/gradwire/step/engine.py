@@ -344,7 +344,7 @@ class Engine:
         try:
             if self.runner.broken is not None:
                 raise self.runner.broken
-            # Where nothing is left to decode, nothing can fail, and the verdict goes with the last payload.
+            # Where nothing can fail on one rank alone any more, the verdict goes with the last payload.
             left = step.outstanding if self.is_serial or self._tells_means(step) else step.decoding
             if isinstance(step.outcome, Running) and left == 0:
                 self._send_tail(step)

@@ -46,7 +46,7 @@ class Runner:
 
     def _start(self, step: Step, task: ExchangeTask) -> None:
         step.outstanding += 1
-        step.decoding += task.decodes
+        step.decoding += task.may_fail
         try:
             with step.trace.compressing("encode", task.label):
                 task.finish = task.exchange.start(task.x, task.mean, task.comm, task.ctx)

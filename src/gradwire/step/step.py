@@ -65,9 +65,13 @@ class ExchangeTask:
     finish: Finish | None = None
 
     @property
-    def decodes(self) -> bool:
-        """Whether it may still fail once its bytes have come."""
-        return self.exchange.laws.decodes
+    def may_fail(self) -> bool:
+        """Whether it may still fail on this rank alone once its bytes have come.
+
+        Where messages are checked, damage is noticed by the one that received it; of a sum all hear.
+        """
+        checks = self.comm.verifies and any(each.verb != "all_reduce" for each in self.agreed)
+        return checks or not self.exchange.laws.total
 
     @property
     def is_unseen(self) -> bool:
@@ -153,7 +157,7 @@ class Step:
     all_arrived: bool = False
     outstanding: int = 0
     decoding: int = 0
-    """Of the outstanding tasks, those that still have to decode."""
+    """Of the outstanding tasks, those that may still fail on this rank alone."""
     outcome: StepOutcome = Running()
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
@@ -366,7 +370,7 @@ class Step:
         Of rounds whose size is agreed on the way, what is known is what they came to.
         """
         self.outstanding -= 1
-        self.decoding -= task.decodes
+        self.decoding -= task.may_fail
         self.metered_bytes += task.comm.wire_bytes
         known = task.comm.rounds if any(round_.at_most for round_ in task.agreed) else task.agreed
         self.predicted_bytes += sum(round_.wire_bytes(task.ctx.world) for round_ in known)

@@ -138,8 +138,10 @@ def test_many_small_gradients_do_not_travel_with_the_verdict(monkeypatch: pytest
         assert other.step.metered_bytes == other.step.predicted_bytes < one.step.metered_bytes
 
 
-@pytest.mark.parametrize(("text", "waits"), [("covap(interval=2)", False), ("int8", True)])
-def test_the_verdict_waits_for_decodes_alone(text: str, waits: bool) -> None:
+@pytest.mark.parametrize(
+    ("text", "waits"), [("covap(interval=2)", False), ("int8", False), ("topk(ratio=0.1)", True)]
+)
+def test_the_verdict_waits_for_decoders_that_may_refuse(text: str, waits: bool) -> None:
     # On threads a collective has ended when it is issued, and what follows it is a job of its own.
     def rank(comm: Comm) -> tuple[float, float]:
         step = Rig(comm, text, unit_elements=1000).step(gradients(comm.rank, 0)).step
