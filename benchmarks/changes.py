@@ -34,14 +34,14 @@ from gradwire.lab.workloads.emulated import SleepingModel
 
 WORLD = 2
 WORKLOAD = "emulated(vgg19, shrink=256, time_scale=0.25)"
-GOOD, BAD = emulate.Link(1e9, 0.0005), emulate.Link(50e6, 0.0005)
+GOOD, BAD = emulate.EmulatedLink(1e9, 0.0005), emulate.EmulatedLink(50e6, 0.0005)
 
 
 class Phase(NamedTuple):
     """`factors` by rank: how many times as long it computes. `share` of the steps of a phase."""
 
     name: str
-    link: emulate.Link
+    link: emulate.EmulatedLink
     factors: tuple[float, float] = (1.0, 1.0)
     share: float = 1.0
 
@@ -55,7 +55,7 @@ RUNS = {
         Phase("twice the batch", BAD, (2.0, 2.0)),
         Phase("one rank slower", BAD, (1.0, 2.0)),
     ),
-    "fast from the start": (Phase("not slowed", emulate.Link(), share=0.25),),
+    "fast from the start": (Phase("not slowed", emulate.EmulatedLink(), share=0.25),),
 }
 
 
@@ -163,7 +163,7 @@ def main() -> None:
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     for name, phases in RUNS.items():
         found[name] = []
-        with emulate.Network(WORLD, phases[0].link, entered) as network:
+        with emulate.EmulatedNetwork(WORLD, phases[0].link, entered) as network:
             ranks = [network.popen(rank, [sys.executable, __file__], **pipes) for rank in range(WORLD)]
             for phase in phases:
                 network.reshape(phase.link)

@@ -77,15 +77,15 @@ def worker(recipe: str, name: str, seed: int) -> None:
 def course(recipe: str, schedule: str, arguments: argparse.Namespace, entered: Any) -> dict[str, Any]:
     """One run along a schedule."""
     phases = SCHEDULES[schedule]
-    start = emulate.Link(phases[0][2], phases[0][1])
+    start = emulate.EmulatedLink(phases[0][2], phases[0][1])
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     found: dict[str, Any] = {"took_s": [], "ran": [], "phase_s": []}
-    with emulate.Network(arguments.workers, start, entered) as network:
+    with emulate.EmulatedNetwork(arguments.workers, start, entered) as network:
         command = [sys.executable, __file__, "--recipe", recipe, "--workload", arguments.workload]
         command += ["--seed", str(arguments.seed)]
         ranks = [network.popen(rank, command, **pipes) for rank in range(arguments.workers)]
         for epochs, latency_s, rate in phases:
-            network.reshape(emulate.Link(rate, latency_s))
+            network.reshape(emulate.EmulatedLink(rate, latency_s))
             answers = ask(ranks, arguments.steps * epochs // EPOCHS)
             assert all(answer["ran"] == answers[0]["ran"] for answer in answers), "ranks ran different plans"
             slowest = [max(each) for each in zip(*(answer["took_s"] for answer in answers), strict=True)]

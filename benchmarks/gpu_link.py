@@ -150,8 +150,8 @@ def main() -> None:
         print(f"torch {torch.__version__} finds no CUDA device: nothing is measured. With one this would be:")
         print(f"  {ALONE}, {DDP}, {' and '.join(RECIPES)} with placement={' and '.join(PLACEMENTS)}")
         return
-    entered, link = emulate.enter("auto"), emulate.Link(emulate.parse_rate(options.rate))
-    with tempfile.TemporaryDirectory() as folder, emulate.Network(WORKERS, link, entered) as network:
+    entered, link = emulate.enter("auto"), emulate.EmulatedLink(emulate.parse_rate(options.rate))
+    with tempfile.TemporaryDirectory() as folder, emulate.EmulatedNetwork(WORKERS, link, entered) as network:
         out = Path(folder, "rows.json")
         command = [sys.executable, __file__, *sys.argv[1:], "--out", str(out)]
         ranks: list[subprocess.Popen[Any]] = [network.popen(rank, command) for rank in range(WORKERS)]

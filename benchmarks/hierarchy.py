@@ -194,9 +194,12 @@ def main() -> None:
     if arguments.out is not None:
         worker(arguments)
         return
-    link = emulate.Link(emulate.parse_rate(arguments.rate), emulate.parse_delay(arguments.delay))
+    link = emulate.EmulatedLink(emulate.parse_rate(arguments.rate), emulate.parse_delay(arguments.delay))
     entered = emulate.enter("auto")
-    with tempfile.TemporaryDirectory() as folder, emulate.Network(WORKERS, link, entered, NODES) as network:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        emulate.EmulatedNetwork(WORKERS, link, entered, NODES) as network,
+    ):
         out = Path(folder, "rows.json")
         amount = ["--rounds", str(arguments.rounds), "--steps", str(arguments.steps)]
         amount += ["--rate", arguments.rate, "--delay", arguments.delay]

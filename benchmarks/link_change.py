@@ -30,13 +30,13 @@ from gradwire.lab import emulate
 from gradwire.lab.workloads.catalogue import workload
 from gradwire.measure.link import LinkMonitor, Sample
 
-START = emulate.Link(200e6, 0.001)
+START = emulate.EmulatedLink(200e6, 0.001)
 CHANGES = {
-    "half the rate": emulate.Link(100e6, 0.001),
-    "three quarters of the rate": emulate.Link(150e6, 0.001),
-    "twice the rate": emulate.Link(400e6, 0.001),
-    "five times the delay": emulate.Link(200e6, 0.005),
-    "both": emulate.Link(50e6, 0.01),
+    "half the rate": emulate.EmulatedLink(100e6, 0.001),
+    "three quarters of the rate": emulate.EmulatedLink(150e6, 0.001),
+    "twice the rate": emulate.EmulatedLink(400e6, 0.001),
+    "five times the delay": emulate.EmulatedLink(200e6, 0.005),
+    "both": emulate.EmulatedLink(50e6, 0.01),
     "nothing": START,
 }
 WORKLOAD = "emulated(vgg19, shrink=64, time_scale=0.25)"
@@ -117,7 +117,7 @@ def main() -> None:
     entered, found = emulate.enter(), {}
     watching_s = cost_of_watching_s()
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with emulate.Network(arguments.workers, START, entered) as network:
+    with emulate.EmulatedNetwork(arguments.workers, START, entered) as network:
         command = [sys.executable, __file__, "--recipe", arguments.recipe]
         ranks = [network.popen(rank, command, **pipes) for rank in range(arguments.workers)]
         ask(ranks, arguments.steps)

@@ -358,9 +358,9 @@ def main() -> None:
             if finished(options.runs).keys() >= set(keys(options, replicas, rate)):
                 continue
             delay_s = 0.0 if rate == UNSHAPED else emulate.parse_delay(options.latency)
-            link = emulate.Link(emulate.parse_rate(rate), delay_s)
+            link = emulate.EmulatedLink(emulate.parse_rate(rate), delay_s)
             command = [sys.executable, *sys.argv, "--link", rate]
-            with emulate.Network(replicas, link, mode) as network:
+            with emulate.EmulatedNetwork(replicas, link, mode) as network:
                 ranks = [network.popen(rank, command) for rank in range(replicas)]
                 if any(rank.wait() for rank in ranks):
                     raise SystemExit(f"a rank failed on {rate}")

@@ -155,9 +155,9 @@ def main() -> None:
     if options.out is not None:
         worker(options)
         return
-    link = emulate.Link(emulate.parse_rate(options.rate), emulate.parse_delay(options.delay))
+    link = emulate.EmulatedLink(emulate.parse_rate(options.rate), emulate.parse_delay(options.delay))
     entered, world = emulate.enter("auto"), options.workers
-    with tempfile.TemporaryDirectory() as folder, emulate.Network(world, link, entered) as network:
+    with tempfile.TemporaryDirectory() as folder, emulate.EmulatedNetwork(world, link, entered) as network:
         out = Path(folder, "rows.json")
         amount = ["--rounds", str(options.rounds), "--steps", str(options.steps)]
         command = [sys.executable, __file__, "--out", str(out), *amount]

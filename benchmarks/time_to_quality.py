@@ -76,9 +76,9 @@ def entry_of(name: str) -> BenchEntry:
 
 def run(case: Case, names: Sequence[str], seed: int, mode: str) -> dict[str, Any]:
     """Train all entries from one seed; what each of them did, by name."""
-    link = emulate.Link(emulate.parse_rate(case.rate), 0.0)
+    link = emulate.EmulatedLink(emulate.parse_rate(case.rate), 0.0)
     found: dict[str, dict[str, Any]] = {}
-    with emulate.Network(case.workers, link, mode) as network, ExitStack() as stack:
+    with emulate.EmulatedNetwork(case.workers, link, mode) as network, ExitStack() as stack:
         running: dict[str, Setting] = {}
         for name in names:
             running[name] = Setting(entry_of(name), case.task, network, case.workers, 180.0)

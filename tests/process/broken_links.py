@@ -83,7 +83,7 @@ def launch(options: argparse.Namespace) -> None:
         relay.__file__ = str(Path(__file__).parents[1] / "support" / "damaging_relay.py")
         # Packets pass through a relay only where the kernel cannot delay them itself.
         topology.Topology._try_netem = lambda *_: False  # type: ignore[method-assign]
-        with emulate.Network(options.workers, emulate.Link(None, 1e-4), entered) as network:
+        with emulate.EmulatedNetwork(options.workers, emulate.EmulatedLink(None, 1e-4), entered) as network:
             command = [sys.executable, "-m", "tests.process.broken_links", str(out), "{}", "--rank"]
             command += ["--steps", str(options.steps), "--recipe", options.recipe]
             command += ["--timeout-s", str(options.timeout_s)]

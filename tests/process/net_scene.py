@@ -13,8 +13,8 @@ import time
 from gradwire.lab import emulate
 
 MEGABYTE = 1_000_000
-SLOW, FAST = emulate.Link(100e6), emulate.Link(400e6)
-FAR = emulate.Link(400e6, 0.02)
+SLOW, FAST = emulate.EmulatedLink(100e6), emulate.EmulatedLink(400e6)
+FAR = emulate.EmulatedLink(400e6, 0.02)
 
 
 def worker() -> None:
@@ -51,7 +51,7 @@ def measure(ranks: "list[subprocess.Popen[str]]", size_bytes: int, times: int = 
 def main(mode: str) -> None:
     entered = emulate.enter(mode)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with emulate.Network(2, SLOW, entered) as network:
+    with emulate.EmulatedNetwork(2, SLOW, entered) as network:
         ranks = [network.popen(rank, [sys.executable, __file__], **pipes) for rank in range(2)]
         measure(ranks, 100_000, 2)  # connections, first windows
         found = {"mode": entered, "slow": measure(ranks, 4 * MEGABYTE, 2)}

@@ -26,7 +26,7 @@ DAMAGE = json.loads(os.environ["DAMAGE"])
 VIRTIO_BYTES, NEEDS_CHECKSUM, RST = 10, 1, 0x04
 
 
-class FailingLine(relay.Line):
+class FailingLine(relay.DelayLine):
     """Damages large packets, those with payloads of more than 1000 bytes."""
 
     def __init__(self) -> None:
@@ -75,5 +75,5 @@ class FailingLine(relay.Line):
 
 
 if __name__ == "__main__":
-    relay.Line = FailingLine
+    relay.DelayLine = FailingLine
     relay.run(int(sys.argv[1]), int(sys.argv[2]))

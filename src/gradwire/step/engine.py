@@ -57,7 +57,7 @@ class Snapshot:
     layout: Layout
     step: int
     plan: str | None
-    controller_for: Controller
+    controller: Controller
     env: EngineEnvironment
     facts: Facts | None
 

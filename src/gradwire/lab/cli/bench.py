@@ -71,14 +71,14 @@ def bench(
         for entry in entries:
             if entry.kind == "recipe":
                 check_recipe(entry.stem)
-        link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
+        link = emulate.EmulatedLink(emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode.value)
         settings = Settings(task, schedule, NetworkSetting(workers, rate, delay, entered, nodes), entries)
         prepare_workers()
         from gradwire.lab.bench import runner  # not before: what runs outside of the sandbox needs no torch
 
         runner.check(settings)
-        network = emulate.Network(workers, link, entered, nodes)
+        network = emulate.EmulatedNetwork(workers, link, entered, nodes)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     document = _measured(settings, network, console)
@@ -99,7 +99,7 @@ def _checked(workload: str | None, model: str | None) -> str:
     return model
 
 
-def _measured(settings: Settings, network: emulate.Network, console: Console) -> dict[str, Any]:
+def _measured(settings: Settings, network: emulate.EmulatedNetwork, console: Console) -> dict[str, Any]:
     from gradwire.lab.bench import runner
 
     try:

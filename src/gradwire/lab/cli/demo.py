@@ -56,13 +56,15 @@ def demo(
         plan = text_plan(plan) if text else plan
         plan = plan.quick() if quick else plan
         check_recipe(recipe_text.partition("(")[0].strip())
-        emulate.Link(None if rate == AUTO_RATE else emulate.parse_rate(rate), emulate.parse_delay(delay))
+        emulate.EmulatedLink(
+            None if rate == AUTO_RATE else emulate.parse_rate(rate), emulate.parse_delay(delay)
+        )
         entered = emulate.enter(mode.value)
         prepare_workers()
         from gradwire.lab.demo import director  # not before: what runs outside of the sandbox needs no torch
 
         director.check(plan)
-        network = emulate.Network(workers, emulate.Link(), entered)
+        network = emulate.EmulatedNetwork(workers, emulate.EmulatedLink(), entered)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     try:

@@ -63,9 +63,9 @@ def run(
     """
     try:
         check_folder(json_path)
-        link = emulate.Link(emulate.parse_rate(rate), emulate.parse_delay(delay))
+        link = emulate.EmulatedLink(emulate.parse_rate(rate), emulate.parse_delay(delay))
         entered = emulate.enter(mode.value)
-        network = emulate.Network(workers, link, entered, nodes)
+        network = emulate.EmulatedNetwork(workers, link, entered, nodes)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     try:
@@ -86,7 +86,7 @@ def run(
 
 
 def _account(
-    network: emulate.Network,
+    network: emulate.EmulatedNetwork,
     outcome: RunOutcome,
     before: list[emulate.Counters] | None,
     after: list[emulate.Counters] | None,

@@ -1,7 +1,7 @@
 """Slow networks on one machine: namespaces that the kernel shapes, or a process group that waits.
 
     mode = emulate.enter()                       # the command continues inside of a sandbox
-    with emulate.Network(4, emulate.Link(emulate.parse_rate("200mbit")), mode) as network:
+    with emulate.EmulatedNetwork(4, emulate.EmulatedLink(emulate.parse_rate("200mbit")), mode) as network:
         ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(4)]
 
 Nothing here imports torch, except `backend`, and ranks, where the delaying process group is needed.
