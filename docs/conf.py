@@ -34,7 +34,8 @@ def _mention(app: object, name: str, content: list[str]) -> None:
 
     The project has no public home yet to which they could lead.
     """
-    out = re.compile(r"\[([^\]]*)\]\(\.\./((?:[\w/-]|\.(?!py))+)(?:#[^)]*)?\)")
+    up = re.escape("../" * (name.count("/") + 1))
+    out = re.compile(rf"\[([^\]]*)\]\({up}((?:[\w/-]|\.(?!py))+)(?:#[^)]*)?\)")
     content[0] = out.sub(lambda found: f"{found[1].strip('`')} (`{found[2]}`)", content[0])
 
 

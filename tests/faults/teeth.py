@@ -1,8 +1,8 @@
 """Does each test of faults fail where the code is wrong? `python -m tests.faults.teeth` makes it so.
 
 Every row is a change of the source in a copy of the tree, and a test that has to fail with it. Each fault of
-the table in docs/reliability.md has one at least. With words as arguments only rows that contain one of them
-are tried, such as `fault=12`. Takes about ten seconds a row.
+the table in docs/engineering/reliability.md has one at least. With words as arguments only rows that contain
+one of them are tried, such as `fault=12`. Takes about ten seconds a row.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def tests() -> tuple[tuple[str, frozenset[str]], ...]:
 class Change(NamedTuple):
     """One statement made wrong, as `planted` takes it, and the test that has to fail then.
 
-    `fault` is the number of a fault in docs/reliability.md, whose promise the change breaks. Of the test its
-    name will do, or the end of `path::name` where two are called so.
+    `fault` is the number of a fault in docs/engineering/reliability.md, whose promise the change breaks. Of the
+    test its name will do, or the end of `path::name` where two are called so.
     """
 
     fault: int
@@ -105,7 +105,7 @@ class Change(NamedTuple):
 
     @property
     def row(self) -> str:
-        """As docs/reliability.md has it."""
+        """As docs/engineering/reliability.md has it."""
         return f"| {self.fault} | {self.what} | `{self.path}`: `{self.test.rpartition('::')[2]}` |"
 
 

@@ -1,6 +1,7 @@
-"""Frames in plain Python, a bit at a time, after `docs/wire-format.md` alone: the oracle of the fast codec.
+"""Frames in plain Python, a bit at a time: the oracle of the fast codec.
 
-It shares the header's layout and nothing else with it, and takes a minute for a million elements.
+It was written after `docs/engineering/wire-format.md` alone. It shares the header's layout and nothing else
+with the fast one, and takes a minute for a million elements.
 """
 
 from __future__ import annotations

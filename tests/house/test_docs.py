@@ -141,7 +141,7 @@ def test_the_guide_to_choosing_has_a_line_for_every_recipe() -> None:
 
 
 def test_the_page_on_adding_a_method_quotes_what_is_there() -> None:
-    page = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "engineering" / "adding-a-method.md").read_text(encoding="utf-8")
     quoted = re.findall(r"`([\w/.-]+)`:\n\n```\w+\n(.*?)```", page, re.DOTALL)
     assert len(quoted) == page.count("```") / 2
     assert [path for path, block in quoted if block not in (ROOT / path).read_text(encoding="utf-8")] == []

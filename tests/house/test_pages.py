@@ -26,7 +26,7 @@ def test_every_block_says_in_which_language_it_is() -> None:
     assert [str(block) for block in blocks() if block.language not in LANGUAGES] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_stands_in_fenced_blocks(page: Path) -> None:
     # What is only indented is a formula or a drawing; a test could not tell it from code.
     indented = re.findall(r"\n\n(    \S.*)", page.read_text(encoding="utf-8"))
@@ -34,9 +34,10 @@ def test_code_stands_in_fenced_blocks(page: Path) -> None:
 
 
 def test_every_page_is_on_the_site() -> None:
-    entries = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").splitlines()
-    pages = {page.stem for page in PAGES if page.parent.name == "docs"} - {"index"}
-    assert pages - set(entries) == set()
+    docs = ROOT / "docs"
+    entries = (docs / "index.md").read_text(encoding="utf-8").splitlines()
+    pages = {str(page.relative_to(docs).with_suffix("")) for page in PAGES if page.is_relative_to(docs)}
+    assert pages - set(entries) == {"index"}
 
 
 def test_what_is_not_run_names_something_that_is() -> None:

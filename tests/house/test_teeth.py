@@ -1,4 +1,7 @@
-"""Each fault of docs/reliability.md has an error that `tests.faults.teeth` plants; the page has them all."""
+"""Each fault of docs/engineering/reliability.md has an error that `tests.faults.teeth` plants.
+
+The page has them all.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from tests.faults.teeth import CHANGES, planted
 from tests.support.source import ROOT
 
-PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "engineering" / "reliability.md").read_text(encoding="utf-8")
 TESTED, _, PLANTED = PAGE.partition("\n## Do the tests notice?\n")
 FAULTS = {int(number): covers for number, covers in re.findall(r"(?m)^\| (\d+) \|[^|]+\|([^|]+)\|", TESTED)}
 """What covers a fault, by its number."""

@@ -49,7 +49,7 @@ MORE = {
     "sketchsgd": (2, 4),
     "truncate, few bits": (2, 4),
 }
-"""Those that send more, and on how many ranks: see `docs/laws.md`."""
+"""Those that send more, and on how many ranks: see `docs/engineering/laws.md`."""
 
 
 def drawn(rank: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:

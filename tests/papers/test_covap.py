@@ -147,7 +147,7 @@ def test_cuts_balanced_over_steps_and_ready_times_beat_the_papers_shards(name: s
 def test_table_vii_does_not_follow_from_table_i() -> None:
     """By table I's own times, on two of three networks, its DDP is slower than training without overlap.
 
-    Both stand beside each other here (`pytest -s`) and in `docs/costs.md`.
+    Both stand beside each other here (`pytest -s`) and in `docs/engineering/costs.md`.
     """
     print("\nspeed-up on 64, table I: nothing overlapped, overlapped | table VII: DDP, COVAP")
     at_most = {}

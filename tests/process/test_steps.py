@@ -1,4 +1,7 @@
-"""Real gloo ranks: what people do between `backward()` and `step()`, by the table in `docs/design.md`."""
+"""Real gloo ranks: what people do between `backward()` and `step()`.
+
+The table is in `docs/engineering/design.md`.
+"""
 
 from __future__ import annotations
 

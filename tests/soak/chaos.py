@@ -174,7 +174,9 @@ def judged(plan: Plan, quiet: Attempt, loud: list[Attempt]) -> Outcome:
 
 
 def tolerance(plan: Plan, largest: float) -> float:
-    """How much may seem lost, by `docs/laws.md`: per step W + 6 float32 roundings of the largest norm.
+    """How much may seem lost: per step W + 6 float32 roundings of the largest norm.
+
+    `docs/engineering/laws.md` derives it.
 
     Twice of them where ranks add up inside nodes first, and as many more as the coarsest recipe has.
     """

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.support.source import MODULES, ROOT, Module
 
-PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 
 _BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>given|not run): (?P<said>[^>]*?) -->\n)?"

@@ -105,9 +105,9 @@ def attach(
       numbers on the host still runs there, and a warning says so. "auto" begins as "device". Once dense steps
       have been measured, a recipe's codecs run where its step is predicted to be shorter. Gradients on the
       CPU are never copied.
-    - `checksums`: every message that gradwire sends carries a checksum (`docs/reliability.md`). If bytes
-      arrive damaged, `backward()` raises on all ranks, and the memory stays as it was. All-reduces then run
-      as gradwire's own messages, hop by hop. It cannot be used with `placement="device"` on NCCL.
+    - `checksums`: every message that gradwire sends carries a checksum (`docs/training.md`). If bytes arrive
+      damaged, `backward()` raises on all ranks, and the memory stays as it was. All-reduces then run as
+      gradwire's own messages, hop by hop. It cannot be used with `placement="device"` on NCCL.
     - `guard_every`: every `guard_every` steps, compare a checksum of the parameters over ranks; 0 means
       never. If they differ, `backward()` raises `RanksDisagree` with step, parameters and ranks. If the
       optimizer steps with gradients that were never exchanged, that raises `GradwireError`.

@@ -2,7 +2,8 @@
 
 Nothing is measured, and the same arguments always give the same plan. Assumptions:
 
-- Ranks are alike, links are full-duplex, and collectives are those that gloo runs (`docs/costs.md`).
+- Ranks are alike, links are full-duplex, and collectives are those that gloo runs
+  (`docs/engineering/costs.md`).
 - Gradients are float32. They are ready when the arithmetic of their layers is done.
 - Messages and calls take no processor time, and neither does a codec without a stated cost.
 """

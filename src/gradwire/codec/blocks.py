@@ -34,8 +34,9 @@ class BlockCodec:
     Error per element, but for roundings of a relative 2^-16: at most min(|x|, s/2) for int8 and int4, at most
     max(|x|/16, s/1024) for fp8; for maxima below the normal range half a subnormal step more. So with n the
     elements of a block, ‖x − C(x)‖² ≤ γ‖x‖² with γ = (n − 1) / (4·127² + n − 1) for int8, 7² for int4 and
-    1/256 for fp8: 0.004, 0.39 (n = 128) and 0.004 (`docs/laws.md`). The largest code decodes to no more than
-    the block's maximum. A block of zeros decodes to zeros, one with NaN or Inf to NaN throughout.
+    1/256 for fp8: 0.004, 0.39 (n = 128) and 0.004 (`docs/engineering/laws.md`). The largest code decodes
+    to no more than the block's maximum. A block of zeros decodes to zeros, one with NaN or Inf to NaN
+    throughout.
     """
 
     kind: BlockKind

@@ -38,8 +38,8 @@ class FourLevels:
     With means as levels, what is left is ‖x‖² without the squared norm of what the levels say: never more
     than came. In a block with a 0 the low level is 0, so that what is 0 stays 0, and what is low waits. Of n
     elements, at most a share γ is left: 0.17, 0.37, 0.61 for n = 4, 16, 64, and with a 0 among them
-    (n − 2)/(n + 2), which is 0.33, 0.78, 0.94 (`docs/laws.md`). A block with NaN or Inf decodes to NaN
-    throughout.
+    (n − 2)/(n + 2), which is 0.33, 0.78, 0.94 (`docs/engineering/laws.md`). A block with NaN or Inf decodes
+    to NaN throughout.
     """
 
     block: int

@@ -25,8 +25,8 @@ class ExchangeLaws:
     """The promises of an exchange, which `tests/laws` tests for every exchange.
 
     - `conserves`: the mean over ranks of their inputs is the returned mean plus the mean of the unsent parts.
-    - `contractive`: the unsent part is not larger than the input. `docs/laws.md` says for each exchange by
-      how much it is smaller, and how much stays while ranks disagree.
+    - `contractive`: the unsent part is not larger than the input. `docs/engineering/laws.md` says for each
+      exchange by how much it is smaller, and how much stays while ranks disagree.
     - `in_place`: `mean` may be `x` itself, and nothing is left to remember.
     - `may_overflow`: finite inputs can give a non-finite mean (a narrow payload type, sums over a matrix).
       Here `False` is the promise.

@@ -1,4 +1,6 @@
-"""Whole chunks of a GComp frame, coded and decoded on the CPU. `docs/wire-format.md` is the layout.
+"""Whole chunks of a GComp frame, coded and decoded on the CPU.
+
+`docs/engineering/wire-format.md` is the layout.
 
 `gradwire.codec.gcomp` makes and checks what is around them. Numbers are float32's bits as uint32, or those of
 16-bit floats spread over them. Arrays are contiguous and in the CPU's memory, because frames are sent from

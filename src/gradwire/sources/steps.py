@@ -1,7 +1,8 @@
 """What optimizers make of the exchanges: which gradients they used, and which were thrown away.
 
 An exchange is not a step. A step is all exchanges up to the first optimizer step after them, and all
-optimizer steps until the next exchange begins (`docs/design.md`, "A step is what the optimizer makes").
+optimizer steps until the next exchange begins (`docs/engineering/design.md`, "A step is what the optimizer
+makes").
 """
 
 from __future__ import annotations

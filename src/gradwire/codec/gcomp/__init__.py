@@ -1,7 +1,8 @@
 """GComp's codec: exponents by Huffman code, mantissas cut where it makes no difference, in one checked frame.
 
 Li et al., "Near-Lossless Gradient Compression for Data-Parallel Distributed DNN Training" (SoCC 2024),
-sections 4 to 6. `docs/wire-format.md` is the format, which `tests/golden/slow.py` reads in plain Python.
+sections 4 to 6. `docs/engineering/wire-format.md` is the format, which `tests/golden/slow.py` reads in plain
+Python.
 
 Stage by stage, each callable alone: `symbols_of` (split), `histogram`, `code_lengths` (package-merge),
 `canonical_codes`, `encode_symbols`, `decode_symbols`, `rounded` (levels), `frame`, `unframe`.

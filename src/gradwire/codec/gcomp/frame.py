@@ -1,6 +1,7 @@
 """A tensor as one frame of bytes, and bytes from a peer as a tensor, if they are what they claim to be.
 
-`docs/wire-format.md` is the layout. The first 48 bytes say what a frame is, and what it belongs to.
+`docs/engineering/wire-format.md` is the layout. The first 48 bytes say what a frame is, and what it belongs
+to.
 """
 
 from __future__ import annotations

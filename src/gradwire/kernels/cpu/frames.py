@@ -1,4 +1,6 @@
-"""Whole chunks of a GComp frame: split, code and pack; and back. `docs/wire-format.md` is the layout.
+"""Whole chunks of a GComp frame: split, code and pack; and back.
+
+`docs/engineering/wire-format.md` is the layout.
 
 A chunk is worked on in blocks that stay in the first-level cache between two loops; only its symbols, a byte
 each, are kept for all of it, because four streams are coded side by side.
