@@ -1,24 +1,26 @@
-"""Writes the tables of README.md and docs/when.md from what the demonstration and the sweep have left.
+"""Writes tables and pictures of the documents from what the demonstration and the sweep have left.
 
     make demo ARGS="--json demo.json"
     .venv/bin/python -m benchmarks.tables --demo demo.json
 
 `--demo` takes the numbers of a run over into benchmarks/results/demo.json, from which `gradwire report` makes
 its page again. The sweep's file is benchmarks/results/sweep.jsonl, as `benchmarks/sweep.py` writes it; where
-there is none, the tables do without. Without an option the texts are written anew. A test fails when texts
-and files differ.
+there is none, the tables do without. Without an option all is written anew: README.md, docs/when.md, and the
+run's pictures in docs/pictures. A test fails when these and the files differ.
 """
 
 import argparse
 import json
 import re
 import textwrap
+from dataclasses import fields
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from benchmarks.sweep import SETTINGS, Setting
 
+from gradwire._api.report import Report
 from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
 from gradwire.lab.demo.findings import (
     Runs,
@@ -32,6 +34,7 @@ from gradwire.lab.demo.findings import (
     to_loss_text,
 )
 from gradwire.lab.demo.plans import TARGET_CCR
+from gradwire.lab.report.page import TIMES_LEGEND, file_of, loss_over_time, step_timeline
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "benchmarks" / "results" / "demo.json"
@@ -80,6 +83,7 @@ def gains(demo: Document) -> str:
     )
     said = [f"**Missed in this run: {'; '.join(missed)}.**"] if missed else []
     said.append(f"{held} of {len(demo['checks'])} claims of its page hold.")
+    picture = "![training loss against time, plain DDP and gradwire](docs/pictures/loss-over-time.svg)"
     head = (
         f"| | step | time to plain DDP's final loss | bytes per step | {metric.label}, {both.steps} steps |"
     )
@@ -97,7 +101,37 @@ def gains(demo: Document) -> str:
         + " ".join([*_choices(both.wire), *(note for note in demo["notes"] if "busy" in note)])
     )
     table = "\n".join([head, "|---|---|---|---|---|", *rows])
-    return "\n\n".join([_filled(about), _filled(" ".join(said)), table, _filled(how)])
+    parts = [picture, _filled(about), _filled(" ".join(said)), table, _filled(how), *_excerpt(wire["report"])]
+    return "\n\n".join(parts)
+
+
+EXCERPT = ("why", "on the wire", "per step")
+"""The lines of the report that README shows."""
+
+
+def _excerpt(report: Document | None) -> list[str]:
+    """The beginning of what `print(wire.report())` says, in five lines."""
+    if report is None:
+        return []
+    known = {each.name for each in fields(Report)}
+    told = {key: value for key, value in report.items() if key in known}
+    lines = str(Report(**told | {"timeline": [], "choices": (), "link": None})).splitlines()
+    # One line for each label, whatever the width of the terminal.
+    text = re.sub(r"\n {4,}", " ", "\n".join(lines))
+    title, *rows = text.splitlines()
+    why, *others = [row for row in rows if row.strip().startswith(EXCERPT)]
+    why = f"{'; '.join(why.split('; ')[:2])}; …"
+    shown = textwrap.fill(why, COLUMNS, subsequent_indent=" " * 15, break_on_hyphens=False)
+    said = f"`print(wire.report())` begins like this, after {report['step']} steps:"
+    return [said, "\n".join(["```text", title, shown, *others, "```"])]
+
+
+def pictures(demo: Document) -> dict[str, str]:
+    """The SVG files of docs/pictures that show the demonstration, by name."""
+    return {
+        "loss-over-time.svg": file_of(loss_over_time(demo), TIMES_LEGEND),
+        "one-step.svg": file_of(step_timeline(demo)),
+    }
 
 
 def _choices(runs: Runs) -> list[str]:
@@ -171,11 +205,12 @@ def placed(page: str, name: str, text: str) -> str:
 
 
 def pages(demo: Document, sweep: list[Document]) -> dict[Path, str]:
-    """The texts of the pages, with their tables as the files have them."""
+    """The texts of the pages, with their tables as the files have them, and of the pictures."""
     readme, when = ROOT / "README.md", ROOT / "docs" / "when.md"
     return {
         readme: placed(readme.read_text(encoding="utf-8"), "gains", gains(demo)),
         when: placed(when.read_text(encoding="utf-8"), "measured", measured(demo, sweep)),
+        **{ROOT / "docs" / "pictures" / name: f"{text}\n" for name, text in pictures(demo).items()},
     }
 
 
@@ -186,7 +221,7 @@ def load() -> tuple[Document, list[Document]]:
 
 
 def main() -> None:
-    """Take numbers over, and write both pages."""
+    """Take numbers over, and write pages and pictures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

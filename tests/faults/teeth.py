@@ -83,8 +83,8 @@ def tests() -> tuple[tuple[str, frozenset[str]], ...]:
 class Change(NamedTuple):
     """One statement made wrong, as `planted` takes it, and the test that has to fail then.
 
-    `fault` is the number of a fault in docs/engineering/reliability.md, whose promise the change breaks. Of the
-    test its name will do, or the end of `path::name` where two are called so.
+    `fault` is the number of a fault in docs/engineering/reliability.md, whose promise the change breaks. Of
+    the test its name will do, or the end of `path::name` where two are called so.
     """
 
     fault: int

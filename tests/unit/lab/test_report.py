@@ -5,6 +5,7 @@ import html.parser
 import json
 import math
 import re
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from gradwire.lab.demo.curves import on_slow_link, smooth
 from gradwire.lab.demo.race import Course
 from gradwire.lab.report import svg
 from gradwire.lab.report.charts import WIDTH, BarPart, Mark, Series, line_chart, stacked, thin
-from gradwire.lab.report.page import render
+from gradwire.lab.report.page import TIMES_LEGEND, file_of, loss_over_time, render
 from gradwire.recipes.base import Composition
 
 
@@ -331,6 +332,26 @@ def test_a_mark_has_its_words_where_there_is_room():
     )
     anchors = dict(re.findall(r'text-anchor="(\w+)" class="label">(early|late)<', picture))
     assert anchors == {"start": "early", "end": "late"}
+
+
+def test_marks_say_when_each_side_has_plain_ddps_final_loss():
+    # 40 steps of 0.1 s with falling losses, so the last step of all is the first that is low enough.
+    marks = re.findall(r">([^<>]*: 4.0 s)<", loss_over_time(document()))
+    assert marks == ["gradwire: 4.0 s", "plain DDP: 4.0 s"]
+    worse = [course("gradwire", 1) | {"losses": [2.3] * 40}, course("gradwire", 0), course("ddp", 0)]
+    assert re.findall(r">([^<>]*: 4.0 s)<", loss_over_time(document(courses=worse))) == ["plain DDP: 4.0 s"]
+
+
+def test_a_picture_is_a_file_of_its_own():
+    text = file_of(loss_over_time(document()), TIMES_LEGEND)
+    assert not re.search(r"url\(|@import|<script|href", text)
+    root = ElementTree.fromstring(text)
+    assert root.attrib["aria-label"] == "training loss against seconds of training on the slow link"
+    assert [words for _, words in TIMES_LEGEND if f">{words.replace(chr(39), '&#x27;')}<" not in text] == []
+    coloured = {f"fill-{name}" for name, _ in TIMES_LEGEND} | {f"curve.{name}" for name, _ in TIMES_LEGEND}
+    assert [name for name in coloured if f".{name} {{" not in text] == []
+    with pytest.raises(ValueError, match="not a drawing"):
+        file_of("<svg></svg>")
 
 
 def test_a_lane_says_how_long_it_was_busy_and_not_the_sum_of_its_bars():

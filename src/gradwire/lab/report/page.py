@@ -30,6 +30,7 @@ from gradwire.lab.demo.findings import (
     tiles,
 )
 from gradwire.lab.demo.plans import TARGET_CCR
+from gradwire.lab.report import svg
 from gradwire.lab.report.charts import Band, BarPart, Mark, Series, byte_pairs, line_chart, stacked, timeline
 
 Document = dict[str, Any]
@@ -51,20 +52,35 @@ _ROW_COLOURS = {"bound": "bound", "peer": "ddp", "recipe": "gradwire"}
 def loss_over_time(document: Document) -> str:
     """Means and ranges over seeds, at the mean times of steps; projected steps are dashed.
 
-    Plain DDP's losses at the step time of no communication show what a link that costs nothing would give.
+    Plain DDP's losses at the step time of no communication show what a link that costs nothing would give. A
+    line is at the loss that every run of plain DDP ends with, and marks say when each side is there.
     """
     both, bound_s = both_of(document), row_of(document, "bound")["step_s"]
     series, bands = _sides(document, both)
     if both.ddp.courses and bound_s is not None:
         free = tuple((step * bound_s, loss) for step, loss in enumerate(_means(both.ddp.losses()), start=1))
         series.insert(0, Series(free, "bound"))
+    target, last_s = both.target(), max((curve.points[-1][0] for curve in series), default=0.0)
+    if target is not None:
+        series.insert(0, Series(((0.0, target), (last_s, target)), "target"))
     return line_chart(
         series,
         "seconds of training on the slow link",
         "training loss",
         bands,
-        _marks(document, both, timed=True),
+        [*_marks(document, both, timed=True), *_arrivals(both)],
     )
+
+
+def _arrivals(both: Both) -> list[Mark]:
+    """When each side has the loss that every run of plain DDP ends with, in the mean over seeds."""
+    marks, target = [], both.target()
+    for name, runs in (("gradwire", both.wire), ("plain DDP", both.ddp)):
+        times_s = [] if target is None else runs.reached_s(target)
+        known = [second for second in times_s if second is not None]
+        if known and len(known) == len(times_s):
+            marks.append(Mark(fmean(known), f"{name}: {fmean(known):.1f} s"))
+    return marks
 
 
 def loss_over_steps(document: Document) -> str:
@@ -177,7 +193,7 @@ def render(document: dict[str, Any]) -> str:
     own = _of_demo(document) if kind == "report" else _of_bench(document)
     numbers = b64encode(json.dumps(document).encode()).decode()
     common = {
-        "style": Markup(_resource("report.css")),
+        "style": Markup(_resource("drawing.css") + _resource("report.css")),
         "mode": mode_text(document["settings"]["mode"]),
         "step_legend": _STEP_LEGEND,
         "data": f"data:application/json;base64,{numbers}",
@@ -206,13 +222,24 @@ def _of_demo(document: Document) -> Document:
         "uncounted": 0 if first is None else first.uncounted,
         "compile_s": document.get("compile_s", 0.0),
         "courses_legend": _SIDES,
-        "times_legend": [*_SIDES, ("bound", "no communication: plain DDP's losses at its step time")],
+        "times_legend": TIMES_LEGEND,
         "span_legend": _SPAN_LEGEND,
         "projected": any(course.shaped < len(course) for course in both.ddp.courses if course.seed == 0),
     }
 
 
-_SIDES = [("ddp", "plain DDP"), ("gradwire", "gradwire")]
+_SIDES = (("ddp", "plain DDP"), ("gradwire", "gradwire"))
+TIMES_LEGEND = (
+    *_SIDES,
+    ("bound", "no communication: plain DDP's losses at its step time"),
+    ("target", "the loss that every run of plain DDP ends with"),
+)
+"""Of `loss_over_time`: classes of curves, and words."""
+
+
+def file_of(picture: str, legend: Sequence[tuple[str, str]] = ()) -> str:
+    """A picture as an SVG file, in the page's colours, light or dark."""
+    return svg.alone(picture, legend, _resource("drawing.css"))
 
 
 def shown(choices: Sequence[Document]) -> list[Document]:

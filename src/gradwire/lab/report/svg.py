@@ -1,6 +1,7 @@
 """A few shapes of SVG, as text. Colours are class names: the page's style sheet decides, light or dark."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -84,6 +85,36 @@ def drawing(width: float, height: float, parts: Sequence[str], label: str) -> st
     body = "".join(parts)
     return element(
         "svg", body, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=escape(label, quote=True)
+    )
+
+
+_ENTRY, _EDGE, _ENLARGED = 18.0, 12.0, 1.5
+
+
+def alone(picture: str, legend: Sequence[tuple[str, str]], style: str) -> str:
+    """A drawing as a file of its own: on paper, in the colours of `style` (CSS), below its legend.
+
+    An entry of the legend is the class of a curve and its words.
+    """
+    size = re.search(r'viewBox="0 0 (\S+) (\S+)".* aria-label="([^"]*)"', picture)
+    if size is None:
+        raise ValueError("not a drawing")
+    width, height, top = float(size[1]), float(size[2]), _EDGE + _ENTRY * len(legend)
+    parts = [element("style", style), element("rect", width="100%", height="100%", class_="paper")]
+    for row, (class_, words) in enumerate(legend):
+        y = _EDGE + _ENTRY * row
+        parts += [box(_EDGE, y, 12, 12, f"fill-{class_}"), text(_EDGE + 20, y + 10.5, words)]
+    parts.append(element("svg", picture, x=_EDGE, y=top, width=width, height=height))
+    whole, tall = width + 2 * _EDGE, top + height + _EDGE
+    return element(
+        "svg",
+        "".join(parts),
+        xmlns="http://www.w3.org/2000/svg",
+        width=_ENLARGED * whole,
+        height=_ENLARGED * tall,
+        viewBox=f"0 0 {whole:g} {tall:g}",
+        role="img",
+        aria_label=size[3],
     )
 
 
