@@ -68,7 +68,7 @@ def attach(
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
 
     `model` is a `DistributedDataParallel`, or a wrapper around one: `torch.compile`'s, or Fabric's. With
-    `replicas=` it is a module without a wrapper (`docs/sources.md`).
+    `replicas=` it is a module without a wrapper (`docs/where-it-runs.md`).
 
     gradwire also sends rank 0's buffers (BatchNorm's statistics), unless DDP has `broadcast_buffers=False`.
     They travel during the backward pass. DDP would broadcast them before the next forward pass
@@ -95,9 +95,9 @@ def attach(
       rank 0. A single rank can leave it out.
     - `nodes`: which ranks share a node: a list of each node's ranks or process group, or a `DeviceMesh` of
       nodes by ranks. The ranks of a node add up their gradients first. Then shards of the sums travel between
-      nodes by the recipe (`docs/nodes.md`). "auto" reads `LOCAL_WORLD_SIZE`, which torchrun sets. It changes
-      nothing with one node, one rank per node, or nodes that differ in size. It also changes nothing if the
-      recipe sends so little that adding up first would cost more. `None` ignores nodes.
+      nodes by the recipe (`docs/where-it-runs.md`). "auto" reads `LOCAL_WORLD_SIZE`, which torchrun sets. It
+      changes nothing with one node, one rank per node, or nodes that differ in size. It also changes nothing
+      if the recipe sends so little that adding up first would cost more. `None` ignores nodes.
     - `memory_dtype`: `torch.bfloat16` keeps unsent gradient in half the space; the rounding errors are lost.
     - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies gradients to
       pinned memory and means back, and sends over gloo, whatever the model's own group is. "device" leaves

@@ -157,7 +157,7 @@ def simulate(
     """Predict how each recipe scales with the number of workers; a pure function.
 
     Arguments with the names of those of `gradwire.plan` mean the same. Where ranks share nodes, each recipe
-    is predicted on one level or on two, as `attach` decides by bytes (`docs/nodes.md`).
+    is predicted on one level or on two, as `attach` decides by bytes (`docs/where-it-runs.md`).
 
     Args:
         workers: the number of ranks in each world. A world of up to `per_node` ranks is one node.

@@ -1,4 +1,4 @@
-"""What docs/gpu.md predicts is what `gradwire.plan` says of the numbers that the page states."""
+"""What two pages predict of GPUs is what `gradwire.plan` says of the numbers that they state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import gradwire
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.shapes import load
 
-GUIDE = Path(__file__).parents[3] / "docs" / "gpu.md"
+DOCS = Path(__file__).parents[3] / "docs"
+ONE, SEVERAL = DOCS / "where-it-runs.md", DOCS / "gpus.md"
+"""The pages with the tables of machines with one GPU, and with eight."""
 MODELS = {"gpt2": "124 M", "gpt2-xl": "1.6 B", "llama-7b": "6.7 B"}
 RATES = (1, 10, 25, 100)
 """Gbit/s of each rank's link."""
@@ -82,7 +84,7 @@ FEW = os.environ.get("GRADWIRE_LAWS") != "full"
 
 @pytest.mark.parametrize("model", ["gpt2"] if FEW else list(MODELS))
 def test_the_table_is_what_is_predicted(model: str) -> None:
-    lines = GUIDE.read_text(encoding="utf-8").splitlines()
+    lines = ONE.read_text(encoding="utf-8").splitlines()
     written = [each for each in lines if re.match(r".* s \| \d+ Gbit/s \|", each)]
     assert len(written) == len(MODELS) * len(RATES)
     of_model = [each for each in written if each.startswith(f"| {MODELS[model]}, ")]
@@ -91,7 +93,7 @@ def test_the_table_is_what_is_predicted(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["gpt2"] if FEW else list(SHARED))
 def test_the_table_of_machines_with_eight_is_what_is_predicted(model: str) -> None:
-    written = GUIDE.read_text(encoding="utf-8").splitlines()
+    written = SEVERAL.read_text(encoding="utf-8").splitlines()
     of_model = [each for each in written if each.startswith(f"| 8 machines of 8, {SHARED[model]}")]
     expected = [shared_lines(model, rate) for rate in RATES]
     assert of_model == [line for line, _sent in expected]

@@ -81,7 +81,7 @@ def test_worlds_of_up_to_a_node_stay_inside() -> None:
 
 
 def test_where_ranks_share_nodes_the_nodes_link_decides_levels_and_flags() -> None:
-    """Bytes per parameter over a node's link, of eight nodes of eight: `docs/gpu.md` has the same."""
+    """Bytes per parameter over a node's link, of eight nodes of eight: `docs/gpus.md` has the same."""
     inside = {"per_node": 8, "inside_bit_per_s": 1e13, "inside_delay_s": 0.0}
     found = outcomes(workers=(16, 64, 256), **inside)
     numel = gradwire.simulate("resnet50", **LINK, workers=[4], candidates=["dense"]).parameters
