@@ -62,8 +62,8 @@ def outer(
 ) -> OuterWire:
     """Let replicas train by themselves, and average what they have learned every `every` steps. A collective.
 
-    `docs/outer.md` has the formulas, and says what is exchanged, when, and between which ranks. All ranks
-    begin with the parameters and buffers of the first. A round runs inside `optimizer.step()`.
+    `docs/local-steps.md` has the formulas, and says what is exchanged, when, and between which ranks. All
+    ranks begin with the parameters and buffers of the first. A round runs inside `optimizer.step()`.
 
     - `optimizer`: one or several that step the parameters of `model`. Their steps are counted.
     - `recipe`: "diloco", or any recipe that `attach` takes and that neither measures first nor reads the

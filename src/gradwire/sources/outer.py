@@ -1,8 +1,8 @@
 """Local steps: what replicas have learned since the last round comes as the gradient of shared parameters.
 
 Douillard et al. 2023 (DiLoCo, arXiv 2311.08105), algorithm 1: θ₀ are the shared parameters and θ a replica's
-own; Δ = θ₀ − θ is the gradient with which an outer optimizer steps on θ₀. `docs/outer.md` has the formulas of
-landing. What differs: Δ goes by any recipe, and may land later.
+own; Δ = θ₀ − θ is the gradient with which an outer optimizer steps on θ₀. `docs/local-steps.md` has the
+formulas of landing. What differs: Δ goes by any recipe, and may land later.
 """
 
 from __future__ import annotations
