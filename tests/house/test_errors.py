@@ -1,4 +1,4 @@
-"""The catalogue of errors in docs/engineering/reliability.md has what the source raises, and nothing else.
+"""The catalogue of errors in docs/troubleshooting.md has what the source raises, and nothing else.
 
 They are compared by class and first words, so that the rest of a message can be said better in one place.
 """
@@ -70,9 +70,9 @@ def texts(module: Module) -> Iterator[str]:
 
 def catalogue() -> list[tuple[str, str]]:
     """(class, beginning of the message) of every row; a row may have several beginnings."""
-    page = (ROOT / "docs" / "engineering" / "reliability.md").read_text(encoding="utf-8")
-    _, _, table = page.partition("| message begins with | class |")
-    rows = [line.split(" | ") for line in table.split("\n\n")[0].splitlines()[2:]]
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    _, *tables = page.split("| message begins with | class |")
+    rows = [line.split(" | ") for table in tables for line in table.split("\n\n")[0].splitlines()[2:]]
     return [(kind, each) for said, kind, *_ in rows for each in re.findall("`([^`]+)`", said)]
 
 
