@@ -48,6 +48,23 @@ def covap(
 ) -> Composition:
     """Each unit once in I steps with error feedback; without an interval, I from the measured CCR.
 
+    A unit that travels every I steps hands the optimizer the gradients of I steps at once, and zeros in
+    between. What Adam, momentum and clipping make of that is in
+    `benchmarks/results/2026-11-25-covap-optimizers.md`.
+
+    - `interval`: I. Without one, dense steps measure CCR, and I = ⌈CCR⌉ after rounding to `ccr_decimals`.
+    - `sharding`: "balanced" makes units of equal size for all steps of an interval. Where ready times and
+      links have been measured, segments are placed for the least step time; `edges` are then the shares at
+      which they end. "paper" takes units of `unit_mb` as DDP has them, and cuts those above the median into
+      ⌊elements / median⌋ parts, at most I. "off" does not cut. A unit that is much larger than the others
+      then makes every I-th step slow: VGG-19's steps carry 0.33 to 2.99 of the mean at I = 4.
+    - `feedback`: with "schedule" the residual counts times c = min(init_value + ⌊step / ascend_steps⌋ ·
+      ascend_range, 1). By default c rises from 0.5 by 0.1 every 50 steps (above I = 8: from 0.2 every 100).
+      With "full" c = 1, and nothing is ever lost. With "none" the unsent gradient is dropped.
+    - `order`: with "random", the step of a cycle in which a unit travels is drawn anew every three cycles
+      (`docs/engineering/laws.md`). With "paper", unit u always travels in steps s with (u + s) mod I = 0. A
+      unit whose parameters have gradients in some steps only may then never travel.
+
     Travels: one unit in I, whole.
     Paper: Meng et al. 2023, "Near-linear scaling data parallel training with overlapping-aware gradient
         compression".
