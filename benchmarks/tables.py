@@ -5,8 +5,8 @@
 
 `--demo` takes the numbers of a run over into benchmarks/results/demo.json, from which `gradwire report` makes
 its page again. The sweep's file is benchmarks/results/sweep.jsonl, as `benchmarks/sweep.py` writes it; where
-there is none, the tables do without. Without an option all is written anew: README.md, docs/when.md, and the
-run's pictures in docs/pictures. A test fails when these and the files differ.
+there is none, the tables do without. Without an option all is written anew: README.md, docs/choosing.md, and
+the run's pictures in docs/pictures. A test fails when these and the files differ.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from typing import Any
 
 from benchmarks.sweep import SETTINGS, Setting
 
-from gradwire._api.report import Report
+from gradwire._api.report import Report, table_of
+from gradwire.control.choice import Considered
 from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
 from gradwire.lab.demo.findings import (
     Runs,
@@ -126,6 +127,12 @@ def _excerpt(report: Document | None) -> list[str]:
     return [said, "\n".join(["```text", title, shown, *others, "```"])]
 
 
+def choices(demo: Document) -> str:
+    """The report's table of the recipes among which `auto` chose."""
+    rows = (row_of(demo, "recipe")["report"] or {}).get("choices") or []
+    return "\n".join(["```text", *table_of(tuple(Considered(**row) for row in rows)), "```"])
+
+
 def pictures(demo: Document) -> dict[str, str]:
     """The SVG files of docs/pictures that show the demonstration, by name."""
     return {
@@ -151,7 +158,7 @@ def _gain(name: str, row: Document, runs: Runs, target: float | None, metric: An
 
 
 def measured(demo: Document, sweep: list[Document]) -> str:
-    """The table of docs/when.md: speeds as shares of that without communication."""
+    """A table of docs/choosing.md: speeds as shares of that without communication."""
     ddp, wire, cores = row_of(demo, "peer"), row_of(demo, "recipe"), demo["machine"]["cores"]
     size = demo["settings"]["workload_facts"]["parameters"] / 1e6
     workers = demo["settings"]["workers"]
@@ -206,10 +213,11 @@ def placed(page: str, name: str, text: str) -> str:
 
 def pages(demo: Document, sweep: list[Document]) -> dict[Path, str]:
     """The texts of the pages, with their tables as the files have them, and of the pictures."""
-    readme, when = ROOT / "README.md", ROOT / "docs" / "when.md"
+    readme, guide = ROOT / "README.md", ROOT / "docs" / "choosing.md"
+    found = placed(guide.read_text(encoding="utf-8"), "measured", measured(demo, sweep))
     return {
         readme: placed(readme.read_text(encoding="utf-8"), "gains", gains(demo)),
-        when: placed(when.read_text(encoding="utf-8"), "measured", measured(demo, sweep)),
+        guide: placed(found, "choices", choices(demo)),
         **{ROOT / "docs" / "pictures" / name: f"{text}\n" for name, text in pictures(demo).items()},
     }
 

@@ -96,7 +96,7 @@ def _check_extras(requirement: str) -> None:
 @pytest.mark.parametrize("model", ["resnet50", "bert-base", "gpt2"])
 def test_what_a_page_predicts_is_what_a_plan_says(model: str) -> None:
     # One cell for each model; all thirty-six take a minute.
-    page = (ROOT / "docs" / "when.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     [found] = re.findall(rf"^\| `{model}`, (\d+) ms \| 1 Gbit/s \| [^|]* \| ([^|]*) \|", page, re.MULTILINE)
     recipes = ("dense", "int8", "int4", "leader_topk(ratio=0.01)")
     assert f"as `{' / '.join(recipes)}`" in page

@@ -1,4 +1,4 @@
-"""Simulated worlds beside the papers' figures; `pytest -s` prints both, `docs/planning.md` has them, too.
+"""Simulated worlds beside the papers' figures; `pytest -s` prints both, as does `docs/engineering/costs.md`.
 
 What a paper does not give (compute times, latencies) is derived from one of its figures, and others of the
 same paper are then compared.

@@ -216,7 +216,7 @@ def test_a_round_is_shared_by_the_local_steps_before_it_and_hides_behind_nothing
     )
 
 
-GUIDE = Path(__file__).parents[3] / "docs" / "planning.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "choosing.md"
 
 
 def test_the_guides_table_is_what_is_predicted() -> None:
