@@ -23,6 +23,7 @@ from benchmarks.sweep import SETTINGS, Setting
 from gradwire._api.report import Report, table_of
 from gradwire.control.choice import Considered
 from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
+from gradwire.lab.demo.curves import WINDOW
 from gradwire.lab.demo.findings import (
     Runs,
     band,
@@ -97,8 +98,9 @@ def gains(demo: Document) -> str:
     first = max(course.uncounted for course in courses_of(demo) if course.name == "gradwire")
     spread = f"with the range over {seeds} seeds of each" if seeds > 1 else "of one seed"
     how = (
-        f"Means {spread}; times to a loss count every step, figures per step those from step {first + 1} on, "
-        f"after the choice. Measured on {_when(demo)}, on {demo['machine']['processor']}. "
+        f"Means {spread}; losses are means of {WINDOW} steps. Times to a loss count every step, figures per "
+        f"step those from step {first + 1} on, after the choice. Measured on {_when(demo)}, on "
+        f"{demo['machine']['processor']}. "
         + " ".join([*_choices(both.wire), *(note for note in demo["notes"] if "busy" in note)])
     )
     table = "\n".join([head, "|---|---|---|---|---|", *rows])
