@@ -86,7 +86,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The site, into out/docs: one page for each of docs/*.md, and a reference of docstrings. Opens without a network.
+# The site, into out/docs: one page for each .md in docs, and a reference of docstrings. Opens without a network.
 docs: $(RUNS)
 	$(PIP) -e ".[docs]"
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs out/docs
