@@ -118,10 +118,9 @@ def _excerpt(report: Document | None) -> list[str]:
         return []
     known = {each.name for each in fields(Report)}
     told = {key: value for key, value in report.items() if key in known}
-    lines = str(Report(**told | {"timeline": [], "choices": (), "link": None})).splitlines()
-    # One line for each label, whatever the width of the terminal.
-    text = re.sub(r"\n {4,}", " ", "\n".join(lines))
-    title, *rows = text.splitlines()
+    whole = Report(**told | {"timeline": [], "choices": (), "link": None})
+    # Wide enough that nothing is wrapped: the line "why" is cut first.
+    title, *rows = whole.text(10_000).splitlines()
     why, *others = [row for row in rows if row.strip().startswith(EXCERPT)]
     why = f"{'; '.join(why.split('; ')[:2])}; …"
     shown = textwrap.fill(why, COLUMNS, subsequent_indent=" " * 15, break_on_hyphens=False)

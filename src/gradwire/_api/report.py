@@ -109,8 +109,12 @@ class Report:
 
     def __str__(self) -> str:
         """The report in lines, as wide as the terminal, or 100 columns where there is none."""
-        width, lines = columns(), [wrapped(self._title, columns(), hanging="  ")]
+        return self.text(columns())
+
+    def text(self, width: int) -> str:
+        """What is printed, in lines of at most `width` columns; the table of choices is as wide as it is."""
         before, after = self._rows
+        lines = [wrapped(self._title, width, hanging="  ")]
         lines += [wrapped(text, width, f"  {label:<{LABEL}} ", " " * (LABEL + 3)) for label, text in before]
         lines += [f"  {line}" for line in table_of(self.choices)]
         lines += [wrapped(text, width, f"  {label:<{LABEL}} ", " " * (LABEL + 3)) for label, text in after]

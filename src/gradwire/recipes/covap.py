@@ -66,8 +66,10 @@ def covap(
       unit whose parameters have gradients in some steps only may then never travel.
 
     Travels: one unit in I, whole.
+
     Paper: Meng et al. 2023, "Near-linear scaling data parallel training with overlapping-aware gradient
         compression".
+
     Use when: the network is 2 to 4 times too slow and the codec must cost nothing; above that gradients
         get stale, and a measured interval above 5 is logged as a warning.
     """
