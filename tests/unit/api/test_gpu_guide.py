@@ -79,6 +79,19 @@ def shared_lines(model: str, rate_gbit_per_s: int) -> list[str]:
     ]
 
 
+ROUNDS = {"diloco": "dense", "int8": "int8", "int4": "int4", "sparseloco": "sparseloco"}
+
+
+def rounds(model: str, rate_bit_per_s: float) -> list[str]:
+    """The cells of a line of the table of local steps."""
+    plan = gradwire.plan(
+        model, workers=8, rate_bit_per_s=rate_bit_per_s, delay_s=20e-6, every=30,
+        step_s=6 * load(model).parameters * TOKENS / FLOPS, candidates=list(ROUNDS.values()),
+    )  # fmt: skip
+    shares = {each.recipe.partition("(")[0]: each.share_of_linear for each in plan.candidates}
+    return [f"{shares[recipe]:.0%}" for recipe in ROUNDS.values()]
+
+
 FEW = os.environ.get("GRADWIRE_LAWS") != "full"
 
 
@@ -98,3 +111,13 @@ def test_the_table_of_machines_with_eight_is_what_is_predicted(model: str) -> No
     expected = [shared_lines(model, rate) for rate in RATES]
     assert of_model == [line for line, _sent in expected]
     assert {sent for _line, sent in expected} <= set(written)
+
+
+@pytest.mark.parametrize("model", ["gpt2"] if FEW else list(SHARED))
+def test_the_table_of_rounds_is_what_is_predicted(model: str) -> None:
+    written = SEVERAL.read_text(encoding="utf-8").splitlines()
+    head = written.index(f"| link | {' | '.join(f'`{each}`' for each in ROUNDS)} |")
+    assert written[head + 2 : head + 4] == [
+        f"| {link} | {' | '.join(rounds(model, rate))} |"
+        for link, rate in (("100 Mbit/s", 1e8), ("1 Gbit/s", 1e9))
+    ]
