@@ -186,7 +186,8 @@ def conservation() -> dict[str, Any]:
     for (name, _), total, first, end in zip(model.named_parameters(), came, start, last, strict=True):
         rest = torch.stack(from_all(left[name].double())).mean(0) if name in left else torch.zeros(())
         errors.append(float((total - (first.double() - end.double()) - rest).abs().max()))
-    return {"error": max(errors), "unit": size * torch.finfo(torch.float32).eps / 2, "remembers": len(left)}
+    rounding = size * torch.finfo(torch.float32).eps / 2
+    return {"error": max(errors), "unit": rounding, "remembers": len(left), "units": wire.report().units}
 
 
 def at_rest(delay: int) -> dict[str, Any]:

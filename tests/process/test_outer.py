@@ -60,6 +60,7 @@ def test_shared_parameters_are_the_same_bits_after_every_round_of_every_recipe(w
 def test_what_came_is_applied_or_left(world: Results) -> None:
     for each in value(world, "conservation"):
         assert each["remembers"] == 2
+        assert each["units"] == 1  # as nothing comes before the rest, a second one would cost a latency
         # In each of six rounds Δ, its sums and the step of θ₀ are rounded, at sizes below the parameters'.
         assert each["error"] <= 6 * 4 * each["unit"]
 

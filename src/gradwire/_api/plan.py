@@ -352,11 +352,6 @@ def backward_of(profile: Profile, step_s: float, backward_s: float | None, overl
     return ready_of(profile, step_s - backward_s, backward_s, overlap)
 
 
-def at_its_end(backward: BackwardTiming) -> BackwardTiming:
-    """The same pass with everything ready at its end, as what local steps have changed."""
-    return replace(backward, ready_s=(backward.total_s,) * len(backward.numel))
-
-
 def link_of(rate_bit_per_s: float, delay_s: float) -> Link:
     """A link by its rate and its one-way delay."""
     if not rate_bit_per_s > 0.0 or not 0.0 <= delay_s < float("inf"):
@@ -376,8 +371,7 @@ def _candidate(
 ) -> Candidate:
     composition = steady(text, "candidate")
     codec = codecs.get(composition.text)
-    ready = backward if every == 1 else at_its_end(backward)
-    found = forecast(composition, specs, ready, cluster, codec, two_levels=two_levels)
+    found = forecast(composition, specs, backward, cluster, codec, two_levels=two_levels, at_once=every > 1)
     step_s = found.mean_step_s(every)
     return Candidate(
         recipe=text,

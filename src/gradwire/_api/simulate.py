@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from gradwire._api.plan import BETWEEN_ROUNDS, DAY_S, Told, at_its_end, backward_of, link_of, profile_of
+from gradwire._api.plan import BETWEEN_ROUNDS, DAY_S, Told, backward_of, link_of, profile_of
 from gradwire.control.forecast import forecast, gains_by_two_levels, specs_of_profile
 from gradwire.planning.cluster import Cluster, slowest
 from gradwire.planning.costs import BackwardTiming, CodecCost
@@ -189,8 +189,7 @@ def simulate(
     late = [slowest(spread, world, STEPS if stragglers else 1, seed) for world in worlds]
     profile = profile_of(model)
     backward = backward_of(profile, step_s, backward_s, overlap)
-    ready = backward if every == 1 else at_its_end(backward)
-    foresee = partial(_forecast, specs_of_profile(profile), ready, known)
+    foresee = partial(_forecast, specs_of_profile(profile), backward, known, at_once=every > 1)
     usual = fixed_recipes() if every == 1 else BETWEEN_ROUNDS
     texts = usual if candidates is None else candidates
     return Simulation(
@@ -225,6 +224,8 @@ def _forecast(
     text: str,
     cluster: Cluster,
     levels: bool | None = None,
+    *,
+    at_once: bool = False,
 ) -> tuple[Forecast, bool]:
     composition = steady(text, "candidate")
     if levels is None:
@@ -232,7 +233,8 @@ def _forecast(
             composition, specs, cluster.workers, cluster.per_node
         )
     codec = codecs.get(composition.text)
-    return forecast(composition, specs, backward, cluster, codec, two_levels=levels), levels
+    found = forecast(composition, specs, backward, cluster, codec, two_levels=levels, at_once=at_once)
+    return found, levels
 
 
 def _shares_links(cluster: Cluster) -> bool:

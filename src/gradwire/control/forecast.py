@@ -73,13 +73,17 @@ def forecast(
     codec: CodecCost | None = None,
     *,
     two_levels: bool = False,
+    at_once: bool = False,
 ) -> Forecast:
     """`composition` on a model of `specs` whose gradients are ready as `backward` says, in the same order.
 
-    Without a `codec` its cost counts as nothing. With `two_levels` ranks add up inside their nodes first, and
+    With `at_once` it is a round of local steps, in which all is ready at the end. Without a `codec` its cost
+    counts as nothing. With `two_levels` ranks add up inside their nodes first, and
     the layout is that of shards.
     """
-    main, numel = _main_of(composition, specs, backward, cluster, two_levels=two_levels)
+    main, numel = _main_of(composition, specs, backward, cluster, two_levels=two_levels, at_once=at_once)
+    if at_once:
+        backward = replace(backward, ready_s=(backward.total_s,) * len(numel))
     way = (_TwoLevels if two_levels else _Flat)(cluster, main)
     return _priced(way, replace(backward, numel=numel), codec)
 
@@ -91,11 +95,12 @@ def _main_of(
     cluster: Cluster,
     *,
     two_levels: bool,
+    at_once: bool = False,
 ) -> tuple[MainLane, tuple[int, ...]]:
     """The main lane of whole parameters, or of their shards, and the elements of each."""
     held = shards_of(specs, cluster.per_node if two_levels else 1)
     between = cluster.nodes if two_levels else cluster.workers
-    layout = build(held, composition, None, torch.device("meta"), between)
+    layout = build(held, composition, None, torch.device("meta"), between, at_once=at_once)
     numel = tuple(spec.numel for spec in held)
     ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
     return main_lane(layout, held, [ends[cut] for cut in bucket_cuts(backward.numel)]), numel

@@ -26,7 +26,7 @@ from gradwire.errors import GradwireError
 from gradwire.kernels import LARGEST_GRADIENT
 from gradwire.sources.attempts import Attempts
 from gradwire.sources.backward import Backward
-from gradwire.sources.buckets import Bucket, assigned, cap_for
+from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
 from gradwire.sources.plain import group_in, spread
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.sharded import ShardedParameters, is_sharded
@@ -57,6 +57,7 @@ class LocalSteps(Source):
     """
 
     kind = "local steps"
+    at_once = True
 
     def __init__(
         self,
@@ -115,8 +116,8 @@ class LocalSteps(Source):
             shared = self.parameters[name].detach()
             differs = each.dtype != shared.dtype or (delay > 0 and name in self._own)
             self._anchors[name] = shared.clone() if differs else shared
-        self._buckets: list[Bucket] = []
-        self._fine: bool | None = None
+        groups = enumerate(assigned(self.specs, CAP_BYTES))
+        self._buckets = [Bucket(index, group, self.device, self._rows) for index, group in groups]
         self._shown: dict[str, Tensor] | None = None
         self._unsound = 0
         self.attempts = Attempts(self._own.values(), self._turn)
@@ -340,7 +341,6 @@ class LocalSteps(Source):
         backward, count = self._backward, self.attempts.count
         backward.open()
         backward.engine.watch.begin()
-        self._build()
         bad, failure = "", None
         try:
             self._trained.require(self._current())
@@ -449,17 +449,6 @@ class LocalSteps(Source):
     def _current(self) -> Mapping[str, Tensor]:
         """The module's parameters, as they are now."""
         return dict(self.module.named_parameters()) if self._shards is None else self._shards.current()
-
-    def _build(self) -> None:
-        """Make buckets as what runs in this round wants them; on all ranks the same."""
-        fine = not self._backward.engine.layout.is_plain
-        if fine != self._fine:
-            self._fine = fine
-            total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
-            groups = assigned(self.specs, cap_for(total_bytes, fine=fine))
-            self._buckets = [
-                Bucket(index, group, self.device, self._rows) for index, group in enumerate(groups)
-            ]
 
     def _views(self) -> Iterator[tuple[str, Tensor]]:
         """Places in the buckets by name, but for the weight."""
@@ -602,7 +591,6 @@ class LocalSteps(Source):
             optimizer.load_state_dict(_sharded_state(optimizer, each))
         self._lands_at = self._resumed = None
         if flight is not None:
-            self._build()
             self._weight.copy_(torch.tensor([1.0, 0.0], device="cpu"))
             for name, view in self._views() if flight["means"] is not None else ():
                 view.copy_(flight["means"][name])

@@ -60,6 +60,9 @@ class Source(ABC):
     is_replicated: ClassVar[bool] = True
     """Whether all ranks hold the same parameters, and not shards of them."""
 
+    at_once: ClassVar[bool] = False
+    """Whether all gradients of a step come together, and not one after another in a backward pass."""
+
     specs: tuple[ParameterSpec, ...]
     """Layout order: the reverse of registration."""
     parameters: Mapping[str, nn.Parameter]

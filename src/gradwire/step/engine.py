@@ -109,7 +109,7 @@ class Engine:
             stays = env.alternative is None or self.layout_of(composition, META).stays_on_device
             device = env.for_layout(stays=stays).device
         world, memory_dtype = env.comm.world, env.memory_dtype
-        return build(self.specs, composition, env.policy, device, world, memory_dtype)
+        return build(self.specs, composition, env.policy, device, world, memory_dtype, at_once=env.at_once)
 
     def layout_to_run(self, asked: Layout, *, owing: bool = False) -> Layout:
         """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`.
