@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,8 @@ from torch.distributed.tensor import DTensor
 
 import gradwire
 from gradwire import recipes
+from gradwire.comm import ProcessGroupComm
+from gradwire.sources.backward import Backward
 from tests.support.models import batch, digest, optimizer_of, perceptron, same
 from tests.support.ranks import FOLDER
 
@@ -756,39 +760,99 @@ def one_shard_not_finite() -> dict[str, Any]:
     return {"error": max(errors), "alike": equal_on_all(now)}
 
 
-KEPT = "kept"
+def die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dying(delay: int, at: int) -> dict[str, Any]:
-    """Saved in the middle of a round; rank 1 dies `at` a step, and rank 0 hears of it in the next round."""
-    folder = Path(os.environ[FOLDER]).parent / KEPT
-    model, optimizer, wire = model_and_wire("topk(ratio=0.1)", delay)
-    steps(model, optimizer, range(EVERY + 1))
-    wire.save(folder)
+def saving(_wire: gradwire.OuterWire) -> None:
+    patch.object(os, "fsync", die).start()
+
+
+def forming(_wire: gradwire.OuterWire) -> None:
+    patch.object(Backward, "submit", die).start()
+
+
+def exchanging(_wire: gradwire.OuterWire) -> None:
+    patch.object(ProcessGroupComm, "issue", die).start()
+
+
+def before_landing(wire: gradwire.OuterWire) -> None:
+    wire.outer_optimizer.register_step_pre_hook(die)
+
+
+def landing(wire: gradwire.OuterWire) -> None:
+    wire.outer_optimizer.register_step_post_hook(die)
+
+
+@dataclass(frozen=True)
+class Death:
+    """`saved_at` attempted steps rank 1 is about to die, and rank 0 hears of it in step `heard_at`."""
+
+    delay: int
+    saved_at: int
+    heard_at: int
+    prepare: Callable[[gradwire.OuterWire], None]
+
+
+AT = 2 * EVERY - 1
+"""The step in which the second round leaves."""
+
+DEATHS = {
+    "before a round": Death(0, AT, AT, die),
+    "while a change is formed": Death(0, AT, AT, forming),
+    "in the exchange": Death(0, AT, AT, exchanging),
+    "in the exchange, delayed": Death(2, AT, AT + 2, exchanging),
+    # The other one has landed, and hears of it in the next round.
+    "before landing": Death(0, AT, AT + EVERY, before_landing),
+    "while landing late": Death(2, AT + 2, AT + EVERY + 2, landing),
+    "while saving": Death(0, AT - 1, AT, saving),
+}
+
+
+def kept(death: str) -> Path:
+    return Path(os.environ[FOLDER]).parent / f"kept {death}"
+
+
+def dying(name: str) -> dict[str, Any]:
+    """Saved in the middle of a round. Then rank 1 dies, and rank 0 hears of it."""
+    death = DEATHS[name]
+    model, optimizer, wire = model_and_wire("topk(ratio=0.1)", death.delay)
+    steps(model, optimizer, range(death.saved_at))
+    wire.save(kept(name))
+    if dist.get_rank() == 1:
+        death.prepare(wire)
+    step = death.saved_at
     try:
-        for step in range(EVERY + 1, 4 * EVERY):
-            if step == at and dist.get_rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
+        for step in range(death.saved_at, 4 * EVERY):
+            if death.prepare is saving and step > death.saved_at:
+                wire.save(kept(name))
             steps(model, optimizer, range(step, step + 1))
-    except gradwire.TransportError:
-        return {"heard at": step}
+    except gradwire.TransportError as error:
+        return {"heard at": step, "text": str(error)}
     return {"heard at": None}
 
 
-def going_on(delay: int) -> dict[str, Any]:
-    """From what the dead left, beside a run that nothing has interrupted."""
-    model, optimizer, _wire = model_and_wire("topk(ratio=0.1)", delay)
-    steps(model, optimizer, range(4 * EVERY))
-    again, theirs, other = model_and_wire("topk(ratio=0.1)", delay)
-    other.load(Path(os.environ[FOLDER]).parent / KEPT)
-    steps(again, theirs, range(other.attempts, 4 * EVERY))
-    return {"same": same(list(model.state_dict().values()), list(again.state_dict().values()))}
+def going_on() -> dict[str, Any]:
+    """From what each of the dead left, beside a run that nothing has interrupted."""
+    found = {}
+    for delay in (0, 2):
+        model, optimizer, wire = model_and_wire("topk(ratio=0.1)", delay)
+        steps(model, optimizer, range(4 * EVERY))
+        for name, death in DEATHS.items():
+            if death.delay == delay:
+                again, theirs, other = model_and_wire("topk(ratio=0.1)", delay)
+                other.load(kept(name))
+                begins = other.attempts
+                steps(again, theirs, range(begins, 4 * EVERY))
+                alike = same(list(model.state_dict().values()), list(again.state_dict().values()))
+                found[name] = [begins, alike and same(theta0(wire), theta0(other))]
+    return found
 
 
 def from_two_ranks() -> dict[str, Any]:
-    """One rank goes on from what two have saved."""
+    """One rank goes on from what two have saved, with a round under way."""
     model, optimizer, wire = model_and_wire("topk(ratio=0.1)", 2)
-    wire.load(Path(os.environ[FOLDER]).parent / KEPT)
+    wire.load(kept("while landing late"))
     begins = same(values(model), shared(wire, model))
     steps(model, optimizer, range(3 * EVERY))
     finite = all(bool(each.isfinite().all()) for each in values(model))
@@ -805,9 +869,7 @@ SCENES |= {
     "ddp inside, resumed": partial(resumed_on_two_sites, "ddp"),
     "fsdp inside, resumed": partial(resumed_on_two_sites, "fsdp"),
     "one shard not finite": one_shard_not_finite,
-    "dying before a round": partial(dying, 0, 2 * EVERY - 2),
-    "dying under way": partial(dying, 2, 2 * EVERY),
-    "going on": partial(going_on, 0),
-    "going on, delayed": partial(going_on, 2),
+    **{f"dying {name}": partial(dying, name) for name in DEATHS},
+    "going on": going_on,
     "from two ranks": from_two_ranks,
 }

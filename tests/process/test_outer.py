@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.process.scenes_outer import EVERY, SCENES
+from tests.process.scenes_outer import DEATHS, EVERY, SCENES
 from tests.support.ranks import Results, perform, started, value
 
 pytestmark = pytest.mark.process
 
 IN_FOUR = [name for name in SCENES if "inside" in name or name == "one shard not finite"]
-APART = ["dying before a round", "dying under way", "going on", "going on, delayed", "from two ranks"]
+APART = ["going on", "from two ranks", *(name for name in SCENES if name.startswith("dying"))]
 IN_TWO = [name for name in SCENES if name not in (*IN_FOUR, *APART)]
 
 ROUNDINGS = 2e-6
@@ -206,26 +210,37 @@ def test_a_machine_is_left_out_for_one_shard(sites: Results) -> None:
         assert each["error"] <= 1e-7  # θ₀ − (θ₀ − θ)
 
 
-@pytest.mark.parametrize(
-    ("scene", "after", "heard_at"),
-    [
-        ("dying before a round", "going on", 2 * EVERY - 1),
-        ("dying under way", "going on, delayed", 2 * EVERY + 1),
-    ],
-)
-def test_a_rank_that_dies_ends_the_round_and_a_save_goes_on(
-    tmp_path: Path, scene: str, after: str, heard_at: int
-) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
-    with started("tests.process.scenes_outer", 2, first, [scene], 40.0) as ranks:
+def _dead(place: Path, scene: str) -> Any:
+    """Rank 1 dies in the scene; what rank 0 hears."""
+    place.mkdir()
+    with started("tests.process.scenes_outer", 2, place, [scene], 40.0) as ranks:
         ranks[0].wait(120.0)
-    told = json.loads((first / "0.json").read_text())[scene]
-    assert told == {"value": {"heard at": heard_at}}
-    assert value(perform("tests.process.scenes_outer", 2, second, [after]), after) == [{"same": True}] * 2
-    if after == "going on, delayed":
-        alone = tmp_path / "alone"
-        alone.mkdir()
-        [found] = value(perform("tests.process.scenes_outer", 1, alone, ["from two ranks"]), "from two ranks")
-        assert found == {"begins": True, "attempts": EVERY + 3 * EVERY, "finite": True}
+        assert ranks[1].wait(10.0) == -signal.SIGKILL
+    return json.loads((place / "0.json").read_text())[scene]["value"]
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder that has what the dead have saved, and what was heard of each."""
+    folder = tmp_path_factory.mktemp("deaths")
+    with ThreadPoolExecutor(2) as pool:
+        heard = pool.map(lambda name: _dead(folder / name, f"dying {name}"), DEATHS)
+        return folder, dict(zip(DEATHS, heard, strict=True))
+
+
+@pytest.mark.parametrize("name", DEATHS)
+def test_a_rank_that_dies_is_named_to_the_others(deaths: tuple[Path, dict[str, Any]], name: str) -> None:
+    told = deaths[1][name]
+    assert told["heard at"] == DEATHS[name].heard_at
+    assert re.search(r"\[127\.0\.0\.1\]:\d+", told["text"]), "the peer's address"
+
+
+def test_what_the_dead_have_saved_goes_on_bit_for_bit(deaths: tuple[Path, dict[str, Any]]) -> None:
+    after, alone = deaths[0] / "after", deaths[0] / "alone"
+    after.mkdir()
+    expected = {name: [death.saved_at, True] for name, death in DEATHS.items()}
+    assert value(perform("tests.process.scenes_outer", 2, after, ["going on"]), "going on") == [expected] * 2
+    alone.mkdir()
+    results = perform("tests.process.scenes_outer", 1, alone, ["from two ranks"])
+    [found] = value(results, "from two ranks")
+    assert found == {"begins": True, "attempts": 2 * EVERY + 3 * EVERY, "finite": True}
