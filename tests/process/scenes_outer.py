@@ -579,6 +579,45 @@ def at_the_end() -> dict[str, Any]:
     }
 
 
+def taking_turns(delay: int) -> dict[str, Any]:
+    """Two parts of a model, each with rounds of its own, half a cycle apart; saved in the middle, too."""
+    folder = Path(os.environ[FOLDER])
+
+    def built() -> tuple[nn.Module, torch.optim.Optimizer, list[nn.Module]]:
+        torch.manual_seed(21)
+        parts = [
+            nn.Sequential(nn.Linear(32, 64), nn.Tanh()),
+            nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)),
+        ]
+        model = nn.Sequential(*parts)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2), parts
+
+    model, optimizer, (first, last) = built()
+    wires = [outer(first, optimizer, "topk(ratio=0.1)", delay=delay)]
+    steps(model, optimizer, range(EVERY // 2))
+    wires.append(outer(last, optimizer, "topk(ratio=0.1)", delay=delay))
+    alike, landed = True, list[list[bool]]()
+    for step in range(EVERY // 2, 4 * EVERY):
+        if step == 2 * EVERY + 1:
+            for number, wire in enumerate(wires):
+                wire.save(folder / f"part-{delay}-{number}")
+        before = [[each.clone() for each in theta0(wire)] for wire in wires]
+        steps(model, optimizer, range(step, step + 1))
+        landed.append([not same(old, theta0(wire)) for old, wire in zip(before, wires, strict=True)])
+        alike &= all(equal_on_all(theta0(wire)) for wire in wires)
+    again, theirs, parts = built()
+    others = [outer(part, theirs, "topk(ratio=0.1)", delay=delay) for part in parts]
+    for number, other in enumerate(others):
+        other.load(folder / f"part-{delay}-{number}")
+    steps(again, theirs, range(2 * EVERY + 1, 4 * EVERY))
+    return {
+        "alike": alike,
+        "in turn": not any(all(each) for each in landed),
+        "rounds": [sum(each) for each in zip(*landed, strict=True)],
+        "resumed": same(values(model), values(again)),
+    }
+
+
 def refused() -> dict[str, str]:
     """The first words of each refusal."""
     found = {}
@@ -637,6 +676,8 @@ SCENES: dict[str, Callable[[], Any]] = {
     "counting": counting,
     "uneven": uneven,
     "at the end": at_the_end,
+    "in turn": partial(taking_turns, 0),
+    "in turn, delayed": partial(taking_turns, EVERY - 1),
     "refused": refused,
 }
 

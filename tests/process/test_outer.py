@@ -155,6 +155,13 @@ def test_evaluation_switch_and_the_last_round(world: Results) -> None:
     assert value(world, "at the end") == [flags | {"recipe": "dense"}] * 2
 
 
+@pytest.mark.parametrize(("scene", "rounds"), [("in turn", [4, 3]), ("in turn, delayed", [3, 2])])
+def test_parts_of_a_model_take_turns_by_wires_of_their_own(
+    world: Results, scene: str, rounds: list[int]
+) -> None:
+    assert value(world, scene) == [{"alike": True, "in turn": True, "rounds": rounds, "resumed": True}] * 2
+
+
 REFUSED = {
     "delay": "ValueError: delay=4 is not a number of steps below every=4",
     "every": "ValueError: every=0 is not a number of steps",
