@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.step import layout
-from tests.support.rig import SHAPES
+from gradwire.planning.tuning import Tuning
+from tests.support import rig
 
 
 @pytest.fixture(autouse=True)
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """From a few hundred bytes on they are, wherever there are several units."""
-    few = 4 * (SHAPES["last.bias"][0] + 1)
-    monkeypatch.setattr(layout, "EARLY_BYTES", few)
+    few = 4 * (rig.SHAPES["last.bias"][0] + 1)
+    monkeypatch.setattr(rig, "TUNING", Tuning(early_bytes=few))

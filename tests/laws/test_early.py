@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import shortest_sum
 from gradwire.control.controller import TOLD
-from gradwire.step import layout
+from gradwire.planning.tuning import Tuning
 from gradwire.step.verdict import HEADER
 from tests.support.rig import ALONE, BUCKETS, ONE_BUCKET, Outcome, Rig, gradients
 
 TEXT = "topk(ratio=0.1)"
 
 
-def _steps(comm: Comm, name: str = "reversed") -> list[Outcome]:
-    rig = Rig(comm, TEXT, unit_elements=1000)
+def _steps(comm: Comm, name: str = "reversed", **options: Any) -> list[Outcome]:
+    rig = Rig(comm, TEXT, unit_elements=1000, **options)
     return [rig.step(gradients(comm.rank, step), BUCKETS[name]) for step in range(3)]
 
 
 @pytest.mark.parametrize("buckets", BUCKETS)
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_means_are_those_of_the_tail_alone(world: int, buckets: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_means_are_those_of_the_tail_alone(world: int, buckets: str) -> None:
     early = run_ranks(world, lambda comm: _steps(comm, buckets))
-    monkeypatch.setattr(layout, "EARLY_BYTES", 1 << 40)
-    late = run_ranks(world, lambda comm: _steps(comm, buckets))
+    late = run_ranks(world, lambda comm: _steps(comm, buckets, tuning=Tuning(early_bytes=1 << 40)))
     for one, other in zip(early, late, strict=True):
         assert all(len(step.step.small) == 2 for step in one)
         assert all(len(step.step.small) == 1 for step in other)

@@ -19,6 +19,7 @@ from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT
 from gradwire.placement import Placement, Post, Resolve, device_at
 from gradwire.planning.cuts import even_cuts
+from gradwire.planning.tuning import USUAL
 from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeReducer
 from gradwire.step.arena import ParameterSpec
@@ -116,6 +117,10 @@ def parted(comm: Comm, per_node: int) -> tuple[Comm, Comm]:
     return comm.split(nodes), comm.split([ranks[place::per_node] for place in range(per_node)])
 
 
+TUNING = USUAL
+"""Of rigs for which no other is given."""
+
+
 class Rig:
     """One rank. `unit_elements` cuts lanes into many small units, as a large model's would be.
 
@@ -156,7 +161,7 @@ class Rig:
         if placement.inside is not None:
             self.level = NodeReducer(known, placement.inside.world)
             known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
-        env = EngineEnvironment(placement, concluded=concluded, **options)
+        env = EngineEnvironment(placement, concluded=concluded, **{"tuning": TUNING} | options)
         self.engine = Engine(known, recipe(text), env)
         if self.level is not None:
             self.level.join(self.engine)

@@ -40,7 +40,7 @@ _PLAIN = (str, bytes, int, float, complex, type(None), Tensor, torch.dtype, Modu
 
 _ENOUGH = 1 << 20
 """Elements that are folded in a rehearsal at most: how many there are changes no kernel."""
-_LONG_S = 2.0
+LONG_S = 2.0
 """Compiling for longer than that is worth a line that shows by default, since others may wait for it."""
 
 
@@ -61,7 +61,7 @@ def _rehearse_timed(layout: Layout, world: int) -> None:
         rehearse(layout, world)
     except Exception as error:
         _LOG.warning("kernels of %s could not be prepared: %r", layout.main.text, error)
-    if (took_s := now_s() - start_s) > _LONG_S:
+    if (took_s := now_s() - start_s) > LONG_S:
         _LOG.warning("preparing kernels for %s took %.0f s", layout.main.text, took_s)
 
 
@@ -117,10 +117,10 @@ def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int) -> None:
             return
 
 
-def prepare(text: str, names: Callable[[], Collection[str]], rank: int) -> None:
+def prepare(text: str, names: Callable[[], Collection[str]], rank: int, long_s: float = LONG_S) -> None:
     """Have the kernels of the modules `names()`, for what is called `text`; log what has to be compiled.
 
-    The first line is at INFO, those after `_LONG_S` at WARNING. Raises nothing: peers would wait for this
+    The first line is at INFO, those after `long_s` at WARNING. Raises nothing: peers would wait for this
     rank's collectives. A kernel that cannot be had fails again where a step calls it, and from there all
     ranks hear of it.
     """
@@ -129,7 +129,7 @@ def prepare(text: str, names: Callable[[], Collection[str]], rank: int) -> None:
     told: set[int] = set()
 
     def say() -> None:
-        level = logging.WARNING if kernels.compiled_s() - before_s > _LONG_S else logging.INFO
+        level = logging.WARNING if kernels.compiled_s() - before_s > long_s else logging.INFO
         if level not in told:
             told.add(level)
             _LOG.log(level, "compiling kernels for %s; %s", text, why)
@@ -140,7 +140,7 @@ def prepare(text: str, names: Callable[[], Collection[str]], rank: int) -> None:
     except Exception as error:
         _LOG.warning("kernels of %s could not be prepared: %r", text, error)
     took_s = kernels.compiled_s() - before_s
-    if took_s > _LONG_S:
+    if took_s > long_s:
         _LOG.warning("compiling kernels for %s took %.0f s; %s", text, took_s, why)
 
 

@@ -371,7 +371,8 @@ def watched_in(layout: Layout, world: int) -> Watched:
     """What the judge of `layout` is told: the sizes of the largest lane in which its exchange works."""
     mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
     largest = max(mine, key=lambda lane: lane.numel, default=None)
-    return Watched(world, () if largest is None else tuple(slot.spec.numel for slot in largest.slots))
+    sizes = () if largest is None else tuple(slot.spec.numel for slot in largest.slots)
+    return Watched(world, sizes, layout.tuning)
 
 
 def may_follow(now: Layout, following: Layout, comm: Comm) -> bool:

@@ -49,7 +49,7 @@ class MainLane:
     def tail(self, world: int) -> Tail:
         """The verdict, and what travels beside: with it where that is little."""
         beside = Round("all_reduce", self.beside, torch.float32)
-        is_apart = not rides(beside.payload_bytes, world)
+        is_apart = not rides(beside.payload_bytes, world, self.layout.tuning)
         numel = world * HEADER + (0 if is_apart else self.beside)
         carried = Round("all_reduce", numel, torch.float32, algorithm=shortest_sum(world))
         exchanges = (*(lane.exchange for lane in self.layout.lanes), *self.layout.direct.values())

@@ -9,6 +9,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from gradwire.planning.costs import ENOUGH, BackwardTiming, CodecCost, Cores, Link, Network
+from gradwire.planning.tuning import USUAL, Tuning
 
 if TYPE_CHECKING:  # which is made of facts
     from gradwire.planning.forecast import Forecast
@@ -152,6 +153,7 @@ class Watched:
 
     world: int
     sizes: tuple[int, ...]
+    tuning: Tuning = USUAL
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,8 @@ MOST_TRIALS = 4
 """Trials at most. Then the best of the tried recipes runs, or dense."""
 DECIDED = 80
 """Steps, with those that measure, after which the best of the tried recipes stays, or dense."""
-KEPT = 1000
-"""Steps that a recipe stays at least. To decide anew takes some 30 dense steps, each a few times as
-long where the network binds: below a tenth of the time, even if nothing has changed."""
 PATIENCE = 1.25
 """Times the limit above which lateness, a median over many looks, is too much where a recipe stays."""
-KEPT_DENSE = 300
-"""The same for dense. To decide anew costs less there: most of the steps that measure are dense as well."""
 
 Again = Callable[[], Composition]
 
@@ -146,14 +141,14 @@ def _watching(
     again: Again,
     limit: float,
     milder: Callable[[float], Composition] | None,
-    _watched: Watched,
+    watched: Watched,
 ) -> Judge:
-    """Decides anew once the link or the steps have changed, but not within `KEPT` or `KEPT_DENSE` steps.
+    """Decides anew once the link or the steps have changed, but not before `Tuning` lets it.
 
     Lateness waits for nothing. Where training suffers (`gradwire.control.health`), dense follows at once, and
     stays.
     """
-    kept = KEPT_DENSE if text == dense().text else KEPT
+    kept = watched.tuning.kept_dense_steps if text == dense().text else watched.tuning.kept_steps
     steps, changed = count(1), False
 
     def judge(shown: StepObservation) -> Composition | None:

@@ -40,7 +40,7 @@ from gradwire.step.step import (
     StepOutcome,
     VerdictPending,
 )
-from gradwire.step.verdict import SMALL_BYTES, Row, SmallReduce, Verdict, VerdictReduce, plan_number, rides
+from gradwire.step.verdict import Row, SmallReduce, Verdict, VerdictReduce, plan_number, rides
 
 META = torch.device("meta")
 
@@ -108,8 +108,8 @@ class Engine:
         if device is None:
             stays = env.alternative is None or self.layout_of(composition, META).stays_on_device
             device = env.for_layout(stays=stays).device
-        world, memory_dtype = env.comm.world, env.memory_dtype
-        return build(self.specs, composition, env.policy, device, world, memory_dtype, at_once=env.at_once)
+        given = env.comm.world, env.memory_dtype, env.tuning
+        return build(self.specs, composition, env.policy, device, *given, at_once=env.at_once)
 
     def layout_to_run(self, asked: Layout, *, owing: bool = False) -> Layout:
         """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`.
@@ -147,8 +147,9 @@ class Engine:
 
     def retired(self) -> Snapshot:
         """Plain all-reduce, whatever the policy, `prepared` without any memory."""
-        device, world = self.env.for_layout(stays=True).device, self.env.comm.world
-        made = self.prepared(build(self.specs, dense(), None, device, world, self.env.memory_dtype))
+        env = self.env
+        device, given = env.for_layout(stays=True).device, (env.memory_dtype, env.tuning)
+        made = self.prepared(build(self.specs, dense(), None, device, env.comm.world, *given))
         return replace(made, env=replace(made.env, policy=None))
 
     def snapshot(self) -> Snapshot:
@@ -256,7 +257,7 @@ class Engine:
         step = self._now
         assert step is not None, "open the step first"
         step.all_arrived = True
-        if self._tells_means(step) or not rides(step.left_bytes, self.comm.world):
+        if self._tells_means(step) or not rides(step.left_bytes, self.comm.world, self.layout.tuning):
             self._send_small(step, step.tail_regions.keys())
         self._progress(step)
 
@@ -284,7 +285,7 @@ class Engine:
 
     def _launch_direct(self, step: Step, arrival: Arrival, run: Run) -> None:
         region = arrival.buffer[run.region]
-        wide = region.dtype == torch.float64 or region.nbytes >= SMALL_BYTES
+        wide = region.dtype == torch.float64 or region.nbytes >= self.layout.tuning.small_bytes
         if not wide and not self.layout.is_plain:
             step.tail_regions.update(zip(run.names, region.split_with_sizes(run.sizes), strict=True))
             return

@@ -15,6 +15,7 @@ from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm
 from gradwire.placement import Device, Placement
 from gradwire.planning.costs import Link
+from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.step.arena import Lane, Unit
 from gradwire.step.context import ExchangeContext, Replicas
 from gradwire.step.layout import Layout, Policy
@@ -64,6 +65,7 @@ class EngineEnvironment:
     policy: Policy | None = None
     seed: int = 0
     memory_dtype: torch.dtype | None = None
+    tuning: Tuning = USUAL
     alone: bool = False
     at_once: bool = False
     """Whether all gradients of a step come together, so that there is nothing to overlap with."""

@@ -20,12 +20,12 @@ from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import Dense, dense
 from gradwire.memory import UNSENT, Residual
+from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition
 from gradwire.recipes.dense import dense as plain
 from gradwire.recipes.parse import steady
 from gradwire.step.arena import Lane, ParameterSpec, Slot
 from gradwire.step.arrival import BucketEntry, Intake, intake
-from gradwire.step.verdict import EARLY_BYTES, SMALL_BYTES
 
 Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
 """Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default, and
@@ -96,6 +96,7 @@ class Layout:
     direct: Mapping[str, Exchange]
     alone: bool = False
     does_more: bool = False
+    tuning: Tuning = USUAL
     _intakes: dict[str, Intake] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -156,9 +157,13 @@ class Layout:
         place = {spec.name: number for number, spec in enumerate(self.specs)}
         last = max(units, key=lambda unit: place[unit.pieces[-1].slot.spec.name])
         first = place[last.pieces[0].slot.spec.name]
-        ahead = [spec for spec in self.specs[:first] if spec.name in self.direct and _is_small(spec)]
-        large_enough = 4 * sum(spec.numel for spec in ahead) >= EARLY_BYTES
+        ahead = [spec for spec in self.specs[:first] if spec.name in self.direct and self._is_small(spec)]
+        large_enough = 4 * sum(spec.numel for spec in ahead) >= self.tuning.early_bytes
         return frozenset(spec.name for spec in ahead if large_enough)
+
+    def _is_small(self, spec: ParameterSpec) -> bool:
+        size = spec.numel * spec.dtype.itemsize
+        return spec.dtype != torch.float64 and size < self.tuning.small_bytes
 
     def take_over(self, old: Layout) -> None:
         """Fill the memory from another layout's, by parameter name; what is unsent may not be dropped.
@@ -216,6 +221,7 @@ def build(
     device: torch.device,
     world: int,
     memory_dtype: torch.dtype | None = None,
+    tuning: Tuning = USUAL,
     *,
     at_once: bool = False,
 ) -> Layout:
@@ -254,7 +260,7 @@ def build(
         )
     )
     slots = {slot.spec.name: (lane, slot) for lane in lanes for slot in lane.slots}
-    return Layout(tuple(specs), main, lanes, slots, direct, does_more=does_more)
+    return Layout(tuple(specs), main, lanes, slots, direct, does_more=does_more, tuning=tuning)
 
 
 def is_alone(comm: Comm) -> bool:
@@ -276,9 +282,5 @@ def uncompressed(
     nothing is left in it.
     """
     dense_ = replace(plain(), exchange=remember(dense(), Residual(whole=True)) if owing else dense())
-    ran = build(asked.specs, dense_, lambda _: None, device, 1, memory_dtype)
+    ran = build(asked.specs, dense_, lambda _: None, device, 1, memory_dtype, asked.tuning)
     return replace(ran, main=replace(asked.main, watch=None), alone=True)
-
-
-def _is_small(spec: ParameterSpec) -> bool:
-    return spec.dtype != torch.float64 and spec.numel * spec.dtype.itemsize < SMALL_BYTES

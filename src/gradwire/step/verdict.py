@@ -19,22 +19,14 @@ from gradwire.comm.base import DONE, Algorithm, shortest_sum
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
 from gradwire.kernels import is_finite
 from gradwire.measure.metered import MeteredComm
+from gradwire.planning.tuning import Tuning
 
 HEADER = 5
-SMALL_BYTES = 64 * 1024
-"""Below this, a run of dense gradients travels with other small ones, not in a collective of its own."""
-EARLY_BYTES = 4 * 1024
-"""From this size on, small gradients that are ready before the last unit do not wait for the end. (There
-7 kB would add 5 ms at 13 Mbit/s, with no computation to overlap; one more all-reduce costs up to 1 ms of CPU
-time.)"""
-RIDING_BYTES = 1000
-"""Up to this size, what is left of them rides with a verdict that goes direct. With the table that is one
-packet to each other rank; more bytes leave at the end of the backward pass, by the library's all-reduce."""
 
 
-def rides(left_bytes: int, world: int) -> bool:
+def rides(left_bytes: int, world: int, tuning: Tuning) -> bool:
     """Whether small gradients of this many bytes, left at the end, go out with the verdict."""
-    return left_bytes <= RIDING_BYTES or shortest_sum(world) == "library"
+    return left_bytes <= tuning.riding_bytes or shortest_sum(world) == "library"
 
 
 def plan_number(*parts: object) -> int:

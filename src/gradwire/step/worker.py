@@ -12,7 +12,8 @@ from gradwire.errors import GradwireError, TransportError
 
 T = TypeVar("T")
 Job = Callable[[], None]
-_AWAKE_S = 0.5
+AWAKE_S = 0.5
+"""After so long whoever waits looks whether there is still something to wait for."""
 
 
 class Worker:
@@ -23,10 +24,11 @@ class Worker:
         crashed: Callable[[BaseException], None],
         ended: Job = lambda: None,
         begun: Job = lambda: None,
+        awake_s: float = AWAKE_S,
     ) -> None:
-        """`begun` runs first on the thread, `ended` last."""
+        """`begun` runs first on the thread, `ended` last; who waits for it looks every `awake_s`."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self.crashed, self._ended = crashed, ended
+        self.crashed, self._ended, self._awake_s = crashed, ended, awake_s
         """Takes what a job raises."""
         self.is_connected = True
         """Whether no `call` has broken the transport so far."""
@@ -62,7 +64,7 @@ class Worker:
     def wait(self, event: threading.Event, look: Job = lambda: None) -> None:
         """Block until this thread has set `event`; raises `GradwireError` where it has ended instead.
 
-        `look` is called twice a second meanwhile, and ends the wait by raising.
+        `look` is called every `awake_s` meanwhile, and ends the wait by raising.
         """
 
         def awake() -> None:
@@ -70,7 +72,7 @@ class Worker:
                 raise GradwireError("gradwire's thread has ended: nothing can be asked of it any more")
             look()
 
-        wait_for(event, awake)
+        wait_for(event, awake, self._awake_s)
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """End the thread once the jobs queued so far are done, and `ended`, and wait for that. Idempotent.
@@ -92,11 +94,13 @@ class Worker:
         self._ended()
 
 
-def wait_for(event: threading.Event, look: Callable[[], None] = lambda: None) -> None:
-    """Wait without a limit, but wake up twice a second, for `look` and for signals.
+def wait_for(
+    event: threading.Event, look: Callable[[], None] = lambda: None, awake_s: float = AWAKE_S
+) -> None:
+    """Wait without a limit, but wake up every `awake_s`, for `look` and for signals.
 
     Python acts on Ctrl-C between two instructions. One that arrives just before an endless wait is noted and
     has no effect until that ends, which may be the timeout of a process group.
     """
-    while not event.wait(_AWAKE_S):
+    while not event.wait(awake_s):
         look()

@@ -436,7 +436,6 @@ def test_compiling_is_logged_and_stands_in_the_report_where_a_step_waited_for_it
         numba.njit(lambda x: x + 1)(1)
 
     monkeypatch.setattr(kernels, "prepare", compiles)
-    monkeypatch.setattr("gradwire._api.prepare._LONG_S", 0.0)
     caplog.set_level(logging.INFO, "gradwire")
     ddp = _ddp()
     wire = gradwire.attach(ddp, recipe="int8")

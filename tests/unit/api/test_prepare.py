@@ -190,8 +190,7 @@ def test_compiling_is_said_when_it_begins_and_shows_by_default_when_it_takes_lon
             numba.njit(lambda x, more=more: x + more)(1)
 
     monkeypatch.setattr(kernels, "prepare", compiles)
-    monkeypatch.setattr(preparing, "_LONG_S", long_s)
     caplog.set_level(logging.INFO, "gradwire")
-    preparing.prepare("int8", frozenset, 0)
+    preparing.prepare("int8", frozenset, 0, long_s)
     assert [each.levelname for each in caplog.records] == levels
     assert all("compiling kernels for int8" in each for each in caplog.messages)

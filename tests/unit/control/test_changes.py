@@ -18,6 +18,7 @@ from gradwire.measure.link import Traffic
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, StepObservation
+from gradwire.planning.tuning import Tuning
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Watch
 from gradwire.step.step import Step
@@ -101,19 +102,20 @@ def training(link: dict[str, Link], monkeypatch: pytest.MonkeyPatch) -> dict[str
     monkeypatch.setattr(Step, "lasted_s", lasted_s)
     monkeypatch.setattr("gradwire.control.controller.surveyed", surveyed)
     monkeypatch.setattr("gradwire.control.auto.codec_cost", lambda *_, **_named: codec)
-    monkeypatch.setattr("gradwire.recipes.trial.KEPT_DENSE", SOON)
     return takes
 
 
-def _plans(every: Callable[[int], None], steps: int, resumes_at: int | None) -> list[str | None]:
+def _plans(
+    every: Callable[[int], None], steps: int, tuning: Tuning, resumes_at: int | None = None
+) -> list[str | None]:
     """What `auto` runs by step, on all ranks; `None` while it measures."""
 
     def rank(comm: Comm) -> list[str | None]:
-        rig, plans = Rig(comm, "auto"), list[str | None]()
+        rig, plans = Rig(comm, "auto", tuning=tuning), list[str | None]()
         for step in range(steps):
             every(step)
             if step == resumes_at:
-                rig, before = Rig(comm, "auto"), rig
+                rig, before = Rig(comm, "auto", tuning=tuning), rig
                 state.load(rig.engine, state.save(before.engine))
             plans.append(rig.engine.plan)
             assert rig.step(gradients(comm.rank, step)).error is None
@@ -138,7 +140,8 @@ def test_dense_that_has_hidden_is_given_up_once_it_does_not(
             training["backward"] = 0.01
 
     link["link"] = FAST if change == "link" else MIDDLING
-    plans = _plans(every, CHANGED + 2 * SOON + SETTLED, resumes_at)
+    tuning = Tuning(kept_dense_steps=SOON)
+    plans = _plans(every, CHANGED + 2 * SOON + SETTLED, tuning, resumes_at)
     assert plans[SETTLED:CHANGED] == (CHANGED - SETTLED) * ["dense"]
     again = plans.index(None, SETTLED)
     assert CHANGED < again <= SETTLED + SOON + 10
@@ -146,17 +149,16 @@ def test_dense_that_has_hidden_is_given_up_once_it_does_not(
 
 
 def test_a_link_that_comes_and_goes_is_followed_without_flapping(
-    training: dict[str, float], link: dict[str, Link], monkeypatch: pytest.MonkeyPatch
+    training: dict[str, float], link: dict[str, Link]
 ) -> None:
     """Good, bad, good; on the way every change of the link is answered once."""
-    monkeypatch.setattr("gradwire.recipes.trial.KEPT", SOON)
     long = SETTLED + 2 * SOON
 
     def every(step: int) -> None:
         is_bad = long <= step < 2 * long
         link["link"], training["sending"] = (SLOW, 2.0) if is_bad else (FAST, 0.05)
 
-    plans = _plans(every, 4 * long, None)
+    plans = _plans(every, 4 * long, Tuning(kept_steps=SOON, kept_dense_steps=SOON))
     decided = [plans[step] for step in range(1, len(plans)) if plans[step - 1] is None and plans[step]]
     assert len(decided) == 3
     assert (decided[0], decided[2]) == ("dense", "dense")

@@ -23,6 +23,7 @@ from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.change_detection import noise_of
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, StepObservation, Watched
+from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.auto import auto
 from gradwire.recipes.base import Judge
@@ -32,8 +33,6 @@ from gradwire.recipes.trial import (
     COUNTED,
     DECIDED,
     FEWEST,
-    KEPT,
-    KEPT_DENSE,
     MOST_TRIALS,
     SKIPPED,
     _watching,
@@ -59,9 +58,9 @@ def _fixed(text: str) -> Composition:
     return recipe(text).build()
 
 
-def _judge(composition: Composition) -> Judge:
+def _judge(composition: Composition, tuning: Tuning = USUAL) -> Judge:
     assert composition.watch is not None
-    return composition.watch.judge(Watched(2, (10,)))
+    return composition.watch.judge(Watched(2, (10,), tuning))
 
 
 def _shown(step: int, previous_s: float, late: float | None = 0.1, *, known: bool = True) -> StepObservation:
@@ -187,13 +186,14 @@ LINKS = (Link(1e-3, 1e-8), Link(1e-3, 4e-8))
 
 
 @pytest.mark.parametrize("change", [{"link_change": LINKS}, {"step_change_s": (0.1, 0.2)}], ids=list)
-@pytest.mark.parametrize(("took_s", "kept"), [(0.06, KEPT), (0.6, KEPT_DENSE)], ids=["int4", "dense"])
+@pytest.mark.parametrize(("took_s", "text", "kept"), [(0.06, "int4", 7), (0.6, "dense", 9)])
 def test_what_has_stayed_is_decided_anew_once_link_or_steps_have_changed(
-    change: dict[str, Any], took_s: float, kept: int
+    change: dict[str, Any], took_s: float, text: str, kept: int
 ) -> None:
+    tuning = Tuning(kept_steps=7, kept_dense_steps=9)
     stays = _follows(on_trial("int4", STANDING, auto, MOST_TRIALS), took_s)
-    judge = _judge(stays)
-    assert (stays.text == "dense") == (kept == KEPT_DENSE)
+    judge = _judge(stays, tuning)
+    assert stays.text == _fixed(text).text
     calm = _shown(0, 0.06)
     assert not any(judge(calm) for _step in range(3))
     assert judge(replace(calm, **change)) is None, "not so soon"
@@ -201,7 +201,7 @@ def test_what_has_stayed_is_decided_anew_once_link_or_steps_have_changed(
     assert not any(later[:-1])
     assert later[-1] is not None
     assert later[-1].next is not None, "it measures"
-    calm_for_long = _judge(stays)
+    calm_for_long = _judge(stays, tuning)
     assert not any(calm_for_long(calm) for _step in range(2 * kept))
 
 

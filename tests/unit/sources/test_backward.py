@@ -23,13 +23,12 @@ from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.source import Source
 from gradwire.sources.steps import Steps
-from gradwire.step import worker as waiting
 from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.context import Fates
 from gradwire.step.engine import Engine
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.step import Step
-from gradwire.step.worker import Worker
+from gradwire.step.worker import Worker, wait_for
 from tests.support.rig import gradients, specs
 
 
@@ -148,7 +147,7 @@ def _engine(**other: Any) -> Any:
 
 
 def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -> Backward:
-    worker = worker or SimpleNamespace(post=lambda _job: None, wait=waiting.wait_for, call=lambda job: job())
+    worker = worker or SimpleNamespace(post=lambda _job: None, wait=wait_for, call=lambda job: job())
     placement: Any = host(None, worker.post)  # type: ignore[arg-type]
     env = SimpleNamespace(placement=placement, alternative=None, control=SimpleNamespace(rank=1))
     return Backward(source or Nothing(), worker, lambda *_: _engine(env=env, **engine))
@@ -206,9 +205,8 @@ def test_nothing_else_is_asked_while_a_step_is_running() -> None:
     thread.join()
 
 
-def test_a_step_of_a_thread_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_AWAKE_S", 0.001)
-    worker = Worker(crashed=print)
+def test_a_step_of_a_thread_that_has_ended_is_not_waited_for() -> None:
+    worker = Worker(crashed=print, awake_s=0.001)
     backward = _backward(worker=worker)
     _whole_pass(backward)
     worker.stop()

@@ -12,8 +12,8 @@ from gradwire.codec.sparse import values
 from gradwire.contrib.randomk import random_k
 from gradwire.exchange.payloads import Reduce, reduce
 from gradwire.memory import UNSENT
+from gradwire.planning.tuning import Tuning
 from gradwire.recipes import Composition, recipe
-from gradwire.step import layout as layouts
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.layout import Layout, build, by_size
 
@@ -117,34 +117,29 @@ def test_a_policy_may_not_measure() -> None:
         _layout("topk(ratio=0.1)", {"*": "auto"})
 
 
-def _early(
-    monkeypatch: pytest.MonkeyPatch, text: str = "topk(ratio=0.1)", few: int = 0, cuts: int = 6000
-) -> Any:
-    monkeypatch.setattr(layouts, "EARLY_BYTES", few)
-    composition = recipe(text).build()
+def _early(text: str = "topk(ratio=0.1)", cuts: int = 6000, few: int = 0, **other: int) -> Any:
+    composition, tuning = recipe(text).build(), Tuning(early_bytes=few, **other)
     specs = (_spec("head.bias", 10), _spec("head.weight", 10, 512), _spec("norm", 512), *LATE)
-    return build(specs, replace(composition, cutter=lambda _sizes: [cuts]), None, CPU, 2).early
+    cut = replace(composition, cutter=lambda _sizes: [cuts])
+    return build(specs, cut, None, CPU, 2, tuning=tuning).early
 
 
 LATE = (_spec("body", 512, 64), _spec("stem.bias", 64), _spec("stem", 64, 64))
 
 
-def test_early_are_the_small_ones_ahead_of_the_last_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _early(monkeypatch) == {"head.bias", "norm"}
-    assert _early(monkeypatch, cuts=512 * 74) == {"head.bias", "norm", "stem.bias"}
+def test_early_are_the_small_ones_ahead_of_the_last_unit() -> None:
+    assert _early() == {"head.bias", "norm"}
+    assert _early(cuts=512 * 74) == {"head.bias", "norm", "stem.bias"}
 
 
-def test_nothing_is_early_in_front_of_a_single_unit_or_where_nothing_is_remembered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert _early(monkeypatch, cuts=0) == _early(monkeypatch, "dense") == frozenset()
+def test_nothing_is_early_in_front_of_a_single_unit_or_where_nothing_is_remembered() -> None:
+    assert _early(cuts=0) == _early("dense") == frozenset()
 
 
-def test_too_few_bytes_wait_for_the_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _early(monkeypatch, few=4 * 522) == {"head.bias", "norm"}
-    assert _early(monkeypatch, few=4 * 522 + 1) == frozenset()
+def test_too_few_bytes_wait_for_the_tail() -> None:
+    assert _early(few=4 * 522) == {"head.bias", "norm"}
+    assert _early(few=4 * 522 + 1) == frozenset()
 
 
-def test_what_has_a_collective_of_its_own_is_not_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "SMALL_BYTES", 4 * 512)
-    assert _early(monkeypatch) == {"head.bias"}
+def test_what_has_a_collective_of_its_own_is_not_early() -> None:
+    assert _early(small_bytes=4 * 512) == {"head.bias"}

@@ -10,7 +10,7 @@ from gradwire.comm.base import DIRECT_WORLD
 from gradwire.control.controller import TOLD
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.measure.metered import MeteredComm
-from gradwire.step import verdict as verdict_of
+from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.step.verdict import HEADER, Row, SmallReduce, Verdict, VerdictReduce, plan_number
 from tests.support.rig import Outcome, Rig, gradients
 
@@ -123,14 +123,14 @@ def test_a_tail_goes_direct_from_three_ranks_on_and_counts_its_bytes() -> None:
             assert metered == predicted
 
 
-def test_many_small_gradients_do_not_travel_with_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rank(comm: Comm) -> Outcome:
-        return Rig(comm, "topk(ratio=0.1)").step(gradients(comm.rank, 0))
+def test_many_small_gradients_do_not_travel_with_the_verdict() -> None:
+    def rank(comm: Comm, tuning: Tuning = USUAL) -> Outcome:
+        return Rig(comm, "topk(ratio=0.1)", tuning=tuning).step(gradients(comm.rank, 0))
 
     together = run_ranks(3, rank)
     assert [len(each.step.small) for each in together] == [1] * 3
-    monkeypatch.setattr(verdict_of, "RIDING_BYTES", 4 * (59 + 1 + 61) - 1)
-    apart, row = run_ranks(3, rank), HEADER + 4 + TOLD  # 4 of the link
+    less = Tuning(riding_bytes=4 * (59 + 1 + 61) - 1)
+    apart, row = run_ranks(3, lambda comm: rank(comm, less)), HEADER + 4 + TOLD  # 4 of the link
     for one, other in zip(together, apart, strict=True):
         many, verdict = other.step.small
         assert (many.buffer.numel(), verdict.buffer.numel()) == (59 + 1 + 61, 3 * row)

@@ -10,13 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from gradwire.errors import GradwireError, TransportError
-from gradwire.step import worker as waiting
 from gradwire.step.worker import Worker
 
 
 def _worker() -> tuple[Worker, list[BaseException]]:
     crashes: list[BaseException] = []
-    return Worker(crashed=crashes.append), crashes
+    return Worker(crashed=crashes.append, awake_s=0.001), crashes
 
 
 def test_jobs_run_in_the_order_in_which_they_were_posted() -> None:
@@ -58,13 +57,6 @@ def test_an_error_in_a_posted_job_is_reported_and_the_worker_goes_on(job: Callab
     worker.stop()
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits looks often."""
-    monkeypatch.setattr(waiting, "_AWAKE_S", 0.001)
-
-
-@pytest.mark.usefixtures("impatient")
 def test_whoever_asks_a_thread_that_has_ended_does_not_wait_for_ever() -> None:
     worker, _ = _worker()
     worker.stop()
@@ -72,13 +64,12 @@ def test_whoever_asks_a_thread_that_has_ended_does_not_wait_for_ever() -> None:
         worker.call(lambda: 5)
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_whoever_waits_for_a_thread_that_ends_instead_does_not_wait_for_ever() -> None:
     def crash(error: BaseException) -> None:
         raise error
 
-    worker, never = Worker(crashed=crash), threading.Event()
+    worker, never = Worker(crashed=crash, awake_s=0.001), threading.Event()
     worker.post(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
     with pytest.raises(GradwireError, match="has ended"):
         worker.wait(never)

@@ -1,0 +1,29 @@
+"""Sizes and counts that were measured once and are no option of users. All ranks have the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Passed to the engine in what surrounds it, so that tests can pass others."""
+
+    small_bytes: int = 64 * 1024
+    """Below this, a run of dense gradients travels with other small ones, not in a collective of its own."""
+    early_bytes: int = 4 * 1024
+    """From this size on, small gradients that are ready before the last unit do not wait for the end. (There
+    7 kB would add 5 ms at 13 Mbit/s, with no computation to overlap; one more all-reduce costs up to 1 ms of
+    CPU time.)"""
+    riding_bytes: int = 1000
+    """Up to this size, what is left of them rides with a verdict that goes direct. With the table that is one
+    packet to each other rank; more bytes leave at the end of the backward pass, by the library's
+    all-reduce."""
+    kept_steps: int = 1000
+    """Steps that a recipe which `auto` has chosen stays at least. To decide anew takes some 30 dense steps,
+    each a few times as long where the network binds: below a tenth of the time, even if nothing changes."""
+    kept_dense_steps: int = 300
+    """Steps that dense stays. To decide anew costs less there: most of the steps that measure are dense."""
+
+
+USUAL = Tuning()
