@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gradwire
+from gradwire.checkpoint.state import Missing
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.integrations.dcp import WireState
 from tests.device.scenes_placed import on, watched
@@ -317,6 +318,52 @@ def dropped() -> dict[str, Any]:
     return {"loaded": loaded, "said": said, "first node's": _same(own_state(again)["memory"], states[place])}
 
 
+def changed(before: tuple[int, ...], after: tuple[int, ...]) -> dict[str, Any]:
+    """Blocks are frozen or thawed before the model is wrapped anew: what fits of a state goes along."""
+    folder = Path(os.environ[FOLDER], f"changed {before} {after}")
+    model = sharded(frozen=before)
+    optimizer, wire = attached(model, LOSSY)
+    train(model, optimizer, range(3))
+    own, mean = own_state(wire), wire.mean_state_dict()["mean"]
+    states = _all_of(own)
+    wire.save(folder / "folder")
+    dcp.save({"wire": WireState(wire)}, checkpoint_id=folder / "dcp")
+    found: dict[str, Any] = {}
+    ways: dict[str, Callable[[gradwire.Wire, Missing], object]] = {
+        "own": lambda to, missing: to.load_state_dict(own, missing=missing),
+        "all": lambda to, missing: to.load_state_dict(states, missing=missing),
+        "mean": lambda to, missing: to.load_state_dict(mean, missing=missing),
+        "folder": lambda to, missing: to.load(folder / "folder", missing=missing),
+        "dcp": lambda to, missing: dcp.load(
+            {"wire": WireState(to, folder / "dcp", missing=missing)}, checkpoint_id=folder / "dcp"
+        ),
+    }
+    for way, load in ways.items():
+        again = sharded(frozen=after)
+        optimizer, to = attached(again, LOSSY)
+        said = _refusal(lambda load=load, to=to: load(to, "refuse"))
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            load(to, "drop")
+        now, memory = own_state(to)["memory"], own["memory"]
+        # A rank reads its own state of DCP only where that has no more parameters than the model.
+        is_mean = way == "mean" or (way == "dcp" and before == ())
+        now, memory = (to.mean_state_dict()["mean"]["memory"], mean["memory"]) if is_mean else (now, memory)
+        fits = now.keys() & memory.keys()
+        train(again, optimizer, range(3, 5))
+        found[way] = {
+            "said": said,
+            "warned": [
+                str(each.message) for each in warned if "parameters have changed" in str(each.message)
+            ],
+            "fits": len(fits),
+            "same": all(torch.equal(now[name], memory[name]) for name in fits),
+            "fresh": sorted(name for name in now.keys() - fits if not now[name].any()),
+            "step": to.report().step,
+        }
+    return found
+
+
 def flushed() -> dict[str, Any]:
     """What is unsent lands in the sharded gradients."""
     model = sharded()
@@ -402,6 +449,8 @@ SCENES: dict[str, Callable[[], Any]] = {
     "moved": moved,
     **{f"dcp, {recipe}": partial(through_dcp, recipe) for recipe in (LOSSY, "powersgd", "onebit")},
     "dropped": dropped,
+    "frozen": partial(changed, (), (1,)),
+    "thawed": partial(changed, (1,), ()),
     **{f"on a device, {placed}": partial(on_a_device, placed) for placed in PLACES},
     **{f"deaf to {call}": partial(deaf, call) for call in DEAF},
     "flushed": flushed,

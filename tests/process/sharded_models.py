@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -54,10 +55,17 @@ def mesh() -> DeviceMesh:
 
 
 def sharded(
-    over: DeviceMesh | None = None, seed: int = 0, reentrant: bool | None = None, **how: Any
+    over: DeviceMesh | None = None,
+    seed: int = 0,
+    reentrant: bool | None = None,
+    frozen: Collection[int] = (),
+    **how: Any,
 ) -> nn.Module:
+    """With some blocks `frozen`."""
     torch.manual_seed(seed)
     model = Blocks(reentrant)
+    for number, block in enumerate(model.blocks):
+        block.requires_grad_(number not in frozen)
     over = mesh()["shard"] if over is None else over
     for block in model.blocks:
         fully_shard(block, mesh=over, **how)

@@ -129,6 +129,23 @@ def test_what_is_left_in_folders_of_nodes_is_dropped_to_only_where_all_ranks_see
         assert found["first node's"]
 
 
+@pytest.mark.parametrize("way", ["own", "all", "mean", "folder", "dcp"])
+@pytest.mark.parametrize("change", ["frozen", "thawed"])
+def test_shards_that_fit_go_along_when_parameters_are_frozen_or_thawed(
+    world: Results, change: str, way: str
+) -> None:
+    for found in value(world, change):
+        each = found[way]
+        assert "other parameter names" in each["said"], "refused, unless asked for"
+        assert "missing='drop'" in each["said"]
+        [said] = each["warned"]
+        assert "blocks.1.weight" in said
+        assert each["fits"] > 1
+        assert each["same"]
+        assert each["fresh"] == (["blocks.1.weight"] if change == "thawed" else [])
+        assert each["step"] == 5
+
+
 def test_what_is_unsent_lands_in_the_shards(world: Results, ranks: int) -> None:
     assert value(world, "flushed") == [{"late": True, "alike": True}] * ranks
 

@@ -98,9 +98,11 @@ def _copied(engine: Engine) -> dict[str, Any]:
             memory = layout.final(spec.name, plane).to(engine.env.device, spec.plane_dtype, copy=True)
             planes.setdefault(plane, {})[spec.name] = spec.shaped(memory).contiguous()
     shard = engine.env.shard
+    shapes = {spec.name: list(spec.whole.shape) for spec in engine.specs}
     return {
         "format": FORMAT,
         "shard": None if shard is None else (shard.number, shard.parts),
+        **({} if shard is None else {"shapes": shapes}),
         "rank": engine.env.control.rank,
         "world": engine.env.control.world,
         "layout": layout_hash(engine.specs),
@@ -158,6 +160,7 @@ def save_mean(engine: Engine) -> dict[str, Any]:
     require_undamaged(found, engine.env.control)
     if shard is not None:
         state |= {"shard": None, "kept": {}, "layout": layout_hash([spec.whole for spec in engine.specs])}
+        del state["shapes"]
     return _on_host({**state, "rank": None, "world": None})
 
 
@@ -410,12 +413,17 @@ def is_of_our_shard(engine: Engine, state: State) -> bool:
     """Whether `state` is of the shard that this rank holds; of whole parameters, where it holds those.
 
     FSDP cuts all parameters between rows, nodes may cut elsewhere: equal numbers are not yet equal shards.
+    Parameters that only the state or only this model has say nothing of it.
     """
     shard, theirs = engine.env.shard, state.get("shard")
     if shard is None or theirs is None:
         return shard is theirs is None
-    same = tuple(theirs) == (shard.number, shard.parts)
-    return same and state.get("layout") == layout_hash(engine.specs)
+    shapes = {spec.name: spec.shape for spec in engine.specs}
+    return tuple(theirs) == (shard.number, shard.parts) and all(
+        tuple(memory.shape) == shapes.get(name, tuple(memory.shape))
+        for memories in all_planes(state).values()
+        for name, memory in memories.items()
+    )
 
 
 def _for_other_shards(state: State) -> State:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +33,30 @@ def all_planes(state: State) -> dict[str, Mapping[str, Tensor]]:
 
 
 def described(engine: Engine, state: State) -> tuple[ParameterSpec, ...]:
-    """The parameters, or shards of them, that a state holds memory for."""
+    """The parameters, or shards of them, that a state holds memory for.
+
+    FSDP cuts parameters otherwise than nodes do. Where no layout of this model's parameters is the state's,
+    the memory tells how they were cut.
+    """
     shard = state.get("shard")
     parts = 1 if shard is None else shard[1]
     if shard is not None and not (_is_count(shard[0]) and _is_count(parts) and 0 <= shard[0] < parts):
         raise ValueError(f"state names the shard {shard!r}, which is not a shard")
-    whole = [spec.whole for spec in engine.specs]
-    held = shards_of(whole, parts)
-    return held if layout_hash(held) == state["layout"] else shards_of(whole, parts, by_rows=True)
+    whole, memory = [spec.whole for spec in engine.specs], state.get("memory", {})
+
+    def likeness(held: tuple[ParameterSpec, ...]) -> tuple[bool, int]:
+        alike = [getattr(memory.get(spec.name), "shape", None) == spec.shape for spec in held]
+        return layout_hash(held) == state["layout"], sum(alike)
+
+    return max((shards_of(whole, parts, by_rows=each) for each in (False, True)), key=likeness)
+
+
+def _is_of(held: Sequence[ParameterSpec], state: State) -> bool:
+    """Whether `state` is of these parameters or shards. Shards of different parameters may be alike."""
+    shapes = state.get("shapes") or {}
+    return state["layout"] == layout_hash(held) and all(
+        tuple(shapes.get(spec.name, spec.whole.shape)) == spec.whole.shape for spec in held
+    )
 
 
 def composition_of(engine: Engine, state: State) -> Composition:
@@ -68,7 +84,7 @@ def vetted(engine: Engine, state: State) -> None:
     if state.get("format") not in READABLE or isinstance(state["format"], bool):
         raise ValueError(_unreadable(state.get("format")))
     held = described(engine, state)
-    if state["layout"] != layout_hash(held):
+    if not _is_of(held, state):
         raise ValueError(_different_model(engine, state))
     if lacking := sorted(_KEYS - set(state)):
         raise ValueError(f"state lacks {', '.join(lacking)}")
@@ -103,15 +119,23 @@ def _remembered(layout: Layout) -> dict[str, tuple[str, ...]]:
 def fitted(engine: Engine, state: State) -> tuple[State, frozenset[str]]:
     """What `state` holds of parameters of this model, and the names of those that only one of the two has.
 
-    Parameters are the same if names and shapes are. One that the state lacks has nothing unsent. Shards do
-    not say of which parameters they are, so a state of shards stays as it is.
+    Parameters are the same if names and shapes are; shards also if they are of parameters of one shape. One
+    that the state lacks has nothing unsent. A state of shards that does not say what they are shards of, as
+    older ones do not, stays as it is.
     """
-    if state.get("shard") is not None or state["layout"] == layout_hash(described(engine, state)):
+    held, shapes = described(engine, state), state.get("shapes")
+    is_cut = state.get("shard") is not None
+    if _is_of(held, state) or (is_cut and shapes is None):
         return state, frozenset()
-    specs, found = {spec.name: spec.whole for spec in engine.specs}, all_planes(state)
+    specs, found = {spec.name: spec for spec in held}, all_planes(state)
     wanted = _remembered(_remembering(engine, state))
+
+    def is_same(name: str, memory: Tensor) -> bool:
+        whole = tuple(shapes.get(name, ())) if is_cut else specs[name].whole.shape
+        return memory.shape == specs[name].shape and whole == specs[name].whole.shape
+
     own: dict[str, dict[str, Tensor]] = {
-        plane: {name: each for name, each in of.items() if name in specs and each.shape == specs[name].shape}
+        plane: {name: each for name, each in of.items() if name in specs and is_same(name, each)}
         for plane, of in found.items()
     }
     fits = {name for name, planes in wanted.items() if all(name in own.get(each, ()) for each in planes)}
@@ -125,7 +149,9 @@ def fitted(engine: Engine, state: State) -> tuple[State, frozenset[str]]:
         kind: {name: each for name, each in tensors.items() if name in fits}
         for kind, tensors in state["kept"].items()
     }
-    fresh = {"layout": layout_hash(list(specs.values())), "memory": made.pop(UNSENT), "planes": made}
+    fresh = {"layout": layout_hash(held), "memory": made.pop(UNSENT), "planes": made}
+    if is_cut:
+        fresh["shapes"] = {name: spec.whole.shape for name, spec in specs.items()}
     return {**state, **fresh, "kept": kept}, frozenset(changed)
 
 

@@ -165,13 +165,12 @@ class WireState:
         def mean(tensors: list[Tensor], name: str) -> Tensor:
             if shards is not None:
                 return torch.stack([shards.filled(specs[name], each) for each in tensors]).mean(0)
-            found, whole = torch.stack(tensors).mean(0), specs[name].whole
-            return found if found.shape == whole.shape else whole.shaped(found)
+            found = torch.stack(tensors).mean(0)
+            whole = specs[name].whole if name in specs else None
+            return found if whole is None or found.shape == whole.shape else whole.shaped(found)
 
         def means(planes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-            return {
-                name: mean([plane[name] for plane in planes], name) for name in planes[0] if name in specs
-            }
+            return {name: mean([plane[name] for plane in planes], name) for name in planes[0]}
 
         whole = [spec.whole for spec in specs.values()]
         knows = first["whole"] == layout_hash(whole)
@@ -182,6 +181,7 @@ class WireState:
             "world": None,
             "kept": {},
             "shard": None if shards is None else (shards.shard.number, shards.shard.parts),
+            "shapes": first.get("shapes"),
             "layout": mine if knows else first["whole"],
             "memory": means([each["memory"] for each in replicas]),
             "planes": {
@@ -214,7 +214,7 @@ class _Shards:
             planes[plane] = {name: self._cut(self._specs[name], each) for name, each in memories.items()}
             rest = {name: each[self._length(self._specs[name]) :] for name, each in memories.items()}
             beyond[plane or "memory"] = {name: each.clone() for name, each in rest.items() if each.any()}
-        alike = {key: state[key] for key in ("format", "plan", "why", "step", "layout")}
+        alike = {key: state[key] for key in ("format", "plan", "why", "step", "layout", "shapes")}
         alike["whole"] = layout_hash([spec.whole for spec in self._specs.values()])
         own = {"number": self.shard.number, "kept": state["kept"], "beyond": beyond}
         return {self.replica: {**alike, "memory": planes.pop(""), "planes": planes, self.name: own}}
@@ -236,6 +236,7 @@ class _Shards:
             "world": self._world,
             "kept": own.get("kept", {}),
             "shard": (self.shard.number, self.shard.parts),
+            "shapes": replica.get("shapes"),
             "memory": filled("memory", replica["memory"]),
             "planes": {plane: filled(plane, memories) for plane, memories in replica["planes"].items()},
         }

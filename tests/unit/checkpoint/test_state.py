@@ -21,11 +21,13 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.errors import GradwireWarning, PeerFailed, RanksDisagree
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
-from gradwire.memory import LowPass
+from gradwire.memory import UNSENT, LowPass
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
 from tests.support.rig import REVERSED, SHUFFLED, Rig, gradients
 
 pytestmark = pytest.mark.filterwarnings("error")
+
+DGC = "dgc(ratio=0.1, warmup_steps=0)"
 
 
 def _steps(rig: Rig, rank: int, steps: range, buckets: Any = REVERSED) -> list[Tensor]:
@@ -224,6 +226,55 @@ def test_ranks_with_different_survivors_disagree() -> None:
     assert all("kind of state" in said and "without [1, 2]" in said for said in run_ranks(2, rank))
 
 
+MORE = {"first": (37, 61), "middle": (53, 41), "last": (47, 59)}
+FEWER = {name: MORE[name] for name in ("first", "last")}
+WIDER = {**MORE, "middle": (54, 41)}
+"""Two shards of 53 rows, and two of 54, have 27 rows each."""
+
+
+@pytest.mark.parametrize("given", ["own", "all", "mean"])
+@pytest.mark.parametrize("recipe", ["topk(ratio=0.1)", "powersgd", DGC])
+@pytest.mark.parametrize(("before", "after"), [(MORE, FEWER), (FEWER, MORE), (MORE, WIDER)])
+def test_shards_that_fit_go_along_when_parameters_have_changed(
+    before: dict[str, tuple[int, ...]], after: dict[str, tuple[int, ...]], recipe: str, given: str
+) -> None:
+    def made(comm: Comm, shapes: dict[str, tuple[int, ...]]) -> Rig:
+        rig, draw = Rig(comm, recipe, per_node=2, shapes=shapes), torch.Generator().manual_seed(comm.rank)
+        for _ in range(2):
+            grads = {name: torch.randn(torch.Size(of).numel(), generator=draw) for name, of in shapes.items()}
+            assert rig.step(grads, [[name] for name in shapes]).step.committed
+        return rig
+
+    def saved(comm: Comm) -> tuple[dict[str, Any], dict[str, Any]]:
+        rig = made(comm, before)
+        return state.save(rig.engine), state.save_mean(rig.engine)
+
+    def loaded(comm: Comm) -> dict[tuple[str, str], Tensor]:
+        rig, (own, mean) = made(comm, after), found[comm.rank]
+        states = {"own": own, "all": [each for each, _mean in found], "mean": mean}[given]
+        with pytest.raises(ValueError, match="other parameter names, shapes"):
+            state.load(rig.engine, states)
+        state.load(rig.engine, states, missing="drop")
+        planes = rig.planes
+        if given == "mean":
+            saved = state.save_mean(rig.engine)
+            assert all(torch.equal(saved["memory"][name], mean["memory"][name]) for name in same)
+        else:
+            assert all(torch.equal(planes[name, UNSENT], own["memory"][name].view(-1)) for name in same)
+            for kind, tensors in own["kept"].items():
+                assert all(torch.equal(planes[name, kind], tensors[name]) for name in tensors if name in same)
+        return planes
+
+    same = {name for name in before if after.get(name) == before[name]}
+    found = run_ranks(4, saved)
+    with pytest.warns(GradwireWarning, match="parameters have changed since the state was saved: middle"):
+        memories = run_ranks(4, loaded)
+    for planes in memories:
+        fresh = [plane for (name, _kind), plane in planes.items() if name not in same]
+        assert all(not plane.any() for plane in fresh)
+        assert fresh or not after.keys() - same
+
+
 def test_another_word_for_what_is_missing_is_refused() -> None:
     states = _saved(1, "topk(ratio=0.1)", 1)
 
@@ -341,9 +392,6 @@ def test_a_run_saved_while_it_measures_measures_again() -> None:
         assert not rig.engine.measuring
 
     run_ranks(1, rank)
-
-
-DGC = "dgc(ratio=0.1, warmup_steps=0)"
 
 
 def test_every_plane_of_a_memory_is_saved_and_comes_back() -> None:
