@@ -47,7 +47,6 @@ from gradwire.metric import numerators, thresholds
 from gradwire.step.arena import Lane, Unit, specs_of
 from gradwire.step.context import ExchangeContext, Part, Replicated
 
-RENEWS = Gcomp().renews
 MANTISSA = 23
 SETTINGS = ("gcomp", "gcomp(mode='levels')", "gcomp(mode='truncate', bits=18)", "local_every(interval=8)")
 START = "start"
@@ -245,7 +244,7 @@ def sizes(arguments: argparse.Namespace) -> dict[str, Any]:
             print(f"step {step}, loss {loss:.4f}", flush=True)
             for name, amount in list(rows[-1].items())[2:]:
                 print(f"  {name:<45}{amount:>10.4g}", flush=True)
-        if RENEWS(step):
+        if Gcomp().renews(ExchangeContext(step, 0, 0, training.world)):
             tables.renew(training, units, gradients[0])
         training.apply(torch.stack(gradients).mean(0))
     return {"rows": rows}

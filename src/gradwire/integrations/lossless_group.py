@@ -9,7 +9,7 @@ For code that calls `all_reduce` on gradients and takes no hook::
 Sums of large float32, bfloat16 or float16 tensors on the CPU go around gradwire's ring in lossless frames
 (GComp's codec); everything else goes to gloo. On two ranks the sums have gloo's bits; on more they are those
 of a ring in another order than gloo's. Tables of exponents are kept by size and type of the tensors, made
-anew every 50 sums of a kind.
+anew once in 50 sums of a kind.
 
 Sums run one after the other on the group's own thread, over their own connections, so other collectives do
 not disturb them. A sum that fails raises `PeerFailed` if another rank could not encode or decode, and
@@ -154,7 +154,7 @@ class _Ring:
         number = self.done.get(name, 0)
         parts = (Part(name, (data.numel(),), 0, data.numel()),)
         ctx = ExchangeContext(number, 0, self.rank, self.world, parts=parts, kept=self.kept)
-        frames = Frames(EXCHANGE, data.numel(), data.dtype, ctx, EXCHANGE.renews(number))
+        frames = Frames(EXCHANGE, data.numel(), data.dtype, ctx, EXCHANGE.renews(ctx))
         ring = RingAllReduce(data, frames, self, EXCHANGE.schedule(data.numel(), ctx))
         ring.start()
         ring.finish()
