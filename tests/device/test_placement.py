@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,13 +30,16 @@ from gradwire.placement import (
     StreamComm,
     device_at,
     host,
+    stream,
 )
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
 from gradwire.sources.nodes.members import NodeTable
+from gradwire.step.environment import PlacementChoices
+from gradwire.step.step import Step
 from gradwire.step.worker import Worker
 from tests.device.scenes_ordered import accelerators
-from tests.support.rig import parted
+from tests.support.rig import Rig, gradients, parted, specs
 from tests.support.simulated import Near, Simulated
 
 
@@ -313,11 +318,11 @@ def test_once_facts_are_there_codecs_run_where_a_step_is_predicted_to_be_shorter
     device = on_a_device(monkeypatch, Near(), streams=True)
     measured = []
 
-    def cost(_composition: object, _comm: object, where: object) -> CodecCost:
+    def cost(_exchange: object, _text: str, where: object, **_: object) -> CodecCost:
         measured.append(where)
         return there if where is device else here
 
-    monkeypatch.setattr("gradwire.control.placement_choice.agreed_cost", cost)
+    monkeypatch.setattr("gradwire.control.placement_choice.codec_cost", cost)
     monkeypatch.setattr("gradwire.control.placement_choice.copied_s", lambda _device: copied_s)
     caplog.set_level("INFO", "gradwire")
     wire = gradwire.attach(ddp, recipe="int8", placement=asked)
@@ -334,6 +339,55 @@ def test_once_facts_are_there_codecs_run_where_a_step_is_predicted_to_be_shorter
     assert len(measured) == (4 if asked == "auto" else 0), "once by the same facts"
     assert wire.report().step == 4
     assert not [record for record in caplog.records if "reads numbers on the host" in record.message]
+
+
+@pytest.mark.parametrize("asked", ["auto", "mergecomp(inner='int8')"])
+def test_what_may_run_is_timed_on_the_device_and_on_the_host_before_the_first_step(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = defaultdict[int, list[str]](list)
+    """By thread: one is a rank."""
+
+    def cost(_exchange: object, text: str, where: Any, **_: object) -> CodecCost:
+        name = text.partition("(")[0]
+        measured[threading.get_ident()].append(f"{name} on the {'host' if where.is_host else 'device'}")
+        return FAST
+
+    def copied(_device: object) -> float:
+        measured[threading.get_ident()].append("copies")
+        return 1e-3
+
+    def surveyed(facts: Facts, *_: object) -> Facts:
+        numel = tuple(spec.numel for spec in specs())
+        known = BackwardTiming(0.0, tuple(0.01 * (number + 1) for number in range(len(numel))), numel, 0.1)
+        facts = replace(facts, backward_s=0.1, allreduce_s=1.0, gradient_bytes=4.0 * sum(numel))
+        return replace(facts, backward=known, network=Network(Link(1e-3, 1e-6)), codec=FAST, payloads=1.0)
+
+    monkeypatch.setattr("gradwire.control.placement_choice.codec_cost", cost)
+    monkeypatch.setattr("gradwire.control.placement_choice.copied_s", copied)
+    monkeypatch.setattr("gradwire.control.controller.surveyed", surveyed)
+    monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {"int8": 0.01})
+    monkeypatch.setattr(Step, "lasted_s", lambda step: 0.1 if "int8" in step.plan else 1.0)
+
+    def rank(comm: ThreadComm) -> tuple[str, str]:
+        device, mine = Near(), measured[threading.get_ident()]
+        with device.using(device.new_stream()):
+            rig = Rig(
+                comm, asked, place=lambda _post: stream(comm, comm, device),
+                alternative=host(comm, nothing, device), placement_choices=PlacementChoices(),
+            )  # fmt: skip
+            assert mine == ["int8 on the device", "int8 on the host", "copies"]
+            for step in range(40):
+                rig.step(gradients(comm.rank, step))
+                if not rig.engine.measuring:
+                    break
+            rig.step(gradients(comm.rank, 40))
+            assert len(mine) == 3, "nothing is timed in a step"
+            return rig.engine.layout.main.text, rig.engine.layout.main.placement_why
+
+    for text, why in run_ranks(2, rank):
+        assert "int8" in text
+        assert "a step is predicted to take" in why
 
 
 def test_parameters_on_two_devices_are_refused(ddp: DistributedDataParallel) -> None:

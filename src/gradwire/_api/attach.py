@@ -39,7 +39,7 @@ from gradwire.sources.source import Source
 from gradwire.sources.steps import Skipped, Steps
 from gradwire.step.context import Replicas, Replicated, read_by
 from gradwire.step.engine import Engine
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import EngineEnvironment, PlacementChoices
 from gradwire.step.layout import Policy, build, is_alone
 from gradwire.step.worker import Worker
 from gradwire.tools.diagnose import GradientWatch
@@ -247,7 +247,7 @@ def _assemble(
     env = EngineEnvironment(
         placement,
         alternative=alternative,
-        placement_choices={} if asked.placement == "auto" else None,
+        placement_choices=PlacementChoices() if asked.placement == "auto" else None,
         policy=asked.policy,
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,

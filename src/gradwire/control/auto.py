@@ -10,13 +10,13 @@ from functools import partial
 
 import torch
 
-from gradwire.control.controller import WarmupController
+from gradwire.control.controller import WarmupController, cost_of
 from gradwire.control.forecast import best_cut, forecast_by
 from gradwire.control.main_lane import main_lane
 from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.probe import slowest
-from gradwire.planning.costs import NOMINAL_CODEC, CodecCost, Line
+from gradwire.planning.costs import NOMINAL_CODEC
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.predict import FREE
@@ -57,6 +57,11 @@ class AutoController(WarmupController):
         """Compile the kernels of a candidate; the four numbers of its codec's cost, infinite if unknown."""
         layout = self._layout_of(composition)
         self.env.compile_for(layout)
+        if self.env.placement_choices is not None:
+            from gradwire.control.placement_choice import timed  # loaded where there is something to choose
+
+            if seconds := timed(composition, layout, self.env):
+                return seconds[:4]
         memory = self.env.for_layout(stays=layout.stays_on_device).placement.memory
         try:
             cost = codec_cost(composition.exchange, composition.text, memory, budget_s=_BUDGET_S)
@@ -70,7 +75,7 @@ class AutoController(WarmupController):
         """Forecast all candidates, by the slowest rank's codecs, and decide. A collective."""
         texts = list(self._codecs)
         numbers = slowest(self.env.control, [each for text in texts for each in self._codecs[text]])
-        costs = {text: _cost(numbers[4 * place :]) for place, text in enumerate(texts)}
+        costs = {text: cost_of(numbers[4 * place : 4 * place + 4]) for place, text in enumerate(texts)}
         known = {text: cost for text, cost in costs.items() if cost is not None}
         recut: dict[str, str] = {}
         forecasts: dict[str, Forecast] = {}
@@ -92,13 +97,6 @@ class AutoController(WarmupController):
             return found.coded(NOMINAL_CODEC)
 
         return best_cut(text, own, main_lane(self._layout_of(own), self.specs, facts.bucket_cuts), price)
-
-
-def _cost(numbers: Sequence[float]) -> CodecCost | None:
-    base_s, slope_s, decode_base_s, decode_slope_s = numbers[:4]
-    if math.inf in (base_s, slope_s, decode_base_s, decode_slope_s):
-        return None
-    return CodecCost(Line(base_s, slope_s), Line(decode_base_s, decode_slope_s))
 
 
 def _built(texts: Sequence[str]) -> dict[str, Composition]:

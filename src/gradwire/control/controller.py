@@ -470,10 +470,16 @@ def agreed_cost(composition: Composition, comm: Comm, memory: Device) -> CodecCo
     except BaseException as error:
         # Peers wait for this rank's numbers, whatever happens here.
         failure, mine = error, [math.inf] * 4
-    base_s, slope_s, decode_base_s, decode_slope_s = slowest(comm, mine)
+    numbers = slowest(comm, mine)
     if failure is not None:
         # Not a warning, which a user may have made an error: this rank alone would stop, and peers wait.
         _LOG.warning("the codec of %s could not be measured: %r", composition.text, failure)
-    if math.inf in (base_s, slope_s, decode_base_s, decode_slope_s):
+    return cost_of(numbers)
+
+
+def cost_of(numbers: Sequence[float]) -> CodecCost | None:
+    """The cost from its four numbers, to encode and to decode; `None` if some rank could not measure it."""
+    base_s, slope_s, decode_base_s, decode_slope_s = numbers
+    if math.inf in numbers:
         return None
     return CodecCost(Line(base_s, slope_s), Line(decode_base_s, decode_slope_s))

@@ -96,7 +96,12 @@ class Engine:
         env.compile_for(layout)
         if decision is not None and decision.about is not None:
             # Whatever the facts will be, its codec is timed and then used.
-            env.compile_for(self.layout_of(decision.about, META))
+            foreseen = self.layout_of(decision.about, META)
+            env.compile_for(foreseen)
+            if env.placement_choices is not None:
+                from gradwire.control.placement_choice import timed  # as below
+
+                timed(decision.about, foreseen, env)
         controller = controller_for(layout, env, self.watch, self._hear, self.layout_of, self.health)
         plan = layout.main.text if decision is None else None
         step, facts = (self.step, self.facts) if step is None else (step, None)
