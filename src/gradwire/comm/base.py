@@ -35,19 +35,28 @@ def check_algorithm(algorithm: Algorithm) -> Algorithm:
 
 
 DIRECT_WORLD = 8
-"""Among at most this many ranks the verdict goes direct: every rank sends its table to all others."""
+"""Among at most this many ranks few bytes go direct: every rank sends them to all others."""
+MESSAGE_BYTES = 1875
+"""The bytes that pass in the time of a message: 0.3 ms (`planning.costs.NOMINAL`) at 50 Mbit/s, the slowest
+link for which compression is meant."""
 
 
-def shortest_sum(world: int) -> Algorithm:
+def shortest_sum(world: int, payload_bytes: int = 0) -> Algorithm:
     """The best algorithm for an all-reduce of few bytes for which all ranks wait.
 
-    A direct one takes one latency where a ring takes 2(N-1), and half as many messages; its bytes are N/2
-    times as many.
+    A direct one takes one latency where a ring takes 2(N-1), and half as many messages (a quarter of gloo's,
+    which halves each part). Its bytes are N/2 times as many. So it is best up to a payload whose further
+    bytes take as long as the latencies saved: 8.4 kB among 3 ranks, 6.2 kB among 4, 4.6 kB among 8.
 
     >>> [shortest_sum(world) for world in (2, 4, 64)]
     ['library', 'direct', 'library']
+    >>> shortest_sum(4, 6000), shortest_sum(8, 6000)
+    ('direct', 'library')
     """
-    return "direct" if 2 < world <= DIRECT_WORLD else "library"
+    if not 2 < world <= DIRECT_WORLD:
+        return "library"
+    saved, more = 2 * world - 3, (world - 1) * (1 - 2 / world)
+    return "direct" if more * payload_bytes <= saved * MESSAGE_BYTES else "library"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Comm, Round
+from gradwire.comm.base import Comm, Pending, Round, shortest_sum
 from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.exchange.turns import Order, check_order, turn_of
@@ -204,6 +204,15 @@ def factor_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def _sum_of(numel: int, dtype: torch.dtype, world: int) -> Round:
+    """The all-reduce of `numel` factors and raw elements: few as a rule, and what follows waits for them."""
+    return Round("all_reduce", numel, dtype, algorithm=shortest_sum(world, numel * dtype.itemsize))
+
+
+def _summed(values: Tensor, comm: Comm) -> Pending:
+    return comm.issue(_sum_of(values.numel(), values.dtype, comm.world), values, values)
+
+
 def check_rank(rank: int) -> int:
     """`rank`; raises `ValueError` if it is below 1."""
     if rank < 1:
@@ -228,14 +237,14 @@ class PowerSgd:
         left_products(x, unit.places, self.rank, left, kept)
         left *= weight
         unit.take_raw(x, raw, weight)
-        pending = comm.all_reduce(buffer) if buffer.numel() else None
+        pending = _summed(buffer, comm) if buffer.numel() else None
         right = x.new_empty(unit.right.numel, dtype=dtype)
         if right.numel() and pending is not None:
             pending.wait()
             orthonormalise(left, unit.left.spans, self.rank)
             right_products(x, unit.places, self.rank, left, right)
             right *= weight
-            pending = comm.all_reduce(right)
+            pending = _summed(right, comm)
 
         def finish() -> None:
             if pending is not None:
@@ -249,7 +258,7 @@ class PowerSgd:
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         unit = arrange(numel, ctx.parts, self.rank)
         sizes = (unit.left.numel + unit.raw_numel, unit.right.numel)
-        return tuple(Round("all_reduce", size, factor_type(dtype)) for size in sizes if size)
+        return tuple(_sum_of(size, factor_type(dtype), ctx.world) for size in sizes if size)
 
 
 def power_sgd(rank: int = 1) -> PowerSgd:
@@ -288,7 +297,7 @@ class AcpSgd:
             right_products(x, unit.places, self.rank, left, right)
         factor *= weight
         unit.take_raw(x, raw, weight)
-        pending = comm.all_reduce(buffer) if buffer.numel() else None
+        pending = _summed(buffer, comm) if buffer.numel() else None
 
         def finish() -> None:
             if pending is not None:
@@ -302,7 +311,7 @@ class AcpSgd:
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         unit = arrange(numel, ctx.parts, self.rank)
         size = (unit.left if self._sends_left(ctx) else unit.right).numel + unit.raw_numel
-        return (Round("all_reduce", size, factor_type(dtype)),) if size else ()
+        return (_sum_of(size, factor_type(dtype), ctx.world),) if size else ()
 
     def _sends_left(self, ctx: ExchangeContext) -> bool:
         return turn_of(ctx, 2, self.order, "factor") == 0

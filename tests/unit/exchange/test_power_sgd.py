@@ -12,10 +12,11 @@ from torch import Tensor
 
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
-from gradwire.exchange.base import Exchange
+from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.low_rank import SIDE, acp_sgd, arrange, power_sgd
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.exchange.turns import Order, turn_of
+from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext, ExchangeState, Part
 from tests.support.rig import SHAPES, Rig, gradients
 from tests.unit.exchange.low_rank import (
@@ -161,6 +162,28 @@ def test_rounds_of_both() -> None:
         assert build().rounds(0, torch.float32, ExchangeContext(0, 0, 0, 2)) == ()
         with pytest.raises(ValueError, match="rank=0"):
             build(0)
+
+
+@pytest.mark.parametrize(
+    ("world", "ways"), [(2, ["library"] * 2), (4, ["library", "direct"]), (9, ["library"] * 2)]
+)
+def test_few_factors_go_from_each_rank_to_all_others(world: int, ways: list[str]) -> None:
+    # 8 kB of left factors, and 2 kB of right ones.
+    part = Part("weight", (2000, 500), 0, 1_000_000)
+
+    def rank(comm: Comm) -> tuple[list[str], Tensor]:
+        x, metered = (
+            torch.randn(part.numel, generator=torch.Generator().manual_seed(comm.rank)),
+            MeteredComm(comm),
+        )
+        mean, ctx = torch.empty_like(x), ExchangeContext(0, 0, comm.rank, world, parts=(part,))
+        run(power_sgd(), x, mean, metered, ctx)
+        assert tuple(metered.rounds) == power_sgd().rounds(part.numel, torch.float32, ctx)
+        return [each.algorithm for each in metered.rounds], mean
+
+    (found, mean), *others = run_ranks(world, rank)
+    assert found == ways
+    assert all(torch.equal(other, mean) for _ways, other in others), "bit for bit"
 
 
 def low_rank(rank: int, seed: int) -> Tensor:

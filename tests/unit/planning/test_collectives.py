@@ -9,7 +9,7 @@ from math import log2
 import pytest
 import torch
 
-from gradwire.comm.base import Round
+from gradwire.comm.base import Round, shortest_sum
 from gradwire.planning.collectives import (
     ALGORITHMS,
     GLOO,
@@ -21,7 +21,7 @@ from gradwire.planning.collectives import (
     time_of,
     total_time,
 )
-from gradwire.planning.costs import Link, Network
+from gradwire.planning.costs import NOMINAL, Link, Network
 from gradwire.planning.ratio import ways
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8, 16)
@@ -269,3 +269,14 @@ def test_a_dense_gradient_that_is_mostly_latency_says_nothing_against_a_probe() 
     far = Link(1e-2, 1e-9)
     network = Network(replace(far, beta_s=1e-7))
     assert calibrated(network, _dense_s(far), sum(BUCKETS), len(BUCKETS), WORLD) == network
+
+
+@pytest.mark.parametrize("world", range(3, 9))
+@pytest.mark.parametrize("payload_bytes", [100, 4600, 5000, 6200, 6300, 8400, 8500, 100_000])
+def test_few_bytes_go_the_way_that_takes_less_time_over_50_megabits(world: int, payload_bytes: int) -> None:
+    network = Network(Link(NOMINAL.alpha_s, 8 / 50e6))
+    took_s = {
+        way: time_of(Transfer("all_reduce", payload_bytes, way), world, network) for way in ("ring", "direct")
+    }
+    is_direct = shortest_sum(world, payload_bytes) == "direct"
+    assert is_direct == (took_s["direct"] < took_s["ring"])
