@@ -93,8 +93,9 @@ def sent(text: str, world: int, dtype: torch.dtype) -> tuple[float, int]:
 def test_no_recipe_sends_more_than_plain_ddp(name: str, dtype: torch.dtype, world: int) -> None:
     plain, _ = sent("dense", world, dtype)
     total, units = sent(RECIPES[name], world, dtype)
-    # Small gradients ride with the verdict, in float32: two bytes more for each of them.
-    beside = STEPS * 2 * SMALL * 2 * (world - 1) / world
+    # Small gradients travel in float32, and few of them from each rank to all others.
+    small = Round("all_reduce", SMALL, torch.float32, algorithm=shortest_sum(world, 4 * SMALL))
+    beside = STEPS * (small.wire_bytes(world) - Round("all_reduce", SMALL, dtype).wire_bytes(world))
     # Where something is remembered, a verdict says more; among three ranks and more it goes direct.
     said = 4 * world * (4 + TOLD)  # 4 of the link
     beside += STEPS * Round("all_reduce", said, torch.uint8, algorithm=shortest_sum(world)).wire_bytes(world)

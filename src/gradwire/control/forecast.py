@@ -174,7 +174,7 @@ def predicted_step_s(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec
 
 def _priced(way: _Flat, backward: BackwardTiming, codec: CodecCost | None = None) -> Forecast:
     main, exchange = way.main, way.main.layout.main.exchange
-    tail, beside = main.tail(way.cluster.workers), Round("all_reduce", main.beside, torch.float32)
+    tail, beside = main.tail(way.cluster.workers), main.small(way.world)
     cycle_steps = exchange.laws.cycle
     first = STEADY - STEADY % cycle_steps
     sent = [way.rounds(step) for step in range(first, first + cycle_steps)]

@@ -46,9 +46,14 @@ class MainLane:
             rounds.append(exchange.rounds(stop - start, dtype, replace(ctx, unit=index, parts=parts)))
         return tuple(rounds)
 
+    def small(self, world: int) -> Round:
+        """The all-reduce of what travels beside the units."""
+        way = shortest_sum(world, torch.float32.itemsize * self.beside)
+        return Round("all_reduce", self.beside, torch.float32, algorithm=way)
+
     def tail(self, world: int) -> Tail:
         """The verdict, and what travels beside: with it where that is little."""
-        beside = Round("all_reduce", self.beside, torch.float32)
+        beside = self.small(world)
         is_apart = not rides(beside.payload_bytes, world, self.layout.tuning)
         numel = world * HEADER + (0 if is_apart else self.beside)
         carried = Round("all_reduce", numel, torch.float32, algorithm=shortest_sum(world))

@@ -119,14 +119,13 @@ class SmallReduce:
     more travel along.
     """
 
-    algorithm: Algorithm = "library"
-
     def __init__(self, regions: list[Tensor], comm: MeteredComm, device: torch.device, room: int = 0) -> None:
         self._regions = regions
         self._sizes = [region.numel() for region in regions]
         self._pending: Pending | None = None
         self.comm = comm
         self.buffer = torch.empty(sum(self._sizes) + room, dtype=torch.float32, device=device)
+        self.algorithm: Algorithm = shortest_sum(comm.world, self.buffer.nbytes)
         if regions:
             # In one call: there may be hundreds of them.
             torch.cat(regions, out=self._gradients).mul_(1.0 / comm.world)
@@ -184,6 +183,7 @@ class VerdictReduce(SmallReduce):
         super().__init__(regions, comm, device, room=doubts + (cells if control is None else 0))
         self._control = control
         if control is None:
+            # All ranks wait for it, whatever the table's size.
             self.algorithm = shortest_sum(comm.world)
         self._said: Pending = DONE
         room = self.buffer[sum(self._sizes) :]

@@ -8,6 +8,7 @@ import torch
 from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import DIRECT_WORLD
 from gradwire.control.controller import TOLD
+from gradwire.control.main_lane import main_lane
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.tuning import USUAL, Tuning
@@ -135,7 +136,25 @@ def test_many_small_gradients_do_not_travel_with_the_verdict() -> None:
         many, verdict = other.step.small
         assert (many.buffer.numel(), verdict.buffer.numel()) == (59 + 1 + 61, 3 * row)
         assert torch.equal(one.flat(), other.flat())
-        assert other.step.metered_bytes == other.step.predicted_bytes < one.step.metered_bytes
+        assert other.step.metered_bytes == other.step.predicted_bytes == one.step.metered_bytes
+
+
+@pytest.mark.parametrize(("elements", "way"), [(1500, "direct"), (1600, "library")])
+def test_up_to_six_kilobytes_of_small_gradients_go_direct_among_four_ranks_as_is_foreseen(
+    elements: int, way: str
+) -> None:
+    shapes = {"norm": (elements,), "weight": (64, 64)}
+
+    def rank(comm: Comm) -> tuple[list[str], str]:
+        rig = Rig(comm, "topk(ratio=0.1)", shapes=shapes)
+        step = rig.step(
+            {name: torch.ones(torch.Size(of).numel()) for name, of in shapes.items()}, [tuple(shapes)]
+        ).step
+        assert step.metered_bytes == step.predicted_bytes
+        foreseen = main_lane(rig.engine.layout, rig.engine.specs, ()).small(comm.world)
+        return [each.algorithm for each in step.small], foreseen.algorithm
+
+    assert run_ranks(4, rank) == 4 * [([way, "direct"], way)]
 
 
 @pytest.mark.parametrize(
