@@ -113,12 +113,13 @@ def test_a_plan_number_is_exact_in_float32_and_sees_every_part() -> None:
     assert all(torch.tensor(float(number), dtype=torch.float32).item() == number for number in numbers)
 
 
-def test_a_tail_goes_direct_from_three_ranks_on_and_counts_its_bytes() -> None:
+def test_a_tail_goes_direct_from_three_ranks_on_by_a_tree_among_many_and_counts_its_bytes() -> None:
     def rank(comm: Comm) -> tuple[str, float, float]:
         step = Rig(comm, "topk(ratio=0.1)").step(gradients(comm.rank, 0)).step
         return step.trace.rounds[-1].verb, step.metered_bytes, step.predicted_bytes
 
-    for world, verb in ((2, "all_reduce"), (3, "all_reduce/direct"), (DIRECT_WORLD + 1, "all_reduce")):
+    ways = ((2, "all_reduce"), (3, "all_reduce/direct"), (DIRECT_WORLD + 1, "all_reduce/tree"))
+    for world, verb in ways:
         for found, metered, predicted in run_ranks(world, rank):
             assert found == verb
             assert metered == predicted

@@ -1,0 +1,50 @@
+"""The verdict is the same, row for row, by whatever algorithm the ranks' table is added up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.comm.base import Algorithm
+from gradwire.measure.metered import MeteredComm
+from gradwire.step import verdict as verdict_of
+from gradwire.step.verdict import Row, VerdictReduce
+
+FINE = Row(finite=True, failed=False, plan=7, facts=(0.1, 0.0, 0.0, 0.0), computing_s=0.25)
+ROWS = (
+    FINE,
+    replace(FINE, finite=False),
+    replace(FINE, failed=True),
+    replace(FINE, plan=2**24 - 1),
+    replace(FINE, stale=True),
+    replace(FINE, computing_s=1e9),
+    # Facts may be anything. Added to something else than zeros they would not come as they were said.
+    replace(FINE, facts=(torch.finfo(torch.float32).max, 1e-45, -torch.inf, torch.nan)),
+)
+
+
+def told(comm: Comm) -> list[str]:
+    """What this rank reads until each rank has had each of `ROWS`; as text, since NaN is not equal to NaN."""
+    found = []
+    for turn in range(len(ROWS)):
+        tail = VerdictReduce([], ROWS[(comm.rank + turn) % len(ROWS)], MeteredComm(comm), torch.device("cpu"))
+        tail.send()
+        found.append(str(tail.verdict().rows))
+    return found
+
+
+@pytest.mark.parametrize("world", range(2, 18))
+def test_every_row_comes_by_a_tree_as_it_comes_by_the_library_and_direct(
+    world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by(way: Algorithm) -> list[list[str]]:
+        monkeypatch.setattr(verdict_of, "shortest_sum", lambda _world: way)
+        return run_ranks(world, told)
+
+    first, *others = by("tree")
+    assert all(other == first for other in others)
+    assert by("library") == by("direct") == [first] * world
+    assert len(set(first)) == len(ROWS), "each of them says something else"
