@@ -15,7 +15,7 @@ CONTROL_NUMBERS = {
     f"control.{name}" for name in ("choice", "flexible", "health", "lateness", "profiler", "timed_merge")
 }
 NUMBERS = {"planning"} | CONTROL_NUMBERS
-GROUND = {"errors", "kernels", "memory", "metric", "step.context"}
+GROUND = {"errors", "granularity", "kernels", "memory", "metric", "step.context"}
 CORE = GROUND | {"codec", "comm", "exchange", "placement", "step.arena"}
 UPPER = CORE | NUMBERS | {"measure", "recipes"}
 STEP = UPPER | {"agreement", "checkpoint.shards", "step"}
@@ -44,18 +44,19 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
     "quantities": set(),
+    "granularity": set(),
     "kernels": {"environment"},
-    "step.context": {"errors"},
+    "step.context": {"errors", "granularity"},
     "codec": {"errors", "kernels", "step.context"},
     "comm": {"errors", "kernels"},
-    "placement": {"comm.base", "errors"},
+    "placement": {"comm.base", "errors", "granularity"},
     "memory": {"kernels"},
     "metric": {"errors", "kernels", "step.context"},
     "exchange": GROUND | {"codec", "comm.base"},
     "step.arena": {"exchange.base", "kernels", "memory", "step.context"},
     "planning": set(),
     **{name: {"planning"} for name in CONTROL_NUMBERS},
-    "measure": {"comm.base", "errors", "exchange.base", "memory", "planning", "step.context", "version"},
+    "measure": GROUND - {"kernels", "metric"} | {"comm.base", "exchange.base", "planning", "version"},
     "recipes": CORE - {"errors", "comm", "metric", "placement"} | NUMBERS | {"comm.base", "quantities"},
     "contrib": GROUND - {"metric"} | {"codec", "comm.base", "exchange", "recipes"},
     "agreement": {"comm", "errors", "measure.clock"},

@@ -24,6 +24,7 @@ from gradwire import kernels
 from gradwire.comm import Comm
 from gradwire.errors import WireError
 from gradwire.exchange.base import CYCLE, STEADY
+from gradwire.granularity import ON_DEVICE
 from gradwire.kernels import Pieces, poison, zero_idle
 from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT, Gradients
@@ -109,6 +110,7 @@ def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int) -> None:
         unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
         kept=lane.kept,
         see=lambda _sound, _complaint: None,
+        granularity=ON_DEVICE,
     )
     for step in range(STEADY, STEADY + CYCLE):  # units may rest
         now = replace(ctx, step=step)

@@ -328,4 +328,4 @@ def _predicted_step_s(engine: Engine) -> float | None:
         return None
     from gradwire.control.forecast import predicted_step_s  # what has no facts predicts nothing
 
-    return predicted_step_s(engine.facts, engine.layout, engine.specs)
+    return predicted_step_s(engine.facts, engine.layout, engine.specs, engine.env.placement.granularity)

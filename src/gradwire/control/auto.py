@@ -92,7 +92,9 @@ class AutoController(WarmupController):
         """
 
         def price(composition: Composition) -> Forecast:
-            found = forecast_by(facts, self._layout_of(composition), self.specs)
+            layout = self._layout_of(composition)
+            cut = self.env.suited(stays=layout.stays_on_device).placement.granularity
+            found = forecast_by(facts, layout, self.specs, cut)
             assert found is not None, "ready times and links are known"
             return found.coded(NOMINAL_CODEC)
 

@@ -22,6 +22,7 @@ from gradwire.comm.base import shortest_sum
 from gradwire.control.choice import LEAD
 from gradwire.control.main_lane import MainLane, Sent, main_lane
 from gradwire.exchange.base import STEADY
+from gradwire.granularity import ON_HOST, Granularity
 from gradwire.measure.codec import payloads
 from gradwire.planning.cluster import Cluster, once
 from gradwire.planning.collectives import Transfer
@@ -152,23 +153,28 @@ def _spared_bytes(
     return flat - levels
 
 
-def forecast_by(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) -> Forecast | None:
+def forecast_by(
+    facts: Facts, layout: Layout, specs: Sequence[ParameterSpec], cut: Granularity = ON_HOST
+) -> Forecast | None:
     """`layout` by measured ready times and links; `None` where these were not measured.
 
-    The cost of the codec counts as nothing until it is known (`Forecast.coded`).
+    Its work is `cut` as it is where its memory will be. The cost of the codec counts as nothing until it is
+    known (`Forecast.coded`).
     """
     if facts.backward is None or facts.network is None:
         return None
     cluster = Cluster(facts.world, facts.network.link, measured=facts.network)
     main = main_lane(layout, specs, facts.bucket_cuts)
-    found = _priced(_Flat(cluster, main), facts.backward)
+    found = _priced(_Flat(cluster, main, cut), facts.backward)
     return replace(found, cores=facts.cores)
 
 
-def predicted_step_s(facts: Facts, layout: Layout, specs: Sequence[ParameterSpec]) -> float | None:
+def predicted_step_s(
+    facts: Facts, layout: Layout, specs: Sequence[ParameterSpec], cut: Granularity = ON_HOST
+) -> float | None:
     """How long a step of `layout` should take, with the codec's cost where that is a fact; `None` where
     ready times or links were not measured."""
-    found = forecast_by(facts, layout, specs)
+    found = forecast_by(facts, layout, specs, cut)
     return None if found is None else found.coded(facts.codec or FREE).step_s()
 
 
@@ -280,6 +286,7 @@ class _Flat:
 
     cluster: Cluster
     main: MainLane
+    cut: Granularity = ON_HOST
     prices: dict[Round, _Price] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -292,7 +299,7 @@ class _Flat:
         return [stop - start for start, stop in pairwise((0, *self.main.cuts, self.main.numel))]
 
     def rounds(self, step: int) -> Sent:
-        return self.main.rounds(ExchangeContext(step, 0, 0, self.world))
+        return self.main.rounds(ExchangeContext(step, 0, 0, self.world, granularity=self.cut))
 
     def unit(self, _numel: int, rounds: Rounds) -> tuple[list[float], _Price]:
         """Seconds of the rounds that the worker waits for together, and of the last; and what all cost."""

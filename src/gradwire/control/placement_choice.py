@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from gradwire.control.controller import cost_of
+from gradwire.granularity import ON_DEVICE, ON_HOST
 from gradwire.measure.clock import EventStopwatch
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.probe import slowest
@@ -103,11 +104,12 @@ def _chosen(
 
     numbers = slowest(env.control, timed(composition, layout, env))
     there, here, byte_s = cost_of(numbers[:4]), cost_of(numbers[4:8]), numbers[8]
-    forecast = forecast_by(facts, layout, layout.specs)
-    if forecast is None or there is None or here is None or byte_s == math.inf:
+    on_device = forecast_by(facts, layout, layout.specs, ON_DEVICE)
+    on_host = forecast_by(facts, layout, layout.specs, ON_HOST)
+    if on_device is None or on_host is None or there is None or here is None or byte_s == math.inf:
         return False, ""
-    device_s = forecast.coded(there).step_s()
-    host_s = forecast.coded(here).copied(byte_s * layout.specs[0].dtype.itemsize).step_s()
+    device_s = on_device.coded(there).step_s()
+    host_s = on_host.coded(here).copied(byte_s * layout.specs[0].dtype.itemsize).step_s()
     words = f"{host_s * 1e3:.0f} ms with codecs on the host, {device_s * 1e3:.0f} ms on the device"
     return host_s < device_s, f"a step is predicted to take {words}"
 

@@ -22,10 +22,6 @@ from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.step.context import ExchangeContext, Part
 
-SEGMENT = 1 << 20
-"""Elements of a segment: one is encoded, and summed, while another is on the wire. Half of it would double
-the messages, each of which costs a rank a third of a millisecond of CPU time."""
-
 _MOST_SEGMENTS = 1 << 12
 
 
@@ -46,7 +42,8 @@ class ScatterReduce:
 
     codec: Codec
     second_stage: bool = True
-    segment: int = SEGMENT
+    segment: int | None = None
+    """Elements of a segment at most; without it what suits the place."""
     memory = None
 
     @property
@@ -116,7 +113,7 @@ class ScatterReduce:
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         """Segments that have as many elements of the same parameters are alike, wherever these lie."""
         wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-        bounds, known, payloads = _bounds(numel, self.segment), {}, []
+        bounds, known, payloads = _bounds(numel, self.segment or ctx.granularity.segment), {}, []
         for (start, stop), parts in zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True):
             kind = (stop - start, *[(part.name, part.numel) for part in parts])
             if kind not in known:
@@ -195,14 +192,16 @@ class Segment:
     ctx: ExchangeContext
 
 
-def segments_of(numel: int, ctx: ExchangeContext, segment: int = SEGMENT) -> tuple[Segment, ...]:
+def segments_of(numel: int, ctx: ExchangeContext, segment: int | None = None) -> tuple[Segment, ...]:
     """A unit in pieces of at most `segment` elements, as equal as can be; one, if it is empty.
+
+    Without a `segment` that of the context's granularity counts.
 
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=2)
     >>> [(seg.start, seg.stop) for seg in segments_of(10, ctx, 4)]
     [(0, 3), (3, 6), (6, 10)]
     """
-    bounds, found = _bounds(numel, segment), []
+    bounds, found = _bounds(numel, segment or ctx.granularity.segment), []
     pieces = zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True)
     for index, ((start, stop), parts) in enumerate(pieces):
         unsent = None if ctx.unsent is None else ctx.unsent[start:stop]
@@ -294,11 +293,11 @@ def _kinds(numel: int, ctx: ExchangeContext) -> set[int]:
     return found
 
 
-def scatter_reduce(codec: Codec, second_stage: bool = True, segment: int = SEGMENT) -> ScatterReduce:
+def scatter_reduce(codec: Codec, second_stage: bool = True, segment: int | None = None) -> ScatterReduce:
     """All-reduce in the codes of any codec.
 
-    Units travel in segments of `segment` elements. `second_stage` keeps the error of an owner's code in the
-    owner's own `unsent`.
+    Units travel in segments of at most `segment` elements, by default as many as suit the place.
+    `second_stage` keeps the error of an owner's code in the owner's own `unsent`.
 
     >>> from gradwire.codec.blocks import blocks
     >>> ctx = ExchangeContext(0, 0, rank=0, world=4)

@@ -9,7 +9,7 @@ part of encoding, because that is when the worker does it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import STEADY, Exchange, first_busy_step, steady_context
+from gradwire.granularity import ON_HOST, granularity
 from gradwire.measure import cache
 from gradwire.measure.cache import fingerprint
 from gradwire.measure.clock import HOST, Timed, clock_of, now_s
@@ -51,12 +52,11 @@ class EchoComm(Comm):
         return DONE
 
 
-SIZES = tuple(1 << power for power in (6, 8, 10, 12, 14, 16, 17, 18, 19, 20))
-"""Elements. Closer together where memory begins to slow codecs down, because most of a gradient is in large
-units: the line has to serve those."""
 WORLD = 4
 FORM = "codec-cost-2"
 _REPETITIONS = (5, 15)
+_DRAWN = 1 << 20
+"""Normal numbers that are drawn; a longer gradient repeats them."""
 
 
 @dataclass(frozen=True)
@@ -105,47 +105,62 @@ def _key(text: str) -> dict[str, str]:
 
 def measure_codec(
     exchange: Exchange,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] | None = None,
     *,
     budget_s: float = 0.3,
     clock: Callable[[], float] | None = None,
     device: Timed = HOST,
 ) -> CodecCurves:
-    """Time `exchange` on normal numbers of every size (powers of two), each for its share of `budget_s`.
+    """Time `exchange` on normal numbers of every size, each for its share of `budget_s`.
 
-    A size gets five repetitions in any case, of which the shortest counts because others on the machine only
+    `sizes` are powers of two, ascending, by default those of the granularity. A size gets five repetitions in
+    any case, of which the shortest counts because others on the machine only
     add to it, and one before them, which compiles. Where what
     peers send must differ from what this rank sends, all of it is measured in a world of one. Tensors are on
-    the `device`, for which the `clock` waits, if the exchange stays there.
+    the `device`, for which the `clock` waits, if the exchange stays there. Sizes beyond those of a CPU end
+    where one repetition takes longer than the share, or where the device has no room for them.
     """
     device = device if device.is_host or exchange.laws.stays_on_device else HOST
     clock = clock_of(device) if clock is None else clock
+    sizes = granularity(is_host=device.is_host).curve if sizes is None else sizes
     try:
-        return _measure(exchange, sizes, budget_s, clock, WORLD, device.where)
+        return _measure(exchange, sizes, budget_s / len(sizes), clock, WORLD, device)
     except WireError:
-        return _measure(exchange, sizes, budget_s, clock, 1, device.where)
+        return _measure(exchange, sizes, budget_s / len(sizes), clock, 1, device)
 
 
 def _measure(
     exchange: Exchange,
     sizes: Sequence[int],
-    budget_s: float,
+    share_s: float,
     clock: Callable[[], float],
     world: int,
-    where: torch.device,
+    device: Timed,
 ) -> CodecCurves:
     encode, decode = [], []
     for numel in sizes:
-        bench = _Bench(exchange, numel, world, clock, where)
-        bench.once()
-        pairs: list[tuple[float, float]] = []
-        until_s = clock() + budget_s / len(sizes)
-        fewest, most = _REPETITIONS
-        while len(pairs) < fewest or (len(pairs) < most and clock() < until_s):
-            pairs.append(bench.once())
+        try:
+            pairs = _repeated(_Bench(exchange, numel, world, clock, device), share_s, clock)
+        except (torch.OutOfMemoryError, MemoryError):
+            if numel <= ON_HOST.curve[-1]:
+                raise
+            break
         encode.append((float(numel), max(min(pair[0] for pair in pairs), 1e-9)))
         decode.append((float(numel), max(min(pair[1] for pair in pairs), 1e-9)))
+        if numel >= ON_HOST.curve[-1] and min(map(sum, pairs)) > share_s:
+            break
     return CodecCurves(straight_line(encode), straight_line(decode))
+
+
+def _repeated(bench: _Bench, share_s: float, clock: Callable[[], float]) -> list[tuple[float, float]]:
+    """Seconds of encoding and of decoding, of one repetition after another."""
+    bench.once()
+    pairs: list[tuple[float, float]] = []
+    until_s = clock() + share_s
+    fewest, most = _REPETITIONS
+    while len(pairs) < fewest or (len(pairs) < most and clock() < until_s):
+        pairs.append(bench.once())
+    return pairs
 
 
 def payloads(exchange: Exchange, numel: int, world: int, step: int = STEADY) -> float:
@@ -173,13 +188,15 @@ class _Bench:
     """One size: gradient, planes and what the exchange keeps."""
 
     def __init__(
-        self, exchange: Exchange, numel: int, world: int, clock: Callable[[], float], where: torch.device
+        self, exchange: Exchange, numel: int, world: int, clock: Callable[[], float], device: Timed
     ) -> None:
         self._exchange, self._world, self._clock = exchange, world, clock
         self._step = first_busy_step(exchange, numel, world)
         self._payloads = payloads(exchange, numel, world, self._step)
-        drawn = torch.randn(numel, generator=torch.Generator("cpu").manual_seed(numel), device="cpu")
-        self._grad = drawn.to(where)
+        self._granularity = granularity(is_host=device.is_host)
+        generator = torch.Generator("cpu").manual_seed(numel)
+        drawn = torch.randn(min(numel, _DRAWN), generator=generator, device="cpu").to(device.where)
+        self._grad = drawn if drawn.numel() == numel else drawn.repeat(numel // drawn.numel())
         memory = exchange.memory
         names = () if memory is None else memory.planes
         self._committed = {name: torch.zeros_like(self._grad) for name in names}
@@ -191,6 +208,7 @@ class _Bench:
         """Seconds of encoding, and of decoding one payload."""
         comm = EchoComm(self._world, self._clock)
         ctx = steady_context(self._grad.numel(), self._world, self._step, self._kept)
+        ctx = replace(ctx, granularity=self._granularity)
         start_s = self._clock()
         x = self._folded()
         finish = self._exchange.start(x, self._mean, comm, ctx)

@@ -22,7 +22,8 @@ class MeteredComm(Comm):
     """
 
     def __init__(self, comm: Comm, trace: Trace | None = None, unit: str = "") -> None:
-        self.rank, self.world, self.verifies = comm.rank, comm.world, comm.verifies
+        self.rank, self.world = comm.rank, comm.world
+        self.verifies, self.announces = comm.verifies, comm.announces
         self.rounds: list[Round] = []
         self.last: Pending | None = None
         self._comm, self._unit = comm, unit
@@ -35,14 +36,14 @@ class MeteredComm(Comm):
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Start the round and note it, if it could be issued: `owe_zeros` relies on that."""
-        exact = None if self._comm.announces else self._trace.exact
+        exact = None if self.announces else self._trace.exact
         time = RoundTime(round_.name, round_.payload_bytes, now_s() if exact is None else exact())
         pending = self._comm.issue(round_, tensor, out)
         if self._trace.recipe is not None:
             from gradwire.measure.ranges import OnTheWire  # loaded by those who profile
 
             pending = OnTheWire(pending, f"gradwire/wire {self._trace.recipe} {self._unit}")
-        self.last = _Timed(pending, self._trace, time, self._unit, self._comm.announces)
+        self.last = _Timed(pending, self._trace, time, self._unit, self.announces)
         self.rounds.append(round_)
         self._trace.rounds.append(time)
         return self.last

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, TypeVar
 from torch import Tensor
 
 from gradwire.comm.base import Comm
+from gradwire.granularity import Granularity, granularity
 from gradwire.placement.device import Device, HostDevice, fetch
 from gradwire.placement.staging import StagedComm, StreamTransfer
 from gradwire.placement.streaming import Inline, LaterComm, StreamComm
@@ -52,6 +53,11 @@ class Placement:
     why: str = ""
     inside: Comm | None = None
     everyone: Comm | None = None
+
+    @property
+    def granularity(self) -> Granularity:
+        """How finely work is cut that is done where the memory is."""
+        return granularity(is_host=self.memory.is_host)
 
     def fetch(self, value: Tensor) -> Callable[[], Tensor]:
         """Copy `value`, which is where the memory is, to the host, without waiting: see `device.fetch`."""

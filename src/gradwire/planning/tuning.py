@@ -16,8 +16,8 @@ class Tuning:
     7 kB would add 5 ms at 13 Mbit/s, with no computation to overlap; one more all-reduce costs up to 1 ms of
     CPU time.)"""
     riding_bytes: int = 1000
-    """Up to this size, what is left of them rides with a verdict that goes direct or by a tree. With the table
-    of a few ranks that is one packet a message; more bytes leave at the end of the backward pass, in an
+    """Up to this size, what is left of them rides with a verdict that goes direct or by a tree. With the
+    table of a few ranks that is one packet a message; more bytes leave at the end of the backward pass, in an
     all-reduce of their own."""
     kept_steps: int = 1000
     """Steps that a recipe which `auto` has chosen stays at least. To decide anew takes some 30 dense steps,

@@ -13,20 +13,20 @@ from gradwire.step.arrival import Arrival, BucketEntry
 
 CAP_BYTES = 25 * 2**20
 """DDP's own default."""
-BUCKETS = 32
 SMALLEST_BYTES = 1 << 20
+"""torch's compiler refuses caps below DDP's own first bucket."""
 
 
-def cap_for(total_bytes: int, *, fine: bool) -> int:
-    """The most bytes of a bucket: 25 MiB or, if buckets shall be `fine`, about a 32nd of `total_bytes`.
+def cap_for(total_bytes: int, buckets: int) -> int:
+    """The most bytes of a bucket where there shall be about so many: 1 MiB to 25 MiB, as each costs a call.
 
-    Fine buckets let encoding begin while most of the backward pass is still to come. Where buckets travel as
+    Many buckets let encoding begin while most of the backward pass is still to come. Where buckets travel as
     they are, larger ones cost fewer collectives.
 
-    >>> cap_for(44_700_000, fine=True), cap_for(44_700_000, fine=False)
+    >>> cap_for(44_700_000, buckets=32), cap_for(44_700_000, buckets=1)
     (1396875, 26214400)
     """
-    return min(max(total_bytes // BUCKETS, SMALLEST_BYTES), CAP_BYTES) if fine else CAP_BYTES
+    return min(max(total_bytes // buckets, SMALLEST_BYTES), CAP_BYTES)
 
 
 def assigned(specs: Sequence[ParameterSpec], cap_bytes: int) -> list[tuple[ParameterSpec, ...]]:

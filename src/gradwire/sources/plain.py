@@ -58,7 +58,8 @@ class PlainParameters(Source):
         if not used:
             raise ValueError("no parameter of the model needs a gradient: leave at least one unfrozen")
         self.device = used[0].device
-        self._fine: bool | None = None
+        self._wanted = 0
+        """In how many buckets gradients come, about."""
         self._buckets: list[Bucket] = []
         self._homes: dict[str, Bucket] = {}
         self._is_open = self._exchanges_now = False
@@ -196,12 +197,13 @@ class PlainParameters(Source):
     def _build(self) -> None:
         """Make buckets as what runs in this step wants them; on all ranks the same."""
         engine = self._backward.engine
-        fine = not (engine.measuring or engine.layout.is_plain)
-        if fine == self._fine:
+        whole = engine.measuring or engine.layout.is_plain
+        wanted = 1 if whole else engine.env.placement.granularity.buckets
+        if wanted == self._wanted:
             return
-        self._fine = fine
+        self._wanted = wanted
         total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
-        groups = assigned(self.specs, cap_for(total_bytes, fine=fine))
+        groups = assigned(self.specs, cap_for(total_bytes, wanted))
         self._buckets = [Bucket(index, group, self.device, self.rows) for index, group in enumerate(groups)]
         self._homes = {entry.name: bucket for bucket in self._buckets for entry in bucket.entries}
 

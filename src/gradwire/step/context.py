@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import WireError
+from gradwire.granularity import ON_HOST, Granularity
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,8 @@ class ExchangeContext:
     `replicas` returns what all ranks hold alike of a parameter. Gradients arrive multiplied by `scale`. Where
     parameters have a shorter type than the one in which gradients are summed, it is `narrow`, and values
     travel in it unless an option asks for another type. `see` is told whether payloads of peers are valid: it
-    raises at once or, where the host does not wait for the device, notes it for the verdict.
+    raises at once or, where the host does not wait for the device, notes it for the verdict. `granularity`
+    suits the place where the unit is.
     """
 
     step: int
@@ -218,6 +220,7 @@ class ExchangeContext:
     kept: ExchangeState = field(default_factory=ExchangeState, compare=False, repr=False)
     replicas: Replicas = field(default=_unknown, compare=False, repr=False)
     see: See = field(default=refuse, compare=False, repr=False)
+    granularity: Granularity = field(default=ON_HOST, repr=False)
 
     def sizes(self, numel: int) -> tuple[int, ...]:
         """Elements of the parts of a unit of `numel` elements."""

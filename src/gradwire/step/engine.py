@@ -76,9 +76,7 @@ class Engine:
         device, self.health = env.placement.device, Health()
         self.watch = BackwardWatch(stopwatch_for(device), exact=clock_of(device))
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
-        self.runner = Runner(
-            lambda job: self.env.placement.post(job), self._progress, lambda: self.is_serial, self.rank
-        )
+        self.runner = Runner(lambda: self.env.placement, self._progress, lambda: self.is_serial, self.rank)
         self._now: Step | None = None
         self._unresolved: Step | None = None
         self._following: Composition | None = None
@@ -262,6 +260,7 @@ class Engine:
         step = self._now
         assert step is not None, "open the step first"
         step.all_arrived = True
+        self.runner.finish_all()
         if self._tells_means(step) or not rides(step.left_bytes, self.comm.world, self.layout.tuning):
             self._send_small(step, step.tail_regions.keys())
         self._progress(step)
@@ -299,9 +298,8 @@ class Engine:
     def direct(self, step: Step, arrival: Arrival, run: Run) -> ExchangeTask:
         """The exchange of neighbours in a bucket, in place."""
         region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
-        ctx = ExchangeContext(
-            step.number, len(step.direct), self.comm.rank, self.comm.world, self.env.seed, lane=-1
-        )
+        where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
+        ctx = ExchangeContext(step.number, *where, granularity=self.env.placement.granularity)
         step.direct.append(region.numel())
         comm, agreed = step.observed(self.comm, label), exchange.rounds(region.numel(), region.dtype, ctx)
         return ExchangeTask(label, exchange, region, region, ctx, comm, agreed)
@@ -319,6 +317,7 @@ class Engine:
             kept=lane.kept,
             replicas=self.env.replicas,
             see=step.hear,
+            granularity=self.env.placement.granularity,
         )
         self.env.inspect(lane, unit, x, ctx)
         if self._controller.looks(step.number) and lane.exchange is self.layout.main.exchange:

@@ -8,12 +8,13 @@ exception like any other here: on this thread it would end nothing but the threa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from gradwire.comm import owe_zeros
 from gradwire.errors import TransportError
-from gradwire.placement import Post
+from gradwire.placement import Placement
 from gradwire.step.step import ExchangeTask, Step
 
 
@@ -21,14 +22,20 @@ class Runner:
     """Starts and finishes tasks on the engine's thread. `landed` is called after each one that ended.
 
     While `one_by_one()`, each task ends before the next begins, so that the duration of its collective is the
-    wire's own.
+    wire's own. Where the end of a task is not announced, its finish would make a stream wait for its bytes.
+    So it is enqueued after the start of the next ones: as many as the granularity of `placement()` says.
     """
 
     def __init__(
-        self, post: Post, landed: Callable[[Step], None], one_by_one: Callable[[], bool], rank: int
+        self,
+        placement: Callable[[], Placement],
+        landed: Callable[[Step], None],
+        one_by_one: Callable[[], bool],
+        rank: int,
     ) -> None:
         """`rank` is what errors call this one."""
-        self._post, self._landed, self._one_by_one, self._rank = post, landed, one_by_one, rank
+        self._placement, self._landed, self._one_by_one, self._rank = placement, landed, one_by_one, rank
+        self._under_way: deque[Callable[[], None]] = deque()
         self.broken: TransportError | None = None
         """Why nothing can be issued any more; it ends this step and all later ones."""
 
@@ -57,8 +64,19 @@ class Runner:
             owe_zeros(task.comm, task.agreed[len(task.comm.rounds) :], task.x.device)
         if self._one_by_one() or task.finish is None or task.comm.last is None:
             self._finish(step, task)
+        elif task.comm.announces:
+            task.comm.last.then(lambda: self._placement().post(lambda: self._ended(step, task)))
         else:
-            task.comm.last.then(lambda: self._post(lambda: self._ended(step, task)))
+            self._under_way.append(partial(self._ended, step, task))
+            self._finish_all_but(self._placement().granularity.under_way - 1)
+
+    def finish_all(self) -> None:
+        """All tasks of the step have started: finish those whose end is not announced, too."""
+        self._finish_all_but(0)
+
+    def _finish_all_but(self, few: int) -> None:
+        while len(self._under_way) > few:
+            self._placement().post(self._under_way.popleft())
 
     def _ended(self, step: Step, task: ExchangeTask) -> None:
         self.issue(partial(self._finish, step, task))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from gradwire.comm import Round
 from gradwire.exchange.base import STEADY
@@ -140,18 +141,17 @@ def account(engine: Engine) -> str:
 def _share(engine: Engine) -> float:
     """Announced bytes of a steady step as a share of a plain all-reduce's."""
     layout, world = engine.layout, engine.comm.world
+    steady = ExchangeContext(STEADY, 0, 0, world, lane=-1, granularity=engine.env.placement.granularity)
     sent = 0.0
     for step in range(STEADY, STEADY + _STEPS):
         for lane in layout.lanes:
             for unit in lane.units:
-                ctx = ExchangeContext(
-                    step, unit.index, 0, world, lane=lane.number, parts=unit.parts, narrow=lane.narrow
-                )
-                rounds = lane.exchange.rounds(unit.numel, lane.dtype, ctx)
+                ctx = replace(steady, step=step, unit=unit.index, lane=lane.number, parts=unit.parts)
+                rounds = lane.exchange.rounds(unit.numel, lane.dtype, replace(ctx, narrow=lane.narrow))
                 sent += sum(each.wire_bytes(world) for each in rounds)
         for spec in engine.specs:
             if (exchange := layout.direct.get(spec.name)) is not None:
-                rounds = exchange.rounds(spec.numel, spec.dtype, ExchangeContext(step, 0, 0, world, lane=-1))
+                rounds = exchange.rounds(spec.numel, spec.dtype, replace(steady, step=step))
                 sent += sum(each.wire_bytes(world) for each in rounds)
     dense = sum(Round("all_reduce", each.numel, each.dtype).wire_bytes(world) for each in engine.specs)
     return sent / _STEPS / dense if dense else 1.0

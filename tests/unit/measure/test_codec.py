@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +13,10 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.granularity import ON_DEVICE, ON_HOST
 from gradwire.measure import cache
-from gradwire.measure.codec import SIZES, EchoComm, codec_cost, measure_codec, payloads
+from gradwire.measure.codec import EchoComm, codec_cost, measure_codec, payloads
 from gradwire.memory import Memory, Residual
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.recipes import entries, recipe
@@ -70,7 +73,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_known_costs_are_found_per_payload(verb: str) -> None:
     clock = Clock()
     curves = measure_codec(Paced(clock, verb), clock=clock)
-    assert [x for x, _ in curves.encode.points] == list(SIZES)
+    assert [x for x, _ in curves.encode.points] == list(ON_HOST.curve)
     # Sums of times up to 1 s in steps of 1e-5: 11 digits are left.
     for fit, true in ((curves.encode, ENCODE), (curves.decode, DECODE)):
         assert fit.line.base_s == pytest.approx(true.base_s, rel=1e-6)
@@ -187,3 +190,51 @@ def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
     assert not cache.store(KEY, NUMBERS)
     assert cache.load(KEY) is None
     assert isinstance(codec_cost(recipe("dense").build().exchange, "dense", budget_s=0.0), CodecCost)
+
+
+class Near(Paced):
+    """One that stays on a device, which has room for so many elements."""
+
+    laws = ExchangeLaws(stays_on_device=True)
+    room = 1 << 30
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+        if x.numel() > self.room:
+            raise torch.OutOfMemoryError("no room")
+        return super().start(x, mean, comm, ctx)
+
+
+ON = SimpleNamespace(where=torch.device("cpu"), is_host=False)
+LARGE = (1 << 18, 1 << 20, 1 << 21, 1 << 22)
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's sizes go beyond a CPU's, but not so far that a test has no room for them."""
+    monkeypatch.setattr("gradwire.granularity.ON_DEVICE", replace(ON_DEVICE, curve=LARGE))
+
+
+def sizes(exchange: Near, budget_s: float) -> list[float]:
+    return [
+        x
+        for x, _ in measure_codec(exchange, clock=exchange.clock, device=ON, budget_s=budget_s).encode.points
+    ]
+
+
+@pytest.mark.usefixtures("large")
+def test_a_device_is_timed_on_larger_units_until_one_takes_longer_than_its_share() -> None:
+    assert ON_DEVICE.curve[-1] > ON_HOST.curve[-1]
+    assert sizes(Near(Clock()), budget_s=1.0) == [*LARGE]
+    # 2^20 elements take 2.7 ms, and twice as many 5.3 ms.
+    assert sizes(Near(Clock()), budget_s=4 * 3e-3) == [1 << 18, 1 << 20, 1 << 21]
+    assert sizes(Near(Clock()), budget_s=0.0) == [1 << 18, 1 << 20]
+
+
+@pytest.mark.usefixtures("large")
+def test_a_device_is_timed_on_units_for_which_it_has_room() -> None:
+    exchange = Near(Clock())
+    exchange.room = 1 << 21
+    assert sizes(exchange, budget_s=1.0) == [1 << 18, 1 << 20, 1 << 21]
+    exchange.room = 1 << 19
+    with pytest.raises(torch.OutOfMemoryError):
+        sizes(exchange, budget_s=1.0)

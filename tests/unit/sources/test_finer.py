@@ -10,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.recipes import recipe
-from gradwire.sources.ddp.finer import SMALLEST_BYTES, cap_for, caps_of, refine_buckets, restore_buckets
+from gradwire.sources.buckets import SMALLEST_BYTES
+from gradwire.sources.ddp.finer import caps_of, refine_buckets, restore_buckets
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def test_a_default_module_has_one_large_bucket_after_the_first() -> None:
 @pytest.mark.parametrize("unused", [False, True])
 def test_refined_buckets_are_small_and_hold_everything(view: bool, unused: bool) -> None:
     ddp = DistributedDataParallel(model(), gradient_as_bucket_view=view, find_unused_parameters=unused)
-    assert refine_buckets(ddp, TOTAL_BYTES)
+    assert refine_buckets(ddp, TOTAL_BYTES, 32)
     sizes = buckets_of(ddp)
     assert len(sizes) >= 3
     assert max(sizes) <= SMALLEST_BYTES + WIDTH * WIDTH * 4
@@ -68,7 +69,7 @@ def test_refined_buckets_are_small_and_hold_everything(view: bool, unused: bool)
 def test_gradients_are_those_of_the_module_alone() -> None:
     alone, ddp = model(), DistributedDataParallel(model())
     alone(torch.ones(2, WIDTH)).sum().backward()
-    refine_buckets(ddp, TOTAL_BYTES)
+    refine_buckets(ddp, TOTAL_BYTES, 32)
     buckets_of(ddp)
     for mine, theirs in zip(ddp.module.parameters(), alone.parameters(), strict=True):
         assert torch.equal(mine.grad, theirs.grad)
@@ -78,7 +79,7 @@ def test_refining_in_the_middle_of_training_keeps_it_going() -> None:
     ddp = DistributedDataParallel(model())
     for _ in range(3):
         ddp(torch.ones(2, WIDTH)).sum().backward()
-    assert refine_buckets(ddp, TOTAL_BYTES)
+    assert refine_buckets(ddp, TOTAL_BYTES, 32)
     assert len(buckets_of(ddp)) >= 3
 
 
@@ -86,7 +87,7 @@ def test_what_was_refined_is_restored() -> None:
     coarse = buckets_of(DistributedDataParallel(model()), steps=3)
     ddp = DistributedDataParallel(model())
     own = caps_of(ddp)
-    assert refine_buckets(ddp, TOTAL_BYTES)
+    assert refine_buckets(ddp, TOTAL_BYTES, 32)
     restore_buckets(ddp, own)
     assert caps_of(ddp) == own
     assert buckets_of(ddp, steps=3) == coarse
@@ -123,15 +124,19 @@ def test_under_an_adaptive_recipe_dense_travels_in_ddps_own_buckets(monkeypatch:
 def test_a_small_cap_is_never_enlarged() -> None:
     ddp = DistributedDataParallel(model(), bucket_cap_mb=0.25)
     before = ddp.reducer
-    assert refine_buckets(ddp, TOTAL_BYTES)
+    assert refine_buckets(ddp, TOTAL_BYTES, 32)
     assert ddp.reducer is before
 
 
 def test_a_static_graph_is_left_alone() -> None:
     ddp = DistributedDataParallel(model(), static_graph=True)
-    assert not refine_buckets(ddp, TOTAL_BYTES)
+    assert not refine_buckets(ddp, TOTAL_BYTES, 32)
 
 
-def test_the_cap_has_a_floor() -> None:
-    assert cap_for(10) == SMALLEST_BYTES
-    assert cap_for(64 * SMALLEST_BYTES) == 2 * SMALLEST_BYTES
+@pytest.mark.parametrize(("total", "buckets", "cap"), [(10, 32, 1), (64 << 20, 32, 2), (64 << 20, 8, 8)])
+def test_the_cap_makes_as_many_buckets_as_are_wanted_and_has_a_floor(
+    total: int, buckets: int, cap: int
+) -> None:
+    ddp = DistributedDataParallel(model())
+    assert refine_buckets(ddp, total, buckets)
+    assert caps_of(ddp).bytes_cap == cap * SMALLEST_BYTES

@@ -15,23 +15,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.sources.buckets import SMALLEST_BYTES
 from gradwire.sources.ddp.buffers import joins
 from gradwire.step.engine import Engine
 
-BUCKETS = 32
-SMALLEST_BYTES = 1 << 20
-"""torch's compiler refuses caps below its own first bucket."""
-
 _NEEDED = ("_ddp_init_helper", "_build_params_for_reducer", "_build_debug_param_to_name_mapping")
-
-
-def cap_for(total_bytes: int) -> int:
-    """Bytes per bucket: about 32 buckets, none below 1 MiB, because each costs a call.
-
-    >>> cap_for(44_700_000)
-    1396875
-    """
-    return max(total_bytes // BUCKETS, SMALLEST_BYTES)
 
 
 @dataclass(frozen=True)
@@ -50,13 +38,14 @@ def caps_of(ddp: DistributedDataParallel) -> Caps:
     return Caps(private.bucket_bytes_cap, getattr(private, "bucket_bytes_cap_default", False), config)
 
 
-def refine_buckets(ddp: DistributedDataParallel, total_bytes: int) -> bool:
-    """Shrink the bucket cap of `ddp`; never enlarges it. Returns whether the cap is fine enough now.
+def refine_buckets(ddp: DistributedDataParallel, total_bytes: int, buckets: int) -> bool:
+    """Shrink the bucket cap of `ddp` to `total_bytes` in about so many buckets; never enlarges it.
 
+    Returns whether the cap is fine enough now. None is below 1 MiB, because each bucket costs a call.
     To be called on all ranks, between steps; a hook that is registered moves along. Buckets of a static
     graph and caps given one by one (`bucket_cap_mb_list`) are left alone.
     """
-    cap, now = cap_for(total_bytes), caps_of(ddp)
+    cap, now = max(total_bytes // buckets, SMALLEST_BYTES), caps_of(ddp)
     if now.bytes_cap <= cap:
         return True
     listed = now.config is not None and now.config.per_bucket_bytes_caps
@@ -92,7 +81,7 @@ def fit_buckets(engine: Engine, total_bytes: int) -> Callable[..., None]:
             return
         if own is None:
             own = caps_of(ddp)
-            refine_buckets(ddp, total_bytes)
+            refine_buckets(ddp, total_bytes, engine.env.placement.granularity.buckets)
         else:
             restore_buckets(ddp, own)
             own = None
