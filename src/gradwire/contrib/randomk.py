@@ -20,8 +20,9 @@ from gradwire.codec.sparse import values
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import reduce
 from gradwire.kernels import sample_indices
+from gradwire.kernels.uploads import sent_to
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import ExchangeContext, sent_to
+from gradwire.step.context import ExchangeContext
 
 sampled = lru_cache(maxsize=32)(sample_indices)
 

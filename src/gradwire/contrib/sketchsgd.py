@@ -27,8 +27,9 @@ from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import remember
 from gradwire.kernels import count_sketch, count_sketch_estimates, put, topk_indices
+from gradwire.kernels.uploads import sent_to
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import ExchangeContext, sent_to
+from gradwire.step.context import ExchangeContext
 
 TABLE = torch.float32
 """The table elects, so that it need not be as exact as what it elects."""
@@ -103,7 +104,7 @@ def sketch(ratio: float, rows: int = 5, table: float = 5.0, candidates: int = 4)
     `table` is how many numbers it has per element kept, in an odd number of `rows`: more find more.
     `candidates` is how many elements are asked for per element kept.
 
-    >>> from gradwire.step.context import ExchangeContext, sent_to
+    >>> from gradwire.step.context import ExchangeContext
     >>> ctx = ExchangeContext(0, 0, 0, world=8)
     >>> [round_.numel for round_ in sketch(0.01).rounds(100_000, torch.float32, ctx)]
     [5000, 4000]

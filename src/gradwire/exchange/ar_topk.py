@@ -44,7 +44,8 @@ from gradwire.exchange.leader import (
 )
 from gradwire.exchange.state import GAINS, LED
 from gradwire.kernels import put
-from gradwire.step.context import ExchangeContext, sent_to
+from gradwire.kernels.uploads import sent_to
+from gradwire.step.context import ExchangeContext
 
 Election = Literal["round_robin", "variance", "auto"]
 

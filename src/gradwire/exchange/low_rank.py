@@ -48,7 +48,8 @@ from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.exchange.turns import Order, check_order, turn_of
 from gradwire.kernels import left_products, orthonormalise, outer_products, right_products
-from gradwire.step.context import ExchangeContext, Part, sent_to
+from gradwire.kernels.uploads import sent_to
+from gradwire.step.context import ExchangeContext, Part
 
 PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
 
@@ -265,7 +266,7 @@ def power_sgd(rank: int = 1) -> PowerSgd:
     """The mean's approximation of `rank`, by one step of power iteration from the last step's factors.
 
     >>> import torch
-    >>> from gradwire.step.context import ExchangeContext, Part, sent_to
+    >>> from gradwire.step.context import ExchangeContext, Part
     >>> ctx = ExchangeContext(0, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
     >>> [each.numel for each in power_sgd(2).rounds(64 * 128, torch.float32, ctx)]
     [128, 256]
@@ -321,7 +322,7 @@ def acp_sgd(rank: int = 1, order: Order = "random") -> AcpSgd:
     """The mean's approximation of `rank`, one factor per step.
 
     >>> import torch
-    >>> from gradwire.step.context import ExchangeContext, Part, sent_to
+    >>> from gradwire.step.context import ExchangeContext, Part
     >>> ctx = ExchangeContext(3, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
     >>> [each.numel for each in acp_sgd(2, "paper").rounds(64 * 128, torch.float32, ctx)]
     [256]

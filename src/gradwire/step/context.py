@@ -251,19 +251,6 @@ def number_from(*key: int | str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def sent_to(numbers: Tensor, device: torch.device) -> Tensor:
-    """`numbers` of the host on `device`, for which the host does not wait; on the CPU they are themselves.
-
-    A copy from other than pinned memory would wait for all that the device still has to do.
-
-    >>> sent_to(torch.tensor([1.0]), torch.device("cpu"))
-    tensor([1.])
-    """
-    if device.type == "cuda":
-        numbers = numbers.pin_memory()  # which torch keeps until it has been read
-    return numbers.to(device, non_blocking=True)
-
-
 def is_dense(tensor: Tensor) -> bool:
     """Whether its elements fill a piece of memory without gap or overlap, in whatever order.
 

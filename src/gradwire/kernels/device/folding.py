@@ -14,6 +14,7 @@ from gradwire.kernels.dispatch import DECLINED, Declined
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 from gradwire.kernels.reference.folding import Folded
+from gradwire.kernels.uploads import sent_to
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """What is widened on the way; sums are float32."""
@@ -67,7 +68,7 @@ def fold_momentum(
     device = grad.device
     tiles, flags = piece_tiles(pieces, device), _flags(pieces, working[0])
     if isinstance(scale, Sequence):
-        scales = torch.tensor(scale, dtype=torch.float32, device="cpu").to(device)
+        scales = sent_to(torch.tensor(scale, dtype=torch.float32, device="cpu"), device)
     else:
         scales = torch.full((len(pieces),), scale, dtype=torch.float32, device=device)
     launch(

@@ -1,4 +1,4 @@
-"""Which elements a program works on: tables on the device, uploaded once for each layout.
+"""Which elements a program works on: tables on the device, uploaded once for each layout, without a wait.
 
 Parameters have any size, so that where a program's elements lie is looked up, not computed. A row of 32
 bytes for `TILE` elements is 0.1 % of what a fold moves.
@@ -6,7 +6,6 @@ bytes for `TILE` elements is 0.1 % of what a fold moves.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from gradwire.kernels.device.launch import TILE
 from gradwire.kernels.layouts import packed_bytes
 from gradwire.kernels.pieces import Pieces
+from gradwire.kernels.uploads import kept_by_stream, sent_to, stream_of
 
 QUAD = 4
 """Elements of float32 that one vector of 16 bytes holds."""
@@ -39,33 +39,34 @@ def cut(sizes: NDArray[np.int64], tile: int) -> tuple[NDArray[np.int64], NDArray
     return parts, (np.arange(len(parts)) - firsts[parts]) * tile
 
 
-_TILES: WeakKeyDictionary[Pieces, dict[torch.device, Tiles]] = WeakKeyDictionary()
+_TILES: WeakKeyDictionary[Pieces, dict[tuple[torch.device, int], Tiles]] = WeakKeyDictionary()
+"""By device and stream: see `kept_by_stream`."""
 
 
 def piece_tiles(pieces: Pieces, device: torch.device) -> Tiles:
     """Rows (start in the plane, start in the bucket, elements, number of the piece)."""
-    known = _TILES.setdefault(pieces, {})
-    if device not in known:
+    known, place = _TILES.setdefault(pieces, {}), (device, stream_of(device))
+    if place not in known:
         numbers, begins = cut(pieces.table[:, 2], TILE)
         rows = np.empty((len(numbers), 4), np.int64)
         rows[:, :2] = pieces.table[numbers, :2] + begins[:, None]
         rows[:, 2] = np.minimum(pieces.table[numbers, 2] - begins, TILE)
         rows[:, 3] = numbers
-        known[device] = Tiles(torch.from_numpy(rows).to(device), not (rows[:, :2] % QUAD).any())
-    return known[device]
+        known[place] = Tiles(sent_to(torch.from_numpy(rows), device), not (rows[:, :2] % QUAD).any())
+    return known[place]
 
 
-@lru_cache(maxsize=64)
+@kept_by_stream(maxsize=64)
 def pointer_tiles(buffers: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """Rows (address, 16-bit words) of memory given as (address, bytes)."""
     words = np.array([size // 2 for _address, size in buffers], np.int64)
     numbers, begins = cut(words, TILE)
     addresses = np.array([address for address, _size in buffers], np.int64)
     rows = np.stack([addresses[numbers] + 2 * begins, np.minimum(words[numbers] - begins, TILE)], axis=1)
-    return torch.from_numpy(np.ascontiguousarray(rows)).to(device)
+    return sent_to(torch.from_numpy(np.ascontiguousarray(rows)), device)
 
 
-@lru_cache(maxsize=1024)
+@kept_by_stream(maxsize=1024)
 def coded_tiles(
     sizes: tuple[int, ...], block: int, bits: int, count: int, tile: int | None, device: torch.device
 ) -> Tiles:
@@ -90,10 +91,10 @@ def coded_tiles(
     rows[:, 2] = (firsts[2] + begins // block * per_block)[groups] + offsets * bits // 8
     rows[:, 3] = left[groups] - offsets if tile is None else np.minimum(left[groups] - offsets, tile)
     elements, places = (not (rows[:, column] % QUAD).any() for column in (0, 2))
-    return Tiles(torch.from_numpy(rows).to(device), elements, places)
+    return Tiles(sent_to(torch.from_numpy(rows), device), elements, places)
 
 
-@lru_cache(maxsize=1024)
+@kept_by_stream(maxsize=1024)
 def block_spans(sizes: tuple[int, ...], block: int, tile: int, device: torch.device) -> Tensor:
     """Rows (first tile, the tile after its last, elements) of blocks that `coded_tiles` cuts into tiles."""
     parts = np.array(sizes, np.int64)
@@ -101,4 +102,5 @@ def block_spans(sizes: tuple[int, ...], block: int, tile: int, device: torch.dev
     elements = np.minimum(parts[numbers] - begins, block)
     tiles = -(-elements // tile)
     stops = np.cumsum(tiles)
-    return torch.from_numpy(np.stack([stops - tiles, stops, elements], axis=1)).contiguous().to(device)
+    rows = np.stack([stops - tiles, stops, elements], axis=1)
+    return sent_to(torch.from_numpy(rows).contiguous(), device)

@@ -7,14 +7,13 @@ knows of it.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from gradwire.kernels.device.bodies import topk as bodies
 from gradwire.kernels.device.launch import TILE, is_taken, launch
 from gradwire.kernels.dispatch import DECLINED, Declined
+from gradwire.kernels.uploads import kept_by_stream, sent_to
 
 SAMPLE = 16384
 _TILE = 4096
@@ -111,10 +110,10 @@ def _guess(x: Tensor, k: int) -> Tensor | None:
     return sample.clamp_(max=0x7F800000).topk(rank).values[-1:]
 
 
-@lru_cache(maxsize=64)  # 128 KiB each
+@kept_by_stream(maxsize=64)  # 128 KiB each
 def _sampled(numel: int, size: int, device: torch.device) -> Tensor:
     """One place of each of `size` equal stretches: a fixed stride could fall on one column of a matrix."""
     stretch = numel // size
     random = torch.Generator("cpu").manual_seed(numel)
     offsets = torch.randint(stretch, (size,), generator=random, device="cpu")
-    return (torch.arange(size, device="cpu") * stretch + offsets).to(device)
+    return sent_to(torch.arange(size, device="cpu") * stretch + offsets, device)

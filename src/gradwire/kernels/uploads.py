@@ -1,0 +1,53 @@
+"""Numbers of the host for kernels and operators on a device, for which the host does not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def sent_to(numbers: Tensor, device: torch.device) -> Tensor:
+    """`numbers` of the host on `device`, for which the host does not wait; on the CPU they are themselves.
+
+    A copy from other than pinned memory would wait for all that the device still has to do.
+
+    >>> sent_to(torch.tensor([1.0]), torch.device("cpu"))
+    tensor([1.])
+    """
+    if device.type == "cuda":
+        numbers = numbers.pin_memory()  # which torch keeps until it has been read
+    return numbers.to(device, non_blocking=True)
+
+
+def stream_of(device: torch.device) -> int:
+    """A number of the current stream, in whose order uploads are; 0 on the CPU."""
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
+
+
+def kept_by_stream(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """`lru_cache` for a function that uploads to the device that is its last argument.
+
+    Each stream has results of its own: one that another stream has uploaded may not be there yet.
+    """
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        @lru_cache(maxsize)
+        def kept(_stream: int, *arguments: P.args, **named: P.kwargs) -> R:
+            return function(*arguments, **named)
+
+        @wraps(function)
+        def call(*arguments: P.args, **named: P.kwargs) -> R:
+            device = arguments[-1]
+            assert isinstance(device, torch.device), "the last one"
+            return kept(stream_of(device), *arguments, **named)
+
+        return call
+
+    return decorated
