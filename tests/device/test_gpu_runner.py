@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -13,7 +14,7 @@ import pytest
 
 from tests.gpu import faults, processes
 from tests.gpu.outcomes import Outcome, Skip, Status, each, outcome_of
-from tests.gpu.run import PARTS, ROOT, Done, Part, as_text, main, perform
+from tests.gpu.run import CALLS, PARTS, ROOT, Done, Part, as_text, main, perform
 
 
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
@@ -28,11 +29,33 @@ def test_without_a_gpu_it_says_what_it_would_do_and_ends_well() -> None:
     assert done.returncode == 0, done.stderr
     first, *listed = done.stdout.splitlines()
     assert "finds no CUDA device: nothing is run" in first
-    assert [line.split()[0] for line in listed] == [part.name for part in PARTS]
+    assert [line.split()[0] for line in listed if line.startswith("  ")] == [part.name for part in PARTS]
+    calls = [re.findall(r'"--only (.*)"', line) for line in listed if not line.startswith("  ")]
+    assert calls == [[",".join(part.name for part in call)] for call in CALLS]
 
 
-def test_all_parts_take_less_than_ten_minutes() -> None:
-    assert sum(part.budget_s for part in PARTS) < 600
+@pytest.mark.parametrize("call", CALLS)
+def test_what_is_run_in_one_call_takes_less_than_ten_minutes(call: tuple[Part, ...]) -> None:
+    assert sum(part.budget_s for part in call) < 600
+
+
+def test_without_numba_only_what_compares_with_the_cpus_kernels_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tests.gpu.run._missing_device", lambda: None)
+    monkeypatch.setattr("tests.gpu.run.find_spec", lambda _name: None)
+    ran = []
+
+    def performed(part: Part, device: str, match: str | None) -> Done:
+        ran.append(part.name)
+        return Done(part, 1.0, [Outcome("bits", "passed")])
+
+    monkeypatch.setattr("tests.gpu.run.perform", performed)
+    assert main([]) == 0
+    assert set(ran) >= {"versions", "nccl", "benchmarks", "kernels"}
+    left_out = {part.name for part in PARTS} - set(ran)
+    assert left_out == {part.name for part in PARTS if part.needs_numba}
+    assert capsys.readouterr().out.count("which need numba") == len(left_out) > 0
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
@@ -43,7 +66,7 @@ def test_every_part_can_be_imported(part: Part) -> None:
 def test_a_part_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--only", "kernels,kernel"])
-    assert "--only='kernel': choose from versions, kernels" in capsys.readouterr().err
+    assert "--only='kernel': choose from versions, nccl" in capsys.readouterr().err
 
 
 def test_kernel_tests_run_interpreted_and_one_wrong_bit_fails_one_of_them() -> None:
@@ -52,7 +75,7 @@ def test_kernel_tests_run_interpreted_and_one_wrong_bit_fails_one_of_them() -> N
     command += ["--match", "tie_beyond or more_than_one_of_a_chunk"]
     done = run(command, PYTHONPATH="src", PYTEST_PLUGINS="tests.device.wrong_bit")
     assert done.returncode == 1
-    assert "of 130 | 1 | 1 | 0 |" in done.stdout
+    assert "of 220 | 1 | 1 | 0 |" in done.stdout
     assert "::test_a_tie_beyond_the_first_tile_of_a_chunk_stays_on_the_left: " in done.stdout
 
 

@@ -14,10 +14,10 @@ import platform
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
 
-import numba
 import torch
 
 from gradwire.version import __version__
@@ -45,9 +45,17 @@ def fingerprint() -> dict[str, str]:
         "cores": str(cores()),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
-        "numba": numba.__version__,
+        "numba": numba_version(),
         "gradwire": __version__,
     }
+
+
+def numba_version() -> str:
+    """Without importing it, which a rank on a device can do without."""
+    try:
+        return version("numba")
+    except PackageNotFoundError:
+        return "none"
 
 
 Key = Mapping[str, str]

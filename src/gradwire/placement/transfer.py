@@ -60,7 +60,7 @@ class BufferTransfer(Protocol):
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of pinned memory in use."""
+        """Bytes of pinned memory in use, as torch takes them from the system."""
 
     def copied_s(self) -> float:
         """Seconds that the device spent on the last step's copies. Between steps; may wait for them."""
@@ -222,10 +222,15 @@ class CopyTransfer:
 
     @property
     def pinned_bytes(self) -> int:
-        return sum(pinned.memory.nbytes for pinned in self._pinned.values())
+        return sum(_taken_bytes(pinned.memory.nbytes) for pinned in self._pinned.values())
 
     def copied_s(self) -> float:
         return sum(_lasted_s(*ends) for pinned in self._pinned.values() for ends in pinned.ends.values())
+
+
+def _taken_bytes(nbytes: int) -> int:
+    """As many as `ATen/core/CachingHostAllocator.h` takes by default: the next power of two."""
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
 def _lasted_s(start: Event, stop: Event) -> float:
