@@ -7,6 +7,8 @@ import platform
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -45,6 +47,8 @@ def check() -> int:
         cases = [*library, *training, *recipe_cases(where), *own]
         begins = partial(_progress, control.rank)
         found = list(crosscheck(cases, comm, where, oracle, control, begins=begins))
+        if where != CPU:
+            found.append(on_one_gpu([int(row[0]) for row in table_of(control, [contexts(os.getpid())])]))
         names = _names(control, where)
         if control.rank == 0:
             print(block(found, names, where, why_not))
@@ -108,6 +112,35 @@ def _trained(text: str, comm: Comm, where: torch.device) -> Tensor:
         optimizer.step()
     wire.detach()
     return torch.cat([p.detach().reshape(-1) for p in ddp.parameters()])
+
+
+def contexts(process: int) -> int:
+    """On how many GPUs the driver knows a process; 0 where it does not say, as inside some containers."""
+    if find_spec("pynvml") is None:
+        return 0
+    nvml: Any = import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+        gpus = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+        known = [{each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)} for gpu in gpus]
+    except nvml.NVMLError:
+        return 0
+    return sum(process in each for each in known)
+
+
+def on_one_gpu(counts: Sequence[int]) -> Compared:
+    """What is said of the ranks' `contexts`: each takes some 500 MB of a GPU, and a second one is a fault.
+
+    >>> on_one_gpu([1, 2]).fault
+    'rank 1 also takes memory of a GPU that is not its own'
+    """
+    more = [str(rank) for rank, count in enumerate(counts) if count > 1]
+    if more:
+        fault = f"rank {', '.join(more)} also takes memory of a GPU that is not its own"
+        return Compared("contexts", fault, fault)
+    return Compared(
+        "contexts", "each rank on its own GPU" if min(counts) > 0 else "skipped: NVML does not say"
+    )
 
 
 _NAME_BYTES = 64
