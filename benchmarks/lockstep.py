@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.comm.base import Round
 from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
 from gradwire.lab.workloads import catalogue
@@ -36,19 +37,26 @@ class Setting:
     steps: int
     lr_scale: float = 1.0
     diagnose_every: int = 0
+    constant: bool = False
+    """Whether the learning rate neither rises nor falls."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Mean loss of the last tenth of the steps, what the test set says, and diagnoses on the way."""
+    """Losses by step, what the test set says, and diagnoses on the way.
+
+    `sent_bytes` are those that a rank sends in a step, as announced, in the mean over the second half of the
+    steps. Vectors and tiny tensors are in it.
+    """
 
     losses: list[float]
     test: dict[str, float]
     diagnoses: list[Diagnosis]
+    sent_bytes: float = 0.0
 
     @property
     def final_loss(self) -> float:
-        """Of the training set."""
+        """Mean over the last tenth of the steps, of the training set."""
         tail = self.losses[-max(1, len(self.losses) // 10) :]
         return fmean(tail)
 
@@ -71,6 +79,16 @@ class Ranks:
             lambda comm: carry(self.lanes[comm.rank], gradients[comm.rank], number, comm, look),
         )
         return found[0]
+
+    def sent_bytes(self, number: int) -> float:
+        """What a rank announces for a step, of what is compressed."""
+        lane, world = self.lanes[0], len(self.lanes)
+        sent_bytes = 0.0
+        for unit in lane.units:
+            ctx = ExchangeContext(number, unit.index, 0, world, parts=unit.parts, kept=lane.kept)
+            rounds = lane.exchange.rounds(unit.numel, lane.dtype, ctx)
+            sent_bytes += sum(each.wire_bytes(world) for each in rounds)
+        return sent_bytes
 
 
 def carry(
@@ -98,7 +116,7 @@ Look = Callable[["Ranks", Sequence[Tensor], Tensor, int], None]
 
 
 def train(setting: Setting, seed: int, *, work: Workload | None = None, look: Look | None = None) -> Outcome:
-    """Train from `seed`; the learning rate rises over a twentieth of the steps, and falls to zero.
+    """Train from `seed`, with the learning rate of `learning_rate`.
 
     `work` stands for the workload that the setting names. `look` sees every step of a recipe.
     """
@@ -108,7 +126,9 @@ def train(setting: Setting, seed: int, *, work: Workload | None = None, look: Lo
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(setting))
     batches = [work.batches(rank, setting.world, seed) for rank in range(setting.world)]
     ranks = Ranks(setting.text, model, setting.world) if setting.text else None
-    losses, diagnoses = [], []
+    compressed = 0 if ranks is None else sum(spec.numel for spec in ranks.specs)
+    plain = Round("all_reduce", sum(p.numel() for p in model.parameters()) - compressed, torch.float32)
+    losses, diagnoses, sent = [], [], []
     for number in range(setting.steps):
         gathered, rank_losses = [], []
         for own in batches:
@@ -123,10 +143,13 @@ def train(setting: Setting, seed: int, *, work: Workload | None = None, look: Lo
         if ranks is not None:
             every = setting.diagnose_every
             asked = bool(every) and number % every == every - 1
+            if number >= setting.steps // 2:
+                sent.append(ranks.sent_bytes(number))
             diagnoses += _exchange(model, ranks, gathered, number, asked, look)
         optimizer.step()
         schedule.step()
-    return Outcome(losses, work.evaluate(model), diagnoses)
+    sent_bytes = plain.wire_bytes(setting.world) + (fmean(sent) if sent else 0.0)
+    return Outcome(losses, work.evaluate(model), diagnoses, sent_bytes)
 
 
 def _exchange(
@@ -151,6 +174,8 @@ def _exchange(
 
 def learning_rate(setting: Setting) -> Callable[[int], float]:
     """Linearly up over the first twentieth (Goyal et al. 2017), then linearly down to zero."""
+    if setting.constant:
+        return lambda _step: setting.lr_scale
     rise = max(1, setting.steps // 20)
     return lambda step: (
         setting.lr_scale * min((step + 1) / rise, (setting.steps - step) / (setting.steps - rise))

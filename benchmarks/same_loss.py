@@ -1,11 +1,12 @@
 """Do ScaleCom and AR-Topk train to the loss of plain averages, at their default ratios?
 
-Two real models, ranks in one process, from equal weights, over several seeds. Gap is the mean difference of
+Real models, ranks in one process, from equal weights, over several seeds. Gap is the mean difference of
 final losses (the last tenth of the steps), seed by seed, and how many of its own standard errors that is; a
-gap within two, or below zero, counts as the same loss. top-k by all-gather stands beside them.
+gap within two, or below zero, counts as the same loss. top-k by all-gather stands beside them. Sent is what a
+rank sends in a step, as announced, in the mean over the second half of the steps.
 
 With `--recipes` it is other ones, each compared with the first ('' for plain averages). So for MergeComp's
-claim, that grouping does not change the loss after equally many steps:
+claim, that grouping does not change the loss after equally many steps ({warm} is a tenth of the steps):
 
     python benchmarks/same_loss.py --recipes "mergecomp(inner='topk(ratio=0.01)', split='layers')" \\
         "mergecomp(inner='topk(ratio=0.01)', split='even', groups=1)" \\
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 from lockstep import Outcome, Setting, spread, train
 
-WORKLOADS = {"convnet": (4, 16, 750), "chargpt": (2, 6, 250)}
+WORKLOADS = {"convnet": (4, 16, 750), "chargpt": (2, 6, 250), "resnet_demo": (4, 16, 375)}
 """Ranks, samples per rank, steps."""
 RECIPES = ("", "star_topk", "var_topk", "scalecom(warmup_steps={warm})", "topk")
 """The first is plain averages; ScaleCom's dense start is a tenth of the steps."""
@@ -45,7 +46,9 @@ def line(workload: str, text: str, outcomes: Sequence[Outcome], first: Sequence[
     apart = "-" if outcomes is first else f"{mean:+.4f} ± {error:.4f}"
     losses, tests = [each.final_loss for each in outcomes], [each.test[metric] for each in outcomes]
     name = f"`{text}`" if text else "plain averages"
-    return f"| {workload} | {name} | {spread(losses)} | {apart} | {same} | {metric} {spread(tests)} |"
+    sent = fmean(each.sent_bytes for each in outcomes) / 1e3
+    shown = f"{spread(losses)} | {apart} | {same} | {metric} {spread(tests)} | {sent:.1f}"
+    return f"| {workload} | {name} | {shown} |"
 
 
 def main() -> None:
@@ -53,14 +56,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["convnet", "chargpt"])
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), help="the first is the yardstick")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="fewer or more than is usual for the model")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| model | gradients by | loss | gap | same | on held-out data |\n|---|---|---|---|---|---|")
+    print("| model | gradients by | loss | gap | same | on held-out data | sent, kB |")
+    print("|---|---|---|---|---|---|---|")
     raw: dict[str, Any] = {}
     for workload in options.workloads:
         world, batch, usual = WORKLOADS[workload]

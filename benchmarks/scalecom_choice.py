@@ -10,12 +10,20 @@ mean error-fed gradient, as a share of what the true top-k of each unit would; t
 choices; and the overlap of their histograms (Chen et al. 2020, "ScaleCom", figures 2b and 3). Losses are
 those of the last tenth of the steps; "behind" is the mean difference to plain averages, seed by seed.
 
+With `--figures` it is the paper's figures 2a to 2d, 3 and A1 over steps instead, each a mean over the looks
+at a span of steps, and over ranks and seeds: learning rates, compression rates and samples per rank are the
+paper's, the learning rate is constant, and nothing is dense at first.
+
     python benchmarks/scalecom_choice.py [--workload convnet] [--rates 100 400] [--train] [--steps 200]
         [--seeds 2] [--recipes "scalecom(rate={rate}, warmup_steps={warm})" …]
+    python benchmarks/scalecom_choice.py --figures 2a 2c 3 [--workload resnet_demo] [--steps 90] [--seeds 3]
 """
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 import torch
@@ -26,6 +34,7 @@ from torch import Tensor
 from gradwire.codec.select.rates import rated_top_k
 from gradwire.lab.workloads import catalogue
 from gradwire.step.context import ExchangeContext
+from gradwire.tools.diagnose import Diagnosis
 
 AT = ExchangeContext(step=0, unit=0, rank=0, world=1)
 POINTS, ADDED, LOOKS = (32, 200), 16, 10
@@ -35,6 +44,31 @@ RECIPES = (
     "scalecom(rate={rate}, warmup_steps={warm}, keep=4)",
     "scalecom(rate={rate}, warmup_steps={warm}, beta=0.3)",
 )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A curve of one of the paper's figures: who chooses how, on so many ranks, at which learning rate."""
+
+    figure: str
+    text: str
+    world: int
+    learning_rate: float
+
+
+LOCAL = "topk(ratio=0.001, fused=True)"
+BY_LAYER = "mergecomp(inner='scalecom(rate=400, warmup_steps=0)', split='layers')"
+WHOLE = "mergecomp(inner='leader_topk(ratio={ratio}, beta={beta})', split='even', groups=1)"
+CURVES = (
+    *(Shown("2a", LOCAL, world, 0.01) for world in (2, 4, 8)),
+    *(Shown("2c", WHOLE.format(ratio=0.001, beta=1.0), 2, rate) for rate in (0.01, 0.3, 1.0)),
+    *(Shown("2c", WHOLE.format(ratio=0.001, beta=0.1), 2, rate) for rate in (0.3, 1.0)),
+    *(Shown("3", WHOLE.format(ratio=0.0025, beta=1.0), world, 0.1) for world in (2, 4, 8)),
+    Shown("3", BY_LAYER, 4, 0.1),
+)
+SAMPLES, EVERY = 32, 5
+"""Per rank, as in the paper; steps from one look to the next."""
+SPANS = (0, 10, 30, 90, 180, 360, 720)
 
 
 def of_neighbours(magnitudes: Tensor, rate: int, keep: int) -> Tensor:
@@ -100,7 +134,7 @@ def energies(workload: str, rates: Sequence[int]) -> None:
 def row(text: str, outcomes: Sequence[Outcome], plain: Sequence[Outcome], warm: int) -> str:
     """One line of the second table."""
     early = [d for each in outcomes for d in each.diagnoses if warm <= d.step < len(each.losses) // 2 + warm]
-    sent = fmean((1.0 - d.contraction) / (1.0 - d.best_contraction) for d in early)
+    sent = fmean(energy_of(d) for d in early)
     hamming, overlap = fmean(d.hamming for d in early), fmean(d.histogram_overlap for d in early)
     apart, error = gap(outcomes, plain)
     shown = f"{sent:.2f} | {hamming:.2f} | {overlap:.0%}"
@@ -127,6 +161,51 @@ def trainings(workload: str, rates: Sequence[int], recipes: Sequence[str], steps
             print(row(text, trained(text), plain, warm), flush=True)
 
 
+def similar(workload: str, figures: Sequence[str], worlds: Sequence[int], steps: int, seeds: int) -> None:
+    """The paper's figures, a line for each quantity of each curve."""
+    work = catalogue.workload(workload, full=False)
+    own = work.optimizer(work.model(0).parameters()).param_groups[0]["lr"]
+    spans = [(low, high) for low, high in pairwise(SPANS) if high <= steps]
+    columns = " | ".join(f"steps {low + 1} to {high}" for low, high in spans)
+    examples = work.describe()["train_examples"]
+    print(f"\n{workload}, {SAMPLES} samples per rank, {examples} in all, {seeds} seeds\n")
+    print(f"| figure | ranks, recipe | learning rate | of | {columns} |")
+    print("|---|---|---|---|" + "---|" * len(spans))
+    for curve in CURVES:
+        if curve.figure in figures and curve.world in worlds:
+            scale = curve.learning_rate / own
+            setting = Setting(workload, curve.text, curve.world, SAMPLES, steps, scale, EVERY, constant=True)
+            outcomes = [train(setting, seed) for seed in range(seeds)]
+            head = f"| {curve.figure} | {curve.world}, `{curve.text}` | {curve.learning_rate:g} |"
+            for name, of in QUANTITIES.items():
+                cells = [over(outcomes, of, *span) for span in spans]
+                print(f"{head} {name} | {' | '.join(cells)} |", flush=True)
+            losses = [fmean(fmean(each.losses[slice(*span)]) for each in outcomes) for span in spans]
+            print(f"{head} loss | {' | '.join(f'{loss:.3f}' for loss in losses)} |", flush=True)
+
+
+QUANTITIES: dict[str, Callable[[Diagnosis], float]] = {
+    "memories apart": lambda d: d.memory_distance,
+    "Spearman": lambda d: d.spearman,
+    "Hamming": lambda d: math.nan if d.hamming is None else d.hamming,
+    "overlap": lambda d: math.nan if d.histogram_overlap is None else d.histogram_overlap,
+    "energy of the true top-k": lambda d: energy_of(d),
+}
+
+
+def energy_of(seen: Diagnosis) -> float:
+    """What a rank's choice sends of the mean's energy, as a share of what the true top-k would."""
+    if seen.contraction is None or seen.best_contraction is None:
+        return math.nan
+    return (1.0 - seen.contraction) / max(1.0 - seen.best_contraction, 1e-30)
+
+
+def over(outcomes: Sequence[Outcome], of: Callable[[Diagnosis], float], low: int, high: int) -> str:
+    """Mean over the looks at steps `low` to `high`, with the standard error over seeds."""
+    looks = [[of(d) for d in each.diagnoses if low <= d.step < high] for each in outcomes]
+    return spread([fmean(each) for each in looks], 2)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
@@ -136,10 +215,15 @@ def main() -> None:
     parser.add_argument("--rates", type=int, nargs="+", default=[100, 400])
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--train", action="store_true")
+    parser.add_argument("--figures", nargs="+", choices=sorted({each.figure for each in CURVES}))
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="of `--figures`")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.figures:
+        similar(options.workload, options.figures, options.ranks, options.steps, options.seeds)
+        return
     energies(options.workload, options.rates)
     if options.train:
         trainings(options.workload, options.rates, options.recipes, options.steps, options.seeds)
