@@ -2,11 +2,14 @@
 
 A small network trains on an emulated link that changes along the paper's schedules C1 and C2 (Tyagi and
 Swany 2024, section IV), bandwidths divided by 50 and latencies by 5, as much as two cores can carry:
-`flexible` beside every static ratio of AR-Topk and of an all-gather, and plain all-reduce, each from the same
-weights on the same batches, each in a run of its own. Printed are the sum of step times, the accuracy on
-held-out data, and when `flexible` chose what; `--pictures` draws ratio and collective over steps.
+`flexible` by default and as the paper has it (a knee, planned anew where the link changes), every static
+ratio of AR-Topk and of an all-gather, and plain all-reduce, of each seed from the same weights on the same
+batches, each in a run of its own. Printed are, in the mean over seeds, the sum of step times, over that of an
+oracle, which runs the static setting that is best in each phase, and the accuracy on held-out data. Then the
+shares of steps by ratio and collective (the paper's figures 7 and 8), and when each chose what; `--pictures`
+draws ratio and collective over steps, of the first seed.
 
-    python benchmarks/flexible.py [--workers 4] [--steps 300] [--seed 0] [--recipes flexible …]
+    python benchmarks/flexible.py [--workers 4] [--steps 300] [--seeds 0 1 2] [--recipes flexible …]
         [--pictures FOLDER] [--json PATH]
 """
 
@@ -16,8 +19,10 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from math import log10
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -39,6 +44,8 @@ SCHEDULES = {
 """(epochs, latency in s, bandwidth in bit/s); 50 epochs altogether."""
 EPOCHS = 50
 FLEXIBLE = "flexible"
+PAPERS = "flexible(rule='knee', trigger='link')"
+ADAPTIVE = (FLEXIBLE, PAPERS)
 RATIOS = tuple(round(ratio, 4) for ratio in candidate_ratios())
 STATIC = (
     *(f"star_topk(ratio={ratio})" for ratio in RATIOS),
@@ -74,7 +81,9 @@ def worker(recipe: str, name: str, seed: int) -> None:
     dist.destroy_process_group()
 
 
-def course(recipe: str, schedule: str, arguments: argparse.Namespace, entered: Any) -> dict[str, Any]:
+def course(
+    recipe: str, schedule: str, seed: int, arguments: argparse.Namespace, entered: Any
+) -> dict[str, Any]:
     """One run along a schedule."""
     phases = SCHEDULES[schedule]
     start = emulate.EmulatedLink(phases[0][2], phases[0][1])
@@ -82,7 +91,7 @@ def course(recipe: str, schedule: str, arguments: argparse.Namespace, entered: A
     found: dict[str, Any] = {"took_s": [], "ran": [], "phase_s": []}
     with emulate.EmulatedNetwork(arguments.workers, start, entered) as network:
         command = [sys.executable, __file__, "--recipe", recipe, "--workload", arguments.workload]
-        command += ["--seed", str(arguments.seed)]
+        command += ["--seeds", str(seed)]
         ranks = [network.popen(rank, command, **pipes) for rank in range(arguments.workers)]
         for epochs, latency_s, rate in phases:
             network.reshape(emulate.EmulatedLink(rate, latency_s))
@@ -153,21 +162,54 @@ def picture(schedule: str, ran: list[str]) -> str:
     return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 
-def table(schedule: str, runs: dict[str, dict[str, Any]]) -> str:
-    """One line per setting."""
+Run = dict[str, Any]
+
+
+def table(schedule: str, runs: dict[str, list[Run]]) -> str:
+    """One line per setting, means over seeds; and what the adaptive ones chose."""
     lines = [
         f"### {schedule}\n",
-        "| setting | all steps, s | by phase, s | test accuracy |",
-        "|---|---|---|---|",
+        "| setting | all steps, s | over the oracle's time | by phase, s | test accuracy, % |",
+        "|---|---|---|---|---|",
     ]
-    for recipe, run in runs.items():
-        phases = " / ".join(f"{seconds:.1f}" for seconds in run["phase_s"])
-        lines.append(f"| `{recipe}` | {sum(run['took_s']):.1f} | {phases} | {run['accuracy']:.1%} |")
-    if FLEXIBLE in runs:
-        chosen = choices(runs[FLEXIBLE]["ran"])
-        plans = "; ".join(f"{step}: {ratio:.2%} by {way}" for step, ratio, way in chosen)
-        lines += ["", f"`flexible` from step on: {plans}"]
+    for recipe, found in runs.items():
+        all_s = [sum(run["phase_s"]) for run in found]
+        best_s = [oracle(runs, number) for number in range(len(found))]
+        over = (
+            spread([own / best for own, best in zip(all_s, best_s, strict=True)], 2) if all(best_s) else "-"
+        )
+        phases = zip(*(run["phase_s"] for run in found), strict=True)
+        by_phase = " / ".join(f"{fmean(seconds):.1f}" for seconds in phases)
+        accuracy = spread([100 * run["accuracy"] for run in found], 1)
+        lines.append(f"| `{recipe}` | {spread(all_s, 1)} | {over} | {by_phase} | {accuracy} |")
+    for recipe in [each for each in ADAPTIVE if each in runs]:
+        lines += ["", f"`{recipe}`: shares of steps {shares(runs[recipe])}."]
+        for number, run in enumerate(runs[recipe]):
+            plans = "; ".join(f"{step}: {ratio:.2%} by {way}" for step, ratio, way in choices(run["ran"]))
+            lines.append(f"Run {number}, from step on: {plans}")
     return "\n".join([*lines, ""])
+
+
+def oracle(runs: dict[str, list[Run]], number: int) -> float:
+    """Seconds of the best static setting in each phase, of one seed; 0 where there is none."""
+    static = [found[number]["phase_s"] for recipe, found in runs.items() if recipe not in ADAPTIVE]
+    return sum(min(each) for each in zip(*static, strict=True))
+
+
+def shares(found: list[Run]) -> str:
+    """Of all steps of all seeds, by ratio and by collective."""
+    ran = [gradwire.recipe(text).options for run in found for text in run["ran"]]
+    told = []
+    for option, usual in (("ratio", 0.1), ("way", "ring")):
+        counts = Counter(options.get(option, usual) for options in ran)
+        told.append(", ".join(f"{value}: {count / len(ran):.0%}" for value, count in counts.most_common()))
+    return "; ".join(told)
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Mean ± standard error."""
+    error = f" ± {stdev(values) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{error}"
 
 
 def main() -> None:
@@ -178,21 +220,24 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--workload", default="convnet")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
-    parser.add_argument("--recipes", nargs="+", default=[FLEXIBLE, *STATIC, "dense"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of weights and batches")
+    parser.add_argument("--recipes", nargs="+", default=[*ADAPTIVE, *STATIC, "dense"])
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--recipe", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if "RANK" in os.environ:
-        worker(arguments.recipe, arguments.workload, arguments.seed)
+        worker(arguments.recipe, arguments.workload, arguments.seeds[0])
         return
     entered, found = emulate.enter(), {}
     for schedule in SCHEDULES:
-        runs = {recipe: course(recipe, schedule, arguments, entered) for recipe in arguments.recipes}
+        runs: dict[str, list[Run]] = {recipe: [] for recipe in arguments.recipes}
+        for seed in arguments.seeds:
+            for recipe, done in runs.items():
+                done.append(course(recipe, schedule, seed, arguments, entered))
         print(table(schedule, runs), flush=True)
         if arguments.pictures and FLEXIBLE in runs:
-            drawn = picture(schedule, runs[FLEXIBLE]["ran"])
+            drawn = picture(schedule, runs[FLEXIBLE][0]["ran"])
             (arguments.pictures / f"flexible-{schedule.lower()}.svg").write_text(drawn)
         found[schedule] = runs
     if arguments.json:
