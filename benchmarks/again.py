@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-ALWAYS_ALIKE = ("covap_optimizers", "same_loss", "scalecom_choice", "scalecom_scaling")
+ALWAYS_ALIKE = ("covap_optimizers", "gcomp_report", "same_loss", "scalecom_choice", "scalecom_scaling")
 """Benchmarks that wait for no link and no clock."""
 COMMAND = re.compile(r"`(?:python\s+)?benchmarks/(\w+)\.py([^`]*)`")
 FIGURE = re.compile(r"[-+]?\d+(\.\d| ?%| ±)")

@@ -8,24 +8,30 @@ most frequent exponents and of zeros; the median ratio of gradient to parameter;
 by which of the paper's means are used. Paper (sections 3.1, 7.2): 32.9 % of the size for ResNet-50 and 36.5 %
 for BERT, exponents 14.5 % and with dynamic tables 11.6 % of the original, top 15 exponents about 95 %.
 
+With `--tuned` the model is first trained for as many steps on a stretch of the data of its own, and then
+tuned on others by AdamW at the learning rate `--lr`: the paper's BERT is a trained model that is tuned.
+
 `strays` trains the same model by several recipes, ranks as threads, on the same batches, and says by how much
 the loss differs from that of exact means, averaged over steps, and in which step the mean of ten losses is
-first as low as that of exact training's last ten, but for 0.1 %. Paper (section 7.4): 73.6 to 93.1 % less
-than with 18 bits truncated, 77.4 to 96.8 % less than with one all-reduce in 8 steps. "start" is training by
-exact means from parameters that differ in their last bit: what a loss strays for no reason at all.
+first as low as that of exact training after a half, three quarters and all of the steps, but for 0.1 %: the
+paper's figure 20 in steps. Figures are means over seeds. Paper (section 7.4): 73.6 to 93.1 % less than with
+18 bits truncated, 77.4 to 96.8 % less than with one all-reduce in 8 steps. "start" is training by exact means
+from parameters that differ in their last bit: what a loss strays for no reason at all.
 
     python benchmarks/gcomp_report.py sizes [--workload resnet18] [--steps 200] [--every 25] [--json PATH]
-    python benchmarks/gcomp_report.py strays [--workload chargpt] [--steps 100] [--adamw] [--json PATH]
+    python benchmarks/gcomp_report.py sizes --tuned 300 --lr 2e-5 [--steps 100]
+    python benchmarks/gcomp_report.py strays [--workload chargpt] [--steps 100] [--seeds 3] [--adamw]
 """
 
 import argparse
 import ctypes.util
 import json
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -54,6 +60,8 @@ SHARE = ", share of 4 bytes"
 PICTURED = ("near", "levels", "lossless", "truncate 18", "zlib 1", "zstd 1")
 WINDOW = 10
 """Losses that are averaged where one is compared with another step's."""
+SHARES = (0.5, 0.75, 1.0)
+"""Of the steps, after which exact training has the losses that all others are to reach."""
 AS_LOW = 1.001
 """Where exact training ends, another that differs in the last bits only may be just above."""
 
@@ -61,20 +69,26 @@ AS_LOW = 1.001
 class Training:
     """A model, and the gradients that several ranks would have of it."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        workload = catalogue.workload(arguments.workload)
-        self.world, self.loss, self.model = arguments.ranks, workload.loss, workload.model(seed=0)
+    def __init__(self, arguments: argparse.Namespace, seed: int = 0) -> None:
+        shards = "skewed" if arguments.tuned else "iid"
+        workload = catalogue.workload(arguments.workload, shards=shards)
+        self.world, self.loss, self.model = arguments.ranks, workload.loss, workload.model(seed)
         self.optimizer = workload.optimizer(self.model.parameters())
-        if arguments.adamw:
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
-        self.batches = [workload.batches(rank, self.world, seed=0) for rank in range(self.world)]
         self.parameters = dict(self.model.named_parameters())
         self.specs = specs_of(self.model)
+        stretches = self.world + (arguments.tuned > 0)
+        self.batches = [workload.batches(rank, stretches, seed) for rank in range(stretches)]
+        for _ in range(arguments.tuned):
+            self.optimizer.zero_grad()
+            self.loss(self.model, next(self.batches[-1])).backward()
+            self.optimizer.step()
+        if arguments.adamw or arguments.tuned:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=arguments.lr)
 
     def gradients(self) -> tuple[list[Tensor], float]:
         """Every rank's gradient, flat in layout order, and the mean of their losses."""
         found, losses = [], []
-        for batches in self.batches:
+        for batches in self.batches[: self.world]:
             self.optimizer.zero_grad(set_to_none=False)
             loss = self.loss(self.model, next(batches))
             loss.backward()
@@ -241,13 +255,22 @@ def sizes(arguments: argparse.Namespace) -> dict[str, Any]:
             cut = {"near, as the recipe cuts it" + SHARE: by_unit(training, units, gradients[0], tables)}
             figures = cut | libraries.shares(gradients[0]) | measured(training, gradients[0], tables)
             rows.append({"step": step, "loss": loss, **figures})
-            print(f"step {step}, loss {loss:.4f}", flush=True)
-            for name, amount in list(rows[-1].items())[2:]:
-                print(f"  {name:<45}{amount:>10.4g}", flush=True)
+            print(f"step {step}, loss {loss:.4f}", file=sys.stderr, flush=True)
         if Gcomp().renews(ExchangeContext(step, 0, 0, training.world)):
             tables.renew(training, units, gradients[0])
         training.apply(torch.stack(gradients).mean(0))
+    columns = " | ".join(f"step {row['step']}" for row in rows)
+    print(f"| {arguments.workload} | {columns} |")
+    print("|---|" + "---|" * len(rows))
+    for name in [each for each in rows[0] if each != "step"]:
+        print(f"| {name} | {' | '.join(_figure(name, row[name]) for row in rows)} |")
     return {"rows": rows}
+
+
+def _figure(name: str, amount: float) -> str:
+    if name.endswith(SHARE) or name.startswith(("top 15", "zeros")):
+        return f"{amount:.1%}"
+    return f"{amount:.2f}" if "bits" in name or "entropy" in name else f"{amount:.4f}"
 
 
 def picture_sizes(found: dict[str, Any], arguments: argparse.Namespace) -> None:
@@ -264,9 +287,9 @@ def picture_sizes(found: dict[str, Any], arguments: argparse.Namespace) -> None:
 # -- how far training strays
 
 
-def carried(arguments: argparse.Namespace, text: str | None) -> list[float]:
+def carried(arguments: argparse.Namespace, text: str | None, seed: int) -> list[float]:
     """Losses of a training whose gradients are carried by a recipe, or exactly."""
-    training = Training(arguments)
+    training = Training(arguments, seed)
     if text == START:
         with torch.no_grad():
             for parameter in training.model.parameters():
@@ -320,37 +343,67 @@ def _step(training: Training, lane: Lane, gradient: Tensor, step: int, comm: Com
 
 
 def strays(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Mean distance of losses from those of exact means, and steps to the loss of exact training."""
-    exact = carried(arguments, None)
-    losses = {text: carried(arguments, text) for text in (*SETTINGS, START)}
-    apart = {text: [abs(a - b) for a, b in zip(each, exact, strict=True)] for text, each in losses.items()}
-    found = {text: fmean(each) for text, each in apart.items()}
-    reached = {text: first_reaching(each, exact) for text, each in {"exact": exact, **losses}.items()}
-    print(f"{'setting':<40}{'mean |loss − exact|':>20}{'of truncation':>15}{'final loss ctx step':>20}")
-    print(f"{'exact':<40}{0:>20}{'':>15}{reached['exact'] or '-':>20}")
-    for text, away in found.items():
-        share = away / found[SETTINGS[2]]
-        print(f"{text:<40}{away:>20.3g}{share:>15.1%}{reached[text] or '-':>20}", flush=True)
-    return {"exact": exact, "losses": losses, "away": found, "apart": apart, "reached": reached}
+    """Mean distance of losses from those of exact means, and steps to the losses of exact training."""
+    seeds = range(arguments.seeds)
+    exact = [carried(arguments, None, seed) for seed in seeds]
+    losses = {text: [carried(arguments, text, seed) for seed in seeds] for text in (*SETTINGS, START)}
+    apart = {
+        text: [
+            [abs(a - b) for a, b in zip(one, true, strict=True)]
+            for one, true in zip(found, exact, strict=True)
+        ]
+        for text, found in losses.items()
+    }
+    away = {text: [fmean(each) for each in found] for text, found in apart.items()}
+    reached = {
+        text: [
+            [first_reaching(one, true, share) for one, true in zip(found, exact, strict=True)]
+            for share in SHARES
+        ]
+        for text, found in {"exact": exact, **losses}.items()
+    }
+    columns = " | ".join(f"steps to its loss after {share:.0%}" for share in SHARES)
+    print(f"| {arguments.workload}, by | mean of loss − exact | of truncation's | {columns} |")
+    print("|---|---|---|" + "---|" * len(SHARES))
+    for text, found in reached.items():
+        shown = f"{fmean(away[text]):.2e} ± {error_of(away[text]):.0e}" if text in away else "-"
+        share = f"{fmean(away[text]) / fmean(away[SETTINGS[2]]):.1%}" if text in away else "-"
+        print(f"| `{text}` | {shown} | {share} | {' | '.join(map(steps_text, found))} |", flush=True)
+    return {"exact": exact, "losses": losses, "away": away, "apart": apart, "reached": reached}
 
 
-def first_reaching(losses: list[float], exact: list[float]) -> int | None:
-    """After how many steps the mean of ten losses is as low as that of the last ten of `exact`.
+def error_of(values: Sequence[float]) -> float:
+    """The standard error of their mean."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+
+
+def steps_text(reached: Sequence[int | None]) -> str:
+    """Mean over seeds; not reached by some seed is not reached.
+
+    >>> steps_text([10, 13]), steps_text([10, None])
+    ('11.5', 'not reached')
+    """
+    known = [each for each in reached if each is not None]
+    return f"{fmean(known):.1f}" if len(known) == len(reached) else "not reached"
+
+
+def first_reaching(losses: list[float], exact: list[float], share: float = 1.0) -> int | None:
+    """After how many steps the mean of ten losses is as low as that of `exact` after this share of its steps.
 
     >>> first_reaching([3.0, 1.0, 1.0], [4.0, 3.0, 2.0, 2.0])  # of fewer than ten, all
     3
     """
-    window = min(WINDOW, len(losses))
-    final = fmean(exact[-window:])
+    window, end = min(WINDOW, len(losses)), round(share * len(exact))
+    final = fmean(exact[max(0, end - window) : end])
     means = (fmean(losses[step - window : step]) for step in range(window, len(losses) + 1))
     return next((window + k for k, mean in enumerate(means) if mean <= AS_LOW * final), None)
 
 
 def picture_strays(found: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """How far losses are apart over steps, each point the mean of ten."""
+    """How far losses are apart over steps, each point the mean of ten, with the first seed."""
     series = {
-        text: [(end, fmean(apart[end - WINDOW : end])) for end in range(WINDOW, len(apart) + 1, WINDOW)]
-        for text, apart in found["apart"].items()
+        text: [(end, fmean(first[end - WINDOW : end])) for end in range(WINDOW, len(first) + 1, WINDOW)]
+        for text, (first, *_others) in found["apart"].items()
     }
     optimizer = "-adamw" if arguments.adamw else ""
     path = arguments.pictures / f"gcomp-strays-{arguments.workload}{optimizer}.svg"
@@ -367,7 +420,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=25)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1, help="of `strays`")
     parser.add_argument("--adamw", action="store_true", help="AdamW instead of the workload's optimizer")
+    parser.add_argument("--lr", type=float, default=3e-4, help="of AdamW")
+    parser.add_argument("--tuned", type=int, default=0, help="steps of training before the model is tuned")
     parser.add_argument("--pictures", type=Path, help="folder")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
