@@ -1,10 +1,16 @@
 """What do the cuts change? Nine compressors layer by layer, in one group, and as MergeComp plans them.
 
 `gradwire bench` on an emulated model (a sleep instead of computation) and a slow link; per compressor one run
-with DistributedDataParallel and the bound beside it. With `--splits`, one compressor under every way to cut:
-layers, 1 to 4 even groups, the paper's search by timing steps, its search on the cost model, the optimum of
-that, and the plan for a worker beside backward. Losses after equally many steps are compared on a real model
-with `--workload`, or over several seeds by `same_loss.py --recipes` (see there).
+with DistributedDataParallel and the bound beside it. With `--splits`, some compressors under every way to
+cut: layers, 1 to 4 even groups, the paper's search by timing steps, its search on the cost model, the optimum
+of that, and the plan for a worker beside backward; `--ways` asks for some of these. The paper's tables 2 and
+3 are the speeds of two and three groups as timed beside one group, and beside even ones:
+
+    python benchmarks/mergecomp.py --splits fp16 "dgc(ratio=0.01, momentum=0.0, warmup_steps=0)" efsignsgd
+        --ways layer-wise "1 group" "2 even groups" "timed, Y = 2" "timed, Y = 3"
+
+Losses after equally many steps are compared on a real model with `--workload`, or over several seeds by
+`same_loss.py --recipes` (see there).
 
     python benchmarks/mergecomp.py [--splits] [--workload "emulated(resnet50, shrink=32)"] [--json PATH]
 """
@@ -37,12 +43,14 @@ SPLITS = (
     ("3 even groups", "split='even', groups=3"),
     ("4 even groups", "split='even', groups=4"),
     ("timed, Y = 2", "split='timed', groups=2"),
+    ("timed, Y = 3", "split='timed', groups=3"),
     ("searched, Y = 2", "split='search', groups=2"),
     ("searched, Y = 3", "split='search', groups=3"),
     ("searched, Y = 4", "split='search', groups=4"),
     ("exact", "split='exact'"),
     ("planned", "split='planned'"),
 )
+ONE = ("one group", "1 group")
 
 Row = dict[str, Any]
 
@@ -64,18 +72,22 @@ def report(title: str, rows: list[Row], names: dict[str, str]) -> str:
     """Lines of a table in Markdown."""
     of_name = {row["name"]: row for row in rows}
     ddp = of_name["ddp"]["step_s"]
+    single = next((of_name[name]["step_s"] for name, label in names.items() if label in ONE), None)
     lines = []
     for name, label in names.items():
         row = of_name[name]
         loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
         step_s, scaling = row["step_s"], row["scaling"]
-        lines.append(
-            f"| {title} | {label} | {step_s * 1e3:.0f} | {ddp / step_s:.2f}x | {scaling:.1%} | {loss} |"
-        )
+        beside = "-" if single is None else f"{single / step_s:.2f}x"
+        speeds = f"{ddp / step_s:.2f}x | {beside} | {scaling:.1%}"
+        lines.append(f"| {title} | {label} | {step_s * 1e3:.0f} | {speeds} | {loss} |")
     return "\n".join(lines)
 
 
-HEADER = "| compressor | cuts | step, ms | against DDP | share of bound | loss |\n|---|---|---|---|---|---|"
+HEADER = (
+    "| compressor | cuts | step, ms | against DDP | against one group | share of bound | loss |\n"
+    "|---|---|---|---|---|---|---|"
+)
 
 
 def main() -> None:
@@ -83,7 +95,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--splits", metavar="RECIPE", nargs="?", const="topk(ratio=0.01)")
+    parser.add_argument("--splits", metavar="RECIPE", nargs="*", help="by default topk(ratio=0.01)")
+    parser.add_argument("--ways", nargs="+", choices=[label for label, _ in SPLITS], help="of `--splits`")
     parser.add_argument("--workload", default="emulated(resnet50, shrink=32)")
     parser.add_argument("--rate", default="256mbit")
     parser.add_argument("--workers", type=int, default=4)
@@ -97,14 +110,17 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    compressors, splits = ((arguments.splits,), SPLITS) if arguments.splits else (COMPRESSORS, MODELS)
+    compressors, splits = COMPRESSORS, MODELS
+    if arguments.splits is not None:
+        compressors = tuple(arguments.splits) or ("topk(ratio=0.01)",)
+        splits = tuple(each for each in SPLITS if each[0] in (arguments.ways or each))
     tables, documents = [HEADER], {}
     for text in compressors:
         names = {named(text, option): label for label, option in splits}
         rows = run(list(names), arguments)
         documents[text] = rows
         bound = next(row for row in rows if row["kind"] == "bound")
-        tables.append(f"| {text} | bound | {bound['step_s'] * 1e3:.0f} | | | |")
+        tables.append(f"| {text} | bound | {bound['step_s'] * 1e3:.0f} | | | | |")
         tables.append(report(text, rows, names))
     print("\n".join(tables))
     if arguments.json:

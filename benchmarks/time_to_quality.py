@@ -7,9 +7,11 @@ last line.
 
 The table tells, per setting and entry: the median step after `auto` has settled; the final loss (of the last
 tenth of the steps) and the figure on held-out data, as differences from DDP's, paired by seed; seconds until
-the loss first is as low as DDP's final one, over DDP's own; and what `auto` took.
+the loss first is as low as DDP's after a half, three quarters and all of its steps, over DDP's own; and what
+`auto` took.
 
     python benchmarks/time_to_quality.py FILE.jsonl [--settings demo chargpt-4] [--seeds 0 1 2] [--table]
+        [--entries ddp "ddp again" gcomp …]
 """
 
 import argparse
@@ -31,6 +33,8 @@ SLICE = 20
 """Steps after which another entry has its turn."""
 WINDOW = 10
 """Steps over which a loss is averaged before it counts as reached."""
+SHARES = (0.5, 0.75, 1.0)
+"""Of DDP's steps, after which it has the losses that all others are to reach."""
 AGAIN = "ddp again"
 PEERS = ("ddp", AGAIN)
 RECIPES = ("auto", "int8", "int4", "acpsgd(rank=4)")
@@ -140,7 +144,14 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def final_loss(line: dict[str, Any]) -> float:
     """Mean of the last tenth of the steps; not a number where one of them has none."""
-    last = line["loss"][-max(1, len(line["loss"]) // 10) :]
+    return loss_after(line, 1.0)
+
+
+def loss_after(line: dict[str, Any], share: float) -> float:
+    """Mean of a tenth of the steps before this share of them has passed."""
+    losses = line["loss"]
+    end = round(share * len(losses))
+    last = losses[max(0, end - max(1, len(losses) // 10)) : end]
     return float("nan") if not last or None in last else fmean(last)
 
 
@@ -178,7 +189,7 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
         by_setting.setdefault(line["setting"], []).append(line["entries"])
     shown = [
         "| setting | entry | seeds | step, ms | MB a step | loss beside DDP's | held out beside DDP's | "
-        "time to DDP's loss | ran |",
+        f"time to DDP's loss after {', '.join(f'{share:.0%}' for share in SHARES)} of the steps | ran |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for setting, seeds in by_setting.items():
@@ -194,12 +205,16 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
             loss = apart([final_loss(ours) for ours, _ in of], [final_loss(ddp) for _, ddp in of])
             held_out = apart([figure(ours) for ours, _ in of], [figure(ddp) for _, ddp in of])
             ratios = [
-                seconds_to(ours, final_loss(ddp)) / seconds_to(ddp, final_loss(ddp)) for ours, ddp in of
+                fmean(
+                    seconds_to(ours, loss_after(ddp, share)) / seconds_to(ddp, loss_after(ddp, share))
+                    for ours, ddp in of
+                )
+                for share in SHARES
             ]
             ran = sorted({(ours["report"] or {}).get("recipe") or "" for ours, _ in of})
             shown.append(
                 f"| {setting} | `{name}` | {len(of)} | {step_ms:.1f} | {sent_mb} | {loss} | {held_out} | "
-                f"{fmean(ratios):.2f} | {', '.join(ran)} |"
+                f"{', '.join(f'{ratio:.2f}' for ratio in ratios)} | {', '.join(ran)} |"
             )
     return "\n".join(shown)
 
