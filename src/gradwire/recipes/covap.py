@@ -2,12 +2,17 @@
 
 Meng et al. 2023, "Near-Linear Scaling Data Parallel Training with Overlapping-Aware Gradient Compression".
 
-Differences from the paper: by default cuts are placed so that each phase carries equal bytes
-(`sharding="balanced"`), where they cost least if gradients' ready times have been measured, else spread over
-the whole backward pass; units above the median are sharded instead with "paper". The step of a cycle in which
-a unit travels is drawn anew every few cycles; "paper" is the paper's fixed `order`, which never sends a unit
-whose parameters have gradients in the other steps only. Norms, biases and other tiny tensors travel densely
-every step.
+Differences from the paper:
+
+- By default cuts are placed so that each phase carries equal bytes (`sharding="balanced"`), where they cost
+  least if gradients' ready times have been measured, else spread over the whole backward pass. "paper" shards
+  units above the median instead.
+- The step of a cycle in which a unit travels is drawn anew every few cycles. "paper" is the paper's fixed
+  `order`, which never sends a unit whose parameters have gradients in the other steps only.
+- CCR is the median of three dense steps, not that of one, and is rounded to `ccr_decimals` before it is
+  rounded up. A measured interval is at most 64.
+- The schedule's numbers are those of the authors' code; the paper gives none.
+- Norms, biases and other tiny tensors travel densely every step.
 """
 
 from collections.abc import Sequence
