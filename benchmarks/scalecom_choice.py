@@ -12,7 +12,8 @@ those of the last tenth of the steps; "behind" is the mean difference to plain a
 
 With `--figures` it is the paper's figures 2a to 2d, 3 and A1 over steps instead, each a mean over the looks
 at a span of steps, and over ranks and seeds: learning rates, compression rates and samples per rank are the
-paper's, the learning rate is constant, and nothing is dense at first.
+paper's, the learning rate is constant, and nothing is dense at first. Networks without BatchNorm do not train
+at the paper's learning rates; `--slower` divides them.
 
     python benchmarks/scalecom_choice.py [--workload convnet] [--rates 100 400] [--train] [--steps 200]
         [--seeds 2] [--recipes "scalecom(rate={rate}, warmup_steps={warm})" …]
@@ -161,22 +162,24 @@ def trainings(workload: str, rates: Sequence[int], recipes: Sequence[str], steps
             print(row(text, trained(text), plain, warm), flush=True)
 
 
-def similar(workload: str, figures: Sequence[str], worlds: Sequence[int], steps: int, seeds: int) -> None:
+def similar(options: argparse.Namespace) -> None:
     """The paper's figures, a line for each quantity of each curve."""
+    workload, steps, seeds = options.workload, options.steps, range(options.seeds)
     work = catalogue.workload(workload, full=False)
     own = work.optimizer(work.model(0).parameters()).param_groups[0]["lr"]
     spans = [(low, high) for low, high in pairwise(SPANS) if high <= steps]
     columns = " | ".join(f"steps {low + 1} to {high}" for low, high in spans)
     examples = work.describe()["train_examples"]
-    print(f"\n{workload}, {SAMPLES} samples per rank, {examples} in all, {seeds} seeds\n")
+    print(f"\n{workload}, {SAMPLES} samples per rank, {examples} in all, {len(seeds)} seeds\n")
     print(f"| figure | ranks, recipe | learning rate | of | {columns} |")
     print("|---|---|---|---|" + "---|" * len(spans))
     for curve in CURVES:
-        if curve.figure in figures and curve.world in worlds:
-            scale = curve.learning_rate / own
+        if curve.figure in options.figures and curve.world in options.ranks:
+            learning_rate = curve.learning_rate / options.slower
+            scale = learning_rate / own
             setting = Setting(workload, curve.text, curve.world, SAMPLES, steps, scale, EVERY, constant=True)
-            outcomes = [train(setting, seed) for seed in range(seeds)]
-            head = f"| {curve.figure} | {curve.world}, `{curve.text}` | {curve.learning_rate:g} |"
+            outcomes = [train(setting, seed) for seed in seeds]
+            head = f"| {curve.figure} | {curve.world}, `{curve.text}` | {learning_rate:g} |"
             for name, of in QUANTITIES.items():
                 cells = [over(outcomes, of, *span) for span in spans]
                 print(f"{head} {name} | {' | '.join(cells)} |", flush=True)
@@ -201,9 +204,11 @@ def energy_of(seen: Diagnosis) -> float:
 
 
 def over(outcomes: Sequence[Outcome], of: Callable[[Diagnosis], float], low: int, high: int) -> str:
-    """Mean over the looks at steps `low` to `high`, with the standard error over seeds."""
+    """Mean over the looks at steps `low` to `high`, with the standard error over seeds, if all are finite."""
     looks = [[of(d) for d in each.diagnoses if low <= d.step < high] for each in outcomes]
-    return spread([fmean(each) for each in looks], 2)
+    means = [fmean(each) for each in looks]
+    lost = sum(not math.isfinite(mean) for mean in means)
+    return f"{lost} of {len(means)} diverged" if lost else spread(means, 2)
 
 
 def main() -> None:
@@ -217,12 +222,13 @@ def main() -> None:
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--figures", nargs="+", choices=sorted({each.figure for each in CURVES}))
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="of `--figures`")
+    parser.add_argument("--slower", type=float, default=1.0, help="divides the paper's learning rates")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.figures:
-        similar(options.workload, options.figures, options.ranks, options.steps, options.seeds)
+        similar(options)
         return
     energies(options.workload, options.rates)
     if options.train:
