@@ -1,7 +1,7 @@
 """Does a ratio that follows the link pay, when latency and bandwidth change while training?
 
 A small network trains on an emulated link that changes along the paper's schedules C1 and C2 (Tyagi and
-Swany 2024, section IV), bandwidths divided by 50 and latencies by 5, as much as two cores can carry:
+Swany 2024, section 3-E), bandwidths divided by 50 and latencies by 5, as much as two cores can carry:
 `flexible` by default and as the paper has it (a knee, planned anew where the link changes), every static
 ratio of AR-Topk and of an all-gather, and plain all-reduce, of each seed from the same weights on the same
 batches, each in a run of its own. Printed are, in the mean over seeds, the sum of step times, over that of an

@@ -5,8 +5,8 @@ steps: bytes in every mode with a table per layer made anew when the recipe woul
 table per unit as the recipe cuts them; beside them zlib and zstd on the same bytes; bits per exponent with
 the static table, one dynamic table for everything and one per layer, beside the entropy; the share of the 15
 most frequent exponents and of zeros; the median ratio of gradient to parameter; bits per mantissa and sign,
-by which of the paper's means are used. Paper (sections 3.1, 7.2): 32.9 % of the size for ResNet-50 and 36.5 %
-for BERT, exponents 14.5 % and with dynamic tables 11.6 % of the original, top 15 exponents about 95 %.
+by which of the paper's means are used. Paper (sections 3.1, 7.2, 7.3): 32.9 % of the size for ResNet-50 and
+36.5 % for BERT, exponents 14.5 % and with dynamic tables 11.6 % of the original, top 15 exponents about 95 %.
 
 With `--tuned` the model is first trained for as many steps on a stretch of the data of its own, and then
 tuned on others by AdamW at the learning rate `--lr`: the paper's BERT is a trained model that is tuned.
@@ -14,7 +14,7 @@ tuned on others by AdamW at the learning rate `--lr`: the paper's BERT is a trai
 `strays` trains the same model by several recipes, ranks as threads, on the same batches, and says by how much
 the loss differs from that of exact means, averaged over steps, and in which step the mean of ten losses is
 first as low as that of exact training after a half, three quarters and all of the steps, but for 0.1 %: the
-paper's figure 20 in steps. Figures are means over seeds. Paper (section 7.4): 73.6 to 93.1 % less than with
+paper's figure 20 in steps. Figures are means over seeds. Paper (section 7.6): 73.6 to 93.1 % less than with
 18 bits truncated, 77.4 to 96.8 % less than with one all-reduce in 8 steps. "start" is training by exact means
 from parameters that differ in their last bit: what a loss strays for no reason at all.
 
@@ -227,7 +227,7 @@ def _entropy(counts: Tensor) -> float:
 
 
 def _mantissas(x: Tensor, levels: Tensor, limits: Tensor) -> dict[str, float]:
-    """Bits of signs, mantissas and levels, by what is done to them (paper, section 7.5)."""
+    """Bits of signs, mantissas and levels, by what is done to them (paper, section 7.4)."""
     there = x.abs() >= 2.0**-126
     single = torch.where(levels >= 12, 12, 0)
     exponents = (x.view(torch.int32) >> 23 & 255).short()

@@ -7,7 +7,7 @@ slows down as well; `of bound` is the share of the same step's speed without com
 nobody to exchange with: it trains here, on one thread as the others, and is where all curves of the picture
 begin.
 
-Paper (GComp, section 7.3, figures 15 and 16): on four workers 53 and 107 % more samples per second.
+Paper (GComp, section 7.5, figures 15 and 16): on four workers 53 and 107 % more samples per second.
 
     python benchmarks/gcomp_scaling.py [--workload chargpt] [--rate 50mbit] [--workers 1 2 3 4]
     [--pictures FOLDER] [--json PATH]

@@ -1,6 +1,6 @@
 """How does a code of exponents fare with foreign gradients, and is a look-up worth it?
 
-GComp (Li et al. 2024), sections 7.2 and 7.3, on gradients of a model in training.
+GComp (Li et al. 2024), section 7.3, on gradients of a model in training.
 
 `foreign`: four blocks of gradients whose exponents differ much; a code is made for each and used for all.
 Native is a Huffman code of all 256 exponents, as long as it gets, with a count of at least one for each; ours

@@ -1,7 +1,7 @@
 """Chooses a ratio and a collective, again whenever the link or the gradient changes.
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
-sections III-C and III-D. Differences from the paper: the link is what the steps' own collectives find, and
+sections 3-D and 3-E. Differences from the paper: the link is what the steps' own collectives find, and
 has changed when their times leave it by more than they vary (`gradwire.planning.change_detection`); the gain
 of all candidates comes from one histogram of the live gradient and not from ten iterations of each; where one
 rank chooses for all, the gain is a smaller one, by the share that its exchange was found to send. Ways are

@@ -2,8 +2,8 @@
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
 algorithm 1. The leader is each rank in turn, the one with the largest variance, or whichever serves better.
-Section III-B leaves the choice between the first two to the user; to switch by what is observed is the
-paper's future work (section V). Here the *gain* decides: how much of what all ranks have they send,
+Section 3-B leaves the choice between the first two to the user; to switch by what is observed is the
+paper's future work (section 5). Here the *gain* decides: how much of what all ranks have they send,
 (Σ‖sent‖/Σ‖x‖)². The paper finds that figure to follow accuracy. It is known in the step itself, because norms
 ride on the values' all-reduce as two elements more (norms, not squares: 16 bits must hold them). In cycles of
 16N steps each way is tried for 2N, of which the first N let the memories settle, and the better one leads the

@@ -1,7 +1,7 @@
 """star_topk, var_topk, ar_topk: the indices of one rank's top-k for all ranks, values by all-reduce.
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
-section III. Differences from the paper: see `gradwire.exchange.ar_topk`; vectors and tiny tensors travel
+section 3. Differences from the paper: see `gradwire.exchange.ar_topk`; vectors and tiny tensors travel
 densely beside what is fused; a tree is not pipelined; `ar_topk` chooses between the paper's two elections.
 """
 

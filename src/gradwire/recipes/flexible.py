@@ -1,7 +1,7 @@
 """flexible: AR-Topk's ratio and collective, chosen again whenever the link or the gradient changes.
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
-sections III-C to III-E. Differences from the paper:
+sections 3-D and 3-E. Differences from the paper:
 
 - By default the ratio with the most gain per second is taken, not a knee (`rule`), and a change of the gain
   plans anew, not of the link alone (`trigger`). `flexible(rule='knee', trigger='link')` is nearest to the
