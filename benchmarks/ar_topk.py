@@ -44,7 +44,9 @@ from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.leader import leader, leader_in_turn
 from gradwire.exchange.payloads import gather
-from gradwire.kernels import prepare, put, take, topk_indices
+from gradwire.kernels.compiler import imported, prepare
+from gradwire.kernels.places import put, take
+from gradwire.kernels.topk import topk_indices
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure.metered import MeteredComm
@@ -111,7 +113,7 @@ class Bench:
         self.steps |= {name: self.by(exchange) for name, exchange in settings(arguments.ratio).items()}
         if arguments.only:
             self.steps = {name: self.steps[name] for name in (PEER, AGAIN, *arguments.only)}
-        prepare()
+        prepare(imported())
 
     def as_the_authors_do(self, x: Tensor, mean: Tensor, ctx: ExchangeContext) -> float:
         """Places as int64 from the leader, values as they are."""

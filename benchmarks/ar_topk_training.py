@@ -30,7 +30,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm
 from gradwire.exchange.base import Exchange, Finish
-from gradwire.kernels import prepare
+from gradwire.kernels.compiler import imported, prepare
 from gradwire.lab import emulate
 from gradwire.lab.bench.settings import TrainingTask, parse_entry
 from gradwire.lab.bench.statistics import mixed, paired
@@ -155,7 +155,7 @@ def worker(arguments: argparse.Namespace) -> None:
     """One rank of one part; rank 0 writes."""
     torch.set_num_threads(1)
     dist.init_process_group(emulate.backend())
-    prepare()
+    prepare(imported())
     found: Any = []
     if arguments.part == "time":
         found = time_steps(arguments)

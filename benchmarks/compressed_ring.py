@@ -46,7 +46,7 @@ from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import REFRESH, SEGMENT, Gcomp
 from gradwire.exchange.ring import RingAllReduce
-from gradwire.kernels import prepare
+from gradwire.kernels.compiler import imported, prepare
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads import catalogue
@@ -148,7 +148,7 @@ class Bench:
         torch.set_num_threads(1)
         dist.init_process_group(emulate.backend())
         self.comm = ProcessGroupComm(dist.group.WORLD)
-        prepare()
+        prepare(imported())
         workload = catalogue.workload(arguments.workload)
         self.loss, self.model = workload.loss, workload.model(seed=0)
         self.optimizer = workload.optimizer(self.model.parameters())

@@ -46,7 +46,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import Gcomp
-from gradwire.kernels import mantissa_levels
+from gradwire.kernels.terms import mantissa_levels
 from gradwire.lab.workloads import catalogue
 from gradwire.memory import UNSENT, Gradients
 from gradwire.metric import numerators, thresholds

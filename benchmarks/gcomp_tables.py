@@ -38,7 +38,7 @@ from gradwire.codec.gcomp import (
     encode_symbols,
     symbols_of,
 )
-from gradwire.kernels import cpu
+from gradwire.kernels.cpu import huffman
 from gradwire.lab.bench.statistics import mixed
 
 LEAST = 1 << 14
@@ -166,7 +166,7 @@ class Decoding:
 
     def streams(self) -> list[tuple[int, int, int]]:
         """First bit, and symbols [start, stop), of each."""
-        quarter = int(cpu.huffman.quarter(self.count))
+        quarter = int(huffman.quarter(self.count))
         firsts = np.cumsum([0, *self.sizes])[:4] * 64
         return [
             (int(bit), min(k * quarter, self.count), min((k + 1) * quarter, self.count))

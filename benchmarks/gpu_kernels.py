@@ -27,7 +27,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire._api.configuration import PlacementName
-from gradwire.kernels import BlockKind, Blocks, Grid, Pieces, ScaledBlocks
+from gradwire.kernels.blocks import add_blocks, encode_blocks
+from gradwire.kernels.chunks import chunk_topk_indices
+from gradwire.kernels.flagged import poison, zero_idle
+from gradwire.kernels.folding import fold, fold_momentum
+from gradwire.kernels.layouts import BlockKind, Blocks, Grid, ScaledBlocks
+from gradwire.kernels.pieces import Pieces
+from gradwire.kernels.places import take
+from gradwire.kernels.signs import add_signs, pack_signs
+from gradwire.kernels.stochastic import add_quantized, quantize
+from gradwire.kernels.topk import topk_indices
 
 WORLD = 8
 BLOCK = 256
@@ -98,17 +107,15 @@ def copy_rate(numel: int) -> float:
 
 def passes(numel: int) -> dict[str, tuple[Callable[[], object], float, float | None]]:
     """Each kernel: the call, the bytes that it must move for an element, and its share of a copy as goal."""
-    from gradwire.kernels import device
-
     grad, memory, out = normal(numel), normal(numel), torch.empty(numel, device="cuda")
     planes, zero = (memory, out), torch.zeros(1, device="cuda")
     found: dict[str, tuple[Callable[[], object], float, float | None]] = {
-        "fold": (lambda: device.fold(out, memory, grad, 1.0), 12, 0.85),
-        "fold_momentum": (lambda: device.fold_momentum(planes, planes, grad, 0.9), 20, 0.85),
-        "chunk_topk_indices": (lambda: device.chunk_topk_indices(grad, grad.numel() // 100 | 1, 1), 4, 0.8),
-        "poison, nothing to do": (lambda: device.poison([out], zero), 0, None),
+        "fold": (lambda: fold(out, memory, grad, 1.0), 12, 0.85),
+        "fold_momentum": (lambda: fold_momentum(planes, planes, grad, 0.9), 20, 0.85),
+        "chunk_topk_indices": (lambda: chunk_topk_indices(grad, grad.numel() // 100 | 1, 1), 4, 0.8),
+        "poison, nothing to do": (lambda: poison([out], zero), 0, None),
         "zero_idle, nothing idle": (
-            partial(device.zero_idle, out, Pieces([(0, 0, numel)]), zero.bool()), 0, None,
+            partial(zero_idle, out, Pieces([(0, 0, numel)]), zero.bool()), 0, None,
         ),
     }  # fmt: skip
     for kind in get_args(BlockKind):
@@ -116,22 +123,20 @@ def passes(numel: int) -> dict[str, tuple[Callable[[], object], float, float | N
         scales = torch.empty(blocks.count, device="cuda")
         codes = torch.empty(blocks.code_bytes, dtype=torch.uint8, device="cuda")
         width = blocks.code_bytes / numel
-        encode = partial(device.encode_blocks, out, blocks, scales, codes, True)
-        decode = partial(device.decode_blocks, scales, codes, blocks, out, 1.0)
+        encode = partial(encode_blocks, out, blocks, scales, codes, True)
+        add = partial(add_blocks, scales, codes, blocks, out, 1.0)
         found[f"encode_blocks {kind}"] = encode, 8 + width, 0.8
-        found[f"decode_blocks {kind}"] = decode, 4 + width, 0.85
+        found[f"add_blocks {kind}"] = add, 8 + width, 0.85
     signs = Blocks((numel,))
     means = torch.empty(1, 1, device="cuda")
     bits = torch.empty(signs.bytes, dtype=torch.uint8, device="cuda")
-    found["pack_signs"] = partial(device.pack_signs, out, signs, means, bits, leave=True), 12.1, 0.7
-    found["add_signs"] = partial(device.add_signs, means, bits, signs, out), 8.1, 0.7
+    found["pack_signs"] = partial(pack_signs, out, signs, means, bits, leave=True), 12.1, 0.7
+    found["add_signs"] = partial(add_signs, means, bits, signs, out), 8.1, 0.7
     return {**found, **levels(out)}
 
 
 def levels(out: Tensor) -> dict[str, tuple[Callable[[], object], float, float | None]]:
     """The passes of QSGD in buckets of 512, and of TernGrad, whose norm is that of all of `out`."""
-    from gradwire.kernels import device
-
     found: dict[str, tuple[Callable[[], object], float, float | None]] = {}
     grids = {f"{bits} bits": Grid((out.numel(),), 512, bits) for bits in (8, 4)}
     grids["TernGrad"] = Grid((out.numel(),), None, 2, "max")
@@ -140,10 +145,10 @@ def levels(out: Tensor) -> dict[str, tuple[Callable[[], object], float, float | 
         codes = torch.empty(grid.code_bytes, dtype=torch.uint8, device="cuda")
         width = grid.code_bytes / out.numel()
         twice = 4 if grid.bucket is None else 0  # it is read for the norm first
-        encode = partial(device.quantize, out, grid, 1, steps, codes, subtract=True)
+        encode = partial(quantize, out, grid, 1, steps, codes, subtract=True)
         found[f"quantize {name}"] = encode, 8 + twice + width, 0.7
         found[f"add_quantized {name}"] = (
-            partial(device.add_quantized, steps, codes, grid, out, 1.0), 8 + width, 0.7,
+            partial(add_quantized, steps, codes, grid, out, 1.0), 8 + width, 0.7,
         )  # fmt: skip
     return found
 
@@ -163,8 +168,6 @@ def kernel_figures(numel: int) -> list[Figure]:
 
 def topk_figures(numel: int, ratio: float = 0.01) -> list[Figure]:
     """Error feedback and exact top-k, beside the same in torch."""
-    from gradwire.kernels import device
-
     grad, memory, k = normal(numel), torch.zeros(numel, device="cuda"), int(ratio * numel)
 
     def eager() -> None:
@@ -174,8 +177,8 @@ def topk_figures(numel: int, ratio: float = 0.01) -> list[Figure]:
         memory[indices] = 0.0
 
     def ours() -> None:
-        device.fold(memory, memory, grad, 1.0)
-        device.take_topk(memory, k)
+        fold(memory, memory, grad, 1.0)
+        take(memory, topk_indices(memory, k))
 
     ours_s, eager_s = seconds(ours), seconds(eager, repetitions=5)
     return [
@@ -186,8 +189,6 @@ def topk_figures(numel: int, ratio: float = 0.01) -> list[Figure]:
 
 def int8_figures(numel: int) -> list[Figure]:
     """The local work of one rank of eight in an all-reduce in int8: encode, sum own shard, decode."""
-    from gradwire.kernels import device
-
     shard = numel // WORLD // BLOCK * BLOCK
     whole = ScaledBlocks((shard * WORLD,), BLOCK, "int8")
     part = ScaledBlocks((shard,), BLOCK, "int8")
@@ -195,13 +196,15 @@ def int8_figures(numel: int) -> list[Figure]:
     scales = torch.empty(whole.count, device="cuda")
     codes = torch.empty(whole.code_bytes, dtype=torch.uint8, device="cuda")
     own = torch.empty(part.count, device="cuda"), torch.empty(shard, dtype=torch.uint8, device="cuda")
+    total = torch.empty(shard, device="cuda")
 
     def ours() -> None:
-        device.encode_blocks(x, whole, scales, codes, True)
-        device.reduce_blocks(
-            scales.view(WORLD, -1), codes.view(WORLD, -1), part, 1 / WORLD, own, x[:shard], float(WORLD)
-        )
-        device.decode_blocks(scales, codes, whole, out, 1.0)
+        encode_blocks(x, whole, scales, codes, True)
+        total.zero_()
+        for sent in zip(scales.view(WORLD, -1), codes.view(WORLD, -1), strict=True):
+            add_blocks(*sent, part, total, 1 / WORLD)
+        encode_blocks(total, part, *own, True)
+        add_blocks(scales, codes, whole, out.zero_(), 1.0)
 
     def eager() -> None:
         table = x.view(-1, BLOCK)
@@ -222,21 +225,19 @@ def int8_figures(numel: int) -> list[Figure]:
 
 def host_figures(numel: int = 1 << 20) -> list[Figure]:
     """How long the thread that launches is busy with one unit: fold, encode, decode."""
-    from gradwire.kernels import device
-
     grad, memory, out = normal(numel), normal(numel), torch.empty(numel, device="cuda")
     blocks = ScaledBlocks((numel,), BLOCK, "int8")
     scales = torch.empty(blocks.count, device="cuda")
     codes = torch.empty(blocks.code_bytes, dtype=torch.uint8, device="cuda")
 
     def int8() -> None:
-        device.fold(memory, memory, grad, 1.0)
-        device.encode_blocks(memory, blocks, scales, codes, True)
-        device.decode_blocks(scales, codes, blocks, out, 1.0)
+        fold(memory, memory, grad, 1.0)
+        encode_blocks(memory, blocks, scales, codes, True)
+        add_blocks(scales, codes, blocks, out.zero_(), 1.0)
 
     def topk() -> None:
-        device.fold(memory, memory, grad, 1.0)
-        device.take_topk(memory, numel // 100)
+        fold(memory, memory, grad, 1.0)
+        take(memory, topk_indices(memory, numel // 100))
 
     calls = {"int8": int8, "top 1 %": topk}
     return [

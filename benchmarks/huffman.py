@@ -51,8 +51,7 @@ from gradwire.codec.gcomp import (
     symbols_of,
     unframe,
 )
-from gradwire.kernels import Lookups, count_symbols
-from gradwire.kernels.huffman import encoded_words
+from gradwire.kernels.huffman import Lookups, count_symbols, encoded_words
 from gradwire.lab.bench.statistics import mixed, paired
 
 sys.path.append(str(Path(__file__).parents[1]))  # the slow decoder belongs to the tests

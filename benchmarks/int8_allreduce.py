@@ -31,7 +31,8 @@ from gradwire.codec.blocks import blocks
 from gradwire.comm import ProcessGroupComm
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.exchange.scatter_reduce import scatter_reduce
-from gradwire.kernels import LARGEST, BlockKind, prepare
+from gradwire.kernels.compiler import imported, prepare
+from gradwire.kernels.layouts import LARGEST, BlockKind
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure.metered import MeteredComm
@@ -63,7 +64,7 @@ class Bench:
         dist.init_process_group(emulate.backend())
         self.arguments = arguments
         self.comm = ProcessGroupComm(dist.group.WORLD)
-        prepare()
+        prepare(imported())
 
     def timed(self, work: Callable[[], None]) -> dict[str, float]:
         """Seconds of the slowest rank, CPU seconds of all together, and bytes that this one has sent."""

@@ -38,7 +38,7 @@ from gradwire.codec.signs import sign
 from gradwire.codec.sparse import sparse
 from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.contrib.truncate import upper_bits
-from gradwire.kernels import prepare
+from gradwire.kernels.compiler import imported, prepare
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads.profile import backward_of
 from gradwire.planning import shapes
@@ -204,7 +204,7 @@ def all_costs(arguments: argparse.Namespace) -> dict[str, tuple[CodecCost, float
             name: (CodecCost(Line(*entry["encode"]), Line(*entry["decode"])), entry["bytes"])
             for name, entry in read.items()
         }
-    prepare()
+    prepare(imported())
     return {
         name: (measured(make(), arguments.repetitions), payload_bytes(make()))
         for name, make in CODECS.items()

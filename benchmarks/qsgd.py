@@ -33,7 +33,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks as ho
 
 from gradwire.codec.base import Codec
 from gradwire.contrib.stochastic_levels import qsgd_codec
-from gradwire.kernels import prepare, random_words
+from gradwire.kernels.compiler import imported, prepare
+from gradwire.kernels.noise import random_words
 from gradwire.lab.bench.runner import machine
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.step.context import ExchangeContext
@@ -309,7 +310,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     warnings.filterwarnings("ignore", category=UserWarning)  # torch's observers and operators are deprecated
-    prepare()
+    prepare(imported())
     every = jobs()
     repetition(every, arguments.elements, 0)  # the first use of memory, caches and libraries does not count
     runs = [repetition(every, arguments.elements, number) for number in range(arguments.repetitions)]

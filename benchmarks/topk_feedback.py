@@ -3,7 +3,7 @@
 One step on a whole gradient: memory += gradient, choose the top 1 % of the sum by magnitude, read the values
 and zero them in the memory. On one thread, beside the same in eager torch, for sums of many kinds; twice
 each, for the A/A spread. Every result of every repetition is checked against a sort. Goals: 12 times
-faster on Gaussian sums, and slower on none. "apart" are the three calls that run under DDP.
+faster on Gaussian sums, and slower on none.
 
     python benchmarks/topk_feedback.py [--elements 33554432] [--others 8388608] [--ratio 0.01] [--json PATH]
 """
@@ -23,7 +23,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from gradwire.kernels import feedback_topk, fold, prepare, take, topk_indices
+from gradwire.kernels.compiler import imported, prepare
+from gradwire.kernels.folding import fold
+from gradwire.kernels.places import take
+from gradwire.kernels.topk import topk_indices
 from gradwire.lab.bench.runner import machine
 from gradwire.lab.bench.statistics import mixed, paired
 
@@ -41,8 +44,8 @@ def eager(memory: Tensor, grad: Tensor, k: int) -> Chosen:
     return indices, values
 
 
-def apart(memory: Tensor, grad: Tensor, k: int) -> Chosen:
-    """As gradwire does it under DDP, where the fold runs when a bucket arrives: three calls."""
+def ours(memory: Tensor, grad: Tensor, k: int) -> Chosen:
+    """Three calls: under DDP the fold runs when a bucket arrives."""
     fold(memory, memory, grad, 1.0)
     indices = topk_indices(memory, k)
     return indices, take(memory, indices)
@@ -51,9 +54,8 @@ def apart(memory: Tensor, grad: Tensor, k: int) -> Chosen:
 JOBS: dict[str, Job] = {
     "torch": eager,
     "torch again": eager,
-    "fused": feedback_topk,
-    "fused again": feedback_topk,
-    "apart": apart,
+    "gradwire": ours,
+    "gradwire again": ours,
 }
 
 
@@ -94,7 +96,7 @@ def check(name: str, total: Tensor, memory: Tensor, chosen: Chosen, magnitudes: 
     rest[chosen[0]] = 0.0
     if not (torch.equal(total[chosen[0]], chosen[1]) and torch.equal(rest, memory)):
         raise AssertionError(f"{name}: values or memory are wrong")
-    if name in ("fused", "fused again", "apart"):
+    if JOBS[name] is ours:
         threshold = magnitudes[len(magnitudes) - k]
         mine = indices[np.abs(values) == threshold]
         if not np.array_equal(mine, np.flatnonzero(total.abs().numpy() == threshold)[: len(mine)]):
@@ -124,10 +126,9 @@ def compared(runs: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
         return [run[name][clock] for run in runs]
 
     pairs = {
-        "torch / fused": ("torch", "fused"),
-        "torch / apart": ("torch", "apart"),
+        "torch / gradwire": ("torch", "gradwire"),
         "torch / torch (A/A)": ("torch again", "torch"),
-        "fused / fused (A/A)": ("fused again", "fused"),
+        "gradwire / gradwire (A/A)": ("gradwire again", "gradwire"),
     }
     return {
         "ratios": {key: vars(paired(column(top), column(bottom))) for key, (top, bottom) in pairs.items()},
@@ -157,18 +158,18 @@ def table(results: dict[str, Any]) -> Table:
     """One row per kind; times in milliseconds."""
     view = Table(title="ms per step, one thread", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     view.add_column("kind of sum", no_wrap=True)
-    for head in ("size", "torch", "apart", "fused", "torch/fused", "95 %", "A/A torch", "A/A fused"):
+    for head in ("size", "torch", "gradwire", "torch/gradwire", "95 %", "A/A torch", "A/A gradwire"):
         view.add_column(head, justify="right", no_wrap=True)
     for kind, result in results.items():
         ratios, wall_s = result["ratios"], result["median_wall_s"]
         view.add_row(
             kind,
             f"{result['elements'] / 2**20:.3g} Mi",
-            *(f"{1e3 * wall_s[name]:.1f}" for name in ("torch", "apart", "fused")),
-            f"{ratios['torch / fused']['ratio']:.1f}",
+            *(f"{1e3 * wall_s[name]:.1f}" for name in ("torch", "gradwire")),
+            f"{ratios['torch / gradwire']['ratio']:.1f}",
             *(
                 interval(ratios[pair])
-                for pair in ("torch / fused", "torch / torch (A/A)", "fused / fused (A/A)")
+                for pair in ("torch / gradwire", "torch / torch (A/A)", "gradwire / gradwire (A/A)")
             ),
         )
     return view
@@ -176,7 +177,7 @@ def table(results: dict[str, Any]) -> Table:
 
 def verdict(results: dict[str, Any]) -> str:
     """What became of the goals."""
-    faster = {kind: result["ratios"]["torch / fused"] for kind, result in results.items()}
+    faster = {kind: result["ratios"]["torch / gradwire"] for kind, result in results.items()}
     lines = []
     if HEADLINE in faster:
         met = "met" if faster[HEADLINE]["ratio"] >= GOAL else "missed"
@@ -201,7 +202,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
-    prepare()
+    prepare(imported())
     results = dict(measured(arguments))
     Console(width=max(Console().width, 120)).print(table(results))
     print(f"seed {arguments.seed}; every result checked\n{verdict(results)}")

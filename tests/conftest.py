@@ -8,7 +8,7 @@ import signal
 
 import torch
 
-from gradwire import kernels
+from gradwire.kernels import compiler
 
 # Set before workers of pytest-xdist start, so that all of them sample the same rows.
 os.environ.setdefault("GRADWIRE_LAWS_SEED", str(random.SystemRandom().randrange(10**6)))
@@ -33,4 +33,4 @@ def pytest_sessionstart() -> None:
     """Kernels that are not compiled yet are compiled by all workers, and each by one of them."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
-        kernels.prepare(turn=int(worker.removeprefix("gw")))
+        compiler.prepare(compiler.every(), turn=int(worker.removeprefix("gw")))

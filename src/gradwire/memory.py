@@ -21,7 +21,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gradwire.kernels import Folded, Pieces, fold, whole
+from gradwire.kernels.folding import Folded, fold
+from gradwire.kernels.pieces import Pieces, whole
 
 UNSENT = "unsent"
 """The plane of which every step has a working copy: what the exchange takes, and where it leaves what it does

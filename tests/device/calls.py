@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.kernels import BlockKind, Blocks, Grid, Pieces, ScaledBlocks, device
+from gradwire.kernels.layouts import BlockKind, Blocks, Grid, ScaledBlocks
+from gradwire.kernels.pieces import Pieces
+from tests.support.twins import Twins
 
 N = 1 << 14
+device = Twins("device")
 
 
 def fold() -> None:
@@ -40,33 +43,25 @@ def zero_idle() -> None:
     device.zero_idle(torch.zeros(N), Pieces([(0, 0, N)]), torch.zeros(1, dtype=torch.bool))
 
 
-def coded(kind: BlockKind, world: int) -> tuple[ScaledBlocks, torch.Tensor, torch.Tensor]:
+def coded(kind: BlockKind) -> None:
     """As in a payload: codes after scales, of which there need not be a multiple of 4."""
     blocks = ScaledBlocks((N + 256,), 256, kind)
-    payload = torch.zeros(world, 4 * blocks.count + blocks.code_bytes, dtype=torch.uint8)
-    return blocks, payload[:, : 4 * blocks.count].view(torch.float32), payload[:, 4 * blocks.count :]
+    payload = torch.zeros(4 * blocks.count + blocks.code_bytes, dtype=torch.uint8)
+    scales, codes = payload[: 4 * blocks.count].view(torch.float32), payload[4 * blocks.count :]
+    device.encode_blocks(torch.zeros(N + 256), blocks, scales, codes, True)
+    device.add_blocks(scales, codes, blocks, torch.zeros(N + 256), 1.0)
 
 
 def blocks_int8() -> None:
-    blocks, scales, codes = coded("int8", 2)
-    device.encode_blocks(torch.zeros(N + 256), blocks, scales[0], codes[0], True)
-    device.add_blocks(scales[0], codes[0], blocks, torch.zeros(N + 256), 1.0)
-    device.decode_blocks(scales[0], codes[0], blocks, torch.zeros(N + 256), 1.0)
-    device.reduce_blocks(scales, codes, blocks, 0.5, (scales[0], codes[0]), torch.zeros(N + 256), 2.0)
+    coded("int8")
 
 
 def blocks_int4() -> None:
-    blocks, scales, codes = coded("int4", 2)
-    device.encode_blocks(torch.zeros(N + 256), blocks, scales[0], codes[0], True)
-    device.decode_blocks(scales[0], codes[0], blocks, torch.zeros(N + 256), 1.0)
-    device.reduce_blocks(scales, codes, blocks, 0.5, (scales[0], codes[0]), torch.zeros(N + 256), 2.0)
+    coded("int4")
 
 
 def blocks_fp8() -> None:
-    blocks, scales, codes = coded("fp8", 2)
-    device.encode_blocks(torch.zeros(N + 256), blocks, scales[0], codes[0], True)
-    device.decode_blocks(scales[0], codes[0], blocks, torch.zeros(N + 256), 1.0)
-    device.reduce_blocks(scales, codes, blocks, 0.5, (scales[0], codes[0]), torch.zeros(N + 256), 2.0)
+    coded("fp8")
 
 
 def chunks() -> None:
@@ -74,7 +69,7 @@ def chunks() -> None:
 
 
 def topk() -> None:
-    device.take_topk(torch.zeros(N), 16)
+    device.topk_indices(torch.zeros(N), 16)
 
 
 def signs() -> None:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from tests.support.twins import files
 from tests.support.where import WHERE
 
 if find_spec("triton") is not None and WHERE.type == "cpu":
@@ -22,7 +23,7 @@ if find_spec("triton") is not None and WHERE.type == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
     try:
         import_module("triton.experimental.gluon")  # otherwise the first launch would import it
-        import_module("gradwire.kernels.device")
+        files("gradwire.kernels.device")
     finally:
         del os.environ["TRITON_INTERPRET"]
 

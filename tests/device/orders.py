@@ -22,7 +22,7 @@ OTHERS = {
     ("step/engine.py", "step.landing"),
     ("step/runner.py", "step.record"),
     ("step/worker.py", "self._thread.join"),
-    ("kernels/device/bodies/common.py", "tl.join"),
+    ("kernels/device/common.py", "tl.join"),
     ("lab/demo/race.py", "live.follow"),
     ("lab/emulate/delayed_group.py", "carrier.join"),
     ("lab/emulate/fork.py", "self._process.join"),

@@ -1,4 +1,4 @@
-"""Blocks in few bits: kernels for devices against those of the CPU and the reference."""
+"""Blocks in few bits: kernels for devices against those of the CPU and the plain."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import LARGEST, BlockKind, ScaledBlocks, cpu, reference
+from gradwire.kernels.layouts import LARGEST, BlockKind, ScaledBlocks
 from tests.device.bits import same
 from tests.support.inputs import KINDS, generator, heavy_tail, normal
+from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
@@ -43,7 +44,7 @@ def test_scales_codes_and_the_rest_are_those_of_the_cpu(
         blocks = ScaledBlocks(sizes, block, kind)
         x = draw(blocks.numel)
         found = encoded(x, blocks, device.encode_blocks)
-        for encode in (cpu.encode_blocks, reference.encode_blocks):
+        for encode in (cpu.encode_blocks, plain.encode_blocks):
             assert all(map(same, found, encoded(x, blocks, encode)))
 
 
@@ -58,8 +59,7 @@ def test_blocks_begin_anywhere(kind: BlockKind) -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("name", ["add_blocks", "decode_blocks"])
-def test_decoding_is_that_of_the_cpu(kind: BlockKind, name: str) -> None:
+def test_decoding_is_that_of_the_cpu(kind: BlockKind) -> None:
     for sizes, block in LAYOUTS:
         blocks = ScaledBlocks(sizes, block, kind)
         scales = normal(blocks.count).abs() * 1e-3
@@ -68,34 +68,10 @@ def test_decoding_is_that_of_the_cpu(kind: BlockKind, name: str) -> None:
         codes = torch.randint(0, 127, (blocks.code_bytes,), generator=generator(1), dtype=torch.uint8)
         for weight in (1.0, -1 / 3):
             outs = [normal(blocks.numel) for _ in range(3)]
-            for module, out in zip((device, cpu, reference), outs, strict=True):
-                getattr(module, name)(scales, codes, blocks, out, weight)
+            for module, out in zip((device, cpu, plain), outs, strict=True):
+                module.add_blocks(scales, codes, blocks, out, weight)
             assert same(outs[0], outs[1])
             assert same(outs[0], outs[2])
-
-
-@every_kind
-@pytest.mark.parametrize("world", [1, 3])
-def test_a_sum_over_ranks_and_its_code_are_those_of_the_cpu(kind: BlockKind, world: int) -> None:
-    for sizes, block in LAYOUTS[:3]:
-        blocks = ScaledBlocks(sizes, block, kind)
-        payload = torch.empty(world, 4 * blocks.count + blocks.code_bytes + 4 - blocks.code_bytes % 4).byte()
-        scales = payload[:, : 4 * blocks.count].view(torch.float32)
-        codes = payload[:, 4 * blocks.count : 4 * blocks.count + blocks.code_bytes]
-        for rank in range(world):
-            cpu.encode_blocks(
-                heavy_tail(blocks.numel + rank)[rank:].clone(), blocks, scales[rank], codes[rank], False
-            )
-        results = []
-        for module in (device, cpu, reference):
-            own = torch.empty(blocks.count), torch.empty(blocks.code_bytes, dtype=torch.uint8)
-            unsent = normal(blocks.numel)
-            module.reduce_blocks(scales, codes, blocks, 1 / world, own, unsent, float(world))
-            nothing_kept = torch.empty_like(own[0]), torch.empty_like(own[1])
-            module.reduce_blocks(scales, codes, blocks, 1 / world, nothing_kept, None, float(world))
-            results.append((*own, unsent, *nothing_kept))
-        assert all(map(same, results[0], results[1]))
-        assert all(map(same, results[0], results[2]))
 
 
 def test_what_no_program_can_hold_is_declined() -> None:

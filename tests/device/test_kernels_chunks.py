@@ -1,4 +1,4 @@
-"""The largest of each chunk: kernels for devices against those of the CPU and the reference."""
+"""The largest of each chunk: kernels for devices against those of the CPU and the plain."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import cpu, reference
 from tests.support.inputs import CHOICES, normal
+from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
@@ -33,7 +33,7 @@ def test_the_largest_of_each_chunk_is_that_of_the_cpu(draw: Callable[[int], Tens
         x = draw(n)
         found = device.chunk_topk_indices(x, chunks, 1)
         assert torch.equal(found, cpu.chunk_topk_indices(x, chunks, 1))
-        assert torch.equal(found, reference.chunk_topk_indices(x, chunks, 1))
+        assert torch.equal(found, plain.chunk_topk_indices(x, chunks, 1))
 
 
 def test_a_tie_beyond_the_first_tile_of_a_chunk_stays_on_the_left() -> None:

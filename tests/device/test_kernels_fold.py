@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import LARGEST_GRADIENT, LARGEST_SUM, Pieces, cpu, reference
+from gradwire.kernels.pieces import Pieces
+from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 from tests.device.bits import same
 from tests.support.inputs import KINDS, heavy_tail, normal, special
+from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
@@ -93,7 +95,7 @@ def test_what_is_too_large_to_be_remembered(grad: float, memory: float | None, f
 
 def test_planes_of_other_types_are_declined() -> None:
     for working, grad in ((torch.zeros(2).double(), torch.zeros(2)), (torch.zeros(4)[::2], torch.zeros(2))):
-        assert device.fold(working, None, grad, 1.0) is device.folding.DECLINED
+        assert device.fold(working, None, grad, 1.0) is NotImplemented
 
 
 @pytest.mark.parametrize("bad", [0.0, 3.0, torch.nan])
@@ -103,7 +105,7 @@ def test_poison_reaches_every_buffer_of_every_type(bad: float) -> None:
     guarded = [torch.cat([each, each.new_ones(1)]) for each in flat]
     found = [each[:-1] for each in guarded]
     device.poison(found, torch.tensor(bad))
-    reference.poison(flat, torch.tensor(bad))
+    plain.poison(flat, torch.tensor(bad))
     for mine, theirs, around in zip(found, flat, guarded, strict=True):
         assert torch.equal(mine.isnan(), theirs.isnan())
         assert around[-1] == 1.0
@@ -115,6 +117,6 @@ def test_idle_pieces_become_zero_and_no_others() -> None:
     idle = torch.tensor([True, False, True, True])
     expected = found.clone()
     device.zero_idle(found, pieces, idle)
-    reference.zero_idle(expected, pieces, idle)
+    plain.zero_idle(expected, pieces, idle)
     assert torch.equal(found, expected)
     assert found.sum() == 2080 - 2049 - 2

@@ -1,4 +1,4 @@
-"""One bit per element: kernels for devices against those of the CPU and the reference."""
+"""One bit per element: kernels for devices against those of the CPU and the plain."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import Blocks, cpu, reference
+from gradwire.kernels.layouts import Blocks
 from tests.device.bits import same
 from tests.support.inputs import FINITE, generator, heavy_tail, mostly_nan, normal, special
+from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
@@ -49,7 +50,7 @@ def test_bits_levels_and_the_rest_are_those_of_the_cpu(draw: Callable[[int], Ten
     for blocks in LAYOUTS:
         x = draw(blocks.numel)
         means, bits, rest = packed(x, blocks, levels, device.pack_signs)
-        for pack in (cpu.pack_signs, reference.pack_signs):
+        for pack in (cpu.pack_signs, plain.pack_signs):
             expected = packed(x, blocks, levels, pack)
             assert torch.equal(bits, expected[1])
             # Sums of float64 in another order differ by less than 2^-40 here, and then are rounded to 2^-24.
@@ -70,7 +71,7 @@ def test_adding_is_that_of_the_cpu(levels: int, weight: float) -> None:
         means[::3] = torch.nan
         bits = torch.randint(0, 256, (blocks.bytes,), generator=generator(3)).byte()
         outs = [normal(blocks.numel) for _ in range(3)]
-        for module, out in zip((device, cpu, reference), outs, strict=True):
+        for module, out in zip((device, cpu, plain), outs, strict=True):
             module.add_signs(means, bits, blocks, out, weight)
         assert same(outs[0], outs[1])
         assert same(outs[0], outs[2])
@@ -82,13 +83,3 @@ def test_without_leave_nothing_is_taken() -> None:
     before = x.clone()
     device.pack_signs(x, blocks, means, bits)
     assert torch.equal(x, before)
-
-
-def test_feedback_adds_first() -> None:
-    grad, blocks = heavy_tail(2100), Blocks((2000, 100))
-    found = normal(2100)
-    expected = found + grad
-    means, bits = torch.empty(2, 1), torch.empty(blocks.bytes, dtype=torch.uint8)
-    device.feedback_signs(found, grad, blocks, means, bits)
-    assert torch.equal(means, packed(expected, blocks, 1, device.pack_signs)[0])
-    assert torch.equal(found, packed(expected, blocks, 1, device.pack_signs)[2])

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import Grid, cpu, reference
+from gradwire.kernels.layouts import Grid
 from tests.device.bits import same
 from tests.support.inputs import KINDS, generator, heavy_tail, normal
+from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
@@ -47,7 +48,7 @@ def test_steps_codes_and_the_rest_are_those_of_the_cpu(draw: Callable[[int], Ten
         grid = Grid(sizes, bucket, bits, "l2" if norm == "l2" else "max", clip)
         x = draw(sum(sizes))
         found = sent(x, grid, device.quantize)
-        for quantize in (cpu.quantize, reference.quantize):
+        for quantize in (cpu.quantize, plain.quantize):
             assert all(map(same, found, sent(x, grid, quantize))), grid
 
 
@@ -82,7 +83,7 @@ def test_adding_is_that_of_the_cpu(bits: int, weight: float) -> None:
         steps[::4] = torch.nan
         codes = torch.randint(0, 256, (grid.code_bytes,), generator=generator(bits)).byte()
         outs = [normal(sum(sizes)) for _ in range(3)]
-        for module, out in zip((device, cpu, reference), outs, strict=True):
+        for module, out in zip((device, cpu, plain), outs, strict=True):
             module.add_quantized(steps, codes, grid, out, weight)
         assert same(outs[0], outs[1])
         assert same(outs[0], outs[2])

@@ -16,7 +16,7 @@ from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.base import DONE
 from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import Remember
-from gradwire.kernels import Folded
+from gradwire.kernels.folding import Folded
 from gradwire.measure.clock import Trace, clock_of, now_s
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.metered import MeteredComm

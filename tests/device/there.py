@@ -8,14 +8,13 @@ back as a whole, so that a byte that was written beside a slice shows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.twins import Twins
 from tests.support.where import WHERE
 
 BYTE = 0x7F
@@ -79,12 +78,11 @@ def carried(function: Callable[..., Any], where: torch.device) -> Callable[..., 
     return call
 
 
-class _Carried:
-    """`gradwire.kernels.device`, whose functions take tensors on the CPU."""
+class _Carried(Twins):
+    """Functions of `gradwire.kernels.device` that take tensors on the CPU."""
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(import_module("gradwire.kernels.device"), name)
-        return found if isinstance(found, ModuleType) else carried(found, WHERE)
+        return carried(super().__getattr__(name), WHERE)
 
 
-device: Any = import_module("gradwire.kernels.device") if WHERE.type == "cpu" else _Carried()
+device: Any = Twins("device") if WHERE.type == "cpu" else _Carried("device")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @pytest.fixture(autouse=True)
 def _one_bit_is_wrong() -> Iterator[None]:
-    from gradwire.kernels import device
+    from gradwire.kernels.device import chunks as device
 
     sound = device.chunk_topk_indices
 

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from gradwire.codec.gcomp import CodeTable, Key, frame, histogram, unframe
 from gradwire.errors import WireError
-from gradwire.kernels import checksum
+from gradwire.kernels.frames import checksum
 
 KEY = Key(step=5, unit=2, hop=1, state=77)
 
@@ -115,7 +115,7 @@ def damaged_tables(table: CodeTable, random: Random) -> str:
     packed = table.to_tensor()
     mutate(packed.numpy(), random)
     try:
-        CodeTable.from_tensor(packed)
+        CodeTable(packed.numpy().tobytes())
     except WireError as error:
         return str(error)[:30]
     return "another table"

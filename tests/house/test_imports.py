@@ -106,7 +106,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     # The laboratory is a user of all that is above, and no line above names it.
     "lab": set(),
-    "lab.emulate": {"comm.python_work", "environment", "errors", "quantities"},
+    "lab.emulate": {"environment", "errors", "quantities"},
     "lab.data": set(),
     "lab.workloads": {"cli.user_code", "lab.data", "planning", "step"},
     "lab.bench": EVERYTHING | {"lab.emulate", "lab.workloads"},

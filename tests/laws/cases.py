@@ -41,7 +41,7 @@ from gradwire.exchange.low_rank import acp_sgd, power_sgd
 from gradwire.exchange.payloads import gather, reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.exchange.uneven_gather import agreed
-from gradwire.kernels import LARGEST, BlockKind
+from gradwire.kernels.layouts import LARGEST, BlockKind
 from gradwire.memory import Residual
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe

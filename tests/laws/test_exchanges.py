@@ -12,12 +12,13 @@ from torch import Tensor
 from gradwire.comm import Comm, Pending, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.comm.base import DONE
 from gradwire.exchange.base import run
-from gradwire.kernels import LARGEST_SUM
+from gradwire.kernels.range import LARGEST_SUM
 from gradwire.measure.metered import MeteredComm
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.rows import Outcome, Row, groups, perform
 from tests.support.bits import bits
 from tests.support.gradients import KINDS, Kind, coded
+from tests.support.rounds import allows
 
 pytestmark = pytest.mark.timeout(600)  # a bundle of the full table on a busy machine
 
@@ -88,7 +89,7 @@ def test_rounds_are_those_that_were_announced(outcomes: list[Outcome]) -> None:
         row = outcome.row
         for rank, held in enumerate(outcome.ranks):
             announced = row.case.exchange.rounds(row.size, row.dtype, row.context(rank))
-            assert all(a.allows(b) for a, b in zip(announced, held.rounds, strict=False)), row
+            assert all(allows(a, b) for a, b in zip(announced, held.rounds, strict=False)), row
             assert all(left.at_most for left in announced[len(held.rounds) :]), row
             assert len(held.rounds) <= len(announced), row
 
@@ -289,5 +290,5 @@ def test_peers_of_a_rank_that_fails_before_any_round_read_its_zeros(case: Exchan
     sizes_are_known = not any(round_.at_most for round_ in agreed)
     for at in range(len(agreed) if sizes_are_known else 1):
         for issued in run_ranks(3, lambda comm, at=at: body(comm, at)):
-            assert all(a.allows(b) for a, b in zip(agreed, issued, strict=False))
+            assert all(allows(a, b) for a, b in zip(agreed, issued, strict=False))
             assert all(round_.at_most for round_ in agreed[len(issued) :])

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
-from gradwire.kernels import cpu
-from gradwire.kernels.subjects import SUBJECTS
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.rows import Row, perform
 from tests.support.gradients import KINDS
-
-NAMES = [name for name in SUBJECTS if hasattr(cpu, name)]
+from tests.support.twins import CONTRACTS, cpu, files
 
 
 @pytest.fixture
 def declined(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """No function for the CPU takes a tensor; returns in which modules they ask."""
     asking = set()
-    assert all(callable(getattr(cpu, name)) for name in NAMES)  # which imports their files
-    for name, module in list(sys.modules.items()):
+    for name, module in files("gradwire.kernels.cpu").items():
         for question in ("is_fast", "is_native"):
-            if name.startswith(cpu.__name__ + ".") and hasattr(module, question):
+            if hasattr(module, question):
                 monkeypatch.setattr(module, question, lambda *_tensors: False)
-                asking.add(name.rsplit(".", 1)[1])
+                asking.add(name)
     return asking
 
 
 def test_all_functions_on_tensors_decline(declined: set[str]) -> None:
-    draws_and_votes = {"random_words", "sample_indices", "stratified_indices", "tally"}
-    files = {getattr(cpu, name).__module__.rsplit(".", 1)[1] for name in set(NAMES) - draws_and_votes}
-    assert files <= declined
+    draws_and_votes = {"sample_indices", "stratified_indices", "tally"}
+    twins = [getattr(cpu, name) for name in CONTRACTS.keys() - draws_and_votes if hasattr(cpu, name)]
+    assert {twin.__module__.rsplit(".", 1)[1] for twin in twins} <= declined
 
 
 @pytest.mark.parametrize("case", EXCHANGES, ids=str)

@@ -16,7 +16,7 @@ from gradwire.codec.cast import cast
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.compose import Remember, remember
 from gradwire.exchange.payloads import reduce
-from gradwire.kernels import LARGEST_GRADIENT
+from gradwire.kernels.range import LARGEST_GRADIENT
 from gradwire.memory import MOMENTUM, UNSENT, Residual
 from gradwire.recipes import Composition
 from gradwire.telemetry.history import History

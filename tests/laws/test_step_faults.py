@@ -14,7 +14,7 @@ from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.exchange.turns import turn_of
-from gradwire.kernels import Folded
+from gradwire.kernels.folding import Folded
 from gradwire.memory import Gradients, Memory, Planes
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe

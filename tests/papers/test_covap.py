@@ -15,7 +15,13 @@ from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.interval import bucketed, interval_for, paper_cuts, shards
 from gradwire.planning.predict import UnitWork, predict
 from tests.papers.covap_tables import GPT2_CCR, GPT2_INTERVAL, TABLE_I, TABLE_III, TABLE_V, TABLE_VII, Row
-from tests.support.planning_problems import balanced_cuts, imbalance, step_traffic, units_between
+from tests.support.planning_problems import (
+    balanced_cuts,
+    imbalance,
+    step_held_up_s,
+    step_traffic,
+    units_between,
+)
 
 MILLISECONDS = Network(Link(0.0, 1.0))
 """A shift of n bytes takes n units of time, here ms."""
@@ -32,7 +38,7 @@ def step_ms(row: Row, *, units: int = UNITS, allreduce: float | None = None, com
     work = [
         UnitWork(row.backward * (i + 1) / units, 1, (Transfer("shift", sent),), codec) for i in range(units)
     ]
-    return predict(work, row.backward, 2, MILLISECONDS, before_s=row.before, inline=True).step_s
+    return step_held_up_s(work, row.backward, MILLISECONDS, before_s=row.before)
 
 
 @every_network

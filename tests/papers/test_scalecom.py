@@ -12,7 +12,7 @@ from gradwire.codec.select.rates import rated_top_k
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.leader import leader
-from gradwire.kernels import topk_indices
+from gradwire.kernels.topk import topk_indices
 from gradwire.memory import LowPass
 from gradwire.planning import shapes
 from gradwire.planning.rates import RateRule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,22 @@ def case(kind: type[Optimizer], factor: float = 1.0, **options: Any) -> Case:
     """By its options."""
     name = f"{kind.__name__}({', '.join(f'{key}={value}' for key, value in options.items())})"
     return Case(name, lambda parameters: kind(parameters, **options), factor)
+
+
+def second_moment_factor(beta1: float, beta2: float) -> float:
+    """How much more than a unit per rounding Adam may move, at worst, because g is in the second moment too.
+
+    With a = √(β2·v) of the past and y = √(1 − β2)·|g|, both parts of v = a² + y², the derivative of Adam's
+    step by g is that with v held at a² times cos²φ·(cos φ ± c·sin φ), tan φ = y/a, where by Cauchy and
+    Schwarz |m| ≤ c·(1 − β1)/β1·a/√(1 − β2) bounds the past's part of the momentum, c = β1/√(β2 − β1²).
+    """
+    if beta1**2 >= beta2:
+        return math.inf
+    c = beta1 / math.sqrt(beta2 - beta1**2)
+    # d/dφ [cos³φ + c·cos²φ·sin φ] = cos φ·(c·cos²φ − 3·cos φ·sin φ − 2c·sin²φ), a quadratic in tan φ.
+    tangent = (-3.0 + math.sqrt(9.0 + 8.0 * c * c)) / (4.0 * c) if c else 0.0
+    cosine = 1.0 / math.sqrt(1.0 + tangent * tangent)
+    return cosine**3 * (1.0 + c * tangent)
 
 
 ADAM = 1.4656

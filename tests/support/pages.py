@@ -33,7 +33,6 @@ _LITERAL = re.compile(r"^( *)\S.*::\n\n((?:\1    .*\n|\n)+)", re.MULTILINE)
 _NOT_RUN = {
     "gradwire.integrations.accelerate": "needs Accelerate; examples/with_accelerate.py has these lines",
     "gradwire.integrations.lightning": "needs Lightning; examples/with_fabric.py, examples/with_lightning.py",
-    "gradwire.integrations.lossless_group": "starts a world; tests/process/scenes_lossless.py does so",
     "gradwire.integrations.safetensors": "needs safetensors; tests/unit/integrations/test_safetensors.py",
     "gradwire.integrations.transformers": "needs transformers; examples/with_trainer.py has these lines",
     "gradwire.lab.emulate.network": "needs namespaces; tests/process/net_scene.py has more",

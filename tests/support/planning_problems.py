@@ -9,8 +9,8 @@ from random import Random
 
 import numpy as np
 
-from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import BackwardTiming, Line
+from gradwire.planning.collectives import Transfer, time_of
+from gradwire.planning.costs import BackwardTiming, Line, Network
 from gradwire.planning.cuts import Cuts, phased_cuts
 from gradwire.planning.interval import balanced_edges
 from gradwire.planning.merge import GroupCost
@@ -35,6 +35,25 @@ def units_between(
         UnitWork(ready_s(stop), stop - start, rounds(index, stop - start))
         for index, (start, stop) in enumerate(bounds)
     ]
+
+
+def step_held_up_s(
+    units: Sequence[UnitWork], backward_s: float, network: Network, *, before_s: float = 0.0
+) -> float:
+    """A step in which the codec holds up the backward pass itself, and units are decoded at its end.
+
+    MergeComp's F (Wang et al. 2021, equation 7), and COVAP's equation 6 (Meng et al. 2023).
+    """
+    held_s, wire_free_s, ends = 0.0, 0.0, []
+    for unit in units:
+        [sent] = unit.rounds
+        held_s += unit.encode_s
+        wire_free_s = max(unit.ready_s + held_s, wire_free_s) + time_of(sent, 2, network)
+        ends.append(wire_free_s)
+    free_s = backward_s + held_s
+    for unit, end_s in zip(units, ends, strict=True):
+        free_s = max(end_s, free_s) + unit.decode_s
+    return before_s + free_s
 
 
 def backward(draw: Random, tensors: int) -> BackwardTiming:

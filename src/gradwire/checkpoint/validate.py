@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.checkpoint.shards import shards_of
 from gradwire.exchange.state import complaint
-from gradwire.kernels import LARGEST_SUM
+from gradwire.kernels.range import LARGEST_SUM
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.dense import dense
@@ -131,7 +131,7 @@ def fitted(engine: Engine, state: State) -> tuple[State, frozenset[str]]:
     wanted = _remembered(_remembering(engine, state))
 
     def is_same(name: str, memory: Tensor) -> bool:
-        whole = tuple(shapes.get(name, ())) if is_cut else specs[name].whole.shape
+        whole = tuple(shapes.get(name, ())) if is_cut and shapes else specs[name].whole.shape
         return memory.shape == specs[name].shape and whole == specs[name].whole.shape
 
     own: dict[str, dict[str, Tensor]] = {

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire import attach, kernels
+from gradwire import attach
 from gradwire.comm import Comm, ProcessGroupComm, gathered
+from gradwire.kernels import compiler
 from gradwire.measure.probe import table_of
 from gradwire.tools.crosscheck import CPU, Case, Compared, crosscheck, recipe_cases, verb_cases
 from gradwire.version import __version__
@@ -37,7 +38,7 @@ def check() -> int:
         oracle, control = _comm("gloo"), _comm("gloo")
         where, why_not = _where(control)
         # Before anything is compared, kernels are compiled, and torch imports what an optimizer needs.
-        kernels.prepare(turn=control.rank)
+        compiler.prepare(compiler.every(), turn=control.rank)
         _trained("dense", oracle, CPU)
         # NCCL cannot be ended while its collectives hang; torch ends the process after the timeout.
         comm = _comm("gloo" if where == CPU else "nccl")

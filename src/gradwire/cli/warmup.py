@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from gradwire import kernels
-from gradwire._api.prepare import kernels_of
+from gradwire.kernels import compiler
 from gradwire.kernels.cpu.cache import places, writable
 from gradwire.recipes import recipe as named
 
@@ -25,7 +25,7 @@ def warmup(
     of gradwire, Numba and Python.
     """
     try:
-        modules = None if recipe is None else _modules_of(recipe)
+        subjects = compiler.every() if recipe is None else _subjects_of(recipe)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     console = Console(highlight=False)
@@ -35,11 +35,13 @@ def warmup(
         console.print(f"nothing can be written to {tried}; set NUMBA_CACHE_DIR", soft_wrap=True)
         raise typer.Exit(1)
     with console.status("compiling kernels"):
-        kernels.prepare(modules)
-    console.print(f"compiling took {kernels.compiled_s():.0f} s; kernels are in {folder}", soft_wrap=True)
+        compiler.prepare(subjects)
+    console.print(f"compiling took {compiler.compiled_s():.0f} s; kernels are in {folder}", soft_wrap=True)
 
 
-def _modules_of(text: str) -> frozenset[str]:
+def _subjects_of(text: str) -> Collection[str]:
+    """Those that the recipe, and all that it may choose, have imported when they are built."""
     built = named(text).build()
-    chosen = () if built.next is None else built.next.candidates
-    return kernels_of(built.exchange, built.watch, built.next, *(named(each).build() for each in chosen))
+    for candidate in () if built.next is None else built.next.candidates:
+        named(candidate).build()
+    return compiler.imported()

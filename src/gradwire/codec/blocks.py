@@ -21,7 +21,8 @@ from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
 from gradwire.codec.scales import ScaledPayload
-from gradwire.kernels import BlockKind, ScaledBlocks, add_blocks, encode_blocks, scale_type
+from gradwire.kernels.blocks import add_blocks, encode_blocks
+from gradwire.kernels.layouts import BlockKind, ScaledBlocks, scale_type
 from gradwire.step.context import ExchangeContext
 
 

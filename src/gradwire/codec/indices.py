@@ -18,18 +18,9 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import WireError
-from gradwire.kernels import (
-    Form,
-    Planes,
-    Sound,
-    choice,
-    index_type,
-    pack_bits,
-    pack_elias_fano,
-    unpack_bits,
-    unpack_elias_fano,
-)
-from gradwire.kernels.payload import BLOCK, GROUP, MOST_LOW_BITS
+from gradwire.kernels.chosen import pack_elias_fano, unpack_elias_fano
+from gradwire.kernels.payload import MOST_LOW_BITS, Form, Planes, Sound
+from gradwire.kernels.places import choice, index_type, pack_bits, unpack_bits
 from gradwire.step.context import See, refuse
 
 
@@ -70,17 +61,6 @@ def elias_fano_planes(count: int, numel: int) -> Planes:
     """
     choices = (Planes(count, numel, low_bits) for low_bits in range(MOST_LOW_BITS + 1))
     return min(choices, key=lambda layout: layout.bits)
-
-
-def bits_per_index(density: float) -> float:
-    """Bits for each of k of n indices, k/n = `density` in (0, 1], when n is large but below 2^31.
-
-    >>> bits_per_index(0.5), round(bits_per_index(0.1), 3), round(bits_per_index(0.01), 3)
-    (2.0, 4.95, 8.456)
-    """
-    zeros = 1.0 / density - 1.0
-    coded = min(b + 1 + GROUP / BLOCK * (1 + zeros / 2.0**b) for b in range(MOST_LOW_BITS + 1))
-    return min(32.0, 1.0 / density, coded)
 
 
 def pack_indices(indices: Tensor, numel: int) -> Tensor:

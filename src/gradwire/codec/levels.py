@@ -22,8 +22,8 @@ from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
 from gradwire.codec.scales import ScaledPayload
-from gradwire.kernels import Blocks, add_levels, encode_levels, scale_type
-from gradwire.kernels.layouts import packed_bytes
+from gradwire.kernels.layouts import Blocks, packed_bytes, scale_type
+from gradwire.kernels.levels import add_levels, encode_levels
 from gradwire.step.context import ExchangeContext
 
 

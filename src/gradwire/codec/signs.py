@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
-from gradwire.kernels import Blocks, add_signs, pack_signs
+from gradwire.kernels.layouts import Blocks
+from gradwire.kernels.signs import add_signs, pack_signs
 from gradwire.step.context import ExchangeContext
 
 

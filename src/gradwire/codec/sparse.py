@@ -25,7 +25,9 @@ from gradwire.codec.indices import (
     unpack_indices,
 )
 from gradwire.codec.select.base import Selector, check_fixed_size
-from gradwire.kernels import Shape, add_at, add_chosen, take, take_chosen
+from gradwire.kernels.chosen import add_chosen, take_chosen
+from gradwire.kernels.payload import Shape
+from gradwire.kernels.places import add_at, take
 from gradwire.step.context import ExchangeContext, See, refuse
 
 

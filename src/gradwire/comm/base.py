@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -85,13 +85,6 @@ class Round:
     algorithm: Algorithm | Broadcasting = "library"
     least: int = field(default=0, compare=False)
     tells: int = field(default=0, compare=False)
-
-    def allows(self, issued: Round) -> bool:
-        """Whether `issued` is what this round has announced."""
-        if not self.at_most:
-            return issued == self
-        shorter = replace(self, numel=issued.numel, at_most=False)
-        return issued == shorter and issued.numel <= self.numel
 
     @property
     def name(self) -> str:

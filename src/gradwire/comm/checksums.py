@@ -33,7 +33,7 @@ from torch import Tensor
 from gradwire.comm.base import DONE, SHORT_BYTES, Comm, Pending, Round
 from gradwire.comm.hops import Collective, HoppingComm, Peers, collective_of, strides, swap_all_reduce
 from gradwire.errors import PeerFailed, WireError
-from gradwire.kernels import checksum
+from gradwire.kernels.frames import checksum
 
 _LOG = logging.getLogger("gradwire")
 

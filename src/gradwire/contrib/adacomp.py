@@ -29,7 +29,7 @@ from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.select.threshold import largest_of
 from gradwire.exchange.compose import remember
 from gradwire.exchange.uneven_gather import agreed
-from gradwire.kernels import indices_near_maxima
+from gradwire.kernels.chunks import indices_near_maxima
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
 from gradwire.step.context import ExchangeContext

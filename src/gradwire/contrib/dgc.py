@@ -43,7 +43,7 @@ from gradwire.codec.sparse import sparse
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import gather
-from gradwire.kernels import Folded, fold_momentum, mask_zeros
+from gradwire.kernels.folding import Folded, fold_momentum, mask_zeros
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.units import fused_cutter

@@ -30,7 +30,8 @@ from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import remember
 from gradwire.exchange.leader import spread_indices, spread_round
-from gradwire.kernels import put, take, topk_indices
+from gradwire.kernels.places import put, take
+from gradwire.kernels.topk import topk_indices
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
-from gradwire.kernels import topk_indices
+from gradwire.kernels.topk import topk_indices
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import layer_cutter

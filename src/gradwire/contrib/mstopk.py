@@ -29,8 +29,8 @@ from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.select.threshold import fill_up, random_start, threshold_of_sample
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
-from gradwire.kernels import indices_reaching, moments_reaching, topk_indices
-from gradwire.kernels.dispatch import rounded
+from gradwire.kernels.threshold import indices_reaching, moments_reaching, rounded
+from gradwire.kernels.topk import topk_indices
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import fused_cutter

@@ -33,7 +33,8 @@ from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import remember
-from gradwire.kernels import put, topk_indices
+from gradwire.kernels.places import put
+from gradwire.kernels.topk import topk_indices
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext
 

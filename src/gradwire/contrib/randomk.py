@@ -19,7 +19,7 @@ from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.sparse import values
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import reduce
-from gradwire.kernels import sample_indices
+from gradwire.kernels.draws import sample_indices
 from gradwire.kernels.uploads import sent_to
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext

@@ -28,7 +28,8 @@ from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.codec.select.threshold import exactly
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
-from gradwire.kernels import moments_reaching, topk_indices
+from gradwire.kernels.threshold import moments_reaching
+from gradwire.kernels.topk import topk_indices
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import fused_cutter

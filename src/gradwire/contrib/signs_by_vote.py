@@ -35,7 +35,8 @@ from torch import Tensor
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import forget
-from gradwire.kernels import Folded, apply_votes, ballot_words, cast_votes, count_groups, fold, tally
+from gradwire.kernels.folding import Folded, fold
+from gradwire.kernels.votes import apply_votes, ballot_words, cast_votes, count_groups, tally
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext

@@ -26,7 +26,9 @@ from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.compose import remember
-from gradwire.kernels import count_sketch, count_sketch_estimates, put, topk_indices
+from gradwire.kernels.places import put
+from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
+from gradwire.kernels.topk import topk_indices
 from gradwire.kernels.uploads import sent_to
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext

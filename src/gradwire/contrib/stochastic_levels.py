@@ -43,7 +43,8 @@ from gradwire.codec.base import CodecLaws
 from gradwire.codec.scales import ScaledPayload
 from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.payloads import gather
-from gradwire.kernels import Grid, Norm, add_quantized, quantize, step_type
+from gradwire.kernels.layouts import Grid, Norm, step_type
+from gradwire.kernels.stochastic import add_quantized, quantize
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
 from gradwire.exchange.compose import remember
 from gradwire.exchange.uneven_gather import agreed
-from gradwire.kernels import indices_reaching, topk_indices
+from gradwire.kernels.threshold import indices_reaching
+from gradwire.kernels.topk import topk_indices
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
 from gradwire.step.context import ExchangeContext

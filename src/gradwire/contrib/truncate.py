@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
-from gradwire.kernels import add_upper, pack_upper, upper_words
+from gradwire.kernels.truncation import add_upper, pack_upper, upper_words
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.low_bits import rounded
 from gradwire.step.context import ExchangeContext

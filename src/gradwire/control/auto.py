@@ -93,7 +93,7 @@ class AutoController(WarmupController):
 
         def price(composition: Composition) -> Forecast:
             layout = self._layout_of(composition)
-            cut = self.env.suited(stays=layout.stays_on_device).placement.granularity
+            cut = self.env.for_layout(stays=layout.stays_on_device).placement.granularity
             found = forecast_by(facts, layout, self.specs, cut)
             assert found is not None, "ready times and links are known"
             return found.coded(NOMINAL_CODEC)

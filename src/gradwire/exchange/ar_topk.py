@@ -43,7 +43,7 @@ from gradwire.exchange.leader import (
     take_share,
 )
 from gradwire.exchange.state import GAINS, LED
-from gradwire.kernels import put
+from gradwire.kernels.places import put
 from gradwire.kernels.uploads import sent_to
 from gradwire.step.context import ExchangeContext
 

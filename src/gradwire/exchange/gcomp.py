@@ -52,7 +52,7 @@ from gradwire.exchange.dense import dense
 from gradwire.exchange.ring import RingAllReduce, RingSchedule
 from gradwire.exchange.state import COUNTED
 from gradwire.exchange.turns import phase_of
-from gradwire.kernels import mantissa_levels
+from gradwire.kernels.terms import mantissa_levels
 from gradwire.metric import numerators, thresholds
 from gradwire.step.context import ExchangeContext
 

@@ -20,7 +20,7 @@ from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Broadcasting, Comm, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.exchange.turns import turn_of
-from gradwire.kernels import put, scatter, take
+from gradwire.kernels.places import put, scatter, take
 from gradwire.step.context import ExchangeContext, See
 
 

@@ -47,7 +47,7 @@ from gradwire.comm.base import Comm, Pending, Round, shortest_sum
 from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.exchange.turns import Order, check_order, turn_of
-from gradwire.kernels import left_products, orthonormalise, outer_products, right_products
+from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.uploads import sent_to
 from gradwire.step.context import ExchangeContext, Part
 

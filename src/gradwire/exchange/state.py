@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from gradwire.kernels import is_finite
+from gradwire.kernels.range import is_finite
 from gradwire.step.context import ExchangeState
 
 LEFT, RIGHT = "P", "Q"

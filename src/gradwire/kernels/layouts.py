@@ -140,6 +140,32 @@ def packed_bytes(count: int, width: int) -> int:
     return -(-count * width // 8)
 
 
+def pack_codes(codes: Tensor, width: int) -> Tensor:
+    """`codes` (count,), integers of `width` bits, as (packed_bytes,) uint8, the last byte filled with zeros.
+
+    Code i takes bits i · width to (i + 1) · width - 1 of the row; bit b is bit b mod 8 of byte b div 8.
+
+    >>> pack_codes(torch.tensor([1, 2, 3]), 2)
+    tensor([57], dtype=torch.uint8)
+    """
+    bits = (codes.long()[:, None] >> torch.arange(width, device=codes.device)) & 1
+    row = torch.zeros(8 * packed_bytes(codes.numel(), width), dtype=torch.int64, device=codes.device)
+    row[: bits.numel()] = bits.reshape(-1)
+    places = torch.arange(8, device=codes.device)
+    return (row.view(-1, 8) << places).sum(1).to(torch.uint8)
+
+
+def unpack_codes(packed: Tensor, width: int, count: int) -> Tensor:
+    """The codes (count,) int64 that `pack_codes` packed.
+
+    >>> unpack_codes(torch.tensor([57], dtype=torch.uint8), 2, 3)
+    tensor([1, 2, 3])
+    """
+    bits = (packed.long()[:, None] >> torch.arange(8, device=packed.device)) & 1
+    row = bits.reshape(-1)[: count * width].view(count, width)
+    return (row << torch.arange(width, device=packed.device)).sum(1)
+
+
 @dataclass(frozen=True)
 class Grid:
     """Into which buckets a unit falls, and where the levels of a bucket lie.
@@ -147,7 +173,7 @@ class Grid:
     `sizes` are the elements of the unit's parts; buckets of `bucket` elements (None: whole parts) never
     straddle two of them. The levels of a bucket are the integers -levels … levels times its step, which is
     its norm / levels: Euclidean ("l2") or its largest magnitude ("max"), the latter cut at `clip` times
-    the root of the mean square. Codes are two's complement of 2, 4 or 8 bits, as `reference.bits` packs
+    the root of the mean square. Codes are two's complement of 2, 4 or 8 bits, as `pack_codes` packs
     them, and start at a whole byte in every bucket.
 
     >>> grid = Grid(sizes=(1000, 3), bucket=512, bits=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,14 +39,15 @@ def kept_by_stream(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         @lru_cache(maxsize)
-        def kept(_stream: int, *arguments: P.args, **named: P.kwargs) -> R:
-            return function(*arguments, **named)
+        def kept(_stream: int, *arguments: Any) -> R:
+            return function(*arguments)  # type: ignore[call-arg]
 
         @wraps(function)
         def call(*arguments: P.args, **named: P.kwargs) -> R:
+            assert not named, "by place, so that a result has one key"
             device = arguments[-1]
             assert isinstance(device, torch.device), "the last one"
-            return kept(stream_of(device), *arguments, **named)
+            return kept(stream_of(device), *arguments)
 
         return call
 

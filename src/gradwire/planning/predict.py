@@ -5,8 +5,7 @@ takes jobs in the order in which they were posted; and the network, which takes 
 in which they were issued. A unit that has become ready is encoded, its rounds are issued, and the worker
 waits for all of them but the last; the end of that one posts the decoding. When everything is decoded the
 tail goes out, and the step ends with it. Overlapping of units is therefore COVAP's equation 3 (Meng et
-al. 2023, section II-B), and `inline`, where the codec holds up the backward pass itself, is MergeComp's F
-(Wang et al. 2021, equation 7).
+al. 2023, section II-B).
 """
 
 from __future__ import annotations
@@ -105,13 +104,11 @@ def predict(
     *,
     before_s: float = 0.0,
     tail: Tail | None = None,
-    inline: bool = False,
 ) -> Prediction:
     """The step of `units` in the agreed order, ready times ascending.
 
     `before_s` passes before the backward pass of `backward_s` begins. Units without rounds rest: they
-    cost nothing. With `inline` there is no worker: encoding, and waiting for a round before the last,
-    hold up the backward pass, and decoding waits for its end.
+    cost nothing.
 
     >>> from gradwire.planning.collectives import Transfer
     >>> from gradwire.planning.costs import Link
@@ -119,18 +116,18 @@ def predict(
     >>> predict(units, 2.0, 2, Network(Link(alpha_s=0.5, beta_s=1.0)), before_s=1.0).step_s
     5.0
     """
-    stage = _Stage(lambda sent: time_of(sent, world, network), inline)
-    worker = _run(units, backward_s, stage)
+    stage = _Stage(lambda sent: time_of(sent, world, network))
+    worker = _run(units, stage)
     compute_s = before_s + backward_s
     if tail is not None and tail.beside is not None:
-        stage.wire(-1, tail.beside, max(backward_s + stage.held_s, stage.issued_s))
-    ended_s = max(backward_s + stage.held_s, worker, stage.wire_free_s)
+        stage.wire(-1, tail.beside, max(backward_s, stage.issued_s))
+    ended_s = max(backward_s, worker, stage.wire_free_s)
     if tail is not None:
         # A tail that waits for no decode goes out with the last unit, after it on the wire.
-        issued_s = ended_s if tail.waits else max(backward_s + stage.held_s, stage.issued_s)
+        issued_s = ended_s if tail.waits else max(backward_s, stage.issued_s)
         stage.wire(-1, tail.round, issued_s)
         ended_s = max(ended_s, stage.wire_free_s)
-    backward = PredictedSpan("backward", -1, before_s, compute_s + stage.held_s)
+    backward = PredictedSpan("backward", -1, before_s, compute_s)
     spans = (
         PredictedSpan(what, unit, before_s + start, before_s + stop)
         for what, unit, start, stop in stage.spans
@@ -143,10 +140,8 @@ class _Stage:
     """The network and the spans so far; times count from the beginning of the backward pass."""
 
     seconds_of: Callable[[Sends], float]
-    inline: bool
     wire_free_s: float = 0.0
     issued_s: float = 0.0
-    held_s: float = 0.0
     spans: list[PredictedSpan] = field(default_factory=list)
 
     def wire(self, unit: int, sent: Sends, issued_s: float) -> float:
@@ -172,26 +167,20 @@ class _Stage:
         return now_s
 
 
-def _run(units: Sequence[UnitWork], backward_s: float, stage: _Stage) -> float:
+def _run(units: Sequence[UnitWork], stage: _Stage) -> float:
     """All units through worker and wire; returns when the worker has done its last job."""
     arrivals = deque((number, unit) for number, unit in enumerate(units) if unit.rounds)
     ended: deque[tuple[float, int]] = deque()
     free_s = 0.0
     while arrivals or ended:
         # Jobs are taken as they were posted: an arrival at its ready time, a decoding when its round ended.
-        is_start = bool(arrivals) and (stage.inline or not ended or arrivals[0][1].ready_s <= ended[0][0])
-        if is_start:
+        if arrivals and (not ended or arrivals[0][1].ready_s <= ended[0][0]):
             number, unit = arrivals.popleft()
-            ready_s = unit.ready_s + stage.held_s
-            start_s = ready_s if stage.inline else max(ready_s, free_s)
-            free_s = stage.start(number, unit, start_s)
-            stage.held_s += free_s - start_s if stage.inline else 0.0
+            free_s = stage.start(number, unit, max(unit.ready_s, free_s))
             ended.append((stage.wire_free_s, number))
         else:
             posted_s, number = ended.popleft()
-            idle_from_s = backward_s + stage.held_s if stage.inline else 0.0
-            start_s = max(posted_s, free_s, idle_from_s)
-            free_s = stage.work("decode", number, start_s, units[number].decode_s)
+            free_s = stage.work("decode", number, max(posted_s, free_s), units[number].decode_s)
     return free_s
 
 

@@ -32,7 +32,7 @@ from gradwire.exchange.ar_topk import Election, ar_topk
 from gradwire.exchange.base import Exchange, parts
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
-from gradwire.kernels import magnitude_edges, magnitude_histogram
+from gradwire.kernels.magnitudes import magnitude_edges, magnitude_histogram
 from gradwire.planning.facts import StepObservation, Watched
 from gradwire.planning.ratio import ALL_GATHER, FACTOR, TREE, Magnitudes, candidate_ratios, gains
 from gradwire.recipes.base import Composition, Cutter, Judge, Watch, register

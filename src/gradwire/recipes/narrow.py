@@ -5,11 +5,10 @@ from typing import Literal, cast, get_args
 import torch
 
 from gradwire.codec.base import Codec
-from gradwire.codec.blocks import blocks
 from gradwire.codec.levels import four_levels
 from gradwire.codec.select.base import Selector
 from gradwire.codec.sparse import sparse, sparse_coded
-from gradwire.kernels import BlockKind
+from gradwire.kernels.layouts import BlockKind
 
 Values = Literal["full", "fp16", "bf16"]
 """For values that are summed on their way, or stay what they are."""
@@ -44,6 +43,8 @@ def coded(selector: Selector, values: CodedValues) -> Codec:
     if values == "int2":
         return sparse_coded(selector, four_levels(BLOCK))
     if values in ("int8", "int4"):
+        from gradwire.codec.blocks import blocks  # here: what is imported is compiled
+
         return sparse_coded(selector, blocks(cast("BlockKind", values), BLOCK))
     if values not in get_args(CodedValues):
         raise ValueError(f"values={values!r} is none of {', '.join(get_args(CodedValues))}")

@@ -5,7 +5,7 @@ indices and values share one buffer, so there is one collective per unit; values
 bits; with `reuse` the threshold is taken from what the last step left.
 """
 
-from gradwire.codec.select.threshold import reused_threshold
+from gradwire.codec.select.base import Selector
 from gradwire.codec.select.topk import top_k
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
@@ -24,6 +24,10 @@ def topk(
     Paper: Aji and Heafield 2017; Stich et al. 2018, "Sparsified SGD with memory".
     Use when: there are two to four ranks: all-gather grows with their number.
     """
-    selector = reused_threshold(ratio) if reuse else top_k(ratio)
+    selector: Selector = top_k(ratio)
+    if reuse:
+        from gradwire.codec.select.threshold import reused_threshold  # here: what is imported is compiled
+
+        selector = reused_threshold(ratio)
     exchange = remember(gather(coded(selector, values)))
     return Composition(exchange, fused_cutter(fused))

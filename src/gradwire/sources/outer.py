@@ -23,7 +23,7 @@ from gradwire._api.checks import check_policy
 from gradwire._api.unwrap import Optimizers, inside, optimizers_of, replicated_in
 from gradwire.checkpoint.shards import shards_of
 from gradwire.errors import GradwireError
-from gradwire.kernels import LARGEST_GRADIENT
+from gradwire.kernels.range import LARGEST_GRADIENT
 from gradwire.sources.attempts import Attempts
 from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned

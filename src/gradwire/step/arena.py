@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.exchange.base import WHOLE, Exchange
-from gradwire.kernels import Folded, Pieces
+from gradwire.kernels.folding import Folded
+from gradwire.kernels.pieces import Pieces
 from gradwire.memory import UNSENT, Gradients, Memory
 from gradwire.step.context import ExchangeState, Fates, Part, is_dense
 

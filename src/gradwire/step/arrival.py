@@ -14,7 +14,7 @@ from itertools import groupby
 from torch import Tensor
 
 from gradwire.exchange.base import Exchange
-from gradwire.kernels import Pieces
+from gradwire.kernels.pieces import Pieces
 from gradwire.measure.clock import now_s
 from gradwire.step.arena import Lane, Slot, Unit
 

@@ -18,7 +18,10 @@ from torch.autograd import profiler
 from gradwire.comm import Comm, Round
 from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Exchange, Finish
-from gradwire.kernels import Folded, compiled_s, is_finite, poison, zero_idle
+from gradwire.kernels.compiler import compiled_s
+from gradwire.kernels.flagged import poison, zero_idle
+from gradwire.kernels.folding import Folded
+from gradwire.kernels.range import is_finite
 from gradwire.measure.clock import BackwardWatch, Trace, now_s
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times

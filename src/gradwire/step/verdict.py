@@ -17,7 +17,7 @@ from torch import Tensor
 from gradwire.comm import Pending
 from gradwire.comm.base import DONE, Algorithm, shortest_sum
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
-from gradwire.kernels import is_finite
+from gradwire.kernels.range import is_finite
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.tuning import Tuning
 

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from gradwire.kernels import compiled_s
+from gradwire.kernels.compiler import compiled_s
 from gradwire.measure.clock import Span
 from gradwire.step.step import Poisoned, Step
 

@@ -21,7 +21,6 @@ from gradwire.agreement.agree import damage, on_all_ranks, require_agreement, re
 from gradwire.codec.select.base import Selector
 from gradwire.comm import Comm
 from gradwire.exchange.base import Exchange, parts
-from gradwire.kernels import topk_indices
 from gradwire.memory import UNSENT
 from gradwire.step.arena import Lane, Unit
 from gradwire.step.context import ExchangeContext
@@ -175,6 +174,8 @@ def _choices(seen: Sequence[SeenUnit], mean: Tensor) -> list[float]:
 
 def _choice(selector: Selector, each: SeenUnit, mean: Tensor) -> Tensor:
     chosen = selector.select(each.x, each.ctx)
+    from gradwire.kernels.topk import topk_indices  # here: what is imported is compiled by all who attach
+
     true = topk_indices(mean, chosen.numel())
     found = torch.isin(chosen, true).sum()
     common = histogram_overlap(mean[chosen].abs(), mean[true].abs())

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire import kernels
 from gradwire.errors import GradwireWarning
-from gradwire.integrations import lossless_group
+from gradwire.kernels import compiler
 from gradwire.planning.costs import CodecCost, Line
 from tests.support.states import own_state
 
@@ -393,7 +392,7 @@ def test_scalecom_finds_its_rates_in_the_first_forward_pass() -> None:
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
     """What `attach`, and each change of a plan, has prepared, in order."""
     asked: list[frozenset[str]] = []
-    monkeypatch.setattr(kernels, "prepare", lambda names, turn: asked.append(names))
+    monkeypatch.setattr(compiler, "prepare", lambda names, turn: asked.append(names))
     return asked
 
 
@@ -422,20 +421,13 @@ def test_kernels_of_an_adaptive_one_are_prepared_as_early_as_it_knows_them(
     assert ["blocks" in names for names in prepared] == [False, True, True]
 
 
-def test_a_process_group_of_ours_has_its_kernels_when_it_is_built(prepared: list[frozenset[str]]) -> None:
-    dist.destroy_process_group()
-    store = dist.HashStore()
-    dist.init_process_group(lossless_group.register(), store=store, rank=0, world_size=1)
-    assert ["huffman" in names for names in prepared] == [True]
-
-
 def test_compiling_is_logged_and_stands_in_the_report_where_a_step_waited_for_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def compiles(_names: object, turn: int) -> None:
         numba.njit(lambda x: x + 1)(1)
 
-    monkeypatch.setattr(kernels, "prepare", compiles)
+    monkeypatch.setattr(compiler, "prepare", compiles)
     caplog.set_level(logging.INFO, "gradwire")
     ddp = _ddp()
     wire = gradwire.attach(ddp, recipe="int8")
@@ -445,7 +437,7 @@ def test_compiling_is_logged_and_stands_in_the_report_where_a_step_waited_for_it
     adaptive = gradwire.attach(ddp := _ddp(), recipe="auto")
     while not adaptive.settled:
         _backward(ddp)
-    assert 0.0 < adaptive.report().compile_s < kernels.compiled_s()
+    assert 0.0 < adaptive.report().compile_s < compiler.compiled_s()
 
 
 @pytest.mark.parametrize("recipe", ["int8", "mergecomp(inner='int8')"])
@@ -455,7 +447,7 @@ def test_kernels_that_cannot_be_prepared_stop_no_rank(
     def fails(_names: object, turn: int) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(kernels, "prepare", fails)
+    monkeypatch.setattr(compiler, "prepare", fails)
     ddp = _ddp()
     wire = gradwire.attach(ddp, recipe=recipe)
     _backward(ddp)

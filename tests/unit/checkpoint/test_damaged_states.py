@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import RanksDisagree
-from gradwire.kernels import LARGEST_SUM
+from gradwire.kernels.range import LARGEST_SUM
 from gradwire.recipes import parse
 from tests.support.rig import Rig, gradients
 

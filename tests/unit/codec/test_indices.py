@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.codec.indices import (
-    bits_per_index,
     elias_fano_planes,
     index_form,
     index_words,
@@ -19,6 +18,7 @@ from gradwire.codec.indices import (
     unpack_indices,
 )
 from gradwire.errors import WireError
+from gradwire.kernels.payload import BLOCK, GROUP, MOST_LOW_BITS
 
 PATTERNS = ("uniform", "start", "end", "every other", "run", "ends")
 
@@ -89,6 +89,13 @@ def test_indices_beyond_32_bits_come_back(numel: int, count: int) -> None:
 )
 def test_the_shortest_form_is_taken(count: int, numel: int, form: str) -> None:
     assert index_form(count, numel) == form
+
+
+def bits_per_index(density: float) -> float:
+    """Of each of k of n indices, k/n = `density` in (0, 1], when n is large but below 2^31."""
+    zeros = 1.0 / density - 1.0
+    coded = min(b + 1 + GROUP / BLOCK * (1 + zeros / 2.0**b) for b in range(MOST_LOW_BITS + 1))
+    return min(32.0, 1.0 / density, coded)
 
 
 @pytest.mark.parametrize("share", [1e-4, 1e-3, 0.01, 0.03, 0.1, 0.13, 0.3, 0.39, 0.41, 0.5])

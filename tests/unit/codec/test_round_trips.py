@@ -15,7 +15,7 @@ from gradwire.codec.sparse import SparseLayout
 from gradwire.contrib.oktopk import Slots
 from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.contrib.truncate import upper_bits
-from gradwire.kernels import Blocks
+from gradwire.kernels.layouts import Blocks
 from gradwire.step.context import ExchangeContext
 from tests.support.whole import parts_of
 

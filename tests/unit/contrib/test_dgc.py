@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import topk_indices
+from gradwire.kernels.topk import topk_indices
 from gradwire.recipes import Composition, recipe
 from tests.support.steps import step
 

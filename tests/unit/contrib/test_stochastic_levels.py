@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
-from gradwire.kernels import Norm
+from gradwire.kernels.layouts import Norm
 from gradwire.recipes import recipe
 from gradwire.step.context import ExchangeContext
 from tests.support.steps import step

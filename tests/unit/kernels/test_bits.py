@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.kernels import pack_bits, reference, scatter, unpack_bits
+from gradwire.kernels.places import pack_bits, scatter, unpack_bits
 
 
 @pytest.mark.parametrize("numel", [1, 31, 32, 33, 64, 1000, 4097])
@@ -14,8 +14,8 @@ def test_bits_come_back_as_they_went(numel: int, ratio: float, dtype: torch.dtyp
     count, words = round(ratio * numel), -(-numel // 32)
     indices = torch.randperm(numel, generator=random)[:count].sort().values.to(dtype)
     packed = pack_bits(indices, words)
-    assert torch.equal(packed, reference.pack_bits(indices, words))
-    for unpack in (unpack_bits, reference.unpack_bits):
+    assert torch.equal(packed, pack_bits.plain(indices, words))
+    for unpack in (unpack_bits, unpack_bits.plain):
         found, as_many = unpack(packed, count)
         assert torch.equal(found, indices.int())
         assert as_many
@@ -24,7 +24,7 @@ def test_bits_come_back_as_they_went(numel: int, ratio: float, dtype: torch.dtyp
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 63])
 def test_more_ones_than_expected_are_reported_and_written_nowhere(count: int) -> None:
     packed = torch.full((2,), -1, dtype=torch.int32)
-    for unpack in (unpack_bits, reference.unpack_bits):
+    for unpack in (unpack_bits, unpack_bits.plain):
         found, as_many = unpack(packed, count)
         assert found.tolist() == list(range(count))
         assert not as_many
@@ -33,7 +33,7 @@ def test_more_ones_than_expected_are_reported_and_written_nowhere(count: int) ->
 @pytest.mark.parametrize("words", [[5, 0], [0, 0]])
 def test_for_ones_that_are_missing_the_last_place_stands(words: list[int]) -> None:
     packed, there = torch.tensor(words, dtype=torch.int32), [0, 2] if words[0] else []
-    for unpack in (unpack_bits, reference.unpack_bits):
+    for unpack in (unpack_bits, unpack_bits.plain):
         found, as_many = unpack(packed, 4)
         assert found.tolist() == there + [63] * (4 - len(there))
         assert not as_many

@@ -8,17 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import (
-    LARGEST,
-    BlockKind,
-    ScaledBlocks,
-    add_blocks,
-    decode_blocks,
-    encode_blocks,
-    reduce_blocks,
-    reference,
-    scale_type,
-)
+from gradwire.kernels.blocks import add_blocks, encode_blocks
+from gradwire.kernels.layouts import LARGEST, BlockKind, ScaledBlocks, scale_type
 from tests.support.inputs import FINITE, KINDS, constant, half_zeros, normal
 from tests.support.looped import looped
 
@@ -57,7 +48,7 @@ def test_scales_codes_and_the_rest_are_those_of_the_reference(
     x = draw(sum(sizes))
     for block in (1, 3, 64, 256, 50_000):
         scales, codes, left = encoded(x, sizes, block, kind)
-        expected = encoded(x, sizes, block, kind, reference.encode_blocks)
+        expected = encoded(x, sizes, block, kind, encode_blocks.plain)
         assert same(scales, expected[0])
         assert torch.equal(codes, expected[1])
         assert same(left, expected[2])
@@ -74,7 +65,7 @@ def test_decoded_sums_are_those_of_the_reference(kind: BlockKind, draw: Inputs, 
             out, expected = normal(x.numel()), normal(x.numel())
             blocks = ScaledBlocks(tuple(sizes), block, kind)
             add_blocks(scales, codes, blocks, out, weight)
-            reference.add_blocks(scales, codes, blocks, expected, weight)
+            add_blocks.plain(scales, codes, blocks, expected, weight)
             assert same(out, expected)
 
 
@@ -87,7 +78,7 @@ def test_any_code_decodes_as_in_the_reference(kind: BlockKind) -> None:
     out, expected = torch.zeros(numel), torch.zeros(numel)
     blocks = ScaledBlocks((numel,), numel // 2, kind)
     add_blocks(scales, codes, blocks, out, 1.0)
-    reference.add_blocks(scales, codes, blocks, expected, 1.0)
+    add_blocks.plain(scales, codes, blocks, expected, 1.0)
     assert same(out, expected)
 
 
@@ -158,7 +149,7 @@ def test_a_parameter_does_not_depend_on_its_neighbours(kind: BlockKind) -> None:
 def test_other_types_take_the_reference_path(kind: BlockKind, dtype: torch.dtype) -> None:
     x = normal(1000).to(dtype)
     scales, codes, left = encoded(x, [1000], 64, kind)
-    expected = encoded(x, [1000], 64, kind, reference.encode_blocks)
+    expected = encoded(x, [1000], 64, kind, encode_blocks.plain)
     assert torch.equal(scales, expected[0])
     assert torch.equal(codes, expected[1])
     assert torch.equal(left, expected[2])
@@ -184,34 +175,3 @@ def test_sizes_that_do_not_fit_raise() -> None:
         encode_blocks(torch.zeros(100), ScaledBlocks((100,), 256, "int8"), scales, codes, left=False)
     with pytest.raises(ValueError, match="elements, blocks and bytes"):
         add_blocks(scales, codes, ScaledBlocks((99,), 50, "int8"), torch.zeros(100), 1.0)
-
-
-@every_kind
-@pytest.mark.parametrize("keeps", [True, False])
-def test_a_sum_over_ranks_is_that_of_the_reference_and_decodes_to_zeros_plus_it(
-    kind: BlockKind, keeps: bool
-) -> None:
-    blocks = ScaledBlocks((300, 0, 45), 64, kind)
-    sent = [encoded(normal(345) * rank, [300, 0, 45], 64, kind) for rank in (1, 2, 3)]
-    scales, codes = (torch.stack([each[part] for each in sent]) for part in (0, 1))
-    results = []
-    for reduce in (reduce_blocks, reference.reduce_blocks):
-        own = torch.empty(blocks.count), torch.empty(blocks.code_bytes, dtype=torch.uint8)
-        unsent = torch.ones(345)
-        reduce(scales, codes, blocks, 1 / 3, own, unsent if keeps else None, 3.0)
-        results.append((*own, unsent))
-    assert all(map(torch.equal, *results))
-    found, expected = torch.full((345,), torch.nan), torch.zeros(345)
-    decode_blocks(*results[0][:2], blocks, found, 0.5)
-    add_blocks(*results[0][:2], blocks, expected, 0.5)
-    assert same(found, expected)
-    assert keeps == bool((results[0][2] != 1.0).any())
-
-
-def test_ranks_that_do_not_fit_are_refused() -> None:
-    blocks, own = ScaledBlocks((4,), 4, "int8"), (torch.zeros(1), torch.zeros(4, dtype=torch.uint8))
-    for scales, codes in ((torch.zeros(2, 1), torch.zeros(1, 4)), (torch.zeros(1), torch.zeros(4))):
-        with pytest.raises(ValueError, match="not rows of ranks"):
-            reduce_blocks(scales, codes.byte(), blocks, 1.0, own, None, 1.0)
-    with pytest.raises(ValueError, match="for int8 in 4s"):
-        reduce_blocks(torch.zeros(2, 1), torch.zeros(2, 3).byte(), blocks, 1.0, own, None, 1.0)

@@ -10,7 +10,9 @@ from torch import Tensor
 from gradwire.codec.cast import saturating_cast
 from gradwire.codec.sparse import SparseLayout
 from gradwire.errors import WireError
-from gradwire.kernels import add_at, add_chosen, cpu, reference, take_chosen
+from gradwire.kernels.chosen import add_chosen, take_chosen
+from gradwire.kernels.cpu.halves import narrow, widen
+from gradwire.kernels.places import add_at
 from tests.support.inputs import KINDS
 from tests.support.looped import looped
 
@@ -31,7 +33,7 @@ def bits(x: Tensor) -> Tensor:
 def test_every_half_widens_to_what_it_stands_for(dtype: torch.dtype) -> None:
     halves = every_value(dtype)
     out = torch.empty(halves.numel())
-    cpu.halves.widen(halves.view(torch.int16).numpy().view(np.uint16), dtype == torch.bfloat16, out.numpy())
+    widen(halves.view(torch.int16).numpy().view(np.uint16), dtype == torch.bfloat16, out.numpy())
     assert torch.equal(bits(out), bits(halves.float()))
 
 
@@ -44,7 +46,7 @@ def test_rounding_is_that_of_torch_at_every_half_between_two_and_beside_both(dty
     near = [exact + by for by in (-1, 0, 1, ties - 1, ties, ties + 1)]
     x = torch.cat([*near, random]).view(torch.float32)
     out = torch.empty(x.numel(), dtype=torch.int16)
-    cpu.halves.narrow(x.numpy(), dtype == torch.bfloat16, out.numpy().view(np.uint16))
+    narrow(x.numpy(), dtype == torch.bfloat16, out.numpy().view(np.uint16))
     assert torch.equal(bits(out.view(dtype)), bits(saturating_cast(x, dtype)))
 
 
@@ -68,7 +70,7 @@ def test_one_call_gives_the_bytes_of_several(count: int, numel: int, dtype: torc
     assert poisoned or torch.equal(taken, payload)
     assert torch.equal(bits(x), bits(expected))
     slow = kind(numel)
-    taken = reference.take_chosen(slow, indices, layout.shape)
+    taken = take_chosen.plain(slow, indices, layout.shape)
     assert poisoned or torch.equal(taken, payload)
     assert torch.equal(bits(slow), bits(expected))
 
@@ -77,7 +79,7 @@ def test_one_call_gives_the_bytes_of_several(count: int, numel: int, dtype: torc
     add_at(mean, indices, values.float(), 0.3)
     assert torch.equal(bits(out), bits(mean))
     slow = torch.ones(numel)
-    assert reference.add_chosen(payload, layout.shape, slow, 0.3)
+    assert add_chosen.plain(payload, layout.shape, slow, 0.3)
     assert torch.equal(bits(slow), bits(mean))
 
 
@@ -120,7 +122,7 @@ def test_damaged_words_are_refused_or_stay_within_bounds_and_zeros_add_nothing(
         at = int(torch.randint(4 * layout.buffer.words, (1,), generator=generator))
         damaged[at] ^= int(torch.randint(1, 256, (1,), generator=generator))
         slow = torch.zeros(numel)
-        sound = reference.add_chosen(damaged, layout.shape, slow)
+        sound = add_chosen.plain(damaged, layout.shape, slow)
         try:
             layout.add(damaged, out, 1.0)
             assert int(out.count_nonzero()) == count

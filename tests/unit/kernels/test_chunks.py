@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import chunk_topk_count, chunk_topk_indices, indices_near_maxima, reference
+from gradwire.kernels.chunks import chunk_topk_count, chunk_topk_indices, indices_near_maxima
+from gradwire.kernels.topk import topk_indices
 from tests.support.inputs import KINDS, normal
 from tests.support.looped import looped
 
@@ -26,7 +27,7 @@ def test_largest_of_each_chunk_are_those_of_the_reference(kind: Kind, n: int) ->
     for chunks in (1, 2, 7, 401, 2051, 50_000):
         for keep in (1, 2, 9):
             fast = chunk_topk_indices(x, chunks, keep)
-            assert torch.equal(fast, reference.chunk_topk_indices(x, chunks, keep)), (chunks, keep)
+            assert torch.equal(fast, chunk_topk_indices.plain(x, chunks, keep)), (chunks, keep)
 
 
 @every_kind
@@ -36,9 +37,9 @@ def test_reference_is_top_k_chunk_by_chunk(kind: Kind, chunks: int, keep: int) -
     expected = sorted(
         first + chunks * index
         for first in range(min(chunks, 207))
-        for index in reference.topk_indices(x[first::chunks], min(keep, len(x[first::chunks]))).tolist()
+        for index in topk_indices.plain(x[first::chunks], min(keep, len(x[first::chunks]))).tolist()
     )
-    assert reference.chunk_topk_indices(x, chunks, keep).tolist() == expected
+    assert chunk_topk_indices.plain(x, chunks, keep).tolist() == expected
     assert chunk_topk_count(207, chunks, keep) == len(expected)
 
 
@@ -49,7 +50,7 @@ def test_those_near_the_maxima_are_those_of_the_reference(kind: Kind, n: int) ->
     for chunk in (1, 2, 7, 500, 50_000):
         for ahead in (x, 1.1 * x, 2 * x, 2 * x - x.flip(0), torch.zeros_like(x), 3 - x):
             fast = indices_near_maxima(x, ahead, chunk)
-            assert torch.equal(fast, reference.indices_near_maxima(x, ahead, chunk)), chunk
+            assert torch.equal(fast, indices_near_maxima.plain(x, ahead, chunk)), chunk
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_those_near_the_maxima_are_those_of_the_reference(kind: Kind, n: int) ->
 )
 def test_near_the_maxima_by_hand(values: list[float], chosen: list[int]) -> None:
     x = torch.tensor(values)
-    for found in (indices_near_maxima(x, 2 * x, 4), reference.indices_near_maxima(x, 2 * x, 4)):
+    for found in (indices_near_maxima(x, 2 * x, 4), indices_near_maxima.plain(x, 2 * x, 4)):
         assert found.tolist() == chosen
 
 
@@ -72,9 +73,9 @@ def test_near_the_maxima_by_hand(values: list[float], chosen: list[int]) -> None
 def test_other_types_and_strided_views_take_the_reference_path(dtype: torch.dtype) -> None:
     x = normal(2000)
     for view in (x.to(dtype), x[::2]):
-        assert torch.equal(chunk_topk_indices(view, 100, 2), reference.chunk_topk_indices(view, 100, 2))
+        assert torch.equal(chunk_topk_indices(view, 100, 2), chunk_topk_indices.plain(view, 100, 2))
         near = indices_near_maxima(view, 2 * view, 100)
-        assert torch.equal(near, reference.indices_near_maxima(view, 2 * view, 100))
+        assert torch.equal(near, indices_near_maxima.plain(view, 2 * view, 100))
 
 
 def test_input_is_only_read() -> None:

@@ -1,102 +1,176 @@
-"""Contracts and their implementations: the same names and signatures, and checks in front of both."""
+"""Contracts and their twins: names and signatures, checks in front of both, and who computes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from gradwire import kernels
-from gradwire.kernels import cpu, reference
-from gradwire.kernels.dispatch import DECLINED, Declined, checked, dispatched
-from gradwire.kernels.subjects import CONTRACTS, SUBJECTS
+from gradwire.kernels import dispatch
+from gradwire.kernels.places import take
+from gradwire.kernels.topk import topk_indices
+from gradwire.kernels.truncation import pack_upper
+from tests.support.source import ROOT
+from tests.support.twins import CONTRACTS, KERNELS, Twins, files
 
-IMPLEMENTED = [name for name in SUBJECTS if hasattr(cpu, name)]
-
-
-def parameters(function: object) -> list[tuple[str, object, object, object]]:
-    """Names, kinds, defaults and annotations."""
-    found = inspect.signature(function).parameters.values()  # type: ignore[arg-type]  # any callable
-    return [(each.name, each.kind, each.default, each.annotation) for each in found]
+FOLDERS = ["cpu", *(["device"] if find_spec("triton") is not None else [])]
+WITHOUT_TWIN_ON_CPU = {"add_levels", "encode_levels", "poison", "zero_idle"}
 
 
-def returned(function: Callable[..., object]) -> set[str]:
-    """The types that a function says it returns."""
-    return set(str(inspect.signature(function).return_annotation).split(" | "))
+def parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
 
 
-@pytest.mark.parametrize("name", IMPLEMENTED)
-def test_implementations_have_the_signatures_of_their_contracts(name: str) -> None:
-    contract = getattr(reference, name)
-    assert parameters(getattr(cpu, name)) == parameters(contract)
-    assert parameters(getattr(kernels, name)) == parameters(contract)
-    assert getattr(kernels, name).__doc__ == contract.__doc__
-    assert returned(getattr(cpu, name)) - {"Declined"} == returned(contract)
+def twins(folder: str) -> dict[str, Callable[..., object]]:
+    """The twins that a folder has, by name."""
+    there = Twins(folder)
+    return {name: getattr(there, name) for name in CONTRACTS if hasattr(there, name)}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_twins_have_the_signatures_of_their_contracts(folder: str) -> None:
+    for name, twin in twins(folder).items():
+        one, other = (inspect.signature(each, eval_str=True) for each in (twin, CONTRACTS[name].plain))
+        assert one == other, name
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_public_function_of_a_file_of_twins_is_a_twin(folder: str) -> None:
+    subjects = {each.__module__.rpartition(".")[2] for each in CONTRACTS.values()}
+    found = {
+        name
+        for subject, module in files(f"{KERNELS}.{folder}").items()
+        for name, value in vars(module).items()
+        if subject in subjects and inspect.isfunction(value) and value.__module__ == module.__name__
+    }
+    assert {name for name in found if not name.startswith("_")} == twins(folder).keys()
+
+
+def test_checks_take_what_contracts_take() -> None:
+    for name, each in CONTRACTS.items():
+        check = inspect.getclosurevars(each).nonlocals["check"]
+        if check is not None:
+            taken, own = parameters(check), parameters(each.plain)
+            shapes = [[(one.name, one.kind) for one in some] for some in (taken[: len(own)], own)]
+            assert shapes[0] == shapes[1], name
+            assert all(one.default is not one.empty for one in taken[len(own) :]), name
 
 
 def test_what_has_no_kernel_for_the_cpu_is_computed_by_its_contract() -> None:
-    assert SUBJECTS.keys() - IMPLEMENTED == {"add_levels", "encode_levels", "poison", "zero_idle"}
-    assert all(
-        parameters(getattr(kernels, name)) == parameters(getattr(reference, name)) for name in SUBJECTS
-    )
+    assert CONTRACTS.keys() - twins("cpu").keys() == WITHOUT_TWIN_ON_CPU
 
 
-def test_no_file_has_the_name_of_a_contract() -> None:
-    # The package would give the module where the function is asked for.
-    assert not SUBJECTS.keys() & CONTRACTS.keys()
+def test_a_contract_keeps_its_name_its_words_and_its_signature() -> None:
+    assert topk_indices.__module__ == "gradwire.kernels.topk"
+    for each in CONTRACTS.values():
+        assert (each.__name__, each.__doc__) == (each.plain.__name__, each.plain.__doc__)
+        assert inspect.signature(each) == inspect.signature(each.plain)
 
 
-def test_every_name_of_the_package_is_found() -> None:
-    assert SUBJECTS.keys() < set(kernels.__all__)
-    assert all(getattr(kernels, name) is not None for name in kernels.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'taken'"):
-        _ = kernels.taken
-    with pytest.raises(AttributeError, match="no attribute 'taken'"):
-        _ = cpu.taken
-
-
-def test_what_is_declined_goes_to_the_contract_with_all_its_arguments() -> None:
-    def contract(x: Tensor, *, times: int = 1) -> Tensor:
-        return x * times
-
-    def implementation(x: Tensor, *, times: int = 1) -> Tensor | Declined:
-        return -x if x.dtype == torch.float32 else DECLINED
-
-    both = dispatched(contract, implementation)
-    assert both(torch.tensor([3.0])).item() == -3.0
-    assert both(torch.tensor([3]), times=2).item() == 6
-
-
-def test_a_check_stands_in_front_of_every_implementation() -> None:
-    seen: list[int] = []
-
-    def is_positive(n: int) -> None:
-        if n <= 0:
-            raise ValueError("not positive")
-
-    @checked(is_positive)
-    def contract(n: int) -> int:
-        seen.append(n)
-        return n
-
-    def implementation(n: int) -> int | Declined:
-        seen.append(n)
-        return DECLINED
-
-    both = dispatched(contract, implementation)
-    with pytest.raises(ValueError, match="not positive"):
-        both(0)
-    assert seen == []
-    assert both(2) == 2
-    assert seen == [2, 2]
-
-
-def test_tensors_of_another_device_go_to_the_reference() -> None:
+def test_tensors_without_memory_go_to_the_contract() -> None:
     # Tensors on "meta" have a shape and no memory: a kernel for the CPU could not read them.
     x, indices = torch.empty(5, device="meta"), torch.empty(2, dtype=torch.int64, device="meta")
-    assert kernels.take(x, indices).device.type == "meta"
-    assert kernels.pack_upper(x, 18, left=False).device.type == "meta"
-    assert kernels.topk_indices(x, 2).device.type == "meta"
+    assert take(x, indices).device.type == "meta"
+    assert pack_upper(x, 18, left=False).device.type == "meta"
+    assert topk_indices(x, 2).device.type == "meta"
+
+
+CONTRACT = """
+from collections.abc import Sequence
+import torch
+from torch import Tensor
+from gradwire.kernels.dispatch import contract
+
+def _is_positive(number, x, *, times=1):
+    if number <= 0:
+        raise ValueError("not positive")
+
+@contract(_is_positive)
+def named(number: int, x: {annotation}, *, times: int = 1) -> object:
+    return "the contract", number, times
+"""
+TWIN = """
+asked = []
+
+def named(number, x, *, times=1):
+    asked.append(number)
+    return ("{folder}", number, times) if number in {takes} else NotImplemented
+"""
+
+
+class There(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.fixture(params=["Tensor", "torch.Tensor", "'torch.Tensor'", "Sequence[torch.Tensor]", "object"])
+def made(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Any]]:
+    """A contract that says in some way that it takes a tensor, with twins that take some numbers only."""
+    package = tmp_path / "made"
+    for folder, takes in (("cpu", "(1,)"), ("device", "(1, 2)")):
+        (package / folder).mkdir(parents=True)
+        (package / folder / "__init__.py").touch()
+        (package / folder / "subject.py").write_text(TWIN.format(folder=folder, takes=takes))
+    (package / "__init__.py").touch()
+    (package / "subject.py").write_text(CONTRACT.format(annotation=request.param))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(dispatch, "_launches", lambda _where: True)
+    dispatch._device_twin.cache_clear()
+    yield import_module("made.subject").named
+    dispatch._device_twin.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "made"]:
+        del sys.modules[name]
+
+
+def test_the_first_twin_that_takes_the_tensors_computes(made: Callable[..., Any]) -> None:
+    here, there = torch.zeros(2), There(torch.zeros(2))
+    assert made(1, here) == made(1, there) == ("cpu", 1, 1)
+    assert made(2, here, times=3) == ("the contract", 2, 3)
+    for x in (there, [there], (there, here)):
+        assert made(2, x) == made(number=2, x=x) == ("device", 2, 1)
+    assert made(3, there, times=4) == ("the contract", 3, 4)
+    assert made(2, [here, there])[0] == "the contract"
+    assert made(2, [])[0] == "the contract"
+
+
+def test_a_check_stands_in_front_of_every_twin(made: Callable[..., Any]) -> None:
+    for x in (torch.zeros(2), There(torch.zeros(2))):
+        with pytest.raises(ValueError, match="not positive"):
+            made(0, x)
+        with pytest.raises(ValueError, match="not positive"):
+            made(0, x, times=2)
+    assert "made.cpu.subject" not in sys.modules
+    made(3, torch.zeros(2))
+    assert sys.modules["made.cpu.subject"].asked == [3]
+
+
+IMPORTED = """
+import sys
+from importlib import import_module
+from pkgutil import iter_modules
+
+from gradwire import kernels
+
+for each in iter_modules(kernels.__path__):
+    if each.name not in ("frames", "huffman"):  # which have one implementation
+        import_module("gradwire.kernels." + each.name)
+print([name for name in ("numba", "triton") if name in sys.modules])
+"""
+
+
+def test_importing_contracts_loads_no_compiler() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import Planes, cpu, pack_elias_fano, prepare, reference, unpack_elias_fano
-from gradwire.kernels.payload import COUNTS, DECODING, ENCODING, GROUPS, ORDER, ZEROS_BEFORE
+from gradwire.kernels.chosen import pack_elias_fano, unpack_elias_fano
+from gradwire.kernels.compiler import every, prepare
+from gradwire.kernels.cpu import chosen
+from gradwire.kernels.payload import COUNTS, DECODING, ENCODING, GROUPS, ORDER, ZEROS_BEFORE, Planes
 
 SIZES = ((0, 0), (0, 50), (1, 1), (1, 2), (2, 1000), (31, 64), (32, 33), (33, 5000), (64, 64), (5000, 70_001))
 
@@ -31,11 +33,11 @@ def test_kernels_and_references_agree(count: int, numel: int, low_bits: int, dty
     for indices in (drawn(count, numel, low_bits), torch.arange(count), torch.arange(numel - count, numel)):
         packed = pack_elias_fano(indices.to(dtype), planes)
         assert packed.shape == (planes.words,)
-        assert torch.equal(packed, reference.pack_elias_fano(indices, planes))
+        assert torch.equal(packed, pack_elias_fano.plain(indices, planes))
         found = unpack_elias_fano(packed, planes)
         assert found[0].dtype == torch.int32
         assert same(found, (indices, True))
-        assert same(found, reference.unpack_elias_fano(packed, planes))
+        assert same(found, unpack_elias_fano.plain(packed, planes))
 
 
 @pytest.mark.parametrize("pattern", ["uniform", "run", "every other"])
@@ -51,7 +53,7 @@ def test_planes_end_anywhere_in_a_word(pattern: str) -> None:
         for low_bits in (0, 1):
             planes = Planes(count, numel, low_bits)
             packed = pack_elias_fano(indices, planes)
-            assert torch.equal(packed, reference.pack_elias_fano(indices, planes))
+            assert torch.equal(packed, pack_elias_fano.plain(indices, planes))
             assert same(unpack_elias_fano(packed, planes), (indices, True))
 
 
@@ -60,11 +62,11 @@ def test_large_indices(numel: int) -> None:
     planes = Planes(4, numel, 30)
     indices = torch.tensor([0, 5, numel // 2, numel - 1])
     packed = pack_elias_fano(indices, planes)
-    assert torch.equal(packed, reference.pack_elias_fano(indices, planes))
+    assert torch.equal(packed, pack_elias_fano.plain(indices, planes))
     found = unpack_elias_fano(packed, planes)
     assert found[0].dtype == (torch.int32 if numel == 2**31 else torch.int64)
     assert same(found, (indices, True))
-    assert same(found, reference.unpack_elias_fano(packed, planes))
+    assert same(found, unpack_elias_fano.plain(packed, planes))
 
 
 def mutations(packed: Tensor, random: torch.Generator) -> Tensor:
@@ -104,7 +106,7 @@ def test_damaged_words_give_what_the_reference_makes_of_them(count: int, numel: 
         packed = pack_elias_fano(torch.arange(count) * step + trial % step, planes)
         damaged = mutations(packed, random)
         found, sound = unpack_elias_fano(damaged, planes)
-        assert same((found, sound), reference.unpack_elias_fano(damaged, planes))
+        assert same((found, sound), unpack_elias_fano.plain(damaged, planes))
         outcomes.add(sound)
         # Also where they mean nothing, so that what is done with them stays within bounds.
         assert found.shape == (count,)
@@ -122,7 +124,7 @@ def test_a_wrong_number_of_ones_is_noticed(ones: int) -> None:
     places = torch.cat([packed[other.starts[2] :], torch.zeros(1, dtype=torch.int32)])[:1]
     words = torch.cat([groups, places])
     assert same(unpack_elias_fano(words, planes), (torch.arange(20), False))
-    assert same(reference.unpack_elias_fano(words, planes), (torch.arange(20), False))
+    assert same(unpack_elias_fano.plain(words, planes), (torch.arange(20), False))
 
 
 def test_low_bits_that_descend_are_noticed() -> None:
@@ -132,7 +134,7 @@ def test_low_bits_that_descend_are_noticed() -> None:
     assert packed[0] == 1 | 3 << 3
     packed[0] = 3 | 1 << 3
     assert same(unpack_elias_fano(packed, planes), (torch.arange(2), False))
-    assert same(reference.unpack_elias_fano(packed, planes), (torch.arange(2), False))
+    assert same(unpack_elias_fano.plain(packed, planes), (torch.arange(2), False))
 
 
 def test_a_layout_of_another_size_is_refused() -> None:
@@ -172,11 +174,11 @@ def pattern_zeros(pattern: int, end: int) -> int:
 
 
 def test_prepare_leaves_nothing_to_compile() -> None:
-    prepare()
-    before = len(cpu.chosen._split.signatures), len(cpu.chosen._decode_blocks.signatures)
+    prepare(every())
+    before = len(chosen._split.signatures), len(chosen._decode_blocks.signatures)
     for numel, low_bits in ((1000, 3), (2**40, 32)):
         for dtype in (torch.int32, torch.int64):
             planes = Planes(10, numel, low_bits)
             unpack_elias_fano(pack_elias_fano(torch.arange(10, dtype=dtype), planes), planes)
-    assert before == (len(cpu.chosen._split.signatures), len(cpu.chosen._decode_blocks.signatures))
+    assert before == (len(chosen._split.signatures), len(chosen._decode_blocks.signatures))
     assert min(before) > 0

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import Blocks, add_levels, encode_levels, scale_type
+from gradwire.kernels.layouts import Blocks, scale_type
+from gradwire.kernels.levels import add_levels, encode_levels
 from tests.support.inputs import FINITE, constant, half_zeros, normal
 from tests.support.looped import looped
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import left_products, orthonormalise, outer_products, reference, right_products
+from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
 from tests.support.inputs import FINITE, generator, largest, normal, special
 from tests.support.looped import looped
 
@@ -106,7 +106,7 @@ def test_outer_products_have_the_bits_of_the_reference(rank: int) -> None:
     left, right = normal(lefts), normal(rights)
     fast, slow = torch.full((numel,), 9.0), torch.full((numel,), 9.0)
     outer_products(fast, places, rank, left, right)
-    reference.outer_products(slow, places, rank, left, right)
+    outer_products.plain(slow, places, rank, left, right)
     assert torch.equal(fast, slow)
     assert (fast[:GAP] == 9.0).all()
 
@@ -160,7 +160,7 @@ def test_columns_become_orthonormal_and_span_the_same(
     fast, slow = given.clone().view(-1), given.clone().view(-1)
     spans = torch.tensor([[0, size]])
     orthonormalise(fast, spans, rank)
-    reference.orthonormalise(slow, spans, rank, None)
+    orthonormalise.plain(slow, spans, rank, None)
     # Sums in float64 in another order, then a rounding: two ulps of at most 1, and in float64 what
     # a column grows by that loses all but a millionth of itself.
     eps = torch.finfo(dtype).eps
@@ -199,7 +199,7 @@ def test_spare_columns_take_the_place_of_what_is_lost() -> None:
     assert torch.equal(factors[12:], spare[12:]), "all lost: the spare ones as they are"
     slow = torch.zeros(21)
     slow[:4], slow[8:12] = torch.tensor([0.0, 3.0, 0.0, 0.0]), torch.tensor([0.0, 1e-3, 0.0, 0.0])
-    reference.orthonormalise(slow, spans, 3, spare)
+    orthonormalise.plain(slow, spans, 3, spare)
     assert torch.equal(slow, factors)
 
 
@@ -265,8 +265,8 @@ def test_products_keep_all_bits_whatever_the_script_allows_its_own(monkeypatch: 
     before = products.fp32_precision
     products.fp32_precision = "tf32"
     try:
-        reference.left_products(x, places, 1, factors[:2], factors[2:], subtract=True)
-        reference.right_products(x, places, 1, factors[:2], factors[2:])
+        left_products.plain(x, places, 1, factors[:2], factors[2:], subtract=True)
+        right_products.plain(x, places, 1, factors[:2], factors[2:])
         after = products.fp32_precision
     finally:
         products.fp32_precision = before

@@ -13,7 +13,8 @@ import numba.core.dispatcher
 import pytest
 import torch
 
-from gradwire.kernels import cpu, frames, huffman, prepare, preparing
+from gradwire.kernels import compiler, cpu, frames, huffman
+from gradwire.kernels.compiler import prepare
 from gradwire.kernels.cpu.prepared import SIGNATURES
 from tests.support.source import ROOT
 
@@ -70,7 +71,7 @@ def called_from_python() -> dict[str, Any]:
 
 def forgotten() -> list[str]:
     """Kernels that are not compiled after `prepare`, in a process that has called none before."""
-    prepare()
+    prepare(compiler.every())
     return sorted(name for name, kernel in called_from_python().items() if not kernel.signatures)
 
 
@@ -78,7 +79,6 @@ def test_kernels_are_found() -> None:
     names = {kernel.__name__ for kernel in called_from_python().values()}
     expected = {"_fold", "_take_chosen", "set_bits", "_encode_blocks", "_sample_indices", "_scatter", "_take"}
     assert names >= expected | {
-        "_take_topk",
         "_topk_indices",
         "checksum",
         "fill_pairs",
@@ -124,8 +124,9 @@ class Noting:
 def noting(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> list[str]:
     """What is compiled from now on; there is one kernel for each of these subjects."""
     done: list[str] = []
-    monkeypatch.setattr(preparing, "SIGNATURES", {name: [(Noting(name, done), "int64")] for name in names})
-    monkeypatch.setattr(preparing, "_done", set())
+    monkeypatch.setattr(compiler, "SIGNATURES", {name: [(Noting(name, done), "int64")] for name in names})
+    monkeypatch.setattr(compiler, "import_module", lambda _name: None)
+    monkeypatch.setattr(compiler, "_done", set())
     return done
 
 
@@ -136,7 +137,7 @@ def test_turns_begin_apart_and_leave_nothing_out(monkeypatch: pytest.MonkeyPatch
     begun = []
     for turn in turns:
         done = noting(monkeypatch, names)
-        prepare(turn=turn)
+        prepare(names, turn=turn)
         assert sorted(done) == names
         begun.append(int(done[0]))
     gaps = [(b - a) % count for a in begun for b in begun if a != b]
@@ -146,21 +147,19 @@ def test_turns_begin_apart_and_leave_nothing_out(monkeypatch: pytest.MonkeyPatch
 
 def test_what_is_asked_for_is_prepared_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     done = noting(monkeypatch, ["a", "b", "c"])
-    prepare({"c", "a", "a module that calls no kernel"})
+    prepare({"c", "a", "one without kernels that Python calls"})
     assert done == ["a", "c"]
-    prepare({"a"})
-    assert done == ["a", "c"]
-    prepare()
+    prepare({"a", "b"})
     assert done == ["a", "c", "b"]
 
 
 def test_what_users_have_as_defaults_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {name: kernel.signatures for name, kernel in prepared().items()}
-    monkeypatch.setattr(preparing, "_done", set())
+    monkeypatch.setattr(compiler, "_done", set())
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     try:
-        prepare()
+        prepare(compiler.every())
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
@@ -169,5 +168,5 @@ def test_what_users_have_as_defaults_changes_nothing(monkeypatch: pytest.MonkeyP
 
 def prepared() -> dict[str, Any]:
     """What `prepare` compiles, compiled."""
-    prepare()
+    prepare(compiler.every())
     return called_from_python()

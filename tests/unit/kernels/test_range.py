@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.kernels import LARGEST_GRADIENT, LARGEST_SUM, Pieces, fold, fold_momentum, is_finite, slices
+from gradwire.kernels import slices
+from gradwire.kernels.folding import fold, fold_momentum
+from gradwire.kernels.pieces import Pieces
+from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM, is_finite
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 BELOW = 1 - torch.finfo(torch.float32).eps

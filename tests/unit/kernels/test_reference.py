@@ -7,8 +7,10 @@ from itertools import combinations
 import pytest
 import torch
 
-from gradwire.kernels import Folded, reference
-from gradwire.kernels.reference.draws import splitmix64
+from gradwire.kernels.draws import sample_indices
+from gradwire.kernels.folding import Folded, fold
+from gradwire.kernels.noise import splitmix64
+from gradwire.kernels.topk import topk_indices
 
 INF, NAN = float("inf"), float("nan")
 
@@ -32,25 +34,25 @@ INF, NAN = float("inf"), float("nan")
     ],
 )
 def test_topk_by_hand(values: list[float], k: int, kept: list[int]) -> None:
-    assert reference.topk_indices(torch.tensor(values), k).tolist() == kept
+    assert topk_indices.plain(torch.tensor(values), k).tolist() == kept
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_topk_knows_every_type(dtype: torch.dtype) -> None:
     x = torch.tensor([1.0, -4.0, NAN, 3.0, INF], dtype=dtype)
-    assert reference.topk_indices(x, 3).tolist() == [1, 2, 4]
+    assert topk_indices.plain(x, 3).tolist() == [1, 2, 4]
 
 
 def test_fold_by_hand() -> None:
     working = torch.full((3,), NAN)
-    flags = reference.fold(working, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, -1.0]), 0.5, 2.0)
+    flags = fold.plain(working, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, -1.0]), 0.5, 2.0)
     assert working.tolist() == [0.5, 3.0, -0.5]
     assert flags == Folded((), True)
 
 
 def test_fold_widens_a_narrow_gradient_before_scaling() -> None:
     working = torch.empty(1)
-    reference.fold(working, torch.zeros(1), torch.tensor([60000.0], dtype=torch.float16), 1.0, 4.0)
+    fold.plain(working, torch.zeros(1), torch.tensor([60000.0], dtype=torch.float16), 1.0, 4.0)
     assert working.item() == 240000.0
 
 
@@ -64,5 +66,5 @@ def test_splitmix64_gives_the_published_numbers() -> None:
 
 
 def test_samples_of_a_small_set_are_all_reached() -> None:
-    drawn = {tuple(reference.sample_indices(5, 3, seed).tolist()) for seed in range(400)}
+    drawn = {tuple(sample_indices.plain(5, 3, seed).tolist()) for seed in range(400)}
     assert drawn == set(combinations(range(5), 3))

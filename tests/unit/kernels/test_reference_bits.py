@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.kernels.layouts import packed_bytes
-from gradwire.kernels.reference.bits import pack_codes, unpack_codes
+from gradwire.kernels.layouts import pack_codes, packed_bytes, unpack_codes
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

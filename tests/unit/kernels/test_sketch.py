@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import count_sketch, count_sketch_estimates, cpu, prepare, reference
-from gradwire.kernels.reference.sketches import count_sketch_buckets
+from gradwire.kernels.compiler import every, prepare
+from gradwire.kernels.cpu import sketches
+from gradwire.kernels.sketches import count_sketch, count_sketch_buckets, count_sketch_estimates
 from tests.support.looped import looped
 
 SIZES = (0, 1, 2, 2047, 2048, 2049, 40_009)
@@ -74,7 +75,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (5, 1000)])
 def test_same_table_as_the_reference(kind: Callable[[int], Tensor], n: int, rows: int, columns: int) -> None:
     x, drawn = kind(n), hashes(rows, n)
-    table, exact = count_sketch(x, drawn, columns), reference.count_sketch(x.double(), drawn, columns)
+    table, exact = count_sketch(x, drawn, columns), count_sketch.plain(x.double(), drawn, columns)
     column, _ = count_sketch_buckets(n, drawn, columns)
     magnitude = torch.zeros_like(exact).scatter_add_(1, column, x.abs().double().expand(rows, n))
     # At most n additions, each off by at most u = eps/2 of a partial sum no larger than Σ|x|.
@@ -96,7 +97,7 @@ def test_same_estimates_as_the_reference(
     assert count_sketch_estimates(table, drawn, out) is out
     # Medians of an odd number are no sums: they agree to the last bit.
     told = table.nan_to_num(INF, INF, -INF)
-    assert torch.equal(out, reference.count_sketch_estimates(told, drawn, torch.empty_like(out)))
+    assert torch.equal(out, count_sketch_estimates.plain(told, drawn, torch.empty_like(out)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
@@ -155,6 +156,6 @@ def test_inputs_are_only_read() -> None:
 
 
 def test_prepare_leaves_nothing_to_compile() -> None:
-    prepare()
-    assert cpu.sketches._count_sketch.signatures
-    assert cpu.sketches._count_sketch_estimates.signatures
+    prepare(every())
+    assert sketches._count_sketch.signatures
+    assert sketches._count_sketch_estimates.signatures

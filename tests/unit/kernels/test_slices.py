@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from gradwire.environment import RANKS_HERE
-from gradwire.kernels import count_sketch, count_sketch_estimates, fold, fold_momentum, reference, slices
+from gradwire.kernels import slices
+from gradwire.kernels.folding import fold, fold_momentum
+from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
 from gradwire.lab.emulate import ranks as launched
 from tests.support.inputs import KINDS
 
@@ -25,17 +27,17 @@ def test_slices_change_no_bit(kind, three: None) -> None:
     for n in (0, 1, 299, 300, 4097, 40_009):
         x, memory = kind(n), torch.arange(float(n))
         out, expected = torch.empty(n), torch.empty(n)
-        assert fold(out, memory, x, 0.5, 2.0) == reference.fold(expected, memory, x, 0.5, 2.0)
+        assert fold(out, memory, x, 0.5, 2.0) == fold.plain(expected, memory, x, 0.5, 2.0)
         assert torch.equal(out.view(torch.int32), expected.view(torch.int32)) or x.isnan().any()
         u_out, v_out = torch.empty(2, n)
         seen = fold_momentum((v_out, u_out), (memory, memory), x, 0.9)
-        assert seen == reference.fold_momentum((out, expected), (memory, memory), x, 0.9)
+        assert seen == fold_momentum.plain((out, expected), (memory, memory), x, 0.9)
 
 
 def test_slices_of_a_sketch_read_their_own_elements(three: None) -> None:
     x, hashes = torch.randn(40_009), torch.tensor([[3 << 57, 5], [7 << 55, -11], [-9 << 54, 2]])
     table = count_sketch(x, hashes, 512)
-    expected = reference.count_sketch_estimates(table, hashes, torch.empty_like(x))
+    expected = count_sketch_estimates.plain(table, hashes, torch.empty_like(x))
     assert torch.equal(count_sketch_estimates(table, hashes, torch.empty_like(x)), expected)
 
 

@@ -10,16 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import (
-    Grid,
-    Norm,
-    add_quantized,
-    quantize,
-    random_words,
-    reference,
-    step_type,
-)
-from gradwire.kernels.reference.bits import unpack_codes
+from gradwire.kernels.layouts import Grid, Norm, step_type, unpack_codes
+from gradwire.kernels.noise import random_words
+from gradwire.kernels.stochastic import add_quantized, quantize
 from tests.support.inputs import FINITE, KINDS, heavy_tail, normal
 from tests.support.looped import looped
 
@@ -44,7 +37,7 @@ def sent(x: Tensor, grid: Grid, *, key: int = KEY, subtract: bool = False) -> tu
 def by_reference(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     steps = torch.full((grid.buckets,), 9.0, dtype=step_type(x.dtype))
     codes = torch.full((grid.code_bytes,), 0xA5, dtype=torch.uint8)
-    reference.quantize(x, grid, KEY, steps, codes)
+    quantize.plain(x, grid, KEY, steps, codes)
     return steps, codes
 
 
@@ -78,7 +71,7 @@ def test_kernels_do_as_the_reference_does(kind: Kind, bits: int, sizes: tuple[in
             assert torch.equal(found[1], expected[1]), (grid, "codes")
             for weight, out in ((-1.0, left), (0.3, x.clone())):
                 target = x.clone()
-                reference.add_quantized(*expected, grid, target, weight)
+                add_quantized.plain(*expected, grid, target, weight)
                 if out is not left:
                     add_quantized(*found, grid, out, weight)
                 assert same(out, target), (grid, weight)

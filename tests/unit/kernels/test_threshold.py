@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import cpu, indices_reaching, moments_reaching, prepare, reference, stratified_indices
+from gradwire.kernels.draws import stratified_indices
+from gradwire.kernels.threshold import indices_reaching, moments_reaching
 from tests.support.inputs import FINITE, KINDS, normal
 from tests.support.looped import looped
 
@@ -24,10 +25,10 @@ every_size = looped("n", SIZES)
 def test_same_indices_as_the_reference_whatever_the_capacity(kind: Kind, n: int) -> None:
     x = kind(n)
     for threshold in THRESHOLDS:
-        count = reference.indices_reaching(x, threshold, n).numel()
+        count = indices_reaching.plain(x, threshold, n).numel()
         for capacity in {0, 1, n // 3, max(count - 1, 0), count, count + 1, n, 2 * n}:
             found = indices_reaching(x, threshold, capacity)
-            assert torch.equal(found, reference.indices_reaching(x, threshold, capacity)), (
+            assert torch.equal(found, indices_reaching.plain(x, threshold, capacity)), (
                 threshold,
                 capacity,
             )
@@ -63,7 +64,7 @@ def test_sums_are_those_of_the_reference(kind: Kind, n: int) -> None:
     x = kind(n)
     for threshold in THRESHOLDS:
         number, *sums = moments_reaching(x, threshold)
-        expected, *reference_sums = reference.moments_reaching(x, threshold)
+        expected, *reference_sums = moments_reaching.plain(x, threshold)
         assert number == expected
         # Either sum of n positive numbers errs by a relative n·2^-53 at most.
         assert sums == pytest.approx(reference_sums, rel=2 * n * 2.0**-53, abs=0.0)
@@ -77,7 +78,7 @@ def test_sums_show_one_element_that_is_not_finite(value: float, n: int) -> None:
         x[place] = value
         for threshold in THRESHOLDS:
             found = moments_reaching(x, threshold)
-            assert found.number == reference.moments_reaching(x, threshold)[0]
+            assert found.number == moments_reaching.plain(x, threshold)[0]
             assert not torch.tensor([found.total, found.squares]).isfinite().any()
 
 
@@ -95,7 +96,7 @@ def test_strided_views_take_the_reference_path_and_nothing_is_written() -> None:
 def test_sample_holds_one_of_each_stretch_and_is_that_of_the_reference(n: int, size: int) -> None:
     for seed in (0, 1, 2**62 - 1):
         drawn = stratified_indices(n, size, seed)
-        assert torch.equal(drawn, reference.stratified_indices(n, size, seed))
+        assert torch.equal(drawn, stratified_indices.plain(n, size, seed))
         for j, index in enumerate(drawn.tolist()):
             assert j * n // size <= index < (j + 1) * n // size
 
@@ -113,12 +114,3 @@ def test_each_index_is_drawn_equally_often() -> None:
 def test_sample_larger_than_all_raises(n: int, size: int) -> None:
     with pytest.raises(ValueError, match=f"size={size} is outside"):
         stratified_indices(n, size, 0)
-
-
-def test_prepare_leaves_nothing_to_compile() -> None:
-    prepare()
-    for kernel in (
-        cpu.threshold._indices_reaching, cpu.threshold._moments_reaching, cpu.draws._stratified_indices,
-        cpu.chunks._chunk_maxima, cpu.chunks._chunk_topk, cpu.chunks._indices_near_maxima,
-    ):  # fmt: skip
-        assert kernel.signatures, kernel.__name__

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.kernels import reference, topk_indices
 from gradwire.kernels.cpu import topk as cpu
+from gradwire.kernels.topk import topk_indices
 from tests.support.inputs import CHOICES, drawn, generator, normal
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 40_000, 100_003)
@@ -23,7 +23,7 @@ SIZES = (0, 1, 2, 4095, 4096, 4097, 40_000, 100_003)
 def test_same_indices_as_the_reference(kind: Callable[[int], Tensor], n: int) -> None:
     x = kind(n)
     for k in sorted({0, min(1, n), n // 100, n // 10, max(n // 2 - 1, 0), n // 2, n}):
-        assert torch.equal(topk_indices(x, k), reference.topk_indices(x, k)), f"k={k}"
+        assert torch.equal(topk_indices(x, k), topk_indices.plain(x, k)), f"k={k}"
 
 
 @pytest.mark.parametrize("above", [True, False])
@@ -35,23 +35,23 @@ def test_guess_that_fails_is_repaired(above: bool) -> None:
     sampled[drawn(n)] = True
     x = torch.where(sampled == above, 2.0, 1.0) + torch.arange(n) / (2.0 * n)
     k = n // 8
-    guess = cpu._guess(x.numpy(), x.numpy()[:0], k)
+    guess = cpu._guess(x.numpy(), k)
     reached = int((x.view(torch.int32) >= int(guess)).sum())
     assert reached < k if above else reached > n - cpu.SAMPLE
     for k in (1, n // 100, n // 8):
-        assert torch.equal(topk_indices(x, k), reference.topk_indices(x, k))
+        assert torch.equal(topk_indices(x, k), topk_indices.plain(x, k))
 
 
 @pytest.mark.parametrize("kind", CHOICES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("k", [1, 37, 4097])
 def test_any_guess_that_enough_reach_gives_the_answer(kind: Callable[[int], Tensor], k: int) -> None:
     x = kind(100_003)
-    expected = reference.topk_indices(x, k)
+    expected = topk_indices.plain(x, k)
     smallest = min(int(x[expected].view(torch.int32).bitwise_and(0x7FFFFFFF).min()), 0x7F800000)
     room = 2 * k + 5 * cpu.BLOCK + 1
     for guess in {0, smallest // 2, smallest}:
         indices, kept = np.empty(room, np.int64), np.empty(room, np.int32)
-        count = cpu._sift(x.numpy(), x.numpy()[:0], k, np.int32(guess), indices, kept)
+        count = cpu._sift(x.numpy(), k, np.int32(guess), indices, kept)
         assert count >= k
         cpu._keep_largest(indices, kept, count, k)
         assert indices[:k].tolist() == expected.tolist()
@@ -61,7 +61,7 @@ def test_any_guess_that_enough_reach_gives_the_answer(kind: Callable[[int], Tens
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_take_the_reference_path(dtype: torch.dtype) -> None:
     x = normal(40_000).to(dtype)
-    assert torch.equal(topk_indices(x, 400), reference.topk_indices(x, 400))
+    assert torch.equal(topk_indices(x, 400), topk_indices.plain(x, 400))
 
 
 def test_strided_view_takes_the_reference_path() -> None:
@@ -90,7 +90,7 @@ floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnorma
 def test_any_short_list(data: st.DataObject, numbers: list[float]) -> None:
     x = torch.tensor(numbers, dtype=torch.float32)
     k = data.draw(st.integers(0, len(numbers)))
-    assert topk_indices(x, k).tolist() == reference.topk_indices(x, k).tolist()
+    assert topk_indices(x, k).tolist() == topk_indices.plain(x, k).tolist()
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -105,4 +105,4 @@ def test_any_few_values_repeated_beyond_the_sampling_threshold(
     pattern = torch.tensor(numbers, dtype=torch.float32)
     x = pattern[torch.randint(len(numbers), (n,), generator=generator(n))]
     k = int(share * n)
-    assert torch.equal(topk_indices(x, k), reference.topk_indices(x, k))
+    assert torch.equal(topk_indices(x, k), topk_indices.plain(x, k))

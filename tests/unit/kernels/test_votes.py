@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import apply_votes, ballot_words, cast_votes, count_groups, reference, tally
+from gradwire.kernels.votes import apply_votes, ballot_words, cast_votes, count_groups, tally
 from tests.support.inputs import KINDS, generator, normal
 from tests.support.looped import looped
 
@@ -30,7 +30,7 @@ def test_ballots_of_the_reference(kind, shares: int, sizes: tuple[int, ...]) -> 
     x = kind(sum(sizes))
     x[: x.numel() // 2] *= (torch.arange(x.numel() // 2) // 100) % 2  # groups of zeros, too
     rows, means, _ = cast_by(cast_votes, x, sizes, shares)
-    expected, expected_means, _ = cast_by(reference.cast_votes, x, sizes, shares)
+    expected, expected_means, _ = cast_by(cast_votes.plain, x, sizes, shares)
     assert torch.equal(rows, expected)
     # Sums in float64 of other orders, rounded once to float32: neighbours at most.
     torch.testing.assert_close(means, expected_means, rtol=2.0**-23, atol=2.0**-149, equal_nan=True)
@@ -42,7 +42,7 @@ def test_tally_of_the_reference(voters: int, groups: int) -> None:
     bits = torch.iinfo(torch.int64)
     words = ballot_words(groups)
     ballots = torch.randint(bits.min, bits.max, (voters, words), generator=generator(groups))
-    assert torch.equal(tally(ballots, groups), reference.tally(ballots, groups))
+    assert torch.equal(tally(ballots, groups), tally.plain(ballots, groups))
 
 
 @every_parts
@@ -59,7 +59,7 @@ def test_from_elements_to_winners(voters: int, sizes: tuple[int, ...], shares: i
     apply_votes(results, sizes, levels, out)
     assert torch.equal(out, by_hand(inputs, sizes, levels))
     slow = torch.full_like(out, torch.nan)
-    reference.apply_votes(results, sizes, levels, slow)
+    apply_votes.plain(results, sizes, levels, slow)
     assert torch.equal(slow, out)
 
 

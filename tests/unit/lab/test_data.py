@@ -11,7 +11,13 @@ import torch
 from gradwire.lab.data import images, load_images, load_text
 from gradwire.lab.data import text as texts
 from gradwire.lab.data.cifar import unpickle
-from gradwire.lab.data.images import VENDORED, read_idx, write_idx
+from gradwire.lab.data.images import VENDORED, read_idx
+
+
+def write_idx(path, values):
+    """`values` as an xz-compressed IDX file of unsigned bytes."""
+    header = bytes((0, 0, 8, values.ndim)) + np.array(values.shape, dtype=">u4").tobytes()
+    path.write_bytes(lzma.compress(header + values.tobytes(), preset=9))
 
 
 def test_vendored_images_are_balanced_and_small():
@@ -48,22 +54,6 @@ def test_an_installed_full_set_is_used_unless_told_otherwise(tmp_path, monkeypat
     assert len(load_images().train) == 50
     assert "vendored" in load_images(full=False).source
     assert "IDX files" in load_images(tmp_path).source
-
-
-def test_the_slice_is_the_first_images_of_every_class(tmp_path):
-    full, target = tmp_path / "full", tmp_path / "slice"
-    full.mkdir()
-    target.mkdir()
-    labels = (np.arange(20_000) % 10).astype(np.uint8)
-    for part in ("train", "t10k"):
-        write_idx(full / f"{part}-labels-idx1-ubyte.xz", labels)
-        write_idx(
-            full / f"{part}-images-idx3-ubyte.xz",
-            np.arange(20_000, dtype=np.uint32).view(np.uint8).reshape(-1, 2, 2),
-        )
-    images.write_slice(full, target)
-    kept = read_idx(target / "t10k-images-idx3-ubyte.xz").reshape(-1).view(np.uint32)
-    assert kept.tolist() == list(range(2000))
 
 
 @pytest.mark.parametrize(

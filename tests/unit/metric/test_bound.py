@@ -10,8 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.metric import SHARE, numerators, second_moment_factor, thresholds
-from tests.support.optimizers import CASES, Case, N, context_of, draw, rest, stepped, trained
+from gradwire.metric import SHARE, numerators, thresholds
+from tests.support.optimizers import (
+    CASES,
+    Case,
+    N,
+    context_of,
+    draw,
+    rest,
+    second_moment_factor,
+    stepped,
+    trained,
+)
 
 WORLDS = (1, 4, 64)
 

@@ -123,16 +123,6 @@ def test_decoding_everybodys_payload_takes_as_many_times_as_long() -> None:
         assert predict([unit], 0.0, 2, SECONDS).step_s == 1.0 + decodes * 1.5
 
 
-def test_a_codec_inline_holds_up_what_comes_after_it() -> None:
-    units = [UnitWork(at, 1, (shift(1.0),), fixed(2.0, 0.5)) for at in (1.0, 2.0)]
-    beside = predict(units, 2.0, 2, SECONDS)
-    inline = predict(units, 2.0, 2, SECONDS, inline=True)
-    assert beside.step_s == 1 + 2 + 2 + 1 + 0.5
-    # The second is computed at 4, encoded at 6, there at 7; the backward pass ends at 6.
-    assert inline.step_s == 7.5
-    assert inline.spans[0].stop_s == 6.0
-
-
 def test_a_unit_that_rests_costs_nothing() -> None:
     sent, resting = UnitWork(1.0, 1, (shift(1.0),), fixed(1.0, 1.0)), UnitWork(1.0, 9, (), fixed(5.0, 5.0))
     assert predict([resting, sent, resting], 1.0, 2, SECONDS) == predict([resting, sent], 1.0, 2, SECONDS)

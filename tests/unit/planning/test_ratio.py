@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels import magnitude_edges, magnitude_histogram
+from gradwire.kernels.magnitudes import magnitude_edges, magnitude_histogram
 from gradwire.planning.ratio import (
     Magnitudes,
     RatioCandidate,

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire._api.prepare import kernels_for
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
 from gradwire.control.choice import Option, Standing
@@ -39,7 +38,6 @@ from gradwire.recipes.trial import (
     on_trial,
     watched,
 )
-from gradwire.step.layout import build
 from gradwire.step.step import Step
 from tests.support.rig import Rig, flat, gradients, specs
 
@@ -203,23 +201,6 @@ def test_what_has_stayed_is_decided_anew_once_link_or_steps_have_changed(
     assert later[-1].next is not None, "it measures"
     calm_for_long = _judge(stays, tuning)
     assert not any(calm_for_long(calm) for _step in range(2 * kept))
-
-
-def test_a_trial_asks_for_no_kernels_but_those_that_run_in_it() -> None:
-    def asked(composition: Composition) -> frozenset[str]:
-        return kernels_for(build(specs(), composition, None, torch.device("meta"), 2))
-
-    for text in ("int4", "fp16", "topk(ratio=0.1)"):
-        assert asked(on_trial(text, STANDING, auto)) <= asked(_fixed(text)) | {"folding"}
-
-
-def test_a_dense_that_is_watched_asks_for_the_kernels_of_dense() -> None:
-    """The others would be compiled for nothing."""
-
-    def asked(composition: Composition) -> frozenset[str]:
-        return kernels_for(build(specs(), composition, None, torch.device("meta"), 2))
-
-    assert asked(watched(dense(), auto, 0.3)) == asked(dense())
 
 
 LINK = Network(Link(6e-3, 1e-9))

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws
-from gradwire.kernels import chunk_topk_count, chunk_topk_indices, topk_indices
+from gradwire.kernels.chunks import chunk_topk_count, chunk_topk_indices
+from gradwire.kernels.topk import topk_indices
 from gradwire.step.context import ExchangeContext
 
 

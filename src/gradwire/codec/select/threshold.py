@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
-from gradwire.kernels import indices_reaching, stratified_indices, topk_indices
+from gradwire.kernels.draws import stratified_indices
+from gradwire.kernels.threshold import indices_reaching
+from gradwire.kernels.topk import topk_indices
 from gradwire.step.context import ExchangeContext
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
-from gradwire.kernels import topk_indices
+from gradwire.kernels.topk import topk_indices
 from gradwire.step.context import ExchangeContext
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
+from gradwire.kernels.dispatch import is_fast
 from gradwire.kernels.layouts import LARGEST, ScaledBlocks
 
 INT8, INT4, FP8 = 0, 1, 2
@@ -32,53 +31,21 @@ _FP8_BIAS = np.int32((127 - 7) << 3)
 _HALF_BELOW = np.int32(0x7FFFF)  # one less than half of the last of 3 bits of mantissa
 
 
-def encode_blocks(
-    x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool
-) -> Declined | None:
+def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
     """Maximum, rounding, subtraction and packing in one pass."""
     if not is_fast(x, scales):
-        return DECLINED
+        return NotImplemented
     rule = blocks.block, _KINDS[blocks.kind], np.float32(LARGEST[blocks.kind])
     _encode_blocks(x.numpy(), blocks.array, *rule, scales.numpy(), codes.numpy(), left)
     return None
 
 
-def add_blocks(
-    scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float
-) -> Declined | None:
+def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
     """One pass."""
     if not is_fast(out, scales):
-        return DECLINED
+        return NotImplemented
     arrays = scales.numpy(), codes.numpy(), blocks.array
     _add_blocks(*arrays, blocks.block, _KINDS[blocks.kind], np.float32(weight), out.numpy())
-    return None
-
-
-def decode_blocks(
-    scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float
-) -> Declined | None:
-    """`add_blocks` to zeros."""
-    return add_blocks(scales, codes, blocks, out.zero_(), weight) if is_fast(out, scales) else DECLINED
-
-
-def reduce_blocks(
-    scales: Tensor,
-    codes: Tensor,
-    blocks: ScaledBlocks,
-    weight: float,
-    own: tuple[Tensor, Tensor],
-    unsent: Tensor | None,
-    share: float,
-) -> Declined | None:
-    """Rank by rank; the sum crosses memory once for each."""
-    if not is_fast(scales[0], own[0], *(() if unsent is None else (unsent,))):
-        return DECLINED
-    total = torch.zeros(blocks.numel, device="cpu")
-    for rank_scales, rank_codes in zip(scales, codes, strict=True):
-        add_blocks(rank_scales, rank_codes, blocks, total, weight)
-    encode_blocks(total, blocks, *own, left=True)
-    if unsent is not None:
-        unsent.add_(total.mul_(share))
     return None
 
 

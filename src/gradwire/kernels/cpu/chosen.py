@@ -18,9 +18,9 @@ from gradwire.kernels.cpu.halves import narrow, widen
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.places import find_bits, set_bits
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
+from gradwire.kernels.dispatch import is_fast, is_native
 from gradwire.kernels.payload import BLOCK, COUNTS, DECODING, ENCODING, ZEROS_BEFORE, Planes, Shape, Sound
-from gradwire.kernels.reference.places import index_type
+from gradwire.kernels.places import index_type
 
 LIST, BITMAP, CODED = 0, 1, 2
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
@@ -31,29 +31,29 @@ _0, _1, _5, _6, _9, _10, _11, _31, _32, _63 = (_U(number) for number in (0, 1, 5
 _PLACES = 2048  # indices; those of a chunk stay in the first-level cache between two loops
 
 
-def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor | Declined:
+def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     """Values are read, rounded, written and subtracted a thousand at a time."""
     if not (is_fast(x) and indices.is_contiguous() and shape.is_narrow):
-        return DECLINED
+        return NotImplemented
     payload = np.empty(shape.bytes, np.uint8)
     if not _take_chosen(x.numpy(), indices.numpy(), shape.numbers, ENCODING, payload):
         raise ValueError(f"indices must ascend within 0 … {shape.planes.numel - 1}, without repeats")
     return torch.from_numpy(payload)
 
 
-def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound | Declined:
+def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound:
     """Places first, all of them; then values, a thousand at a time."""
     if not (is_fast(out) and payload.is_contiguous() and shape.is_narrow):
-        return DECLINED
+        return NotImplemented
     tables = DECODING, ZEROS_BEFORE, COUNTS
     added: bool = _add_chosen(payload.numpy(), shape.numbers, *tables, np.float32(weight), out.numpy())
     return added
 
 
-def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor | Declined:
+def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
     """Each word is put together in a register."""
     if not is_native(indices):
-        return DECLINED
+        return NotImplemented
     words = np.zeros(planes.words + 1, np.uint32)
     row = np.zeros(planes.row // 64 + 2, np.uint64)
     low, groups, places = (words[start:] for start in planes.starts)
@@ -63,10 +63,10 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor | Declined:
     return torch.from_numpy(words[:-1].view(np.int32))
 
 
-def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound] | Declined:
+def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
     """Upper parts block by block, then low bits."""
     if not is_native(packed):
-        return DECLINED
+        return NotImplemented
     # Kernels read two words at a time, and write a block's ones before they know how many there are.
     words = np.zeros(planes.words + 2, np.uint32)
     words[:-2] = packed.numpy().view(np.uint32)

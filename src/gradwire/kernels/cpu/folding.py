@@ -12,10 +12,10 @@ from torch import Tensor
 from gradwire.kernels.cpu.bits import MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
+from gradwire.kernels.dispatch import is_fast
+from gradwire.kernels.folding import Folded
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
-from gradwire.kernels.reference.folding import Folded
 from gradwire.kernels.slices import each_slice, threads_for
 
 _BLOCK = 4096  # elements; two arrays of it stay in the first-level cache between the inner loops
@@ -28,14 +28,14 @@ def fold(
     coefficient: float,
     scale: float = 1.0,
     pieces: Pieces | None = None,
-) -> Folded | Declined:
+) -> Folded:
     """All pieces in one call, in slices where cores are free."""
     if not is_fast(working, grad):
-        return DECLINED
+        return NotImplemented
     pieces = whole(grad.numel()) if pieces is None else pieces
     memory = None if committed is None else _loaded(working, committed, pieces)
     if memory is not None and not is_fast(memory):
-        return DECLINED
+        return NotImplemented
     out, new = working.numpy(), grad.numpy()
     old = out[:0] if memory is None else memory.numpy()
     weights = np.float32(coefficient), np.float32(scale)
@@ -52,14 +52,14 @@ def fold_momentum(
     pieces: Pieces | None = None,
     *,
     nesterov: bool = False,
-) -> Folded | Declined:
+) -> Folded:
     """As `fold`, with a scale for each piece."""
     if not is_fast(*working, grad):
-        return DECLINED
+        return NotImplemented
     pieces = whole(grad.numel()) if pieces is None else pieces
     planes = (*working, *(_loaded(*pair, pieces) for pair in zip(working, committed, strict=True)))
     if not is_fast(*planes):
-        return DECLINED
+        return NotImplemented
     scales = np.broadcast_to(np.asarray(scale, np.float64), len(pieces))
     v_out, u_out, v, u = (plane.numpy() for plane in planes)
     new, weight, narrow = grad.numpy(), np.float32(momentum), scales.astype(np.float32)
@@ -72,10 +72,10 @@ def fold_momentum(
     return seen.judged(scales, remembers=True)
 
 
-def mask_zeros(target: Tensor, like: Tensor) -> Declined | None:
+def mask_zeros(target: Tensor, like: Tensor) -> None:
     """One pass."""
     if not is_fast(target, like) or target.shape != like.shape:
-        return DECLINED
+        return NotImplemented
     _mask_zeros(target.numpy(), like.numpy())
     return None
 

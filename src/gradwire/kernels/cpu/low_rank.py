@@ -14,41 +14,41 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel, reordered
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
+from gradwire.kernels.dispatch import is_fast, is_native
 
 _LOST = 1e-6  # of a column of float32 that shrinks to this share, rounding is all that is left
 
 
 def left_products(
     x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor, subtract: bool = False
-) -> Declined | None:
+) -> None:
     """A row of the matrix is read once."""
     if not is_fast(x, left, right):
-        return DECLINED
+        return NotImplemented
     _left_products(x.numpy(), places.numpy(), rank, left.numpy(), right.numpy(), subtract)
     return None
 
 
-def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> Declined | None:
+def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
     """Row by row, in two passes."""
     if not is_fast(x, left, right):
-        return DECLINED
+        return NotImplemented
     _right_products(x.numpy(), places.numpy(), rank, left.numpy(), right.numpy())
     return None
 
 
-def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> Declined | None:
+def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
     """Each element is summed in the order of the columns."""
     if not is_fast(out, left, right):
-        return DECLINED
+        return NotImplemented
     _outer_products(out.numpy(), places.numpy(), rank, left.numpy(), right.numpy())
     return None
 
 
-def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None = None) -> Declined | None:
+def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None = None) -> None:
     """float64 as well: a library's sums may depend on alignment and threads, and so differ between ranks."""
     if not is_native(factors) or factors.dtype not in (torch.float32, torch.float64):
-        return DECLINED
+        return NotImplemented
     other = factors[:0] if spare is None else spare.contiguous()
     _orthonormalise(factors.numpy(), spans.numpy(), rank, other.numpy())
     return None

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.cpu.sums import LANES, add_magnitudes, add_sides, total
-from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
+from gradwire.kernels.dispatch import is_fast
 from gradwire.kernels.layouts import Blocks
 
 _BLOCK = 4096  # elements; they and their flags stay in the first-level cache between the inner loops
@@ -23,34 +23,18 @@ _GATHER = np.uint64(0x0102040810204080)
 _SPREAD, _PICK = np.uint64(0x0101010101010101), np.uint64(0x8040201008040201)
 
 
-def pack_signs(
-    x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False
-) -> Declined | None:
+def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
     """One pass that sums, and one that packs."""
     if not is_fast(x, levels):
-        return DECLINED
-    array = x.numpy()
-    _pack_signs(array, array[:0], blocks.bounds, blocks.step, levels.numpy(), packed.numpy(), leave)
+        return NotImplemented
+    _pack_signs(x.numpy(), blocks.bounds, blocks.step, levels.numpy(), packed.numpy(), leave)
     return None
 
 
-def feedback_signs(
-    memory: Tensor, grad: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor
-) -> Declined | None:
-    """The gradient is added in the pass that sums."""
-    if not is_fast(memory, grad, levels):
-        return DECLINED
-    arrays = memory.numpy(), grad.numpy(), blocks.bounds
-    _pack_signs(*arrays, blocks.step, levels.numpy(), packed.numpy(), True)
-    return None
-
-
-def add_signs(
-    levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0
-) -> Declined | None:
+def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
     """Eight bits at a time become eight bytes."""
     if not is_fast(out, levels):
-        return DECLINED
+        return NotImplemented
     arrays = levels.numpy(), packed.numpy(), blocks.bounds
     _add_signs(*arrays, blocks.step, out.numpy(), np.float32(weight))
     return None
@@ -83,19 +67,11 @@ def _subtract(x: Any, high: Any, low: Any) -> None:
 
 
 @kernel
-def _add(x: Any, grad: Any) -> None:
-    for i in range(x.size):
-        x[i] += grad[i]
-
-
-@kernel
-def _measure(x: Any, grad: Any, sums: Any, counts: Any, levels: Any) -> None:
-    """Fold `grad` into x, unless it is empty; the mean magnitude, or the means of both sides, to `levels`."""
+def _measure(x: Any, sums: Any, counts: Any, levels: Any) -> None:
+    """The mean magnitude, or the means of both sides, to `levels`."""
     sums[:], counts[:] = 0, 0
     for start in range(0, x.size, _BLOCK):
         here = x[start : start + _BLOCK]
-        if grad.size > 0:
-            _add(here, grad[start : start + _BLOCK])
         if levels.size == 1:
             add_magnitudes(here, sums[0])
         else:
@@ -117,9 +93,9 @@ def _pack(x: Any, high: Any, low: Any, flags: Any, out: Any, leave: Any) -> None
             _subtract(here, high, low)
 
 
-@prepared("float32[::1], float32[::1], int64[::1], int64, float32[:, ::1], uint8[::1], boolean")
+@prepared("float32[::1], int64[::1], int64, float32[:, ::1], uint8[::1], boolean")
 @kernel
-def _pack_signs(x: Any, grad: Any, bounds: Any, step: Any, levels: Any, packed: Any, leave: Any) -> None:
+def _pack_signs(x: Any, bounds: Any, step: Any, levels: Any, packed: Any, leave: Any) -> None:
     """float32: fill `levels` (blocks, 1 or 2) and `packed`; with `leave`, x is left without what they say."""
     flags = np.zeros(_BLOCK, np.uint8)
     sums, counts = np.zeros((2, LANES)), np.zeros(LANES, np.int64)
@@ -128,7 +104,7 @@ def _pack_signs(x: Any, grad: Any, bounds: Any, step: Any, levels: Any, packed: 
         for start in range(bounds[part], bounds[part + 1], step):
             here = slice(start, min(start + step, bounds[part + 1]))
             end = byte + (here.stop - here.start + 7) // 8
-            _measure(x[here], grad[here], sums, counts, levels[row])
+            _measure(x[here], sums, counts, levels[row])
             high = levels[row, 0]
             low = -high if levels.shape[1] == 1 else levels[row, 1]
             _pack(x[here], high, low, flags, packed[byte:end], leave)

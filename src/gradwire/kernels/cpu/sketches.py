@@ -11,25 +11,25 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
+from gradwire.kernels.dispatch import is_fast
 from gradwire.kernels.slices import each_slice
 
 _BLOCK = 2048  # elements; a row of estimates for each of five rows stays in the first-level cache
 
 
-def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor | Declined:
+def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
     """Row after row of the table."""
     if not (is_fast(x) and hashes.is_cpu):
-        return DECLINED
+        return NotImplemented
     table = torch.zeros(hashes.shape[0], columns, dtype=x.dtype, device=x.device)
     _count_sketch(x.numpy(), *_unsigned(hashes), table.numpy())
     return table
 
 
-def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor | Declined:
+def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor:
     """In slices, side by side where cores are free."""
     if not (is_fast(table, out) and hashes.is_cpu):
-        return DECLINED
+        return NotImplemented
     numbers = table.nan_to_num(torch.inf, torch.inf, -torch.inf).numpy()
     multipliers, addends = _unsigned(hashes)
     estimates = out.numpy()

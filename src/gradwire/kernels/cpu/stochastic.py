@@ -9,13 +9,13 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
-from gradwire.kernels.cpu.draws import random_word
 from gradwire.kernels.cpu.jit import inlined, kernel
+from gradwire.kernels.cpu.noise import random_word
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
+from gradwire.kernels.dispatch import is_fast
 from gradwire.kernels.layouts import Grid
-from gradwire.kernels.reference.draws import halves
-from gradwire.kernels.reference.stochastic import largest_step
+from gradwire.kernels.noise import halves
+from gradwire.kernels.stochastic import largest_step
 
 _BLOCK = 4096  # elements; they and their codes stay in the first-level cache between the inner loops
 _LANES = 64  # partial sums, as a sum in order would not vectorise
@@ -25,10 +25,10 @@ _ONE = np.float32(2**24)  # a level in fixed point, as noise has 24 bits
 
 def quantize(
     x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False
-) -> Declined | None:
+) -> None:
     """Bucket by bucket."""
     if not is_fast(x, steps) or not codes.is_contiguous():
-        return DECLINED
+        return NotImplemented
     most = largest_step(x.dtype, grid.levels)
     rule = grid.bits, grid.norm == "l2", float(grid.clip), np.float32(most)
     low, high = (np.uint32(half) for half in halves(key))
@@ -36,10 +36,10 @@ def quantize(
     return None
 
 
-def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> Declined | None:
+def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> None:
     """Bucket by bucket."""
     if not is_fast(out, steps) or not codes.is_contiguous():
-        return DECLINED
+        return NotImplemented
     arrays = steps.numpy(), codes.numpy(), grid.ends
     _add_quantized(*arrays, grid.width, grid.bits, np.float32(weight), out.numpy())
     return None

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import DECLINED, Declined, is_fast, is_native
-from gradwire.kernels.reference.terms import Terms
+from gradwire.kernels.dispatch import is_fast, is_native
+from gradwire.kernels.terms import Terms
 
 _BLOCK = 512
 _SAFE = 1.0 - 2.0**-23
@@ -21,28 +21,28 @@ _SAFE = 1.0 - 2.0**-23
 
 def numerators(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
-) -> Declined | None:
+) -> None:
     """Parameter and state are read once, 12 bytes per element for Adam."""
     if not _are_fast(parameter, square, momentum, out):
-        return DECLINED
+        return NotImplemented
     _numerators(*_arrays(parameter, square, momentum), _numbers(terms), out.numpy())
     return None
 
 
 def numerator_exponents(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
-) -> Declined | None:
+) -> None:
     """As `numerators`, with a byte written instead of a float."""
     if not _are_fast(parameter, square, momentum, out):
-        return DECLINED
+        return NotImplemented
     _numerator_exponents(*_arrays(parameter, square, momentum), _numbers(terms), out.numpy())
     return None
 
 
-def mantissa_levels(x: Tensor, numerators: Tensor, out: Tensor) -> Declined | None:
+def mantissa_levels(x: Tensor, numerators: Tensor, out: Tensor) -> None:
     """Three comparisons an element."""
     if not (is_fast(x, numerators) and is_native(out)):
-        return DECLINED
+        return NotImplemented
     _mantissa_levels(x.numpy(), numerators.numpy(), out.numpy())
     return None
 

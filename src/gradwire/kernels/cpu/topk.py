@@ -22,40 +22,17 @@ from gradwire.kernels.cpu.bits import magnitude
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.kth import kth_magnitude
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import DECLINED, Declined, is_fast
+from gradwire.kernels.dispatch import is_fast
 
 SAMPLE = 16384
 BLOCK = 4096  # elements; a multiple of 8, and two arrays of it stay in the first-level cache
 
 
-def topk_indices(x: Tensor, k: int) -> Tensor | Declined:
+def topk_indices(x: Tensor, k: int) -> Tensor:
     """One pass over memory."""
     if not is_fast(x):
-        return DECLINED
+        return NotImplemented
     return torch.from_numpy(_topk_indices(x.numpy(), k))
-
-
-def take_topk(x: Tensor, k: int, weight: float = 1.0) -> tuple[Tensor, Tensor] | Declined:
-    """Values are read while the selection passes by them."""
-    if not is_fast(x):
-        return DECLINED
-    array = x.numpy()
-    indices, values = _take_topk(array, array[:0], k, np.float32(weight))
-    return torch.from_numpy(indices), torch.from_numpy(values)
-
-
-def feedback_topk(memory: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor] | Declined:
-    """The gradient is added block by block, ahead of the selection."""
-    if not is_fast(memory, grad):
-        return DECLINED
-    indices, values = _take_topk(memory.numpy(), grad.numpy(), k, np.float32(1.0))
-    return torch.from_numpy(indices), torch.from_numpy(values)
-
-
-@kernel
-def _add(out: Any, a: Any) -> None:
-    for i in range(out.size):
-        out[i] += a[i]
 
 
 @kernel
@@ -117,8 +94,8 @@ def _keep_largest(indices: Any, kept: Any, count: Any, k: Any) -> Any:
 
 
 @kernel
-def _sift(x: Any, grad: Any, k: Any, threshold: Any, indices: Any, kept: Any) -> Any:
-    """Fold `grad` into x, unless it is empty, and collect candidates; returns how many reached `threshold`.
+def _sift(x: Any, k: Any, threshold: Any, indices: Any, kept: Any) -> Any:
+    """Collect candidates; returns how many reached `threshold`.
 
     `indices` and `kept` have room for k candidates, and for a block and one more.
     """
@@ -127,8 +104,6 @@ def _sift(x: Any, grad: Any, k: Any, threshold: Any, indices: Any, kept: Any) ->
     count, room = 0, indices.size - min(x.size, BLOCK) - 1
     for start in range(0, x.size, BLOCK):
         here = slice(start, min(start + BLOCK, x.size))
-        if grad.size > 0:
-            _add(x[here], grad[here])
         if here.stop - start == BLOCK:
             count = _sift_block(bits[here], start, threshold, flags, which, indices, kept, count)
         else:
@@ -140,7 +115,7 @@ def _sift(x: Any, grad: Any, k: Any, threshold: Any, indices: Any, kept: Any) ->
 
 
 @kernel
-def _guess(x: Any, grad: Any, k: Any) -> Any:
+def _guess(x: Any, k: Any) -> Any:
     """A threshold that the k-th largest magnitude very likely reaches, from a sample.
 
     It aims 4 standard deviations of the sample's count below. One element is drawn from each of equal
@@ -154,7 +129,7 @@ def _guess(x: Any, grad: Any, k: Any) -> Any:
         # Knuth's MMIX generator; its low bits have short periods.
         random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
         i = j * stretch + np.int64((random >> np.uint64(33)) % np.uint64(stretch))
-        sample[j] = x[i] + grad[i] if grad.size > 0 else x[i]
+        sample[j] = x[i]
     expected = k / x.size * sample.size
     rank = int(expected + 4 * expected**0.5) + 4
     if rank > sample.size:
@@ -162,42 +137,20 @@ def _guess(x: Any, grad: Any, k: Any) -> Any:
     return kth_magnitude(sample.view(np.int32), rank)[0]
 
 
+@prepared("float32[::1], int64")
 @kernel
-def _largest(x: Any, grad: Any, k: Any) -> Any:
-    """Indices and bits (k,) of the k largest magnitudes of x + grad, or of x where `grad` is empty.
+def _topk_indices(x: Any, k: Any) -> Any:
+    """Exact top-k of float32: indices int64, ascending.
 
-    Both are the front of the larger arrays in which candidates were collected: fresh memory for the
+    They are the front of the larger array in which candidates were collected: fresh memory for the
     result would cost more than a third of the whole pass.
     """
     room = min(x.size, 2 * k + 4 * BLOCK) + min(x.size, BLOCK) + 1
     indices, kept = np.empty(room, np.int64), np.empty(room, np.int32)
     if k == 0:
-        _add(x[: grad.size], grad)
-        return indices[:0], kept[:0]
-    threshold, count = _guess(x, grad, k), 0
-    while True:
-        count = _sift(x, grad, k, threshold, indices, kept)
-        if count >= k:
-            break
-        threshold, grad = np.int32(0), grad[:0]
+        return indices[:0]
+    count = _sift(x, k, np.int32(_guess(x, k)), indices, kept)
+    if count < k:
+        count = _sift(x, k, np.int32(0), indices, kept)
     _keep_largest(indices, kept, count, k)
-    return indices[:k], kept[:k]
-
-
-@prepared("float32[::1], int64")
-@kernel
-def _topk_indices(x: Any, k: Any) -> Any:
-    """Exact top-k of float32: indices int64, ascending."""
-    return _largest(x, x[:0], k)[0]
-
-
-@prepared("float32[::1], float32[::1], int64, float32")
-@kernel
-def _take_topk(x: Any, grad: Any, k: Any, weight: Any) -> Any:
-    """float32: x += grad unless that is empty; (indices, weight · values) of the top k, zeroed in x."""
-    indices, bits = _largest(x, grad, k)
-    values = bits.view(np.float32)
-    for j in range(k):
-        values[j] *= weight
-        x[indices[j]] = 0.0
-    return indices, values
+    return indices[:k]

@@ -1,19 +1,18 @@
 """Memory plus gradient in one pass; flags are written, not read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.device.bodies import folding as bodies
+from gradwire.kernels.device.common import load, magnitude
 from gradwire.kernels.device.launch import TILE, is_taken, launch
 from gradwire.kernels.device.tables import piece_tiles
-from gradwire.kernels.dispatch import DECLINED, Declined
+from gradwire.kernels.folding import Folded
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
-from gradwire.kernels.reference.folding import Folded
 from gradwire.kernels.uploads import sent_to
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -35,16 +34,16 @@ def fold(
     coefficient: float,
     scale: float = 1.0,
     pieces: Pieces | None = None,
-) -> Folded | Declined:
+) -> Folded:
     """12 bytes an element, in one launch after one that sets the flags."""
     old = working if committed is None else committed
     if not is_taken(working) or not is_taken(working, old, grad, dtypes=_FLOATS):
-        return DECLINED
+        return NotImplemented
     pieces = whole(grad.numel()) if pieces is None else pieces
     tiles, flags = piece_tiles(pieces, working.device), _flags(pieces, working)
     bounds = (_INFINITY, _INFINITY) if committed is None else _BOUNDS
     launch(
-        bodies.fold, len(tiles.rows), working, old, grad, tiles.rows, flags.view(torch.uint8),
+        _fold, len(tiles.rows), working, old, grad, tiles.rows, flags.view(torch.uint8),
         len(pieces), coefficient, scale, *bounds,
         REMEMBERS=committed is not None, ALIGNED=tiles.aligned, TILE=TILE,
     )  # fmt: skip
@@ -60,10 +59,10 @@ def fold_momentum(
     pieces: Pieces | None = None,
     *,
     nesterov: bool = False,
-) -> Folded | Declined:
+) -> Folded:
     """20 bytes an element, as `fold`; scales of pieces that differ are uploaded."""
     if not is_taken(*working) or not is_taken(*working, *committed, grad, dtypes=_FLOATS):
-        return DECLINED
+        return NotImplemented
     pieces = whole(grad.numel()) if pieces is None else pieces
     device = grad.device
     tiles, flags = piece_tiles(pieces, device), _flags(pieces, working[0])
@@ -72,7 +71,7 @@ def fold_momentum(
     else:
         scales = torch.full((len(pieces),), scale, dtype=torch.float32, device=device)
     launch(
-        bodies.fold_momentum, len(tiles.rows), *working, *committed, grad, tiles.rows,
+        _fold_momentum, len(tiles.rows), *working, *committed, grad, tiles.rows,
         flags.view(torch.uint8), len(pieces), momentum, scales, *_BOUNDS,
         AHEAD=nesterov, ALIGNED=tiles.aligned, TILE=TILE,
     )  # fmt: skip
@@ -82,3 +81,100 @@ def fold_momentum(
 def _flags(pieces: Pieces, like: Tensor) -> Tensor:
     """Of each piece that it is idle, and of all that they are finite, until a program sees otherwise."""
     return torch.ones(len(pieces) + 1, dtype=torch.bool, device=like.device)
+
+
+@triton.jit
+def _seen(grad, added, total, gradient_bound, sum_bound):
+    """(largest magnitude of the gradient, 1 where something reaches its bound): integers."""
+    beyond = (magnitude(added) >= gradient_bound) | (magnitude(total) >= sum_bound)
+    return tl.max(magnitude(grad)), tl.max(beyond.to(tl.int32))
+
+
+@triton.jit
+def _note(flags, piece, pieces, largest, beyond):
+    """Lower the flag of a piece that is not idle, and the last one where a magnitude is too large."""
+    if largest > 0:
+        tl.store(flags + piece, 0)
+    if beyond > 0:
+        tl.store(flags + pieces, 0)
+
+
+@triton.jit
+def _fold_tile(
+    working, committed, grad, coefficient, scale, gradient_bound, sum_bound, mask, REMEMBERS: tl.constexpr
+):
+    """A tile of `fold`; returns what `seen` says of it."""
+    new = load(grad, mask)
+    added = new * scale
+    if REMEMBERS:
+        total = load(committed, mask) * coefficient + added
+    else:
+        total = added
+    tl.store(working, total, mask)
+    return _seen(new, added, total, gradient_bound, sum_bound)
+
+
+@triton.jit(do_not_specialize=["pieces", "gradient_bound", "sum_bound"])
+def _fold(
+    working, committed, grad, rows, flags, pieces, coefficient, scale, gradient_bound, sum_bound,
+    REMEMBERS: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """working = coefficient · committed + scale · grad; lowers flags of what is not idle, or not finite."""
+    row = rows + tl.program_id(0).to(tl.int64) * 4
+    plane, bucket, numel, piece = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    if ALIGNED:
+        plane, bucket = tl.multiple_of(plane, 4), tl.multiple_of(bucket, 4)
+    # A 64-bit start for the tile, 32 bits within it: addresses take fewer registers.
+    place = tl.arange(0, TILE)
+    to, old, new = working + plane + place, committed + plane + place, grad + bucket + place
+    if numel == TILE:  # without a mask, which would keep loads from being vectors
+        largest, beyond = _fold_tile(
+            to, old, new, coefficient, scale, gradient_bound, sum_bound, None, REMEMBERS
+        )
+    else:
+        largest, beyond = _fold_tile(
+            to, old, new, coefficient, scale, gradient_bound, sum_bound, place < numel, REMEMBERS
+        )
+    _note(flags, piece, pieces, largest, beyond)
+
+
+@triton.jit
+def _momentum_tile(
+    v_out, u_out, v, u, grad, momentum, scale, gradient_bound, sum_bound, mask, AHEAD: tl.constexpr
+):
+    """A tile of `fold_momentum`; returns what `seen` says of it."""
+    new = load(grad, mask)
+    added = new * scale
+    velocity = load(u, mask) * momentum + added
+    before = load(v, mask)
+    if AHEAD:
+        total = (before + momentum * velocity) + added
+    else:
+        total = before + velocity
+    tl.store(u_out, velocity, mask)
+    tl.store(v_out, total, mask)
+    return _seen(new, added, total, gradient_bound, sum_bound)
+
+
+@triton.jit(do_not_specialize=["pieces", "gradient_bound", "sum_bound"])
+def _fold_momentum(
+    v_out, u_out, v, u, grad, rows, flags, pieces, momentum, scales, gradient_bound, sum_bound,
+    AHEAD: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """u' = momentum · u + scale · grad, v' = v + u'; AHEAD is Nesterov's; flags as `fold`."""
+    row = rows + tl.program_id(0).to(tl.int64) * 4
+    plane, bucket, numel, piece = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    if ALIGNED:
+        plane, bucket = tl.multiple_of(plane, 4), tl.multiple_of(bucket, 4)
+    scale, place = tl.load(scales + piece), tl.arange(0, TILE)
+    v_out, u_out, grad = v_out + plane + place, u_out + plane + place, grad + bucket + place
+    v, u = v + plane + place, u + plane + place
+    if numel == TILE:
+        largest, beyond = _momentum_tile(
+            v_out, u_out, v, u, grad, momentum, scale, gradient_bound, sum_bound, None, AHEAD
+        )
+    else:
+        largest, beyond = _momentum_tile(
+            v_out, u_out, v, u, grad, momentum, scale, gradient_bound, sum_bound, place < numel, AHEAD
+        )
+    _note(flags, piece, pieces, largest, beyond)

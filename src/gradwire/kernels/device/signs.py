@@ -4,15 +4,14 @@ Sums are float64, in the order of tiles, which is not the CPU's: of positive num
 differ from its own by one unit in the last place of float32, if it lies that close to the middle of two.
 """
 
-from __future__ import annotations
-
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.device.bodies import signs as bodies
+from gradwire.kernels.device.common import load
 from gradwire.kernels.device.launch import TILE, is_taken, launch
 from gradwire.kernels.device.tables import Tiles, block_spans, coded_tiles
-from gradwire.kernels.dispatch import DECLINED, Declined
 from gradwire.kernels.layouts import Blocks
 
 _STEP = 512
@@ -23,45 +22,163 @@ def _tiles(blocks: Blocks, device: torch.device) -> Tiles:
     return coded_tiles(blocks.sizes, blocks.step, 1, 1, TILE, device)
 
 
-def pack_signs(
-    x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False
-) -> Declined | None:
+def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
     """12 bytes an element, 8 without `leave`; the second read is from the cache if the unit is small."""
     if not is_taken(x, levels):
-        return DECLINED
+        return NotImplemented
     tiles, two = _tiles(blocks, x.device), levels.shape[1] == 2
     programs = len(tiles.rows)
     sums = torch.empty(3 * programs, dtype=torch.float64, device=x.device)
-    launch(bodies.sum_sides, programs, x, tiles.rows, sums, ALIGNED=tiles.aligned, TILE=TILE)
+    launch(_sum_sides, programs, x, tiles.rows, sums, ALIGNED=tiles.aligned, TILE=TILE)
     spans = block_spans(blocks.sizes, blocks.step, TILE, x.device)
     constants = {"LEVELS": levels.shape[1], "STEP": _STEP, "num_warps": 4}
-    launch(bodies.set_levels, levels.numel(), sums, spans, levels, **constants)
+    launch(_set_levels, levels.numel(), sums, spans, levels, **constants)
     launch(
-        bodies.pack_signs, programs, x, tiles.rows, levels, packed,
+        _pack_signs, programs, x, tiles.rows, levels, packed,
         TWO=two, LEAVE=leave, ALIGNED=tiles.aligned, TILE=TILE,
     )  # fmt: skip
     return None
 
 
-def feedback_signs(
-    memory: Tensor, grad: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor
-) -> Declined | None:
-    """The sum first, in a pass of its own: under DDP it is a fold, long before."""
-    if not is_taken(memory, grad, levels):
-        return DECLINED
-    memory.add_(grad)
-    return pack_signs(memory, blocks, levels, packed, leave=True)
-
-
-def add_signs(
-    levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0
-) -> Declined | None:
+def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
     """8 bytes an element, and its bit."""
     if not is_taken(out, levels):
-        return DECLINED
+        return NotImplemented
     tiles = _tiles(blocks, out.device)
     launch(
-        bodies.add_signs, len(tiles.rows), levels, packed, tiles.rows, out, weight,
+        _add_signs, len(tiles.rows), levels, packed, tiles.rows, out, weight,
         TWO=levels.shape[1] == 2, ALIGNED=tiles.aligned, TILE=TILE,
     )  # fmt: skip
     return None
+
+
+@triton.jit
+def _sums_of(x, is_there):
+    """(sum of what is >= 0, sum of the others, number of the former); NaN shows in the second."""
+    is_above, wide = x >= 0, x.to(tl.float64)
+    above = tl.sum(tl.where(is_above & is_there, wide, 0.0))
+    below = tl.sum(tl.where(is_above, 0.0, wide))
+    return above, below, tl.sum((is_above & is_there).to(tl.float64))
+
+
+@triton.jit
+def _sum_sides(x, rows, sums, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+    """Of each tile: `sums_of`, in float64."""
+    tile = tl.program_id(0)
+    row, place = rows + tile.to(tl.int64) * 4, tl.arange(0, TILE)
+    start, numel = tl.load(row), tl.load(row + 3)
+    if ALIGNED:
+        start = tl.multiple_of(start, 4)
+    x += start + place
+    if numel == TILE:
+        above, below, count = _sums_of(load(x, None), place < TILE)
+    else:
+        above, below, count = _sums_of(load(x, place < numel), place < numel)
+    tl.store(sums + tile * 3, above)
+    tl.store(sums + tile * 3 + 1, below)
+    tl.store(sums + tile * 3 + 2, count)
+
+
+@triton.jit
+def _set_levels(sums, spans, levels, LEVELS: tl.constexpr, STEP: tl.constexpr):
+    """Of each block, from the sums of its tiles: the mean magnitude, or both sides' means, each by a program.
+
+    One division each: two of float64 would share a function, which needs a stack.
+    """
+    block = tl.program_id(0) // LEVELS
+    span = spans + block.to(tl.int64) * 3
+    tile, stop, numel = tl.load(span), tl.load(span + 1), tl.load(span + 2).to(tl.float64)
+    place = tl.arange(0, STEP)
+    above, below, count = (
+        tl.zeros((STEP,), tl.float64),
+        tl.zeros((STEP,), tl.float64),
+        tl.zeros((STEP,), tl.float64),
+    )
+    while tile < stop:
+        here, mask = sums + (tile + place) * 3, place < stop - tile
+        above += tl.load(here, mask, other=0.0)
+        below += tl.load(here + 1, mask, other=0.0)
+        count += tl.load(here + 2, mask, other=0.0)
+        tile += STEP
+    above_sum, below_sum, above_count = tl.sum(above), tl.sum(below), tl.sum(count)
+    if LEVELS == 1:
+        total, number = above_sum - below_sum, numel
+    else:
+        is_high = tl.program_id(0) % 2 == 0
+        total = tl.where(is_high, above_sum, below_sum)
+        number = tl.maximum(tl.where(is_high, above_count, numel - above_count), 1.0)
+    tl.store(levels + tl.program_id(0), (total / number).to(tl.float32))
+
+
+@triton.jit
+def _levels_of(levels, block, TWO: tl.constexpr):
+    """(level of a one, level of a zero)."""
+    if TWO:
+        return tl.load(levels + block * 2), tl.load(levels + block * 2 + 1)
+    else:
+        high = tl.load(levels + block)
+        return high, (high.to(tl.int32, bitcast=True) ^ -0x80000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _pack_tile(x, packed, numel, high, low, mask, LEAVE: tl.constexpr, TILE: tl.constexpr):
+    """Bits of x >= 0 of a tile; with LEAVE, x is left without its levels."""
+    value = load(x, mask)
+    is_one = value >= 0
+    if mask is not None:
+        is_one = is_one & mask
+    weights = 1 << tl.arange(0, 8)[None, :]
+    byte = tl.sum(tl.reshape(is_one.to(tl.int32), (TILE // 8, 8)) * weights, 1).to(tl.uint8)
+    place = tl.arange(0, TILE // 8)
+    if mask is None:
+        tl.store(packed + place, byte)
+    else:
+        tl.store(packed + place, byte, place * 8 < numel)
+    if LEAVE:
+        tl.store(x, value - tl.where(is_one, high, low), mask)
+
+
+@triton.jit
+def _pack_signs(
+    x, rows, levels, packed, TWO: tl.constexpr, LEAVE: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr
+):
+    """Bits of x >= 0; with LEAVE, x is left without what they and the levels say."""
+    row, place = rows + tl.program_id(0).to(tl.int64) * 4, tl.arange(0, TILE)
+    start, block, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    if ALIGNED:
+        start = tl.multiple_of(start, 4)
+    high, low = _levels_of(levels, block, TWO)
+    x, packed = x + start + place, packed + byte
+    if numel == TILE:
+        _pack_tile(x, packed, numel, high, low, None, LEAVE, TILE)
+    else:
+        _pack_tile(x, packed, numel, high, low, place < numel, LEAVE, TILE)
+
+
+@triton.jit
+def _add_tile(out, packed, numel, high, low, mask, TILE: tl.constexpr):
+    """Add the level of each bit."""
+    place = tl.arange(0, TILE // 8)
+    if mask is None:
+        byte = tl.load(packed + place).to(tl.int32)
+    else:
+        byte = tl.load(packed + place, place * 8 < numel, other=0).to(tl.int32)
+    bits = tl.reshape((byte[:, None] >> tl.arange(0, 8)[None, :]) & 1, (TILE,))
+    tl.store(out, load(out, mask) + tl.where(bits != 0, high, low), mask)
+
+
+@triton.jit
+def _add_signs(
+    levels, packed, rows, out, weight, TWO: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr
+):
+    """out += weight · the level of each bit."""
+    row, place = rows + tl.program_id(0).to(tl.int64) * 4, tl.arange(0, TILE)
+    start, block, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    if ALIGNED:
+        start = tl.multiple_of(start, 4)
+    high, low = _levels_of(levels, block, TWO)
+    out, packed = out + start + place, packed + byte
+    if numel == TILE:
+        _add_tile(out, packed, numel, weight * high, weight * low, None, TILE)
+    else:
+        _add_tile(out, packed, numel, weight * high, weight * low, place < numel, TILE)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire import kernels
+from gradwire.kernels import compiler
 from gradwire.lab.bench import peers
 from gradwire.lab.bench.settings import BenchEntry, TrainingTask, parse_entry
 from gradwire.lab.bench.statistics import StepSample
@@ -114,7 +114,7 @@ class Trainer:
 
     def step(self) -> StepSample:
         """One training step with its timings (seconds)."""
-        cpu, compiled_s = time.process_time(), kernels.compiled_s()
+        cpu, compiled_s = time.process_time(), compiler.compiled_s()
         start = time.perf_counter()
         batch = next(self.batches)
         data = time.perf_counter()
@@ -138,7 +138,7 @@ class Trainer:
             cpu_s=time.process_time() - cpu,
             loss=float(loss.detach()),
             hook_s=None if self.hook_clock is None else self.hook_clock.collect(),
-            compile_s=kernels.compiled_s() - compiled_s,
+            compile_s=compiler.compiled_s() - compiled_s,
             settled=self.wire is None or self.wire.settled,
         )
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire import kernels
+from gradwire.kernels import compiler
 from gradwire.lab import emulate
 from gradwire.lab.bench.process_set import Message, WorkerEnd
 from gradwire.lab.bench.settings import TrainingTask, parse_entry
@@ -111,7 +111,7 @@ class BenchWorker:
 
     def do_setup(self, command: Message) -> Message:
         """Join the group and build the model; again with another seed to start over."""
-        compiled_s = kernels.compiled_s()
+        compiled_s = compiler.compiled_s()
         if not dist.is_initialized():
             dist.init_process_group(emulate.backend())
         entry = parse_entry(command["entry"], command["kind"])
@@ -123,7 +123,7 @@ class BenchWorker:
         return {
             "parameters": numel,
             "buffer_bytes": buffer_bytes,
-            "compile_s": kernels.compiled_s() - compiled_s,
+            "compile_s": compiler.compiled_s() - compiled_s,
             "workload": self._trainer.workload.describe(),
         }
 

@@ -73,16 +73,9 @@ def read_idx(path: Path) -> Bytes:
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
-def write_idx(path: Path, values: Bytes) -> None:
-    """Writes `values` as an xz-compressed IDX file; the same values always give the same bytes."""
-    header = bytes((0, 0, _UNSIGNED_BYTE, values.ndim)) + np.array(values.shape, dtype=">u4").tobytes()
-    path.write_bytes(lzma.compress(header + values.tobytes(), preset=9))
-
-
 INSTALLED = Path("/usr/share/datasets/fashion-mnist")
 VENDORED = Path(__file__).parent / "vendored"
 CLASSES = 10
-_SLICE = {"train": 1200, "t10k": 200}  # images per class
 
 
 def fashion_mnist(*, full: bool = True) -> ImageSet:
@@ -104,15 +97,6 @@ def idx_folder(folder: Path, source: str) -> ImageSet:
     return ImageSet(
         _examples(images, labels), _examples(test_images, test_labels), int(labels.max()) + 1, source
     )
-
-
-def write_slice(full: Path, target: Path) -> None:
-    """Writes the vendored slice: the first images of every class, in the order of the full set."""
-    for part, per_class in _SLICE.items():
-        images, labels = (read_idx(path) for path in idx_files(full) if path.name.startswith(part))
-        chosen = np.sort(np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in range(CLASSES)]))
-        write_idx(target / f"{part}-images-idx3-ubyte.xz", images[chosen])
-        write_idx(target / f"{part}-labels-idx1-ubyte.xz", labels[chosen])
 
 
 @cache

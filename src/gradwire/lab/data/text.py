@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 VENDORED = Path(__file__).parent / "vendored" / "shakespeare.txt.xz"
-PLAYS = ("hamlet", "julius_caesar", "lear", "macbeth", "midsummer_nights_dream", "othello", "tempest")
-PLAYS_AT_THE_END = ("romeo_and_juliet",)  # the last tenth of the text is the test set
 _TEST_SHARE = 10
 
 
@@ -36,10 +34,8 @@ def shakespeare(*, full: bool = True) -> TextSet:
 
 @cache
 def _vendored() -> TextSet:
-    plays = len(PLAYS) + len(PLAYS_AT_THE_END)
-    return text_set(
-        lzma.decompress(VENDORED.read_bytes()).decode(), f"Shakespeare, vendored slice of {plays} plays"
-    )
+    text = lzma.decompress(VENDORED.read_bytes()).decode()
+    return text_set(text, "Shakespeare, vendored slice of 8 plays")
 
 
 def text_file(path: Path) -> TextSet:
@@ -59,13 +55,6 @@ def text_set(text: str, source: str) -> TextSet:
     codes = torch.frombuffer(bytearray(text.translate(code).encode("latin-1")), dtype=torch.uint8)
     split = len(codes) - len(codes) // _TEST_SHARE
     return TextSet(codes[:split], codes[split:], vocabulary, source)
-
-
-def write_slice(texts: Path, target: Path) -> None:
-    """Writes the vendored slice from the folder of `*_gut.txt` files, with plain line ends."""
-    plays = [(texts / f"{play}_gut.txt").read_text(encoding="ascii") for play in PLAYS + PLAYS_AT_THE_END]
-    joined = "\n\n".join(play.strip() for play in plays) + "\n"
-    target.write_bytes(lzma.compress(joined.encode(), preset=9))
 
 
 def _installed_texts() -> list[Path]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.gcomp.rounding import Dropped, drops_of, rounded, tensor_of, words_of
-from gradwire.kernels import cpu
+from gradwire.kernels.cpu import mantissa
 
 
 def exponents_of(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush: bool = False) -> Tensor:
@@ -37,12 +37,12 @@ def pack_mantissas(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, f
         np.zeros(even, np.uint8),
         np.zeros(even, np.uint32),
     )
-    cpu.mantissa.split(
+    mantissa.split(
         words, drops.of_all(words.size), tuple(drops.how), symbols, widths[: words.size], fields[: words.size]
     )
     out = np.zeros(8 * (words.size * 24 // 64 + 3), np.uint8)  # the kernel writes whole words
     none = np.uint64(0)
-    place, held, filled = cpu.mantissa.pack_fields(fields, widths, out, none, none, none)
+    place, held, filled = mantissa.pack_fields(fields, widths, out, none, none, none)
     out[place : place + 8] = np.frombuffer(int(held).to_bytes(8, "little"), np.uint8)
     used = -(-(8 * int(place) + int(filled)) // 64)
     return torch.from_numpy(out[: 8 * used].view(np.int64).copy())
@@ -73,7 +73,7 @@ def unpack_mantissas(
     even = numel + numel % 2
     widths, fields = np.zeros(even, np.uint8), np.zeros(even, np.uint32)
     bits = int(
-        cpu.mantissa.widths_of(exponents.numpy(), symbols.numpy(), drops.of_all(numel), how, widths[:numel])
+        mantissa.widths_of(exponents.numpy(), symbols.numpy(), drops.of_all(numel), how, widths[:numel])
     )
     if bits < 0 or words.numel() != -(-bits // 64):
         return None
@@ -81,7 +81,7 @@ def unpack_mantissas(
     data[:-8] = words.numpy().view(np.uint8)
     if bits % 64 and int(words[-1]) % 2**64 >> bits % 64:
         return None
-    cpu.mantissa.unpack_fields(data, np.uint64(0), widths, fields)
+    mantissa.unpack_fields(data, np.uint64(0), widths, fields)
     out = np.empty(numel, np.uint32)
-    cpu.mantissa.join(exponents.numpy(), widths[:numel], fields[:numel], out)
+    mantissa.join(exponents.numpy(), widths[:numel], fields[:numel], out)
     return tensor_of(out, dtype)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.codec.select.threshold import exactly, fill_up, fill_up_from, largest_of
-from gradwire.kernels import topk_indices
+from gradwire.kernels.topk import topk_indices
 from gradwire.step.context import ExchangeContext
 from tests.support.inputs import FINITE, KINDS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.kernels.dispatch import checked
+from gradwire.kernels.dispatch import contract
 
 
 def _has_a_middle_row(table: Tensor, hashes: Tensor, out: Tensor) -> None:
@@ -15,6 +15,7 @@ def _has_a_middle_row(table: Tensor, hashes: Tensor, out: Tensor) -> None:
         raise ValueError(f"hashes {tuple(hashes.shape)} do not fit a table {tuple(table.shape)}")
 
 
+@contract()
 def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
     """x (n,), float32 or float64, as a count sketch (rows, columns); sketches of several x add up.
 
@@ -32,7 +33,7 @@ def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
     return x.new_zeros(hashes.shape[0], columns).scatter_add_(1, column, sign.to(x.dtype) * x)
 
 
-@checked(_has_a_middle_row)
+@contract(_has_a_middle_row)
 def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor:
     """Write to `out` (n,), and return, what a count sketch (rows, columns) says of the sketched elements.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.kernels.dispatch import checked
+from gradwire.kernels.dispatch import contract
 
 
 def _keeps_some(x: Tensor, chunks: int, keep: int) -> None:
@@ -28,7 +28,7 @@ def chunk_topk_count(numel: int, chunks: int, keep: int) -> int:
     return longer * min(keep, rows + 1) + (chunks - longer) * min(keep, rows)
 
 
-@checked(_keeps_some)
+@contract(_keeps_some)
 def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
     """Indices int64, ascending, of the `keep` largest magnitudes of each x[j::chunks], for all j < chunks.
 
@@ -47,7 +47,7 @@ def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
     return indices.view(-1).sort().values[: chunk_topk_count(x.numel(), chunks, keep)]
 
 
-@checked(_is_one_shape)
+@contract(_is_one_shape)
 def indices_near_maxima(x: Tensor, ahead: Tensor, chunk: int) -> Tensor:
     """Indices int64, ascending, where |ahead| reaches the largest |x| of the chunk; both are (n,).
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.kernels.dispatch import checked
+from gradwire.kernels.dispatch import contract
 from gradwire.kernels.pieces import Pieces
 
 
@@ -23,7 +23,7 @@ def _has_flags(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
         )
 
 
-@checked(_is_number)
+@contract(_is_number)
 def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
     """Fill all of `buffers`, each of any float type and shape, with NaN unless the number `bad` is 0.
 
@@ -35,7 +35,7 @@ def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
         buffer.masked_fill_((bad != 0).view(()), torch.nan)
 
 
-@checked(_has_flags)
+@contract(_has_flags)
 def zero_idle(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
     """Make those pieces of `plane` (n,) zero that `idle` (pieces,) bool says.
 

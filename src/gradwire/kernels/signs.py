@@ -8,26 +8,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gradwire.kernels.dispatch import checked
-from gradwire.kernels.layouts import Blocks
-from gradwire.kernels.reference.bits import pack_codes, unpack_codes
+from gradwire.kernels.dispatch import contract
+from gradwire.kernels.layouts import Blocks, pack_codes, unpack_codes
+from gradwire.kernels.levels import mean_of_rows
 
 
 def _fit(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
     blocks.check(x, levels, packed)
 
 
-def _fit_both(memory: Tensor, grad: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor) -> None:
-    if memory.shape != grad.shape:
-        raise ValueError(f"shapes differ: {memory.shape}, {grad.shape}")
-    blocks.check(memory, levels, packed)
-
-
 def _fit_sum(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
     blocks.check(out, levels, packed)
 
 
-@checked(_fit)
+@contract(_fit)
 def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
     """Fill `packed` (blocks.bytes,) uint8 with bits of x >= 0, and `levels` with what they stand for.
 
@@ -44,25 +38,10 @@ def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, lea
         packed[row_bytes] = pack_codes(part >= 0, 1)
         levels[rows] = _means(part, blocks.step, levels.shape[1]).to(levels.dtype)
     if leave:
-        add_signs(levels, packed, blocks, x, -1.0)
+        add_signs.plain(levels, packed, blocks, x, -1.0)
 
 
-@checked(_fit_both)
-def feedback_signs(memory: Tensor, grad: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor) -> None:
-    """Error feedback and `pack_signs` in one: memory += grad first, then it is left without what is packed.
-
-    This needs the whole gradient at once; under DDP `fold` and `pack_signs` are two steps.
-
-    >>> memory, levels, packed = torch.tensor([1.0, -2.0]), torch.empty(1, 1), torch.empty(1).byte()
-    >>> feedback_signs(memory, torch.tensor([2.0, 1.0]), Blocks((2,)), levels, packed)
-    >>> levels, packed, memory
-    (tensor([[2.]]), tensor([1], dtype=torch.uint8), tensor([1., 1.]))
-    """
-    memory.add_(grad)
-    pack_signs(memory, blocks, levels, packed, leave=True)
-
-
-@checked(_fit_sum)
+@contract(_fit_sum)
 def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
     """out (n,) += weight · the level of each bit, as `pack_signs` has filled `levels` and `packed`.
 
@@ -102,15 +81,3 @@ def _means(part: Tensor, step: int, levels: int) -> Tensor:
 
 def _within(mask: Tensor, step: int) -> Tensor:
     return pad(mask, (0, -mask.numel() % step)).view(-1, step)
-
-
-def mean_of_rows(rows: Tensor, counts: Tensor) -> Tensor:
-    """Of the elements of each row that count, none of which is negative; 0 where none counts."""
-    wide = rows.double().masked_fill(~counts, 0.0)
-    number = counts.sum(1).clamp_min(1)
-    if rows.dtype != torch.float64:
-        return wide.sum(1) / number
-    # A sum of numbers of this type may overflow: it is taken relative to the largest.
-    largest = wide.amax(1)
-    share = (wide / largest[:, None]).sum(1) / number
-    return torch.where(largest == 0, largest, largest * share.clamp_max(1.0))

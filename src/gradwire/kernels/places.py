@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradwire.kernels.dispatch import contract
 from gradwire.kernels.payload import Sound
 
 
+@contract()
 def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
     """weight · x[indices] (k,), leaving zeros in x (n,) where it was taken.
 
@@ -23,6 +25,7 @@ def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
     return values
 
 
+@contract()
 def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
     """out[indices] = values (k,), the rest of `out` (n,) as it was; indices as for `take`.
 
@@ -34,6 +37,7 @@ def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
     out[indices.long()] = values
 
 
+@contract()
 def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
     """Make `out` (n,) zero but for out[indices] = values (k,); indices as for `take`.
 
@@ -43,9 +47,10 @@ def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
     tensor([0., 5., 0.])
     """
     out.zero_()
-    scatter(out, indices, values)
+    scatter.plain(out, indices, values)
 
 
+@contract()
 def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) -> None:
     """out[indices] += weight · values (k,), in the type of `out` (n,); indices as for `take`.
 
@@ -57,6 +62,7 @@ def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) ->
     out.index_add_(0, indices.long(), values.to(out.dtype), alpha=weight)
 
 
+@contract()
 def pack_bits(indices: Tensor, words: int) -> Tensor:
     """A bitmap (words,) int32 with a one for each of `indices` (k,), lowest bit first; unchecked.
 
@@ -70,13 +76,14 @@ def pack_bits(indices: Tensor, words: int) -> Tensor:
     return (bits.view(words, 32) * weights).sum(1).to(torch.int32)
 
 
+@contract()
 def unpack_bits(packed: Tensor, count: int) -> tuple[Tensor, Sound]:
     """The first `count` ones of a bitmap as ascending indices, and whether it has as many and no more.
 
     int32 where the bitmap has up to 2^31 bits, else int64. For ones that are missing the last place stands.
 
     >>> unpack_bits(pack_bits(torch.tensor([0, 2, 33]), 2), 3)
-    (tensor([ 0,  2, 33], dtype=torch.int32), tensor(True))
+    (tensor([ 0,  2, 33], dtype=torch.int32), True)
     """
     bits = (packed.view(-1, 1) >> torch.arange(32, device=packed.device)) & 1
     found, as_many = ones(bits.view(-1), count)

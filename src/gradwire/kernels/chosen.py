@@ -12,9 +12,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.kernels.dispatch import checked
+from gradwire.kernels.dispatch import contract
 from gradwire.kernels.payload import BLOCK, DECODING, ENCODING, GROUP, ORDER, PATTERNS, Planes, Shape, Sound
-from gradwire.kernels.reference.places import add_at, choice, ones, pack_bits, unpack_bits
+from gradwire.kernels.places import add_at, choice, ones, pack_bits, unpack_bits
 
 _LONGEST_PLACE = 7
 
@@ -48,7 +48,7 @@ def _has_words(packed: Tensor, planes: Planes) -> None:
         raise ValueError(f"{packed.numel()} words do not fit a layout of {planes.words}")
 
 
-@checked(_can_take)
+@contract(_can_take)
 def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     """The payload (bytes,) uint8 of x (n,) at ascending `indices` (count,), taken out of x.
 
@@ -67,11 +67,11 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     words, room = shape.parts(payload)
     words.copy_(_packed(indices, shape))
     room.copy_(values)
-    add_at(x, indices, values.to(x.dtype), -1.0)
+    add_at.plain(x, indices, values.to(x.dtype), -1.0)
     return payload
 
 
-@checked(_can_add)
+@contract(_can_add)
 def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound:
     """Add weight · values of a payload (bytes,) to `out` (n,).
 
@@ -81,16 +81,18 @@ def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) 
     >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
     >>> payload, out = take_chosen(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1]), shape), torch.ones(3)
     >>> add_chosen(payload, shape, out, 0.5), out
-    (tensor(True), tensor([1., 2., 1.]))
+    (True, tensor([1., 2., 1.]))
     """
     words, values = shape.parts(payload)
     indices, sound = _unpacked(words, shape)
     values = values.to(out.dtype)
-    add_at(out, indices, torch.where(sound, values, 0.0) if isinstance(sound, Tensor) else values, weight)
+    add_at.plain(
+        out, indices, torch.where(sound, values, 0.0) if isinstance(sound, Tensor) else values, weight
+    )
     return sound
 
 
-@checked(_has_count)
+@contract(_has_count)
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
     """Ascending, distinct `indices` (count,) within 0 … numel - 1 as (words,) int32, laid out as `planes`.
 
@@ -114,7 +116,7 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
     return words
 
 
-@checked(_has_words)
+@contract(_has_words)
 def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
     """The indices (count,) that `pack_elias_fano` laid out as `planes`, and whether it can have done so.
 
@@ -122,7 +124,7 @@ def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
 
     >>> planes = Planes(count=3, numel=50, low_bits=3)
     >>> unpack_elias_fano(pack_elias_fano(torch.tensor([1, 20, 40]), planes), planes)
-    (tensor([ 1, 20, 40], dtype=torch.int32), tensor(True))
+    (tensor([ 1, 20, 40], dtype=torch.int32), True)
     """
     bits = _bits(packed, 32).view(-1)
     low, groups, places = (bits[32 * start :] for start in planes.starts)
@@ -145,14 +147,14 @@ def _packed(indices: Tensor, shape: Shape) -> Tensor:
     if shape.form == "list":
         return indices.int()
     if shape.form == "bitmap":
-        return pack_bits(indices, shape.words)
-    return pack_elias_fano(indices, shape.planes)
+        return pack_bits.plain(indices, shape.words)
+    return pack_elias_fano.plain(indices, shape.planes)
 
 
 def _unpacked(words: Tensor, shape: Shape) -> tuple[Tensor, Sound]:
     if shape.form == "coded":
-        return unpack_elias_fano(words, shape.planes)
-    found, sound = (words, True) if shape.form == "list" else unpack_bits(words, shape.planes.count)
+        return unpack_elias_fano.plain(words, shape.planes)
+    found, sound = (words, True) if shape.form == "list" else unpack_bits.plain(words, shape.planes.count)
     return choice(found, sound, shape.planes.numel)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.dispatch import checked
+from gradwire.kernels.dispatch import contract
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 
@@ -69,7 +69,7 @@ def _check(pieces: Pieces | None, planes: Sequence[Tensor], grad: Tensor) -> Non
         raise ValueError(f"shapes differ, or are too small for the pieces: {shapes}")
 
 
-@checked(_fits)
+@contract(_fits)
 def fold(
     working: Tensor,
     committed: Tensor | None,
@@ -106,7 +106,7 @@ def fold(
     return _folded(seen)
 
 
-@checked(_momentum_fits)
+@contract(_momentum_fits)
 def fold_momentum(
     working: tuple[Tensor, Tensor],
     committed: tuple[Tensor, Tensor],
@@ -145,6 +145,7 @@ def fold_momentum(
     return _folded(seen)
 
 
+@contract()
 def mask_zeros(target: Tensor, like: Tensor) -> None:
     """Make `target` (numel,) zero wherever `like` (numel,) is.
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gradwire.kernels.dispatch import checked
+from gradwire.kernels.dispatch import contract
 from gradwire.kernels.layouts import Blocks, packed_bytes, scale_type
-from gradwire.kernels.reference.signs import mean_of_rows
 
 
 def _fit(x: Tensor, blocks: Blocks, levels: Tensor, codes: Tensor, *, leave: bool = False) -> None:
@@ -24,7 +23,7 @@ def _fit_sum(levels: Tensor, codes: Tensor, blocks: Blocks, out: Tensor, weight:
     _fit(out, blocks, levels, codes)
 
 
-@checked(_fit)
+@contract(_fit)
 def encode_levels(x: Tensor, blocks: Blocks, levels: Tensor, codes: Tensor, *, leave: bool = False) -> None:
     """Fill `levels` (blocks, 2) of `scale_type` and `codes` uint8, four to a byte, part by part.
 
@@ -52,10 +51,10 @@ def encode_levels(x: Tensor, blocks: Blocks, levels: Tensor, codes: Tensor, *, l
         levels[here] = torch.where(most.isfinite(), means, torch.nan).to(levels.dtype)
         codes[there] = _packed((part < 0).byte() | high.view(-1)[: part.numel()].byte() << 1)
     if leave:
-        add_levels(levels, codes, blocks, x, -1.0)
+        add_levels.plain(levels, codes, blocks, x, -1.0)
 
 
-@checked(_fit_sum)
+@contract(_fit_sum)
 def add_levels(levels: Tensor, codes: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
     """out (n,) += weight · the level of each code, with its sign.
 
@@ -71,6 +70,18 @@ def add_levels(levels: Tensor, codes: Tensor, blocks: Blocks, out: Tensor, weigh
         known = torch.stack([low, -low, high, -high], dim=1).view(-1)  # by block and code
         # Rounded before the sum: a fused multiply and add would not round.
         out[elements] += known[4 * row + _unpacked(codes[there], numel)] * weight
+
+
+def mean_of_rows(rows: Tensor, counts: Tensor) -> Tensor:
+    """Of the elements of each row that count, none of which is negative; 0 where none counts."""
+    wide = rows.double().masked_fill(~counts, 0.0)
+    number = counts.sum(1).clamp_min(1)
+    if rows.dtype != torch.float64:
+        return wide.sum(1) / number
+    # A sum of numbers of this type may overflow: it is taken relative to the largest.
+    largest = wide.amax(1)
+    share = (wide / largest[:, None]).sum(1) / number
+    return torch.where(largest == 0, largest, largest * share.clamp_max(1.0))
 
 
 def _parts(blocks: Blocks) -> Iterator[tuple[slice, slice, slice]]:

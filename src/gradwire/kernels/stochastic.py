@@ -18,10 +18,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.kernels.dispatch import checked
-from gradwire.kernels.layouts import Grid, packed_bytes
-from gradwire.kernels.reference.bits import pack_codes, unpack_codes
-from gradwire.kernels.reference.draws import random_words
+from gradwire.kernels.dispatch import contract
+from gradwire.kernels.layouts import Grid, pack_codes, packed_bytes, unpack_codes
+from gradwire.kernels.noise import random_words
 
 _BLOCK, _LANES = 4096, 64
 _ONE = 2.0**24
@@ -37,7 +36,7 @@ def _fit_sum(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: floa
     grid.check(out, steps, codes)
 
 
-@checked(_fit)
+@contract(_fit)
 def quantize(
     x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False
 ) -> None:
@@ -65,10 +64,10 @@ def quantize(
         codes[place : place + packed.numel()] = packed
         start, number, place = start + size, number + step.numel(), place + packed.numel()
     if subtract:
-        add_quantized(steps, codes, grid, x, -1.0)
+        add_quantized.plain(steps, codes, grid, x, -1.0)
 
 
-@checked(_fit_sum)
+@contract(_fit_sum)
 def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> None:
     """out (numel,) += weight · step · code, of what `quantize` wrote.
 

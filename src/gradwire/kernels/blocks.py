@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.kernels.dispatch import checked
-from gradwire.kernels.layouts import LARGEST, ScaledBlocks, scale_type
-from gradwire.kernels.reference.bits import pack_codes, unpack_codes
+from gradwire.kernels.dispatch import contract
+from gradwire.kernels.layouts import LARGEST, ScaledBlocks, pack_codes, scale_type, unpack_codes
 
 
 def _fit(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
@@ -18,23 +17,7 @@ def _fit_sum(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, w
     blocks.check(out, scales, codes)
 
 
-def _fit_ranks(
-    scales: Tensor,
-    codes: Tensor,
-    blocks: ScaledBlocks,
-    weight: float,
-    own: tuple[Tensor, Tensor],
-    unsent: Tensor | None,
-    share: float,
-) -> None:
-    if scales.ndim != 2 or codes.ndim != 2 or len(scales) != len(codes) or len(scales) < 1:
-        raise ValueError(f"scales {tuple(scales.shape)} and codes {tuple(codes.shape)} are not rows of ranks")
-    like = codes.new_empty(()).expand(blocks.numel) if unsent is None else unsent
-    for each in ((scales[0], codes[0]), own):
-        blocks.check(like, *each)
-
-
-@checked(_fit)
+@contract(_fit)
 def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
     """Write scales (blocks,) of `scale_type` and codes (bytes,) uint8 of x (n,); int4 two per byte.
 
@@ -65,7 +48,7 @@ def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor
         number, place = number + scale.numel(), place + packed.numel()
 
 
-@checked(_fit_sum)
+@contract(_fit_sum)
 def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
     """out (n,) += weight · scale · code.
 
@@ -92,49 +75,6 @@ def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor,
         # Two roundings: torch's own `alpha` has one on some processors and two on others.
         part.add_((values.reshape(-1)[:count] * weight).to(part.dtype))
         number, place = number + rows_here, place + size
-
-
-@checked(_fit_sum)
-def decode_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
-    """out (n,) = weight · scale · code: the bits of `add_blocks` to zeros.
-
-    >>> out, codes = torch.ones(2), torch.tensor([127, 2], dtype=torch.uint8)
-    >>> decode_blocks(torch.tensor([2.0]), codes, ScaledBlocks((2,), 256, "int8"), out, 0.5)
-    >>> out
-    tensor([127.,   2.])
-    """
-    add_blocks(scales, codes, blocks, out.zero_(), weight)
-
-
-@checked(_fit_ranks)
-def reduce_blocks(
-    scales: Tensor,
-    codes: Tensor,
-    blocks: ScaledBlocks,
-    weight: float,
-    own: tuple[Tensor, Tensor],
-    unsent: Tensor | None,
-    share: float,
-) -> None:
-    """Sum what ranks sent and encode the sum: the owner's work between two stages of an all-reduce.
-
-    `scales` (world, blocks) and `codes` (world, bytes) are what came, of which rows need not be neighbours.
-    Their sum, `weight` times each in the order of ranks, is encoded into `own` (scales, codes). What that
-    does not say of the sum is added to `unsent` (n,), `share` times.
-
-    >>> scales, codes = torch.tensor([[2.0], [2.0]]), torch.tensor([[127, 2], [127, 1]], dtype=torch.uint8)
-    >>> own, unsent = (torch.empty(1), torch.empty(2, dtype=torch.uint8)), torch.zeros(2)
-    >>> reduce_blocks(scales, codes, ScaledBlocks((2,), 256, "int8"), 0.5, own, unsent, 2.0)
-    >>> own, unsent
-    ((tensor([2.]), tensor([127,   2], dtype=torch.uint8)), tensor([ 0., -2.]))
-    """
-    total = scales.new_zeros(blocks.numel)
-    for rank_scales, rank_codes in zip(scales, codes, strict=True):
-        add_blocks(rank_scales, rank_codes, blocks, total, weight)
-    encode_blocks(total, blocks, *own, left=True)
-    if unsent is not None:
-        # Two roundings, as above.
-        unsent.add_(total * share)
 
 
 def rows(x: Tensor, block: int) -> Tensor:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire.kernels.dispatch import contract
+
 _MANTISSA = 3
 """Bits of the mantissa beside the exponent: eight bins an octave, each at most an eighth wide."""
 SHIFT = 23 - _MANTISSA
@@ -35,6 +37,7 @@ def magnitude_edges() -> Tensor:
     return torch.from_numpy(edges)
 
 
+@contract()
 def magnitude_histogram(x: Tensor) -> Histogram:
     """How many elements of x (n,) lie in each bin of magnitude, and their energy; binned as float32.
 

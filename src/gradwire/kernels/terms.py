@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradwire.kernels.dispatch import checked
+from gradwire.kernels.dispatch import contract
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _check(given: tuple[Tensor | None, ...], out: Tensor, dtype: torch.dtype) ->
         raise ValueError(f"out must be {dtype} of the shape that all others have: {shapes}")
 
 
-@checked(_fits_floats)
+@contract(_fits_floats)
 def numerators(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
 ) -> None:
@@ -72,7 +72,7 @@ def numerators(
     out.copy_(torch.where(exact.isfinite(), exact, 0.0).float())
 
 
-@checked(_fits_bytes)
+@contract(_fits_bytes)
 def numerator_exponents(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
 ) -> None:
@@ -88,7 +88,7 @@ def numerator_exponents(
     out.copy_(torch.where(exact.isfinite(), (wide - 896).clamp(0, 255), 0))
 
 
-@checked(_fits_levels)
+@contract(_fits_levels)
 def mantissa_levels(x: Tensor, numerators: Tensor, out: Tensor) -> None:
     """out (n,) uint8 = the largest L of 0, 6, 12, 18 with |x|·2^L below the numerator; 0 for NaN.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gradwire.kernels.dispatch import checked
+from gradwire.kernels.dispatch import contract
 
 GROUP = 64
 
@@ -57,7 +57,7 @@ def _are_results(results: Tensor, sizes: Sequence[int], levels: Tensor, out: Ten
         raise ValueError(f"{tuple(results.shape)} words are no results for {list(sizes)}")
 
 
-@checked(_are_ballots)
+@contract(_are_ballots)
 def cast_votes(x: Tensor, sizes: Sequence[int], groups: int, rows: Tensor, means: Tensor) -> None:
     """Fill zeroed `rows` (r, ballot_words(groups)) int64, and `means` (parts,) with mean |x|.
 
@@ -78,7 +78,7 @@ def cast_votes(x: Tensor, sizes: Sequence[int], groups: int, rows: Tensor, means
         means[number] = mean_magnitude(part)
 
 
-@checked(_have_groups)
+@contract(_have_groups)
 def tally(ballots: Tensor, groups: int) -> Tensor:
     """(2, groups) int64: the bits that have more ones than zeros among those who vote, and that have fewer.
 
@@ -94,7 +94,7 @@ def tally(ballots: Tensor, groups: int) -> Tensor:
     return torch.stack([_packed(sums > 0), _packed(sums < 0)])
 
 
-@checked(_are_results)
+@contract(_are_results)
 def apply_votes(results: Tensor, sizes: Sequence[int], levels: Tensor, out: Tensor) -> None:
     """out (n,) = levels[part] times 1 where there were more ones, -1 where fewer, 0 where neither.
 

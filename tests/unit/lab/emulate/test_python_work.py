@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 
-from gradwire.comm.python_work import Carried
 from gradwire.errors import TransportError
+from gradwire.lab.emulate.python_work import Carried
 
 
 def carried_elsewhere(work: Carried) -> Carried:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gradwire.kernels.dispatch import checked
-from gradwire.kernels.reference.bits import pack_codes, unpack_codes
+from gradwire.kernels.dispatch import contract
+from gradwire.kernels.layouts import pack_codes, unpack_codes
 
 LANES = 128
 """32 rows of it, as floats and as codes, stay in the first-level cache."""
@@ -41,7 +41,7 @@ def _fit(words: Tensor, drop: int, out: Tensor, weight: float) -> None:
         raise ValueError(f"{out.numel()} elements take {upper_words(out.numel(), drop)} int32 words")
 
 
-@checked(_leaves_some)
+@contract(_leaves_some)
 def pack_upper(x: Tensor, drop: int, left: bool) -> Tensor:
     """The upper 32 - drop bits of x (n,) as (upper_words,) int32; with `left`, x keeps the rest.
 
@@ -68,7 +68,7 @@ def pack_upper(x: Tensor, drop: int, left: bool) -> Tensor:
     return torch.cat(words)
 
 
-@checked(_fit)
+@contract(_fit)
 def add_upper(words: Tensor, drop: int, out: Tensor, weight: float) -> None:
     """out (n,) += weight · what `pack_upper` kept in `words`; the example is there."""
     width, place = 32 - drop, 0

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.kernels.dispatch import checked
+from gradwire.kernels.dispatch import contract
 
 _PRECISION = threading.Lock()
 """Held while the process's setting is not the script's."""
@@ -48,7 +48,7 @@ def _factors_fit(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None
         raise ValueError(f"spare factors {spare.shape}, {spare.dtype} do not fit {factors.shape}")
 
 
-@checked(_fit)
+@contract(_fit)
 def left_products(
     x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor, subtract: bool = False
 ) -> None:
@@ -66,7 +66,7 @@ def left_products(
                 matrix.copy_(matrix.to(rows.dtype) - rows.t() @ columns)
 
 
-@checked(_fit)
+@contract(_fit)
 def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
     """right = Mᵀ·left for every matrix M in `x` (numel,), and M loses left·rightᵀ.
 
@@ -81,7 +81,7 @@ def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Te
             matrix.copy_(matrix.to(rows.dtype) - rows.t() @ columns)
 
 
-@checked(_fit_out)
+@contract(_fit_out)
 def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
     """Write left·rightᵀ to where the matrices lie in `out` (numel,); the same bits from the same factors.
 
@@ -98,7 +98,7 @@ def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: 
         matrix.copy_(total)
 
 
-@checked(_factors_fit)
+@contract(_factors_fit)
 def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None = None) -> None:
     """Make the columns of every factor orthonormal, in place, from the first to the last.
 
