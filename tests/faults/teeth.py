@@ -193,7 +193,7 @@ CHANGES = (
     Change(
         7,
         "A damaged table of exponents ends in an error of no type of ours.",
-        "Table.__post_init__",
+        "CodeTable.__post_init__",
         "raise WireError(…is {what}…)",
         "raise ValueError(…is {what}…)",
         "test_damage_is_refused_by_type_or_does_no_harm[frames]",

@@ -113,7 +113,7 @@ def ready_of(profile: Profile, before_s: float, backward_s: float, overlap: bool
 
     >>> profile = Profile("two", "", (Layer("a", 3, ((2, 2),)), Layer("b", 1, ((5,), (1,)))))
     >>> ready_of(profile, 1.0, 4.0)
-    Backward(before_s=1.0, ready_s=(1.0, 1.0, 4.0), numel=(1, 5, 4), total_s=4.0)
+    BackwardTiming(before_s=1.0, ready_s=(1.0, 1.0, 4.0), numel=(1, 5, 4), total_s=4.0)
     """
     layers = profile.layers[::-1]
     done = list(accumulate(layer.macs if profile.macs else 1 for layer in layers))

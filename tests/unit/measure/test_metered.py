@@ -205,7 +205,7 @@ class OnePending(Comm):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets what the clock shows."""
     now = [0.0]
-    for module in ("clock", "observed"):
+    for module in ("clock", "metered"):
         monkeypatch.setattr(f"gradwire.measure.{module}.now_s", lambda: now[0])
     return lambda at_s: now.__setitem__(0, at_s)
 
