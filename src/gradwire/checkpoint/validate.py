@@ -131,7 +131,7 @@ def fitted(engine: Engine, state: State) -> tuple[State, frozenset[str]]:
     wanted = _remembered(_remembering(engine, state))
 
     def is_same(name: str, memory: Tensor) -> bool:
-        whole = tuple(shapes.get(name, ())) if is_cut and shapes else specs[name].whole.shape
+        whole = specs[name].whole.shape if shapes is None else tuple(shapes.get(name, ()))
         return memory.shape == specs[name].shape and whole == specs[name].whole.shape
 
     own: dict[str, dict[str, Tensor]] = {
