@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -261,8 +261,9 @@ def _outcomes(
     for text in texts:
         codec = "stated" if steady(text, "candidate").text in codecs else "free"
 
-        def of_two_bytes(cluster: Cluster, levels: bool, text: str = text) -> float:
-            two = _two_of(cluster)
+        # Most worlds ask the same of two.
+        @cache
+        def bytes_among(two: Cluster, levels: bool, text: str = text) -> float:
             return _passed_bytes(foresee(text, two, levels)[0], two)
 
         for (cluster, late), dense_bytes in zip(worlds, dense, strict=True):
@@ -279,7 +280,9 @@ def _outcomes(
                 memory_bytes=found.memory_bytes,
                 at_most=found.at_most,
                 codec=codec,
-                warnings=_warnings(found, cluster, of_two_bytes(cluster, levels), dense_bytes, memory_bytes),
+                warnings=_warnings(
+                    found, cluster, bytes_among(_two_of(cluster), levels), dense_bytes, memory_bytes
+                ),
                 node_bytes=found.node_bytes,
                 two_levels=levels,
             )

@@ -187,11 +187,20 @@ def _priced(way: _Flat, backward: BackwardTiming, codec: CodecCost | None = None
     decodes = payloads(exchange, max(way.sizes), way.world)
     ready_s = ready_of_element(_at(backward, main.places))
     ready = [ready_s(stop) for stop in (*main.cuts, main.numel)]
-    prices = [[way.unit(size, rounds) for size, rounds in zip(way.sizes, step, strict=True)] for step in sent]
+    priced: dict[tuple[int, int], tuple[tuple[Transfer, ...], _Price]] = {}
+
+    def price(size: int, rounds: Rounds) -> tuple[tuple[Transfer, ...], _Price]:
+        key = size, id(rounds)  # of units that are alike, they are one object
+        if key not in priced:
+            seconds, price = way.unit(size, rounds)
+            priced[key] = tuple(map(_known, once(seconds))), price
+        return priced[key]
+
+    prices = [[price(size, rounds) for size, rounds in zip(way.sizes, step, strict=True)] for step in sent]
     cycle = tuple(
         tuple(
-            UnitWork(at_s, size, tuple(map(_known, once(seconds))), codec or FREE, decodes)
-            for at_s, size, (seconds, _) in zip(ready, way.sizes, step, strict=True)
+            UnitWork(at_s, size, works, codec or FREE, decodes)
+            for at_s, size, (works, _) in zip(ready, way.sizes, step, strict=True)
         )
         for step in prices
     )

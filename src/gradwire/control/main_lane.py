@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -40,10 +40,14 @@ class MainLane:
         exchange, lane = self.layout.main.exchange, self.lane
         dtype = torch.float32 if lane is None else lane.dtype
         ctx = replace(ctx, narrow=None if lane is None else lane.narrow)
-        rounds = []
+        rounds, known, cycle = [], dict[Hashable, tuple[Round, ...]](), exchange.laws.cycle
         for index, (start, stop) in enumerate(pairwise((0, *self.cuts, self.numel))):
             parts = () if lane is None else lane.units[index].parts
-            rounds.append(exchange.rounds(stop - start, dtype, replace(ctx, unit=index, parts=parts)))
+            # They depend on how many elements of which shapes a unit has, not on where these lie.
+            alike = stop - start, index % cycle, tuple([(part.shape, part.numel) for part in parts])
+            if alike not in known:
+                known[alike] = exchange.rounds(stop - start, dtype, replace(ctx, unit=index, parts=parts))
+            rounds.append(known[alike])
         return tuple(rounds)
 
     def small(self, world: int) -> Round:

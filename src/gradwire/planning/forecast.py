@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 
 from gradwire.planning.collectives import Transfer
@@ -70,12 +71,19 @@ class Forecast:
         """The step without communication."""
         return self.backward.before_s + self.backward.total_s
 
+    @cached_property
+    def _usual_step_s(self) -> float:
+        return self._step_s(1.0)
+
     def step_s(self, slowed: float = 1.0) -> float:
         """The mean step, where the slowest rank takes `slowed` times as long to compute.
 
         All ranks encode at the same time, so that codecs take longer where a rank has less than a core. No
         step takes less than the processor time of all that it does.
         """
+        return self._usual_step_s if slowed == 1.0 else self._step_s(slowed)
+
+    def _step_s(self, slowed: float) -> float:
         backward_s = slowed * self.backward.total_s
         before_s = slowed * self.backward.before_s
         step_s = fmean(

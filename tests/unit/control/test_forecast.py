@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,15 +15,20 @@ from gradwire.control.forecast import (
     predicted_step_s,
     specs_of_profile,
 )
+from gradwire.control.main_lane import main_lane
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import NOMINAL_CODEC, CodecCost, Line, Link
+from gradwire.planning.cuts import even_cuts
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
 from gradwire.planning.predict import FREE
 from gradwire.planning.shapes import load, ready_of
 from gradwire.recipes import recipe
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import build
+from tests.support.recipes import EVERY_RECIPE
 
 PROFILE = load("resnet50")
 SPECS = specs_of_profile(PROFILE)
@@ -210,3 +216,28 @@ def test_without_overlap_everything_waits_for_the_end() -> None:
     sent_s = sum(unit.rounds[0].payload_bytes for unit in step.cycle[0]) + step.tail.round.payload_bytes
     assert step.step_s() == pytest.approx(0.18 + sent_s, rel=1e-12)
     assert step.step_s() > found("dense").step_s()
+
+
+ALIKE = tuple(
+    ParameterSpec(f"{layer}.{name}", shape, torch.float32, torch.Size(shape).numel())
+    for layer in range(6)
+    for name, shape in (("wide", (512, 2048)), ("bias", (2048,)), ("square", (1024, 1024)))
+)
+"""Layers alike, of which units of a quarter of a million elements hold parts."""
+
+
+@pytest.mark.parametrize("label", EVERY_RECIPE)
+def test_units_that_are_alike_have_the_rounds_that_each_of_them_has(label: str) -> None:
+    composition = replace(
+        recipe(EVERY_RECIPE[label]).build(), cutter=partial(even_cuts, unit_elements=1 << 18)
+    )
+    layout = build(ALIKE, composition, None, torch.device("meta"), 4)
+    main, exchange = main_lane(layout, ALIKE, ()), layout.main.exchange
+    for step in (0, 1003):
+        ctx = ExchangeContext(step, 0, 0, 4)
+        found = main.rounds(ctx)
+        for unit, rounds in zip(
+            () if main.lane is None else main.lane.units, found, strict=main.lane is not None
+        ):
+            own = replace(ctx, unit=unit.index, parts=unit.parts, narrow=None)
+            assert rounds == exchange.rounds(unit.numel, torch.float32, own)
