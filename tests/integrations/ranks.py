@@ -10,6 +10,7 @@ import runpy
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ class Steps:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 found.update(parameter.detach().numpy().tobytes())
-        with (self.folder / f"{dist.get_rank()}.steps").open("a") as file:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        with (self.folder / f"{rank}.steps").open("a") as file:
             file.write(f"{self.wire.report().step} {found.hexdigest()}\n")
         self.count += 1
         if self.count == self.die_at:
@@ -66,14 +68,33 @@ class Seen:
     printed: str
 
 
-def run(example: str, checkpoints: Path, folder: Path, die_at: int | None = None) -> Seen:
-    """Run `examples/EXAMPLE CHECKPOINTS` on two ranks."""
+Changes = Sequence[tuple[str, str]]
+"""What stands in an example, once, and what stands there instead."""
+
+
+def run(
+    example: str,
+    checkpoints: Path,
+    folder: Path,
+    die_at: int | None = None,
+    changes: Changes = (),
+    world: int = WORLD,
+) -> Seen:
+    """Run `examples/EXAMPLE CHECKPOINTS`, with `changes`."""
     folder.mkdir()
+    source = (ROOT / "examples" / example).read_text(encoding="utf-8")
+    for old, new in changes:
+        assert source.count(old) == 1, f"{example} has {source.count(old)} times {old!r}"
+        source = source.replace(old, new)
+    script = folder / example
+    script.write_text(source, encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks = [
-        _FORKED.Process(target=_main, args=(rank, port, example, checkpoints, folder, die_at), daemon=True)
-        for rank in range(WORLD)
+        _FORKED.Process(
+            target=_main, args=(rank, world, port, script, checkpoints, folder, die_at), daemon=True
+        )
+        for rank in range(world)
     ]
     for process in ranks:
         process.start()
@@ -91,15 +112,17 @@ def seen(codes: list[int | None], folder: Path) -> Seen:
     return Seen(codes, carried, [each[-1] for each in lines], printed)
 
 
-def _main(rank: int, port: int, example: str, checkpoints: Path, folder: Path, die_at: int | None) -> None:
+def _main(
+    rank: int, world: int, port: int, script: Path, checkpoints: Path, folder: Path, die_at: int | None
+) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0", TORCHELASTIC_RUN_ID="tests")
-    os.environ.update(WORLD_SIZE=str(WORLD), LOCAL_WORLD_SIZE=str(WORLD), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), GLOO_SOCKET_IFNAME="lo")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     with (folder / f"{rank}.out").open("wb") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     register_optimizer_step_post_hook(Steps(folder, die_at))
-    sys.argv = [example, str(checkpoints)]
-    runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
+    sys.argv = [script.name, str(checkpoints)]
+    runpy.run_path(str(script), run_name="__main__")
     sys.stdout.flush()
     os._exit(0)  # without the frameworks' own good-byes, which wait for each other
