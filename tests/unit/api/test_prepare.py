@@ -84,10 +84,13 @@ def test_steps_call_nothing_that_was_not_prepared(text: str, monkeypatch: pytest
         assert called <= prepared, f"{world} ranks"
 
 
+ONE_OF_EACH = {text.partition("(")[0]: text for text in reversed(LAWS)}.values()
+
+
 @pytest.fixture(scope="module")
 def kernels_of() -> dict[str, dict[str, list[str]]]:
-    """Of every recipe, in a process of its own: the subjects that building it imports, and that steps do."""
-    command = [sys.executable, "-m", "tests.support.imported_kernels", *LAWS]
+    """Of every recipe, with one set of options: the subjects that building it imports, and that steps do."""
+    command = [sys.executable, "-m", "tests.support.imported_kernels", *ONE_OF_EACH]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -98,7 +101,7 @@ def kernels_of() -> dict[str, dict[str, list[str]]]:
 def test_steps_import_no_kernels_that_building_a_recipe_has_not(
     kernels_of: dict[str, dict[str, list[str]]],
 ) -> None:
-    assert kernels_of.keys() == LAWS.keys()
+    assert kernels_of.keys() == {*ONE_OF_EACH}
     assert {text: each["in steps"] for text, each in kernels_of.items() if each["in steps"]} == {}
 
 
