@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from importlib.util import find_spec
 
 import torch
 
@@ -32,5 +33,5 @@ def pytest_report_header() -> str:
 def pytest_sessionstart() -> None:
     """Kernels that are not compiled yet are compiled by all workers, and each by one of them."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is not None:
+    if worker is not None and find_spec("numba") is not None:
         compiler.prepare(compiler.every(), turn=int(worker.removeprefix("gw")))

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gradwire.kernels.cpu.topk import SAMPLE
+SAMPLE = 16384
+"""Elements of which the kernels for top-k guess a threshold."""
 
 
 def generator(seed: int) -> torch.Generator:

@@ -10,12 +10,15 @@ from types import ModuleType
 from typing import Any
 
 KERNELS = "gradwire.kernels"
+HAS_NUMBA = find_spec("numba") is not None
+CPUS_ALONE = ("frames", "huffman")
+"""Subjects without contracts, which cannot be imported without Numba."""
 
 
 def files(package: str = KERNELS) -> dict[str, ModuleType]:
     """The modules of a package by name, imported; not the packages in it."""
-    found = iter_modules(import_module(package).__path__)
-    return {each.name: import_module(f"{package}.{each.name}") for each in found if not each.ispkg}
+    found = [each.name for each in iter_modules(import_module(package).__path__) if not each.ispkg]
+    return {name: import_module(f"{package}.{name}") for name in found if HAS_NUMBA or name not in CPUS_ALONE}
 
 
 CONTRACTS: dict[str, Any] = {
@@ -47,4 +50,6 @@ class _Plain:
         return CONTRACTS[name].plain
 
 
-cpu, plain = Twins("cpu"), _Plain()
+plain = _Plain()
+cpu: Any = Twins("cpu") if HAS_NUMBA else plain
+"""Without Numba nothing is on the CPU but plain torch."""

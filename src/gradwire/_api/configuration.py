@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 import torch
@@ -75,6 +76,8 @@ class Configuration:
             "checksums": str(self.checksums),
             "skipped": self.skipped,
             "gradwire version": __version__,
+            # Without it plain torch computes, which adds up in another order.
+            "kernels of numba": str(find_spec("numba") is not None),
             "source of gradients": source.kind,
             "recipe": str(chosen),
             "seed": str(self.seed),

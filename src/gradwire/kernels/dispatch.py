@@ -101,8 +101,19 @@ def _device_of(arguments: Iterable[Any]) -> torch.device | None:
 
 
 def _twin(home: str, name: str) -> Callable[..., Any]:
-    """The function `name` of the module `home`; without that, one that declines."""
-    return getattr(import_module(home), name, _declines) if find_spec(home) is not None else _declines
+    """The function `name` of the module `home`; without that, or without Numba, one that declines."""
+    if find_spec(home) is None:
+        return _declines
+    try:
+        return getattr(import_module(home), name, _declines)
+    except ImportError as error:
+        _say_once(str(error))
+        return _declines
+
+
+@cache
+def _say_once(error: str) -> None:
+    _LOG.warning("kernels are missing here, so plain torch computes instead, more slowly: %s", error)
 
 
 def _declines(*_arguments: Any, **_named: Any) -> Any:
