@@ -201,9 +201,9 @@ class Torn(Comm):
 
 @pytest.mark.parametrize("at", range(6))
 @pytest.mark.parametrize("name", ["dense", "topk", "leader_topk", "covap", "auto"])
-def test_a_broken_transport_ends_this_step_and_all_later_ones_with_its_error(name: str, ctx: int) -> None:
+def test_a_broken_transport_ends_this_step_and_all_later_ones_with_its_error(name: str, at: int) -> None:
     def rank(comm: Comm) -> None:
-        rig = Rig(Torn(comm, ctx), EVERY_RECIPE[name], unit_elements=3000)
+        rig = Rig(Torn(comm, at), EVERY_RECIPE[name], unit_elements=3000)
         outcomes = [rig.step(gradients(0, step)) for step in range(6)]
         broken = [isinstance(outcome.error, TransportError) for outcome in outcomes]
         assert any(broken)
