@@ -28,7 +28,7 @@ from types import FrameType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-RECIPES = ("topk", "dense", "powersgd", "gcomp")
+RECIPES = ("dense", "topk", "powersgd", "gcomp")
 WARM_STEPS = 6
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
