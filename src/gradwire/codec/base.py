@@ -39,9 +39,7 @@ class Codec(Protocol):
     """Tensor to payload and back. Stateless and local; payload sizes never depend on values."""
 
     @property
-    def laws(self) -> CodecLaws:
-        """The promises of the codec."""
-        ...
+    def laws(self) -> CodecLaws: ...
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Elements and dtype of the payload of `numel` elements; the same on all ranks."""

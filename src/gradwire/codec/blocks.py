@@ -45,7 +45,6 @@ class BlockCodec:
     laws = CodecLaws(contractive=True, total=True, stays_on_device=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """Bytes."""
         _blocks, layout = self._layout(numel, dtype, ctx)
         return layout.bytes, torch.uint8
 

@@ -46,7 +46,6 @@ class FourLevels:
     laws = CodecLaws(contractive=True, total=True, stays_on_device=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """Bytes."""
         return self._layout(numel, dtype, ctx)[1].bytes, torch.uint8
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:

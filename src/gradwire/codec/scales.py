@@ -29,7 +29,6 @@ class ScaledPayload:
 
     @cached_property
     def bytes(self) -> int:
-        """Size of the payload."""
         return -(-self._stop // self.dtype.itemsize) * self.dtype.itemsize
 
     @cached_property

@@ -50,7 +50,6 @@ class TwoLevels:
         Blocks((), self.block)  # raises for a block of a size that does not do
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """Bytes."""
         blocks, itemsize = self._blocks(numel, ctx), _level_type(dtype).itemsize
         bits = -(-blocks.bytes // itemsize) * itemsize  # so that every row of a gathered payload is aligned
         return blocks.count * self.levels * itemsize + bits, torch.uint8

@@ -173,7 +173,6 @@ class Sparse:
         return CodecLaws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """Bytes."""
         return self._layout(numel, dtype, ctx).buffer.bytes, torch.uint8
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
@@ -221,7 +220,6 @@ class SparseCoded:
         )
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """Bytes."""
         count = self.selector.count(numel, ctx)
         size, kind = self.codec.payload(count, dtype, _alone(ctx))
         return _start(count, numel) + size * kind.itemsize, torch.uint8

@@ -255,7 +255,6 @@ class Opening:
         self.then = coming.then
 
     def wait(self) -> None:
-        """See `Pending.wait`."""
         self._coming.wait()
         opened, self._opened = self._opened, None
         if opened is not None:
@@ -270,7 +269,6 @@ class Judged(Opening):
         self._watch = watch
 
     def wait(self) -> None:
-        """See `Pending.wait`."""
         super().wait()
         if self._watch.damage is not None:
             raise self._watch.damage
@@ -288,7 +286,6 @@ class CheckedPeers:
         self._peers, self._watch = peers, watch
 
     def send(self, tensor: Tensor, target: int) -> Pending:
-        """See `Peers.send`."""
         if tensor.numel() == 0:
             return DONE
         message = self._watch.sealed(tensor)
@@ -296,7 +293,6 @@ class CheckedPeers:
         return self._peers.send(message, target)
 
     def receive(self, out: Tensor, source: int) -> Pending:
-        """See `Peers.receive`."""
         if out.numel() == 0:
             return DONE
         message = self._watch.room(out)

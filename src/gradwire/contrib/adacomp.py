@@ -48,7 +48,6 @@ class AdaComp:
     laws = SelectorLaws(contractive=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
-        """The bound."""
         return count_kept(self.at_most, numel)
 
     def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:

@@ -206,7 +206,6 @@ class Slots:
 
     @property
     def bytes(self) -> int:
-        """Size of a payload."""
         return self._buffer.bytes
 
     def write(self, payload: Tensor, places: Tensor, values: Tensor) -> None:

@@ -62,7 +62,6 @@ class Levels:
 
     @property
     def bytes(self) -> int:
-        """Size of the payload."""
         return self._layout.bytes
 
     @cached_property
@@ -123,7 +122,6 @@ class Qsgd:
         return levels_of(self._grid(ctx.sizes(numel)), dtype)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """Bytes."""
         return self._levels(numel, dtype, ctx).bytes, torch.uint8
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
@@ -178,7 +176,6 @@ class TernGrad:
         return levels_of(grid, dtype)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """Bytes."""
         return self._levels(numel, dtype, ctx).bytes, torch.uint8
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:

@@ -247,7 +247,6 @@ class Standing:
         return len({tuple(each and each.recipe for each in both) for both in following}) == 1
 
     def option(self, recipe: str) -> Option:
-        """The one of that text."""
         return next(each for each in self.options if each.recipe == recipe)
 
     def table(self, running: str) -> tuple[Considered, ...]:

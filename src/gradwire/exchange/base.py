@@ -60,9 +60,7 @@ class Exchange(Protocol):
     """The way in which ranks agree on the mean of one unit."""
 
     @property
-    def laws(self) -> ExchangeLaws:
-        """The promises of the exchange."""
-        ...
+    def laws(self) -> ExchangeLaws: ...
 
     @property
     def memory(self) -> Memory | None:

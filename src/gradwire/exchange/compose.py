@@ -55,7 +55,6 @@ class Warm:
 
     @property
     def memory(self) -> Memory | None:
-        """The memory of the inner exchange."""
         return self.inner.memory
 
     def _now(self, ctx: ExchangeContext) -> Exchange:
@@ -132,7 +131,6 @@ class Every:
 
     @property
     def memory(self) -> Memory | None:
-        """The memory of the inner exchange."""
         return self.inner.memory
 
     def sends(self, ctx: ExchangeContext) -> bool:

@@ -139,7 +139,6 @@ class Arrangement:
 
     @property
     def raw_numel(self) -> int:
-        """Elements that travel raw."""
         return sum(stop - start for start, stop in self.raw)
 
     def take_raw(self, x: Tensor, out: Tensor, weight: float) -> None:

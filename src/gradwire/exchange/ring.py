@@ -92,12 +92,10 @@ class RingSchedule:
 
     @property
     def longest_partition(self) -> int:
-        """Elements."""
         return -(-self.numel // self.world)
 
     @property
     def longest_segment(self) -> int:
-        """Elements."""
         return -(-self.longest_partition // self.segments)
 
     @cached_property

@@ -63,13 +63,11 @@ Numbers = Mapping[str, float]
 
 
 def folder() -> Path:
-    """The folder of the files."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "gradwire"
 
 
 def path_of(key: Key) -> Path:
-    """The file of a key."""
     digest = hashlib.blake2b(json.dumps(dict(key), sort_keys=True).encode(), digest_size=12).hexdigest()
     return folder() / f"{digest}.json"
 

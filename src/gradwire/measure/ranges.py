@@ -56,7 +56,6 @@ class OnTheWire:
         self._range._call_end_callbacks_on_future(self._over)
 
     def wait(self) -> None:
-        """Block until the round has ended."""
         try:
             self._inner.wait()
         finally:

@@ -58,7 +58,6 @@ class ThroughComm(Comm):
         self.rank, self.world, self._comm, self._where = comm.rank, comm.world, comm, where
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
-        """As `Comm.issue`."""
         sent = tensor.to(self._where, copy=True)
         received = sent if out is tensor else torch.empty_like(out, device=self._where)
         return _Through(self._comm.issue(replace(round_, algorithm="library"), sent, received), received, out)
@@ -83,7 +82,6 @@ class LaterComm(Comm):
         self.rank, self.world, self._comm, self._later = comm.rank, comm.world, comm, later
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
-        """As `Comm.issue`."""
         return _Later(self._comm.issue(round_, tensor, out), self._later)
 
 

@@ -46,7 +46,6 @@ class Cluster:
 
     @property
     def nodes(self) -> int:
-        """The number of nodes."""
         return self.workers // self.per_node
 
     @cached_property

@@ -38,7 +38,6 @@ class Profile:
 
     @cached_property
     def parameters(self) -> int:
-        """Elements of all parameters."""
         return sum(math.prod(shape) for layer in self.layers for shape in layer.shapes)
 
     @property

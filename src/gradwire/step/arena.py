@@ -134,7 +134,6 @@ class Unit:
 
     @property
     def numel(self) -> int:
-        """Elements."""
         return self.stop - self.start
 
     @cached_property

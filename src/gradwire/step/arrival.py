@@ -64,7 +64,6 @@ class Run:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters."""
         return tuple(entry.name for entry in self.entries)
 
     @cached_property

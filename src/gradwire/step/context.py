@@ -26,7 +26,6 @@ class Part:
 
     @property
     def numel(self) -> int:
-        """Elements."""
         return self.stop - self.start
 
     @property

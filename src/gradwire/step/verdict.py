@@ -50,7 +50,6 @@ class Row:
 
     @property
     def width(self) -> int:
-        """Numbers in the row."""
         return HEADER + len(self.facts)
 
     def write(self, table: Tensor, rank: int) -> None:

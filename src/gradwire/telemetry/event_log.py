@@ -34,7 +34,6 @@ class EventLog:
         self._has_warned = False
 
     def attached(self) -> None:
-        """A model has been attached."""
         placement = self._engine.env.placement
         if self._speaks and not placement.device.is_host:
             _LOG.warning(_UNTRIED, placement.device.where.type, placement.name)

@@ -73,7 +73,6 @@ class Header(NamedTuple):
     thresholds: bool = False
 
     def pack(self) -> bytes:
-        """The bytes."""
         flags = _FLUSH * self.flush | _EXPLICIT * self.explicit | _THRESHOLDS * self.thresholds
         key = self.key
         return _LAYOUT.pack(

@@ -31,9 +31,7 @@ class Selector(Protocol):
     """Chooses elements of a unit."""
 
     @property
-    def laws(self) -> SelectorLaws:
-        """The promises of the selector."""
-        ...
+    def laws(self) -> SelectorLaws: ...
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         """The number of elements chosen of `numel`, or the most; equal on all ranks, for any values."""

@@ -128,7 +128,6 @@ class BenchWorker:
         }
 
     def do_hello(self, command: Message) -> Message:
-        """All modules are imported."""
         return {}
 
     def do_steps(self, command: Message) -> Message:

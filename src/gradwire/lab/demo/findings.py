@@ -137,7 +137,6 @@ class Both:
 
     @classmethod
     def of(cls, courses: Sequence[Course], steps: int, warmup: int) -> "Both":
-        """Of a run's courses."""
         ddp, wire = (Runs.of(courses, name, steps, warmup) for name in ("ddp", "gradwire"))
         return cls(ddp, wire, steps, warmup)
 
@@ -343,7 +342,6 @@ def row_of(document: Document, kind: str) -> Document:
 
 
 def courses_of(document: Document) -> list[Course]:
-    """The courses of all runs."""
     return [Course(**course) for course in document["courses"]]
 
 

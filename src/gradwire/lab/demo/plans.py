@@ -58,7 +58,6 @@ class DemoPlan:
 
     @property
     def ddp(self) -> BenchEntry:
-        """Plain DDP."""
         return parse_entry("ddp", "peer")
 
     @property

@@ -115,7 +115,6 @@ class Forked:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
         self.send_signal(signal.SIGKILL)
 
 

@@ -67,7 +67,6 @@ class Carried(Work):
         return self._ended.is_set()
 
     def is_success(self) -> bool:
-        """Whether the collective has ended well."""
         return self._ended.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:

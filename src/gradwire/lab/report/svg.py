@@ -60,17 +60,14 @@ def text(x: float, y: float, words: str, anchor: str = "start", class_: str = "l
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
-    """A straight line."""
     return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
 
 
 def polyline(points: Iterable[Point], class_: str) -> str:
-    """A curve through points."""
     return element("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=class_)
 
 
 def polygon(points: Iterable[Point], class_: str) -> str:
-    """A filled outline through points."""
     return element("polygon", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=class_)
 
 

@@ -121,7 +121,6 @@ class DDPBuckets(Source):
 
     @property
     def module(self) -> nn.Module:
-        """The wrapped one."""
         module: nn.Module = self._ddp.module
         return module
 

@@ -72,7 +72,6 @@ class Packing:
         return rows
 
     def unpack(self, rows: Tensor, buffer: Tensor) -> None:
-        """The inverse."""
         self._copy(self._of(buffer), self._in(rows))
 
     @staticmethod
