@@ -30,6 +30,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -366,15 +367,17 @@ def strays(arguments: argparse.Namespace) -> dict[str, Any]:
     print(f"| {arguments.workload}, by | mean of loss − exact | of truncation's | {columns} |")
     print("|---|---|---|" + "---|" * len(SHARES))
     for text, found in reached.items():
-        shown = f"{fmean(away[text]):.2e} ± {error_of(away[text]):.0e}" if text in away else "-"
-        share = f"{fmean(away[text]) / fmean(away[SETTINGS[2]]):.1%}" if text in away else "-"
+        shown, share = distance(away[text], away[SETTINGS[2]]) if text in away else ("-", "-")
         print(f"| `{text}` | {shown} | {share} | {' | '.join(map(steps_text, found))} |", flush=True)
     return {"exact": exact, "losses": losses, "away": away, "apart": apart, "reached": reached}
 
 
-def error_of(values: Sequence[float]) -> float:
-    """The standard error of their mean."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+def distance(away: Sequence[float], truncated: Sequence[float]) -> tuple[str, str]:
+    """Mean over seeds with its standard error, and as a share of that of truncation."""
+    if not all(map(isfinite, away)):
+        return "diverged", "-"
+    error = stdev(away) / len(away) ** 0.5 if len(away) > 1 else 0.0
+    return f"{fmean(away):.2e} ± {error:.0e}", f"{fmean(away) / fmean(truncated):.1%}"
 
 
 def steps_text(reached: Sequence[int | None]) -> str:

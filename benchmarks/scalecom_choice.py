@@ -49,23 +49,28 @@ RECIPES = (
 
 @dataclass(frozen=True)
 class Shown:
-    """A curve of one of the paper's figures: who chooses how, on so many ranks, at which learning rate."""
+    """A curve of one of the paper's figures: what chooses, on so many ranks, at which learning rate."""
 
     figure: str
-    text: str
+    name: str
     world: int
     learning_rate: float
 
 
-LOCAL = "topk(ratio=0.001, fused=True)"
-BY_LAYER = "mergecomp(inner='scalecom(rate=400, warmup_steps=0)', split='layers')"
-WHOLE = "mergecomp(inner='leader_topk(ratio={ratio}, beta={beta})', split='even', groups=1)"
+CHOOSING = {
+    "local top-k, 0.1 %": "topk(ratio=0.001, fused=True)",
+    "CLT-k, 0.1 %": "mergecomp(inner='leader_topk(ratio=0.001)', split='even', groups=1)",
+    "CLT-k, 0.1 %, β = 0.1": "mergecomp(inner='leader_topk(ratio=0.001, beta=0.1)', split='even', groups=1)",
+    "CLT-k, 400x": "mergecomp(inner='leader_topk(ratio=0.0025)', split='even', groups=1)",
+    "CLT-k, 400x, by layer": "mergecomp(inner='scalecom(rate=400, warmup_steps=0)', split='layers')",
+}
+"""Of the whole gradient but for the last; the true top-k is that of the whole gradient, or of the layer."""
 CURVES = (
-    *(Shown("2a", LOCAL, world, 0.01) for world in (2, 4, 8)),
-    *(Shown("2c", WHOLE.format(ratio=0.001, beta=1.0), 2, rate) for rate in (0.01, 0.3, 1.0)),
-    *(Shown("2c", WHOLE.format(ratio=0.001, beta=0.1), 2, rate) for rate in (0.3, 1.0)),
-    *(Shown("3", WHOLE.format(ratio=0.0025, beta=1.0), world, 0.1) for world in (2, 4, 8)),
-    Shown("3", BY_LAYER, 4, 0.1),
+    *(Shown("2a", "local top-k, 0.1 %", world, 0.01) for world in (2, 4, 8)),
+    *(Shown("2c", "CLT-k, 0.1 %", 2, rate) for rate in (0.01, 0.3, 1.0)),
+    *(Shown("2c", "CLT-k, 0.1 %, β = 0.1", 2, rate) for rate in (0.3, 1.0)),
+    *(Shown("3", "CLT-k, 400x", world, 0.1) for world in (2, 4, 8)),
+    Shown("3", "CLT-k, 400x, by layer", 4, 0.1),
 )
 SAMPLES, EVERY = 32, 5
 """Per rank, as in the paper; steps from one look to the next."""
@@ -171,15 +176,16 @@ def similar(options: argparse.Namespace) -> None:
     columns = " | ".join(f"steps {low + 1} to {high}" for low, high in spans)
     examples = work.describe()["train_examples"]
     print(f"\n{workload}, {SAMPLES} samples per rank, {examples} in all, {len(seeds)} seeds\n")
-    print(f"| figure | ranks, recipe | learning rate | of | {columns} |")
+    print(f"| figure | chosen by | ranks | of | {columns} |")
     print("|---|---|---|---|" + "---|" * len(spans))
     for curve in CURVES:
         if curve.figure in options.figures and curve.world in options.ranks:
             learning_rate = curve.learning_rate / options.slower
             scale = learning_rate / own
-            setting = Setting(workload, curve.text, curve.world, SAMPLES, steps, scale, EVERY, constant=True)
+            text = CHOOSING[curve.name]
+            setting = Setting(workload, text, curve.world, SAMPLES, steps, scale, EVERY, constant=True)
             outcomes = [train(setting, seed) for seed in seeds]
-            head = f"| {curve.figure} | {curve.world}, `{curve.text}` | {learning_rate:g} |"
+            head = f"| {curve.figure}, rate {learning_rate:g} | {curve.name} | {curve.world} |"
             for name, of in QUANTITIES.items():
                 cells = [over(outcomes, of, *span) for span in spans]
                 print(f"{head} {name} | {' | '.join(cells)} |", flush=True)
@@ -204,10 +210,10 @@ def energy_of(seen: Diagnosis) -> float:
 
 
 def over(outcomes: Sequence[Outcome], of: Callable[[Diagnosis], float], low: int, high: int) -> str:
-    """Mean over the looks at steps `low` to `high`, with the standard error over seeds, if all are finite."""
+    """Mean over the looks at steps `low` to `high`, with the standard error, if no loss is infinite."""
     looks = [[of(d) for d in each.diagnoses if low <= d.step < high] for each in outcomes]
     means = [fmean(each) for each in looks]
-    lost = sum(not math.isfinite(mean) for mean in means)
+    lost = sum(not all(map(math.isfinite, each.losses[low:high])) for each in outcomes)
     return f"{lost} of {len(means)} diverged" if lost else spread(means, 2)
 
 
