@@ -79,7 +79,7 @@ def test_a_step_has_as_many_segments_as_suit_its_place(monkeypatch: pytest.Monke
 @pytest.fixture
 def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One rank, which compresses as in company."""
-    monkeypatch.setattr("gradwire.attaching.is_alone", lambda _comm: False)
+    monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -14,7 +14,7 @@ from tests.gpu.outcomes import Skip, Tell, each
 
 NEEDED = ("torch", "triton", "numpy", "numba", "pytest", "pytest-xdist", "pytest-timeout", "hypothesis")
 _NUMBA = "import numba; numba.njit(lambda x: x + 1)(1); print('works')"
-_GRADWIRE = "import gradwire.attaching; print('can be imported')"
+_GRADWIRE = "import gradwire._api.attach; print('can be imported')"
 
 
 def run(tell: Tell, match: str | None = None) -> None:
