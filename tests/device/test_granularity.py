@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire._api.configuration import PlacementName
 from gradwire.codec.blocks import blocks
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.exchange.base import run, steady_context
@@ -88,7 +89,7 @@ def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize(("placement", "buckets"), [("device", 2), ("host", 4)])
 def test_gradients_come_in_as_many_buckets_as_suit_the_place(
-    placement: gradwire.configuration.Place, buckets: int, monkeypatch: pytest.MonkeyPatch
+    placement: PlacementName, buckets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradwire.granularity.ON_DEVICE", replace(ON_DEVICE, buckets=2))
     monkeypatch.setattr("gradwire.granularity.ON_HOST", replace(ON_HOST, buckets=4))
