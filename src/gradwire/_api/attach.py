@@ -252,7 +252,7 @@ def _assemble(
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,
         alone=is_alone(carry[-1]),
-        at_once=source.at_once,
+        tuning=source.tuning,
         loss_scale=(lambda: 1.0) if scale is None else scale,
         begun=(lambda: None) if scale is None else scale.begun,
         replicas=_transferred(replicas, lambda: backward.placement.transfer),

@@ -41,19 +41,22 @@ MESSAGE_BYTES = 1875
 link for which compression is meant."""
 
 
-def shortest_sum(world: int, payload_bytes: int = 0) -> Algorithm:
+def shortest_sum(world: int, payload_bytes: int = 0, latency: float = 1.0) -> Algorithm:
     """The best algorithm for an all-reduce of few bytes for which all ranks wait.
 
     A direct one takes one latency where a ring takes 2(N-1), and half as many messages (a quarter of gloo's,
     which halves each part). Its bytes are N/2 times as many. Among more ranks a tree takes 2·log N latencies;
     its bytes are log N times as many on the busiest link, and as many in the mean. Both are best up to a
     payload whose further bytes take as long as the latencies saved: 8.4 kB among 3 ranks, 6.2 kB among 4, 4.6
-    kB among 8, 21 kB among 64.
+    kB among 8, 21 kB among 64. A `latency` that takes as many times as long as a message makes such a payload
+    as many times larger.
 
     >>> [shortest_sum(world) for world in (2, 4, 64)]
     ['library', 'direct', 'tree']
     >>> shortest_sum(4, 6000), shortest_sum(8, 6000)
     ('direct', 'library')
+    >>> shortest_sum(8, 6000, latency=10.0)
+    'direct'
     """
     if world <= 2:
         return "library"
@@ -61,7 +64,7 @@ def shortest_sum(world: int, payload_bytes: int = 0) -> Algorithm:
     way: Algorithm = "direct" if world <= DIRECT_WORLD else "tree"
     latencies, payloads = (1, world - 1) if way == "direct" else (2 * (world - 1).bit_length(),) * 2
     saved, more = in_a_row - latencies, payloads - passed
-    return way if more * payload_bytes <= saved * MESSAGE_BYTES else "library"
+    return way if more * payload_bytes <= saved * latency * MESSAGE_BYTES else "library"
 
 
 @dataclass(frozen=True)

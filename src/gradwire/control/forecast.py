@@ -32,6 +32,7 @@ from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
 from gradwire.planning.predict import FREE, Tail, UnitWork, ready_of_element
 from gradwire.planning.shapes import Profile
+from gradwire.planning.tuning import ROUNDS, USUAL
 from gradwire.recipes import Composition
 from gradwire.recipes.parse import steady
 from gradwire.recipes.regroup import in_fewer_units
@@ -101,7 +102,9 @@ def _main_of(
     """The main lane of whole parameters, or of their shards, and the elements of each."""
     held = shards_of(specs, cluster.per_node if two_levels else 1)
     between = cluster.nodes if two_levels else cluster.workers
-    layout = build(held, composition, None, torch.device("meta"), between, at_once=at_once)
+    layout = build(
+        held, composition, None, torch.device("meta"), between, tuning=ROUNDS if at_once else USUAL
+    )
     numel = tuple(spec.numel for spec in held)
     ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
     return main_lane(layout, held, [ends[cut] for cut in bucket_cuts(backward.numel)]), numel

@@ -52,7 +52,7 @@ class MainLane:
 
     def small(self, world: int) -> Round:
         """The all-reduce of what travels beside the units."""
-        way = shortest_sum(world, torch.float32.itemsize * self.beside)
+        way = shortest_sum(world, torch.float32.itemsize * self.beside, self.layout.tuning.latency)
         return Round("all_reduce", self.beside, torch.float32, algorithm=way)
 
     def tail(self, world: int) -> Tail:

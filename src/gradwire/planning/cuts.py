@@ -23,11 +23,6 @@ def even_cuts(sizes: Sequence[int], unit_elements: int) -> tuple[int, ...]:
     return _even(sum(sizes), unit_elements)
 
 
-AT_ONCE = 1 << 26
-"""Elements of a unit at most where all gradients come together. Encoding as many takes some latencies between
-sites, and the link need not idle until all of a larger model is encoded."""
-
-
 def layer_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
     """A unit for every parameter.
 

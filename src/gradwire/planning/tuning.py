@@ -25,5 +25,14 @@ class Tuning:
     kept_dense_steps: int = 300
     """Steps that dense stays. To decide anew costs less there: most of the steps that measure are dense."""
 
+    unit_elements: int | None = None
+    """Elements of a unit at most, where all gradients come together and no unit hides another; else as the
+    recipe cuts."""
+    latency: float = 1.0
+    """Of a link, in times of a message: how often `MESSAGE_BYTES` (`comm.base`) pass meanwhile."""
+
 
 USUAL = Tuning()
+ROUNDS = Tuning(unit_elements=1 << 26, latency=30.0)
+"""Of local steps. Encoding a unit takes some latencies between sites, and the link does not idle until all of
+a larger model is encoded. These are 10 ms or more."""

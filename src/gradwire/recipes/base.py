@@ -15,7 +15,7 @@ from gradwire.comm.base import Round
 from gradwire.exchange.base import WHOLE, Exchange, first_busy_step
 from gradwire.memory import Forgetful
 from gradwire.planning.change_detection import THRESHOLD
-from gradwire.planning.cuts import AT_ONCE, even_cuts, fitted_cuts, ramped_cuts
+from gradwire.planning.cuts import even_cuts, fitted_cuts, ramped_cuts
 from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.recipes.catalogue import MODULES
 from gradwire.step.arena import ParameterSpec, slots_of, units_of
@@ -55,16 +55,15 @@ class Composition:
 
     Without a `cutter`, units of whole matrices are cut while a cut is worth its messages (`fitted_cuts`). In
     other recipes, a unit is also the range of a choice of elements or of a scale, so other cuts would change
-    the result. There the cuts are fixed (`ramped_cuts`). Between rounds of local steps all comes at once, so
-    that units hide nothing and each costs its latencies: there are as few as `AT_ONCE` allows. `tiny` is the
-    recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch` it may be
-    followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
-    composition, because checkpoints carry it; what `register` decorates need not give it. One that also runs
-    on a rank `alone` hands the optimizer something else than gradients, such as signs. One with a `next`
-    decision is dense: its steps are measured until the decision has what it needs. `table` are the recipes
-    among which it was chosen, for the report. One that could stay on a device is carried `by_host` where that
-    is predicted to be faster, and `placement_why` says by what. Rank 0 logs a `warning` when it begins to
-    run.
+    the result. There the cuts are fixed (`ramped_cuts`). Where units hide nothing, as in rounds of local
+    steps, each costs its latencies, and there are as few as `unit_elements` allows. `tiny` is the recipe of
+    vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch` it may be followed by
+    another, at a verdict, which takes over everything unsent. `text` parses back to the composition, because
+    checkpoints carry it; what `register` decorates need not give it. One that also runs on a rank `alone`
+    hands the optimizer something else than gradients, such as signs. One with a `next` decision is dense: its
+    steps are measured until the decision has what it needs. `table` are the recipes among which it was
+    chosen, for the report. One that could stay on a device is carried `by_host` where that is predicted to be
+    faster, and `placement_why` says by what. Rank 0 logs a `warning` when it begins to run.
     """
 
     exchange: Exchange
@@ -80,7 +79,9 @@ class Composition:
     placement_why: str = ""
     warning: str = ""
 
-    def cuts(self, specs: Sequence[ParameterSpec], world: int, *, at_once: bool = False) -> Sequence[int]:
+    def cuts(
+        self, specs: Sequence[ParameterSpec], world: int, unit_elements: int | None = None
+    ) -> Sequence[int]:
         """Inner cut points, ascending, of a lane of `specs` among `world` ranks.
 
         They follow from these arguments alone.
@@ -90,12 +91,12 @@ class Composition:
         >>> specs = [ParameterSpec(f"{n}", (256, 1024), torch.float32, 1 << 18) for n in range(4)]
         >>> [len(recipe(text).build().cuts(specs, world=4)) + 1 for text in ("powersgd", "int8", "star_topk")]
         [1, 4, 1]
-        >>> len(recipe("int8").build().cuts(specs, world=4, at_once=True)) + 1
+        >>> len(recipe("int8").build().cuts(specs, world=4, unit_elements=1 << 20)) + 1
         1
         """
         sizes = [spec.numel for spec in specs]
-        if self.cutter is None and at_once:
-            return even_cuts(sizes, AT_ONCE)
+        if self.cutter is None and unit_elements is not None:
+            return even_cuts(sizes, unit_elements)
         if self.cutter is not None or self.exchange.laws.grain != WHOLE:
             return (self.cutter or ramped_cuts)(sizes)
         numel = sum(sizes)

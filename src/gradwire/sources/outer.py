@@ -24,6 +24,7 @@ from gradwire._api.unwrap import Optimizers, inside, optimizers_of, replicated_i
 from gradwire.checkpoint.shards import shards_of
 from gradwire.errors import GradwireError
 from gradwire.kernels.range import LARGEST_GRADIENT
+from gradwire.planning.tuning import ROUNDS
 from gradwire.sources.attempts import Attempts
 from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
@@ -57,7 +58,7 @@ class LocalSteps(Source):
     """
 
     kind = "local steps"
-    at_once = True
+    tuning = ROUNDS
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gradwire._api.checks import check_momentum
 from gradwire._api.unwrap import Optimizers
+from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.sources.same_parameters import Known
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import Replicas, Replicated
@@ -60,8 +61,8 @@ class Source(ABC):
     is_replicated: ClassVar[bool] = True
     """Whether all ranks hold the same parameters, and not shards of them."""
 
-    at_once: ClassVar[bool] = False
-    """Whether all gradients of a step come together, and not one after another in a backward pass."""
+    tuning: ClassVar[Tuning] = USUAL
+    """What suits the way in which its gradients come."""
 
     specs: tuple[ParameterSpec, ...]
     """Layout order: the reverse of registration."""

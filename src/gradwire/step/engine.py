@@ -112,7 +112,7 @@ class Engine:
             stays = env.alternative is None or self.layout_of(composition, META).stays_on_device
             device = env.for_layout(stays=stays).device
         given = env.comm.world, env.memory_dtype, env.tuning
-        return build(self.specs, composition, env.policy, device, *given, at_once=env.at_once)
+        return build(self.specs, composition, env.policy, device, *given)
 
     def layout_to_run(self, asked: Layout, *, owing: bool = False) -> Layout:
         """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`.
@@ -377,7 +377,8 @@ class Engine:
 
     def _send_small(self, step: Step, names: Set[str]) -> None:
         if regions := step.take_small(self.specs, names):
-            step.small.append(small := SmallReduce(regions, step.observed(self.comm, "small"), step.device))
+            comm, latency = step.observed(self.comm, "small"), self.layout.tuning.latency
+            step.small.append(small := SmallReduce(regions, comm, step.device, latency=latency))
             self.runner.issue(small.send)
 
     def _send_tail(self, step: Step) -> None:

@@ -76,8 +76,6 @@ class EngineEnvironment:
     memory_dtype: torch.dtype | None = None
     tuning: Tuning = USUAL
     alone: bool = False
-    at_once: bool = False
-    """Whether all gradients of a step come together, so that there is nothing to overlap with."""
     loss_scale: Callable[[], float] = lambda: 1.0
     """Of the current step; read in the stream in which means land."""
     begun: Callable[[], None] = lambda: None

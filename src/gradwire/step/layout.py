@@ -222,13 +222,11 @@ def build(
     world: int,
     memory_dtype: torch.dtype | None = None,
     tuning: Tuning = USUAL,
-    *,
-    at_once: bool = False,
 ) -> Layout:
     """Assign every parameter to a lane of its recipe and type, whose committed planes are of `memory_dtype`.
 
-    Where lanes are cut depends on the `world`, the number of ranks, and on whether all gradients come
-    `at_once`. A recipe without memory takes its tiny tensors along: whole buckets travel in place.
+    Where lanes are cut depends on the `world`, the number of ranks, and on the `tuning`. A recipe without
+    memory takes its tiny tensors along: whole buckets travel in place.
     """
     choose = chooser(policy)
     tiny = main.tiny if main.exchange.memory is not None else None
@@ -254,7 +252,9 @@ def build(
         else:
             raise ValueError(f"{composition.text!r} forgets what it does not send; wrap it in remember(...)")
     lanes = tuple(
-        Lane(number, group, each.exchange, each.cuts(group, world, at_once=at_once), device, memory_dtype)
+        Lane(
+            number, group, each.exchange, each.cuts(group, world, tuning.unit_elements), device, memory_dtype
+        )
         for number, (each, group) in enumerate(
             (compositions[text], group) for (text, _dtype), group in members.items()
         )

@@ -118,13 +118,20 @@ class SmallReduce:
     more travel along.
     """
 
-    def __init__(self, regions: list[Tensor], comm: MeteredComm, device: torch.device, room: int = 0) -> None:
+    def __init__(
+        self,
+        regions: list[Tensor],
+        comm: MeteredComm,
+        device: torch.device,
+        room: int = 0,
+        latency: float = 1.0,
+    ) -> None:
         self._regions = regions
         self._sizes = [region.numel() for region in regions]
         self._pending: Pending | None = None
         self.comm = comm
         self.buffer = torch.empty(sum(self._sizes) + room, dtype=torch.float32, device=device)
-        self.algorithm: Algorithm = shortest_sum(comm.world, self.buffer.nbytes)
+        self.algorithm: Algorithm = shortest_sum(comm.world, self.buffer.nbytes, latency)
         if regions:
             # In one call: there may be hundreds of them.
             torch.cat(regions, out=self._gradients).mul_(1.0 / comm.world)
