@@ -97,7 +97,7 @@ def fails_on_one_rank() -> dict[str, Any]:
         "detach": (wire.detach, patch.object(engine, "retired", none)),
         "switch": (partial(wire.switch, "int8"), patch.object(engine, "successor", none)),
         "diagnose, before": (wire.diagnose, patch("gradwire.tools.diagnose._direction", none)),
-        "diagnose, a choice": (wire.diagnose, patch("gradwire.tools.diagnose.topk_indices", none)),
+        "diagnose, a choice": (wire.diagnose, patch("gradwire.kernels.topk.topk_indices", none)),
     }
     found = {}
     for number, (name, (call, harm)) in enumerate(harmed.items()):
