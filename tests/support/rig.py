@@ -125,8 +125,8 @@ class Rig:
     """One rank. `unit_elements` cuts lanes into many small units, as a large model's would be.
 
     With `per_node` ranks on each node these add up among themselves, and the engine gets shards.
-    `wrap` is put around every comm. `options` are the engine's surroundings, where they differ from the
-    usual.
+    `wrap` is put around every comm. `options` are values of the `EngineEnvironment`, where they differ from
+    the usual.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ Missing = Literal["refuse", "drop"]
 
 
 SOURCE_STATE = "source"
-"""The key of what the source has beside the engine's state (`Beside`), where it has something."""
+"""The key of what the source has beside the engine's state (`SourceState`), where it has something."""
 
 
 def keyed(state: State) -> dict[str, Any]:

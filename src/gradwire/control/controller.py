@@ -167,8 +167,8 @@ class RunningController:
 
     The judge's numbers are how long the last step took and its codec, and, where units were looked at, the
     result and the energy of what their exchanges have left. Those of lateness and health are what ranks have
-    weighed (`decide.lateness`), one step later, and the losses noted since. A composition on trial is weighed
-    in each step. `hear(step, rows)` takes what all ranks said of the link.
+    weighed (`control.lateness`), one step later, and the losses noted since. A composition on trial is
+    weighed in each step. `hear(step, rows)` takes what all ranks said of the link.
     """
 
     measuring, is_serial = False, False

@@ -36,7 +36,7 @@ class MainLane:
     beside: int
 
     def rounds(self, ctx: ExchangeContext) -> Sent:
-        """The rounds of each unit in the step of that moment."""
+        """The rounds of each unit in the step of `ctx`, which may be the context of any of them."""
         exchange, lane = self.layout.main.exchange, self.lane
         dtype = torch.float32 if lane is None else lane.dtype
         ctx = replace(ctx, narrow=None if lane is None else lane.narrow)

@@ -132,7 +132,7 @@ def steady_rounds(exchange: Exchange, numel: int, world: int) -> tuple[Round, ..
 
 
 def steady_context(numel: int, world: int, step: int, kept: ExchangeState | None = None) -> ExchangeContext:
-    """The moment of a unit that is one matrix, as square as powers of two allow."""
+    """The context in `step` of a unit that is one matrix, as square as powers of two allow."""
     columns = 1 << (max(numel, 1).bit_length() - 1) // 2
     shape = (numel // columns, columns) if numel % columns == 0 else (numel, 1)
     part = Part("weight", shape, 0, numel)

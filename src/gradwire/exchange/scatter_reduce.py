@@ -185,7 +185,7 @@ class SegmentExchange:
 
 @dataclass(frozen=True)
 class Segment:
-    """Elements [start, stop) of a unit, and the moment of what travels for them."""
+    """Elements [start, stop) of a unit, and the context in which they are exchanged."""
 
     start: int
     stop: int
@@ -217,7 +217,10 @@ def _bounds(numel: int, segment: int) -> list[int]:
 
 @dataclass(frozen=True)
 class UnitShard:
-    """Elements [start, stop) of a unit, and the moments of its codes: of all ranks, and the owner's."""
+    """Elements [start, stop) of a unit, and two contexts for its codes.
+
+    The `first` is for what every rank sends to the owner, the `second` for what the owner sends to all.
+    """
 
     start: int
     stop: int

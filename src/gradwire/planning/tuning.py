@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tuning:
-    """Passed to the engine in what surrounds it, so that tests can pass others."""
+    """Passed to the engine in its `EngineEnvironment`, so that tests can pass others."""
 
     small_bytes: int = 64 * 1024
     """Below this, a run of dense gradients travels with other small ones, not in a collective of its own."""
@@ -29,7 +29,8 @@ class Tuning:
     """Elements of a unit at most, where all gradients come together and no unit hides another; else as the
     recipe cuts."""
     latency: float = 1.0
-    """Of a link, in times of a message: how often `MESSAGE_BYTES` (`comm.base`) pass meanwhile."""
+    """The latency of a link, as a multiple of the time of a message: of that in which `MESSAGE_BYTES`
+    (`comm.base`) pass."""
 
 
 USUAL = Tuning()

@@ -63,6 +63,7 @@ def check_fixed_size(selector: Selector) -> Selector:
     if not selector.laws.fixed_size:
         raise ValueError(
             f"{selector} chooses a number of elements that depends on their values, and here all ranks must "
-            "know the size beforehand: all-gather it with exchange.agreed, or a selector with a ratio"
+            "know the size beforehand: all-gather it with gradwire.exchange.uneven_gather.agreed, or take a "
+            "selector with a ratio"
         )
     return selector

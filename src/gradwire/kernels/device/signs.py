@@ -63,7 +63,7 @@ def _sums_of(x, is_there):
 
 @triton.jit
 def _sum_sides(x, rows, sums, ALIGNED: tl.constexpr, TILE: tl.constexpr):
-    """Of each tile: `sums_of`, in float64."""
+    """Of each tile: `_sums_of`, in float64."""
     tile = tl.program_id(0)
     row, place = rows + tile.to(tl.int64) * 4, tl.arange(0, TILE)
     start, numel = tl.load(row), tl.load(row + 3)

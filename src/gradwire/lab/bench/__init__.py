@@ -1,1 +1,1 @@
-"""Side-by-side runs, workloads, report."""
+"""Side-by-side runs: settings, processes, measurements, tables. What trains is in `lab/workloads`."""

@@ -110,7 +110,7 @@ class EmulatedNetwork:
     ) -> Forked:
         """Call `target` ("module:function") as `rank`, with copies of the file `descriptors`.
 
-        The process is forked from one that has imported its modules (`forked.py`). Otherwise it is what
+        The process is forked from one that has imported its modules (`fork.py`). Otherwise it is what
         `popen` starts; its output goes to the file descriptor `output`.
         """
         self._check(rank)
