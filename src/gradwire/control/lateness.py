@@ -5,13 +5,13 @@ what the step adds. It is measured in the steps that the recipe runs. How it ord
 begin to show, is in `docs/choosing.md`.
 
 - Each rank's own norms count, pooled as roots of sums of squares: what cancels over ranks waits all the same.
-- A memory counts by its weight (`Memory.weight`). What a coefficient below 1 will throw away counts as well
-  as what waits. A momentum that a rank keeps by itself is not unsent gradient.
+- A memory counts by its weight (`Memory.weight`), and in full: also the part that a coefficient below 1
+  throws away in a fold. A momentum that a rank keeps by itself is not unsent gradient.
 - First gradients, spikes and a warm-up do not decide. The median of the quotients holds still where gradients
   grow ten times and shrink again, and the quotient of medians does not.
 - A memory of momentum is compared with the momentum that a step adds.
 - Units that rest in turns are counted over whole cycles of steps.
-- What is thrown away never arrives. It is no lateness but an error, as a share of a step's gradient.
+- What is thrown away never arrives. `Lateness.error` tells it alone, as a share of a step's gradient.
 
 All of it sees numbers that ranks have agreed on, except `Layers`, which makes one rank's.
 """

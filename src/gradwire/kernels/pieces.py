@@ -42,7 +42,11 @@ class Pieces:
             yield slice(plane, plane + numel), slice(bucket, bucket + numel)
 
     def within(self, here: slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The rows of elements `here` of all, one piece after the other, and the numbers of their pieces."""
+        """Rows for a stretch of the elements, and the numbers of the pieces to which these rows belong.
+
+        `here` counts the elements of all pieces through, one piece after the other. A piece that lies partly
+        in it gets a shorter row.
+        """
         stops = np.cumsum(self.table[:, 2])
         starts = stops - self.table[:, 2]
         first, last = np.maximum(starts, here.start), np.minimum(stops, here.stop)

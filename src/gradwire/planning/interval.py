@@ -3,8 +3,8 @@
 The interval follows from the communication-to-computation ratio (Meng et al. 2023, section III-B). There are
 two ways to cut. `paper_cuts` is the paper's tensor sharding (section III-C): units of 25 MB, and those that
 are multiples of the median cut evenly, into at most as many parts as the interval. `balanced_edges` places
-segments freely, for the least step time by the ready times. `phased_cuts` divides each into as many equal
-units as the interval, so that all steps carry the same bytes.
+segments freely, for the least step time by the ready times. `phased_cuts` (`planning.cuts`) then divides each
+segment into as many equal units as the interval has steps, so that all steps carry the same bytes.
 
 Differences from the paper: its worked example takes 5590260 for the median of VGG-19's six units, which is
 7374592.

@@ -1,4 +1,8 @@
-"""Recipes: named compositions, one paper and one file each. `catalogue` says in which module each is."""
+"""Recipes: named compositions, a file for each paper. `catalogue` says in which module each is.
+
+The other files are no recipes. `narrow`, `units` and `low_bits` are parts of several, `parse` reads their
+texts, and `trial`, `drain` and `regroup` make compositions out of other recipes while a training runs.
+"""
 
 from gradwire.recipes.base import Composition, Decision, RecipeEntry, register
 from gradwire.recipes.parse import Recipe, entries, names, recipe

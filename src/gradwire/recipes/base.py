@@ -55,15 +55,17 @@ class Composition:
 
     Without a `cutter`, units of whole matrices are cut while a cut is worth its messages (`fitted_cuts`). In
     other recipes, a unit is also the range of a choice of elements or of a scale, so other cuts would change
-    the result. There the cuts are fixed (`ramped_cuts`). Where units hide nothing, as in rounds of local
-    steps, each costs its latencies, and there are as few as `unit_elements` allows. `tiny` is the recipe of
-    vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch` it may be followed by
-    another, at a verdict, which takes over everything unsent. `text` parses back to the composition, because
-    checkpoints carry it; what `register` decorates need not give it. One that also runs on a rank `alone`
-    hands the optimizer something else than gradients, such as signs. One with a `next` decision is dense: its
-    steps are measured until the decision has what it needs. `table` are the recipes among which it was
-    chosen, for the report. One that could stay on a device is carried `by_host` where that is predicted to be
-    faster, and `placement_why` says by what. Rank 0 logs a `warning` when it begins to run.
+    the result. There the cuts are fixed (`ramped_cuts`). In rounds of local steps all gradients come at once.
+    More units would hide nothing there and cost latencies, so there are as few as `unit_elements` allows.
+
+    `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch`
+    it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
+    composition, because checkpoints carry it; what `register` decorates need not give it. One that also runs
+    on a rank `alone` hands the optimizer something else than gradients, such as signs. One with a `next`
+    decision is dense: its steps are measured until the decision has what it needs. `table` are the recipes
+    among which it was chosen, for the report. One that could stay on a device is carried `by_host` where that
+    is predicted to be faster, and `placement_why` says by what. Rank 0 logs a `warning` when it begins to
+    run.
     """
 
     exchange: Exchange

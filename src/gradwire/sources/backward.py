@@ -91,6 +91,7 @@ class Backward:
             self.engine = engine(partial(level.conclude, deliver=self.deliver), self.note)
             level.join(self.engine)
         self._taker = level or self.engine
+        """What takes `open`, `arrive` and `close`, on the engine's thread: the level, if there is one."""
         self.event_log = EventLog(self.engine)
         self._placement = self.placement
 

@@ -1,9 +1,13 @@
 """Flat memory in which unsent gradient lives, keyed by parameter and never by bucket.
 
 Vocabulary: a *slot* is where one parameter lies; a *lane* is a run of slots that share an exchange; a
-*cut* is a boundary between two *units*; a unit is what one exchange agrees on at a time. The layout is
-a pure function of the module (reverse registration order, roughly the order in which backward delivers)
-so it exists before DDP has built its buckets, and does not change when DDP rebuilds them.
+*cut* is a boundary between two *units*; a unit is what one exchange agrees on at a time; a *piece* is what
+a unit holds of one slot. A *plane* holds one number for each element of a lane, such as what is unsent:
+*committed* planes are what the last good step left, *working* planes are the current step's. The *error-fed*
+gradient is a step's gradient plus what is unsent.
+
+The layout is a pure function of the module (reverse registration order, roughly the order in which backward
+delivers) so it exists before DDP has built its buckets, and does not change when DDP rebuilds them.
 """
 
 from __future__ import annotations

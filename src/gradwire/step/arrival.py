@@ -74,7 +74,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a bucket that belongs to a lane: piece number i is the gradient of slot number i."""
+    """The part of a bucket that belongs to a lane: piece number i is the whole gradient of slot number i.
+
+    These `pieces` are for a fold. They are not those of the arena, which end where a unit does.
+    """
 
     lane: Lane
     slots: tuple[Slot, ...]

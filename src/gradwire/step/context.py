@@ -1,4 +1,7 @@
-"""Where and when an exchange runs, and the random numbers that follow from it."""
+"""What an exchange knows beside its tensor, and the random numbers that follow from it.
+
+Which unit it is, on which rank and in which step; the state that it keeps; what all replicas hold alike.
+"""
 
 from __future__ import annotations
 
@@ -193,17 +196,18 @@ def refuse(sound: Tensor, complaint: str) -> None:
 
 @dataclass(frozen=True)
 class ExchangeContext:
-    """The place and time of an exchange, and all that it may use beside the tensor.
+    """Which unit is exchanged, on which rank and in which step, and all that may be used beside the tensor.
 
     `step` counts committed steps, which are the optimizer's: several exchanges before one optimizer step have
-    the same number. `unit` is the unit's number within its lane, `lane` the lane's number.
+    the same number. `unit` is the unit's number within its lane, `lane` the lane's number. An exchange that
+    bypasses the lanes has the lane -1. Its unit is its number among all such exchanges of the step.
     `parts` of parameters make up the unit, in order; none means one that has no name.
     `unsent` (numel,) is what the last committed step left of the unit on this rank, to be read only.
     `replicas` returns what all ranks hold alike of a parameter. Gradients arrive multiplied by `scale`. Where
     parameters have a shorter type than the one in which gradients are summed, it is `narrow`, and values
     travel in it unless an option asks for another type. `see` is told whether payloads of peers are valid: it
     raises at once or, where the host does not wait for the device, notes it for the verdict. `granularity`
-    suits the place where the unit is.
+    suits the device that the unit is on, or the CPU.
     """
 
     step: int

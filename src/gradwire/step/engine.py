@@ -1,7 +1,8 @@
 """From arriving gradients to committed means: the agreed order, the exchanges, the verdict.
 
-Everything here runs on one thread (the ordered worker, or a test's own), so that every rank issues the
-same collectives in the same order.
+Everything here runs on one thread at a time, so that every rank issues the same collectives in the same
+order. That is the worker's or a test's own. Where collectives are work in a stream, the thread that brings
+gradients runs the steps.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Engine:
             foreseen = self.layout_of(decision.about, META)
             env.compile_for(foreseen)
             if env.placement_choices is not None:
-                from gradwire.control.placement_choice import timed  # as below
+                from gradwire.control.placement_choice import timed  # loaded where there is a choice
 
                 timed(decision.about, foreseen, env)
         controller = controller_for(layout, env, self.watch, self._hear, self.layout_of, self.health)
@@ -296,7 +297,7 @@ class Engine:
         self.runner.launch(step, self.direct(step, arrival, run))
 
     def direct(self, step: Step, arrival: Arrival, run: Run) -> ExchangeTask:
-        """The exchange of neighbours in a bucket, in place."""
+        """The exchange of neighbours in a bucket, in place. It belongs to no lane: its context says -1."""
         region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
         where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
         ctx = ExchangeContext(step.number, *where, granularity=self.env.placement.granularity)
@@ -305,6 +306,7 @@ class Engine:
         return ExchangeTask(label, exchange, region, region, ctx, comm, agreed)
 
     def _launch_unit(self, step: Step, unit: Unit) -> None:
+        """Start the exchange of a unit that has been folded, or let it rest."""
         lane = self.layout.lanes[unit.lane]
         x = lane.x[unit.start : unit.stop]
         where = (unit.index, self.comm.rank, self.comm.world, self.env.seed, unit.lane, unit.parts)
@@ -513,6 +515,7 @@ class Engine:
             self._progress(self._now)
 
     def _close(self, step: Step, outcome: StepOutcome) -> None:
+        """End the step, and conclude it. (`close` only says that all of its gradients have come.)"""
         self._now = None
         self._end(step, outcome)
         self.env.concluded(step)

@@ -1,4 +1,7 @@
-"""The values that an engine is built with: placement, the model's optimizer and buffers, reporting."""
+"""The values that an engine is built with: placement, the model's optimizer and buffers, reporting.
+
+Environment variables are another matter: `gradwire.environment` has those.
+"""
 
 from __future__ import annotations
 

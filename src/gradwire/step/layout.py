@@ -85,8 +85,10 @@ def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
 class Layout:
     """Which exchange runs for which parameter: lanes with memory in the arena, and exchanges without.
 
-    On a rank `alone` everything is dense, whatever `main` says. A layout `does_more` than compress if
-    something in it hands the optimizer other things than gradients (`Composition.alone`).
+    `main` is the composition of the recipe in use; a policy may give some parameters another one. `direct`
+    has the exchanges without memory, by the name of the parameter. On a rank `alone` everything is dense,
+    whatever `main` says. A layout `does_more` than compress if something in it hands the optimizer other
+    things than gradients (`Composition.alone`).
     """
 
     specs: tuple[ParameterSpec, ...]

@@ -140,25 +140,34 @@ class Step:
     number: int
     plan: str
     scale: float = 1.0
+    """The loss scale that its gradients carry."""
     started_s: float = 0.0
+    """When its backward pass began."""
     before_s: float = 0.0
+    """Seconds from the end of the pass before until then."""
     trace: Trace = field(default_factory=Trace)
     guard: tuple[float, ...] = ()
     """This rank's checksum of its parameters, in front of the facts in its row."""
     arrivals: list[Arrival] = field(default_factory=list)
     destinations: dict[str, tuple[Tensor, BucketEntry]] = field(default_factory=dict)
+    """Where means go, by parameter: to the place in a bucket where the gradient came from."""
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Pieces that are still to be folded, by the numbers of lane and unit."""
     idle: list[tuple[Lane, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
     """Slots without a gradient; to call one of these may wait for a device."""
     direct: list[int] = field(default_factory=list)
+    """Elements of each exchange that bypasses the lanes, in order."""
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
     """Small dense gradients that have come and not been sent."""
     buffers: Passenger | None = None
+    """The model's own, such as BatchNorm's. The flat buffers of gradients are `arrivals`."""
     stale: bool = False
+    """Whether the model's buffers were out of date on some rank, so that they are of no use."""
     small: list[SmallReduce] = field(default_factory=list)
     """All that small gradients travel in."""
     all_arrived: bool = False
     outstanding: int = 0
+    """Tasks that have begun and not ended."""
     decoding: int = 0
     """Of the outstanding tasks, those that may still fail on this rank alone."""
     outcome: StepOutcome = Running()
@@ -171,7 +180,10 @@ class Step:
     """The verdict's rows about it; empty without a verdict."""
     compiled_before_s: float = field(default_factory=compiled_s)
     is_late: bool = False
-    """Whether it is resolved only when the next one begins; until then nothing reads what it computes."""
+    """Whether it is resolved only when the next one begins; until then nothing reads what it computes.
+
+    `Engine.late` is another matter: how much gradient waits in memory.
+    """
     measured_s: Callable[[], float] | None = None
     """What a device says of `lasted_s`, where the host goes on before the step has ended there."""
     _doubts: list[bool | Tensor] = field(default_factory=list)

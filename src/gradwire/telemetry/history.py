@@ -35,8 +35,8 @@ class Cost:
 class History:
     """The last 50 steps under the plan in force, and the spans of the very last.
 
-    Of all steps are `skipped`, those that did not count, `compile_s`, seconds of compiling kernels, and
-    `predicted_bytes`, sent per rank.
+    Three sums are over all steps, under whatever plan. `skipped` is how many did not count, `compile_s` the
+    seconds of compiling kernels, and `predicted_bytes` what a rank should have sent.
     """
 
     def __init__(self) -> None:
