@@ -8,8 +8,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
+from gradwire.comm.checksums import CheckedComm
+from gradwire.errors import PeerFailed, WireError
 from gradwire.placement import Placement, Post, StagedComm, StreamTransfer, host, staged
-from tests.support.rig import Rig, flat, gradients
+from tests.support.damage import Damage, DamagingComm
+from tests.support.rig import ONE_BUCKET, Rig, flat, gradients
 from tests.support.simulated import Near, Simulated
 from tests.support.verbs import CALLS, Call
 
@@ -84,6 +87,24 @@ def test_an_engine_that_is_staged_leaves_the_same_bits(recipe: str) -> None:
         assert torch.equal(means, other_means)
         assert torch.equal(memory, other_memory)
         assert races == []
+
+
+def test_what_comes_damaged_by_way_of_the_host_fails_the_step_on_all_ranks() -> None:
+    """Its decoder takes any bytes, so nothing but a checksum refuses them: the verdict waits for that."""
+
+    def rank(comm: ThreadComm) -> tuple[BaseException | None, bool]:
+        is_struck = comm.rank == 1
+        damage = Damage(0 if is_struck else -1, (0,), lasting=is_struck)
+        checked = CheckedComm(DamagingComm(comm, damage))
+        rig = Rig(comm, "int8(collective='all_gather')", place=lambda post: staged(checked, post, Near()))
+        outcome = rig.step(gradients(comm.rank, 0), ONE_BUCKET)
+        return outcome.error, outcome.step.committed
+
+    (other, other_counts), (own, own_counts) = run_ranks(WORLD, rank)
+    assert isinstance(own, WireError)
+    assert isinstance(other, PeerFailed)
+    assert not other_counts
+    assert not own_counts
 
 
 def brought(device: Simulated) -> list[str]:

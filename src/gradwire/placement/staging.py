@@ -21,7 +21,7 @@ class StagedComm(Comm):
     """`Comm` for tensors of a device over one for tensors of the CPU: the same verbs, sizes and order."""
 
     def __init__(self, comm: Comm, device: Device) -> None:
-        self.rank, self.world = comm.rank, comm.world
+        self.rank, self.world, self.verifies = comm.rank, comm.world, comm.verifies
         self._comm, self._device = comm, device
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
