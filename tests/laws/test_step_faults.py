@@ -16,13 +16,14 @@ from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.exchange.turns import turn_of
 from gradwire.kernels.folding import Folded
 from gradwire.memory import Gradients, Memory, Planes
+from gradwire.placement import Resolve
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
 from gradwire.step.arrival import BucketEntry
 from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import Layout
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
-from tests.support.rig import Outcome, Rig, gradients
+from tests.support.rig import ONE_BUCKET, Outcome, Rig, gradients
 
 BREAKS_IN_STEP = 1
 
@@ -82,8 +83,10 @@ def _finish_badly(finish: Finish, error: BaseException) -> None:
     raise error
 
 
-def _with_accident(comm: Comm, name: str, where: str, on_rank: int, kind: Kind = Accident) -> Rig:
-    rig = Rig(comm, EVERY_RECIPE[name])
+def _with_accident(
+    comm: Comm, name: str, where: str, on_rank: int, kind: Kind = Accident, **options: Any
+) -> Rig:
+    rig = Rig(comm, EVERY_RECIPE[name], **options)
     composition = recipe(EVERY_RECIPE[name]).build()
     assert composition.next is None
     exchange, here, error = composition.exchange, comm.rank == on_rank, kind("out of luck")
@@ -157,6 +160,36 @@ def test_accidents_on_several_ranks_name_all_of_them() -> None:
     errors = run_ranks(3, rank)
     assert [type(error) for error in errors] == [Accident, PeerFailed, Accident]
     assert "rank 0, 2 failed" in str(errors[1])
+
+
+def test_a_decoder_of_any_bytes_that_fails_fails_alone_and_no_rank_goes_on_without_the_others() -> None:
+    """With one bucket the verdict is out before anything is decoded."""
+
+    def rank(comm: Comm) -> tuple[Outcome, Outcome]:
+        rig = _with_accident(comm, "int8", "decode", on_rank=1)
+        _good, failed, following = (rig.step(gradients(comm.rank, step), ONE_BUCKET) for step in range(3))
+        return failed, following
+
+    for number, (failed, following) in enumerate(run_ranks(3, rank)):
+        is_own = number == 1
+        assert isinstance(failed.error, Accident) == is_own
+        assert failed.step.committed != is_own
+        assert failed.step.has_failed_unheard == is_own
+        assert isinstance(following.error, RanksDisagree)
+        assert not following.step.committed
+
+
+@pytest.mark.parametrize("resolve", ["now", "late"])
+def test_ranks_that_share_a_replica_hear_of_any_decoder_in_its_step(resolve: Resolve) -> None:
+    """They gather means after the verdict, and would wait for the one that failed."""
+
+    def rank(comm: Comm) -> BaseException | None:
+        rig = _with_accident(comm, "int8", "decode", on_rank=1, per_node=2, resolve=resolve)
+        rig.step(gradients(comm.rank, 0), ONE_BUCKET)
+        return rig.step(gradients(comm.rank, 1), ONE_BUCKET).error
+
+    for number, error in enumerate(run_ranks(4, rank)):
+        assert isinstance(error, Accident if number == 1 else PeerFailed)
 
 
 ALIKE = next(

@@ -27,6 +27,7 @@ from gradwire.telemetry.history import History
 
 _LEFT_OUT = "a backward pass after a step that was left out"
 _BEFORE_THE_STEP = "another backward pass before the optimizer's step"
+_AFTER_A_FAILURE = "a backward pass after a step that failed when its verdict was out"
 _AFTER_NOTHING = "a backward pass after one that broke off before its first gradient"
 _AFTER_A_PART = "a backward pass after one that broke off"
 
@@ -330,6 +331,8 @@ class Backward:
     def deliver(self, step: Step) -> None:
         """End a step, whatever happened, and let `backward()` go on."""
         self._error = step.error
+        if step.has_failed_unheard:
+            self._unheard = _AFTER_A_FAILURE
         try:
             self._source.step_ended(step)
             self.history.add(step)

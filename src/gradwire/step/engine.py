@@ -351,8 +351,9 @@ class Engine:
         try:
             if self.runner.broken is not None:
                 raise self.runner.broken
-            # Where nothing can fail on one rank alone any more, the verdict goes with the last payload.
-            left = step.outstanding if self.is_serial or self._tells_means(step) else step.decoding
+            # Where nothing can fail on one rank alone any more, the verdict goes with the last payload. But
+            # ranks that share a replica wait for each other after it: there no lack of memory may come later.
+            left = step.outstanding if self.is_serial or self.env.sharded else step.decoding
             if isinstance(step.outcome, Running) and left == 0:
                 self._send_tail(step)
             match step.outcome:
@@ -418,6 +419,7 @@ class Engine:
             said = [row.facts[: len(step.guard)] for row in verdict.rows]
             error = self.env.guard.error(said, step.number, self.env.control)
         if step.failure is not None and not isinstance(error, RanksDisagree):
+            step.has_failed_unheard = error is None and verdict.finite
             error = step.failure  # a rank that disagrees may well fail, but that is not why
         if error is not None:
             self._close(step, Failed(error))

@@ -184,6 +184,8 @@ class Step:
 
     `Engine.late` is another matter: how much gradient waits in memory.
     """
+    has_failed_unheard: bool = False
+    """Whether this rank failed when its verdict was out, in which others may have committed the step."""
     measured_s: Callable[[], float] | None = None
     """What a device says of `lasted_s`, where the host goes on before the step has ended there."""
     _doubts: list[bool | Tensor] = field(default_factory=list)
