@@ -101,12 +101,17 @@ def _device_of(arguments: Iterable[Any]) -> torch.device | None:
 
 
 def _twin(home: str, name: str) -> Callable[..., Any]:
-    """The function `name` of the module `home`; without that, or without Numba, one that declines."""
+    """The function `name` of the module `home`; without that, or without Numba, one that declines.
+
+    One that is there and cannot be imported is an error: on other ranks it may work, with other bits.
+    """
     if find_spec(home) is None:
         return _declines
     try:
         return getattr(import_module(home), name, _declines)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "numba":
+            raise
         _say_once(str(error))
         return _declines
 

@@ -155,6 +155,31 @@ def test_a_check_stands_in_front_of_every_twin(made: Callable[..., Any]) -> None
     assert sys.modules["made.cpu.subject"].asked == [3]
 
 
+@pytest.mark.parametrize(
+    ("error", "is_missing"),
+    [
+        (ModuleNotFoundError("No module named 'numba'", name="numba"), True),
+        (ModuleNotFoundError("No module named 'llvmlite'", name="llvmlite"), False),
+        (ImportError("Numba needs NumPy 2.2 or less"), False),
+    ],
+)
+def test_plain_torch_stands_in_for_a_numba_that_is_missing_and_not_for_a_broken_one(
+    monkeypatch: pytest.MonkeyPatch, error: ImportError, is_missing: bool
+) -> None:
+    """A broken one may work on other ranks, which would have other bits."""
+
+    def imported(_home: str) -> None:
+        raise error
+
+    monkeypatch.setattr(dispatch, "import_module", imported)
+    if is_missing:
+        assert dispatch._twin("gradwire.kernels.cpu.topk", "topk_indices") is dispatch._declines
+    else:
+        with pytest.raises(ImportError) as raised:
+            dispatch._twin("gradwire.kernels.cpu.topk", "topk_indices")
+        assert raised.value is error
+
+
 IMPORTED = """
 import sys
 from importlib import import_module
