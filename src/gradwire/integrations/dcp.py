@@ -167,7 +167,8 @@ class WireState:
                 return torch.stack([shards.filled(specs[name], each) for each in tensors]).mean(0)
             found = torch.stack(tensors).mean(0)
             whole = specs[name].whole if name in specs else None
-            return found if whole is None or found.shape == whole.shape else whole.shaped(found)
+            # What has another shape now, the state is refused for, or drops.
+            return found if whole is None or found.shape != (whole.numel,) else whole.shaped(found)
 
         def means(planes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             return {name: mean([plane[name] for plane in planes], name) for name in planes[0]}
