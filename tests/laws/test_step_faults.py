@@ -13,6 +13,7 @@ from torch import Tensor
 from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
+from gradwire.exchange.gcomp import Gcomp
 from gradwire.exchange.turns import turn_of
 from gradwire.kernels.folding import Folded
 from gradwire.memory import Gradients, Memory, Planes
@@ -200,6 +201,7 @@ ALIKE = next(
         == turn_of(ExchangeContext(0, 0, 0, 2), interval, whose=whose)
         for interval, whose in ((2, "phase"), (3, "phase"), (4, "phase"), (2, "leader"), (2, "factor"))
     )
+    and all(Gcomp(refresh=each).renews(ExchangeContext(step, 0, 0, 2)) for each in (2, 3))
 )
 """A step in which every interval and cycle of the table issues the rounds of step 0."""
 
