@@ -173,10 +173,11 @@ def _main(module: str, rank: int, world: int, folder: Path, timeout_s: float, sc
         timeout=timedelta(seconds=timeout_s),
     )
     known: Mapping[str, Callable[[], Any]] = importlib.import_module(module).SCENES
-    results = {}
+    results, file = {}, folder / f"{rank}.json"
+    file.write_text("{}")  # a rank that is killed in its first scene has returned nothing
     for name in scenes or known:
         results[name] = _run(partial(_cleared, known[name]) if results else known[name])
-        (folder / f"{rank}.json").write_text(json.dumps(results))
+        file.write_text(json.dumps(results))
         if "error" in results[name]:
             break  # the ranks may be out of step now
     # Peers may have failed: an orderly end would wait for them.
