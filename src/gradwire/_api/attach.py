@@ -27,6 +27,7 @@ from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.comm.groups import give_back, given_back_if_refused
 from gradwire.errors import RanksDisagree
+from gradwire.kernels import compiler
 from gradwire.placement import BufferTransfer, device_at
 from gradwire.planning.costs import Link
 from gradwire.recipes import Composition, Recipe
@@ -226,6 +227,8 @@ def _assemble(
     optimizers: Optimizers,
     transports: Transports,
 ) -> Attached:
+    compiler.forget_foreseen()
+
     def ended() -> None:
         for each in transports.comms:
             each.close()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from gradwire.agreement.agree import damage, on_all_ranks, require_agreement, require_undamaged
+from gradwire.kernels import compiler
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.step.arena import Lane, ParameterSpec
@@ -25,6 +26,7 @@ def switch(engine: Engine, asked: str | Recipe | Composition, check: Callable[[L
     control = engine.env.control
 
     def built() -> tuple[Recipe, Composition]:
+        compiler.forget_foreseen()
         chosen = recipe(asked)
         first = chosen.build()
         layout = engine.layout_of(first, META)

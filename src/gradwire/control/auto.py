@@ -13,6 +13,7 @@ import torch
 from gradwire.control.controller import WarmupController, cost_of
 from gradwire.control.forecast import best_cut, forecast_by
 from gradwire.control.main_lane import main_lane
+from gradwire.kernels import compiler
 from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.probe import slowest
@@ -80,9 +81,10 @@ class AutoController(WarmupController):
         recut: dict[str, str] = {}
         forecasts: dict[str, Forecast] = {}
         if facts.backward is not None and facts.network is not None:
-            for text, own in _built((*known, *self.decision.foreseen)).items():
-                composition, found = self._forecast(facts, text, own)
-                recut[text], forecasts[text] = composition.text, found.coded(known.get(text, FREE))
+            with compiler.foreseeing():
+                for text, own in _built((*known, *self.decision.foreseen)).items():
+                    composition, found = self._forecast(facts, text, own)
+                    recut[text], forecasts[text] = composition.text, found.coded(known.get(text, FREE))
         return super().decide(replace(facts, forecasts=forecasts, recut=recut))
 
     def _forecast(self, facts: Facts, text: str, own: Composition) -> tuple[Composition, Forecast]:

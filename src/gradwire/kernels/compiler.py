@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -30,7 +30,29 @@ def imported() -> frozenset[str]:
     >>> "topk" in imported()
     True
     """
+    return _loaded() - _foreseen
+
+
+def _loaded() -> frozenset[str]:
     return frozenset(name for name in every() if f"{kernels.__name__}.{name}" in sys.modules)
+
+
+@contextmanager
+def foreseeing() -> Iterator[None]:
+    """Recipes are built meanwhile to be compared, not to run: kernels that come with them are not `imported`.
+
+    To compile them would hold up the step that follows a comparison, for up to half a minute.
+    """
+    before = _loaded()
+    try:
+        yield
+    finally:
+        _foreseen.update(_loaded() - before)
+
+
+def forget_foreseen() -> None:
+    """All that is loaded may be called from now on: somebody has asked for a recipe."""
+    _foreseen.clear()
 
 
 def prepare(subjects: Collection[str], turn: int = 0) -> None:
@@ -56,6 +78,7 @@ def prepare(subjects: Collection[str], turn: int = 0) -> None:
 
 
 _done: set[str] = set()
+_foreseen: set[str] = set()
 _JIT = f"{cpu.__name__}.jit"
 
 
