@@ -120,7 +120,7 @@ def test_other_options_outside_their_ranges_raise() -> None:
 @pytest.mark.parametrize("selector", [fixed_threshold(1.0), ada_comp()])
 @pytest.mark.parametrize("use", [sparse, leader], ids=lambda use: use.__name__)
 def test_sizes_that_depend_on_values_are_refused_where_nobody_agrees_on_them(selector: Selector, use) -> None:
-    with pytest.raises(ValueError, match=r"depends on their values.*exchange\.agreed"):
+    with pytest.raises(ValueError, match=r"depends on their values.*uneven_gather\.agreed"):
         use(selector)
 
 
@@ -128,5 +128,5 @@ def test_values_alone_refuse_them_too() -> None:
     class Shared:
         laws = SelectorLaws(shared=True, contractive=True)
 
-    with pytest.raises(ValueError, match=r"exchange\.agreed"):
+    with pytest.raises(ValueError, match=r"uneven_gather\.agreed"):
         values(Shared())
