@@ -103,7 +103,8 @@ def _attempt(folder: Path, due: list[Fault], draw: random.Random) -> Attempt:
             time.sleep(0.002)
         hung = _waited_for(ranks, time.monotonic() + (HANGS_S if fatal else 1.0))
     found = {rank: folder / f"{rank}.json" for rank in range(WORLD)}
-    results = {rank: json.loads(path.read_text())["train"] for rank, path in found.items() if path.exists()}
+    told = {rank: json.loads(path.read_text()) for rank, path in found.items() if path.exists()}
+    results = {rank: each["train"] for rank, each in told.items() if "train" in each}  # a killed one has none
     return Attempt(results, fatal, sent_s, hung)
 
 
