@@ -87,7 +87,8 @@ def _interrupted(folder: Path) -> tuple[int, bool]:
         time.sleep(0.5)
         ranks[0].send_signal(signal.SIGINT)
         code = _wait(ranks[0], time.monotonic() + 40.0)
-    return code, (folder / "0.json").exists()
+    told = folder / "0.json"
+    return code, told.exists() and "topk" in json.loads(told.read_text())
 
 
 @pytest.fixture(scope="module")
