@@ -376,4 +376,5 @@ class _TwoLevels(_Flat):
             "all_reduce", tail.round.payload_bytes - riding_bytes, shortest_sum(self.cluster.workers)
         )
         gathered_s = self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
-        return Tail(_known(small_s + self.cluster.seconds(verdict) + gathered_s), tail.waits)
+        # It waits for every decode (`Engine._progress`).
+        return Tail(_known(small_s + self.cluster.seconds(verdict) + gathered_s))

@@ -84,9 +84,10 @@ def contract(check: Callable[..., None] | None = None) -> Callable[[Callable[P, 
                 found = on_cpu(*arguments)
             return declined(*arguments, **named) if found is NotImplemented else found
 
-        front: Any = call
-        front.plain = plain
-        return front  # type: ignore[no-any-return]
+        attributes: Any = call
+        attributes.plain = plain
+        front: Contract[P, R] = attributes
+        return front
 
     return with_twins
 

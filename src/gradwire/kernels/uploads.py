@@ -38,9 +38,11 @@ def kept_by_stream(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        by_place: Callable[..., R] = function
+
         @lru_cache(maxsize)
         def kept(_stream: int, *arguments: Any) -> R:
-            return function(*arguments)  # type: ignore[call-arg]
+            return by_place(*arguments)
 
         @wraps(function)
         def call(*arguments: P.args, **named: P.kwargs) -> R:

@@ -3,7 +3,8 @@
 `Traffic` puts four numbers about the step before into every rank's row. Rounds of several units run at once
 and share the wire, so none of their times is its own. But the step's last all-reduce, small and alone, is all
 latency, and the time in which anything was under way carried the step's bytes. Both are known when a step is
-over, and so travel with the next verdict. With them go the bytes, because ranks may send
+over, and so travel with the next verdict. (Where the verdict goes with the last payload, its all-reduce is
+alone in every fifth step, for this purpose: see `is_apart`.) With them go the bytes, because ranks may send
 frames of different lengths, and how many latencies followed upon each other: an all-gather has half as many
 as an all-reduce, and two rounds in a row have those of both.
 
@@ -63,6 +64,11 @@ class _Tracker:
         self._threshold = threshold
         self._classes: dict[int, deque[Point]] = {}
         self._levels: dict[int, ChangeDetector] = {}
+
+    @property
+    def is_told(self) -> bool:
+        """Whether there is a line with which times are compared."""
+        return self.line is not None and bool(self._levels)
 
     def observe(self, points: list[Point]) -> tuple[Line, Line] | None:
         """Take one step's collectives; the line until now and from now on, if it has changed."""
@@ -136,6 +142,11 @@ class LinkMonitor:
                 changes.append(Change(verb, *(self._link(verb, line) for line in lines)))
         return tuple(changes)
 
+    def is_told(self, verb: Verb) -> bool:
+        """Whether the link of `verb` is known, and compared with what comes."""
+        tracker = self._trackers.get(verb)
+        return tracker is not None and tracker.is_told
+
     @property
     def links(self) -> dict[Verb, Link]:
         """The estimated links by verb, of verbs that have been seen for 15 steps."""
@@ -157,6 +168,19 @@ def _middle(points: list[Point]) -> Point:
     return sorted([x for x, _ in points])[half], sorted([seconds for _, seconds in points])[half]
 
 
+_APART_EVERY = 5
+"""Steps of which one sends its verdict alone. A prime: it meets units that rest in turns in all phases."""
+
+
+def is_apart(step: int) -> bool:
+    """Whether the verdict of `step` goes after its payloads, even if it need not: its time is the latency.
+
+    >>> [step for step in range(12) if is_apart(step)]
+    [4, 9]
+    """
+    return step % _APART_EVERY == _APART_EVERY - 1
+
+
 Row = tuple[float, float, float, float]
 NOTHING: Row = (0.0, 0.0, 0.0, 0.0)
 
@@ -172,6 +196,8 @@ class Traffic:
         self.monitor = LinkMonitor(world, threshold)
         self._world, self._agreeing = world, agreeing or world
         self._tail_bytes = 0.0
+        self._tail_s = 0.0
+        """The shortest time, over ranks, of the last tail that was alone."""
         self.row: Row = NOTHING
         """Seconds of the tail, seconds in which the rest was under way, the payload of an all-reduce that
         would carry as much as the rest, and the rest's latencies in a row; 0 for what is unknown."""
@@ -206,9 +232,13 @@ class Traffic:
         tails, busy, payloads, waits = zip(*rows, strict=True)
         if not min(busy) > 0.0 or not fmean(payloads) > 0.0:
             return ()
+        tail_s = min(tails)
+        if not tail_s > 0.0 and self._tail_s > 0.0 and not self.monitor.is_told("all_reduce"):
+            return ()  # a line through payloads alone would take their latency for bandwidth
+        self._tail_s = tail_s or self._tail_s
         # As long as an all-reduce would have taken, so that one line goes through both.
         more = 1.0 - fmean(waits) / max(hops("all_reduce", self._world), 1)
-        samples = (self._tail_bytes, min(tails)), (fmean(payloads), min(busy) + more * min(tails))
+        samples = (self._tail_bytes, tail_s), (fmean(payloads), min(busy) + more * self._tail_s)
         return self.monitor.observe(Sample("all_reduce", payload, seconds) for payload, seconds in samples)
 
 

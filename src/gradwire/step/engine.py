@@ -18,7 +18,7 @@ from gradwire.control.controller import Controller, Heard, Rows, controller_for,
 from gradwire.control.health import Health
 from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
 from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
-from gradwire.measure.link import Change
+from gradwire.measure.link import Change, is_apart
 from gradwire.measure.metered import MeteredComm
 from gradwire.memory import UNSENT, Gradients
 from gradwire.planning.facts import Facts
@@ -353,7 +353,9 @@ class Engine:
                 raise self.runner.broken
             # Where nothing can fail on one rank alone any more, the verdict goes with the last payload. But
             # ranks that share a replica wait for each other after it: there no lack of memory may come later.
-            left = step.outstanding if self.is_serial or self.env.sharded else step.decoding
+            # And now and then it goes alone, because its time is all that tells the latency of the link.
+            apart = self.is_serial or self.env.sharded or (is_apart(step.number) and not self.layout.is_dense)
+            left = step.outstanding if apart else step.decoding
             if isinstance(step.outcome, Running) and left == 0:
                 self._send_tail(step)
             match step.outcome:

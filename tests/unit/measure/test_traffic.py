@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gradwire.measure.clock import RoundTime
-from gradwire.measure.link import Traffic, under_way
+from gradwire.measure.link import Traffic, is_apart, under_way
 from gradwire.planning.change_detection import SOONEST, WINDOW
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Link
@@ -63,6 +65,25 @@ def test_latencies_are_told_from_bytes_whatever_they_are_carried_by(
     assert traffic.link is not None
     assert traffic.link.alpha_s == pytest.approx(link.alpha_s, rel=0.01)
     assert traffic.link.beta_s == pytest.approx(link.beta_s, rel=0.01)
+
+
+def test_tails_that_are_alone_now_and_then_tell_the_latency() -> None:
+    link, change = Link(5e-3, 1e-8), Link(5e-3, 4e-8)
+    traffic, seen = Traffic(WORLD), []
+    for step in range(400):
+        *gathers, tail = _step(link if step < 200 else change)
+        seen += [step] * len(traffic.hear([traffic.row] * WORLD))
+        # A tail that goes with the payloads ends with them.
+        beside = replace(tail, start_s=gathers[1].start_s, stop_s=gathers[1].stop_s)
+        traffic.note([*gathers, tail if is_apart(step) else beside])
+        if step == 199:
+            assert traffic.link is not None
+            assert traffic.link.alpha_s == pytest.approx(link.alpha_s, rel=0.01)
+            assert traffic.link.beta_s == pytest.approx(link.beta_s, rel=0.01)
+    assert seen == [200 + SOONEST]
+    assert traffic.link is not None
+    assert traffic.link.alpha_s == pytest.approx(change.alpha_s, rel=0.01)
+    assert traffic.link.beta_s == pytest.approx(change.beta_s, rel=0.01)
 
 
 def test_a_tail_that_was_not_alone_says_nothing() -> None:

@@ -179,9 +179,10 @@ def time_to_loss(both: Both) -> Check:
     wanted = f"below plain DDP's {seconds_band(ddp)}"
     if len(known) < len(mine):
         worst = max(both.wire.values(LOSS), default=math.inf)
-        lacking = f"{len(mine) - len(known)} of {len(mine)} seeds do not reach it in {both.steps} steps"
-        worse = f"plain DDP's final loss not reached, {LOSS.apart(worst, target)}"
-        return Check(claim, lacking, wanted, _judged(both, passed=False), worse)
+        lacking = f"{len(mine) - len(known)} of {len(mine)} seeds"
+        found = f"{lacking} do not reach it in {both.steps} steps"
+        worse = f"plain DDP's final loss not reached by {lacking}, {LOSS.apart(worst, target)}"
+        return Check(claim, found, wanted, _judged(both, passed=False), worse)
     late_s = fmean(known) - fmean(ddp)
     worse = "" if late_s < 0 else f"worse by {late_s:.1f} s to plain DDP's final loss"
     return Check(claim, seconds_band(known), wanted, _judged(both, passed=late_s < 0), worse)
@@ -428,10 +429,13 @@ def _without_range(text: str) -> str:
 
 
 def to_loss_text(runs: Runs, target: float | None) -> str:
-    """Mean and range of the seconds to a loss; `not reached` where a seed never was there."""
+    """How many seeds never were at a loss, if any; mean and range of the seconds of those that were."""
     times_s = [] if target is None else runs.reached_s(target)
     known = [second for second in times_s if second is not None]
-    return "not reached" if len(known) < len(times_s) else seconds_band(known)
+    if len(known) == len(times_s):
+        return seconds_band(known)
+    lacking = f"not reached by {len(times_s) - len(known)} of {len(times_s)} seeds"
+    return f"{lacking}; {seconds_band(known)}" if known else lacking
 
 
 def final_figures(document: Document) -> Document:
