@@ -172,7 +172,8 @@ def measured(demo: Document, sweep: list[Document]) -> str:
         f"| {shares[1]} (`{_name(wire)}`) |",
     ]
     settings = {each.name: each for each in SETTINGS}
-    lines += [_swept(settings[line["setting"]], line) for line in sweep if line["step_s"].get("auto")]
+    raced = [line for line in sweep if line.get("setting") in settings and line["step_s"]["auto"]]
+    lines += [_swept(settings[line["setting"]], line) for line in raced]
     when = f"Ranks share {cores} cores, over an emulated link. The demonstration ran on {_when(demo)}."
     return "\n\n".join([_filled(when), "\n".join(lines)])
 
