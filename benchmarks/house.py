@@ -71,7 +71,7 @@ def _rank(store: str, source: Path, recipe: str, rank: int) -> Step:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(*(nn.Linear(256, 256) for _ in range(3))))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)  # so small that every step is finite
     threading.setprofile(note)
     sys.setprofile(note)
     wire = gradwire.attach(model, optimizer, recipe)
