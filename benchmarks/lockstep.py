@@ -95,7 +95,7 @@ def carry(
     lane: Lane, gradient: Tensor, number: int, comm: Comm, look: bool
 ) -> tuple[Tensor, Diagnosis | None]:
     """What one rank applies in one step of its lane, and a diagnosis on request. A collective."""
-    mean, watch = torch.zeros_like(lane.x), GradientWatch(is_on=True)
+    mean, watch = torch.zeros_like(lane.x), GradientWatch()
     lane.fold(Gradients(gradient, lane.pieces), number, comm.world)
     for unit in lane.units:
         here = slice(unit.start, unit.stop)
@@ -104,7 +104,7 @@ def carry(
             number, unit.index, comm.rank, comm.world, parts=unit.parts, unsent=unsent, kept=lane.kept
         )
         if look:
-            watch(lane, unit, lane.x[here], ctx)
+            watch.take(lane, unit, lane.x[here], ctx)
         if lane.exchange.rounds(unit.numel, lane.dtype, ctx):
             run(lane.exchange, lane.x[here], mean[here], comm, ctx)
     lane.commit(())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -345,12 +346,13 @@ def test_a_rank_without_memory_inside_its_node_fails_the_step_on_all_ranks(
 
 def test_an_error_of_our_own_ends_the_step_where_it_happened() -> None:
     def rank(comm: Comm) -> str:
-        def inspect(*_: object) -> None:
+        def before(*_: object) -> None:
             if comm.rank == 1:
-                raise MemoryError("no room to look")
+                raise MemoryError("no room to look on")
 
+        rig = Rig(comm, "topk(ratio=0.1)", per_node=2, observers=[SimpleNamespace(before=before)])
         try:
-            outcome = Rig(comm, "topk(ratio=0.1)", per_node=2, inspect=inspect).step(gradients(comm.rank, 0))
+            outcome = rig.step(gradients(comm.rank, 0))
         except RanksDisagree:  # threads notice that rank 1 is gone
             return "left alone"
         return type(outcome.error).__name__

@@ -29,7 +29,6 @@ from gradwire.comm.groups import give_back, given_back_if_refused
 from gradwire.errors import RanksDisagree
 from gradwire.kernels import compiler
 from gradwire.placement import BufferTransfer, device_at
-from gradwire.planning.costs import Link
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
@@ -43,7 +42,6 @@ from gradwire.step.engine import Engine
 from gradwire.step.environment import EngineEnvironment, PlacementChoices
 from gradwire.step.layout import Policy, build, is_alone
 from gradwire.step.worker import Worker
-from gradwire.tools.diagnose import GradientWatch
 
 _LOG = logging.getLogger("gradwire")
 
@@ -246,7 +244,6 @@ def _assemble(
         shard = Shard(placement.inside)
         level = NodeReducer(source.specs, shard.parts)
         replicas = shard.replicas(replicas, source.specs)
-    scale = None if asked.scaler is None else LossScale(asked.scaler, transports.device, source.device)
     env = EngineEnvironment(
         placement,
         alternative=alternative,
@@ -256,8 +253,6 @@ def _assemble(
         memory_dtype=asked.memory_dtype,
         alone=is_alone(carry[-1]),
         tuning=source.tuning,
-        loss_scale=(lambda: 1.0) if scale is None else scale,
-        begun=(lambda: None) if scale is None else scale.begun,
         replicas=_transferred(replicas, lambda: backward.placement.transfer),
         uses=lambda: uses,
         replica=transports.parts[0].group if transports.parts else None,
@@ -265,10 +260,14 @@ def _assemble(
         check=partial(source.suits, optimizers=optimizers),
         source_state=source.source_state,
         prepare=partial(prepare_for, rank=transports.everyone.rank, world=carry[-1].world),
-        link_seen=partial(_expect, transports.parts[1] if transports.parts else transports.cpu),
-        guard=Guard(lambda: source.known.held, asked.guard_every, source.is_uneven),
-        inspect=(watch := GradientWatch()),
     )
+    if (carrier := transports.parts[1] if transports.parts else transports.cpu) is not None:
+        env = replace(env, link_seen=carrier.expect)
+    if asked.scaler is not None:
+        scale = LossScale(asked.scaler, transports.device, source.device)
+        env = replace(env, loss_scale=scale, begun=scale.begun)
+    if asked.guard_every:
+        env.observers.append(Guard(lambda: source.known.held, asked.guard_every, source.is_uneven))
 
     def engine(concluded: Hear, resolved: Hear) -> Engine:
         specs = source.specs if level is None else level.specs
@@ -293,7 +292,7 @@ def _assemble(
     source.begin(backward, counted, scaled=asked.scaler is not None)
     backward.event_log.attached()
     source.claim()
-    return Attached(source.model, source, backward, optimizers, asked.scaler, watch, worker)
+    return Attached(source.model, source, backward, optimizers, asked.scaler, worker)
 
 
 def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
@@ -315,12 +314,6 @@ def _transferred(replicas: Replicas, transfer: Callable[[], BufferTransfer]) -> 
             return replicas(name)
 
     return read_by(lambda tensor: transfer().read(tensor), landing)
-
-
-def _expect(carrier: ProcessGroupComm | None, link: Link | None) -> None:
-    """Suit messages on the CPU to the link between the ranks that exchange gradients."""
-    if carrier is not None and link is not None:
-        carrier.expect(link.beta_s)
 
 
 def _agreed_recipe(

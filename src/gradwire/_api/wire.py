@@ -42,8 +42,6 @@ class Attached:
     backward: Backward
     optimizers: Optimizers
     scaler: torch.amp.GradScaler | None
-    watch: GradientWatch
-    """`Wire.watching` turns it on."""
     # The worker ends with the model, and a wire without its worker could only hang.
     worker: Worker
 
@@ -64,7 +62,7 @@ class Wire:
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
         self._source, self._backward = attached.source, attached.backward
-        self._watch = attached.watch
+        self._watch = GradientWatch()
         self._diagnosis: Diagnosis | None = None
 
     def __repr__(self) -> str:
@@ -105,13 +103,18 @@ class Wire:
     @property
     def watching(self) -> bool:
         """Whether every step keeps a copy of its error-fed gradient, for `diagnose`; off by default."""
-        return self._watch.is_on
+        return self._watch in self._engine.env.observers
 
     @watching.setter
     def watching(self, value: bool) -> None:
         """Takes effect from the next backward pass. It costs memory and a pass over the memory of unsent
         gradient."""
-        self._watch.turn(value)
+        observers = self._engine.env.observers
+        if self.watching:
+            observers.remove(self._watch)
+        self._watch = GradientWatch()
+        if value:
+            observers.append(self._watch)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Within it, backward passes add to `p.grad` on this rank and send nothing, for accumulation.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from gradwire.agreement.agree import require_agreement
 from gradwire.comm import Comm, gathered
 from gradwire.errors import RanksDisagree
+from gradwire.step.environment import EngineEnvironment
+from gradwire.step.step import Step
 
 _BITS = 24
 """Bits of a checksum: as many as float32, the type of the verdict's table, holds exactly."""
@@ -42,24 +45,22 @@ class Guard:
     ) -> None:
         """`parameters()` by name are those of the step that is running.
 
-        `every` is 0 for never; while `uneven()`, replicas differ on purpose, and nothing is compared.
+        While `uneven()`, replicas differ on purpose, and nothing is compared.
         """
         self._parameters, self._every, self._uneven = parameters, every, uneven
         self._sums: dict[str, int] = {}
 
-    def numbers(self, step: int, read: Callable[[Tensor], Tensor]) -> tuple[float, ...]:
-        """This rank's number for its row of `step`: 24 bits of a checksum if the check is due.
-
-        `read` makes a parameter readable, as it was in the forward pass.
+    def before(self, step: Step, env: EngineEnvironment) -> None:
+        """Tell 24 bits of a checksum if the check is due, by parameters as they were in the forward pass.
 
         A guard has its number in every row: ranks that are at different steps can then tell each other so.
         """
-        if self._every == 0:
-            return ()
-        if step % self._every or self._uneven():
-            return (_NOT_DUE,)
-        self._sums = {name: _checksum(read(each.detach())) for name, each in self._parameters().items()}
-        return (float(zlib.crc32(repr(list(self._sums.values())).encode()) % 2**_BITS),)
+        step.told = (_NOT_DUE,)
+        step.compare = partial(self.error, step=step.number, control=env.control)
+        if step.number % self._every == 0 and not self._uneven():
+            read, parameters = env.placement.transfer.read, self._parameters()
+            self._sums = {name: _checksum(read(each.detach())) for name, each in parameters.items()}
+            step.told = (float(zlib.crc32(repr(list(self._sums.values())).encode()) % 2**_BITS),)
 
     def error(self, said: Sequence[Sequence[float]], step: int, control: Comm) -> RanksDisagree | None:
         """Why the replicas of `step` are not equal, by what all ranks have said; the same on all of them.

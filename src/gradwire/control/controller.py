@@ -34,8 +34,8 @@ from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.forecast import dearness
 from gradwire.recipes import Composition, Decision
 from gradwire.step.arena import Lane, ParameterSpec, Unit
-from gradwire.step.arrival import Arrival
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.context import ExchangeContext
+from gradwire.step.environment import EngineEnvironment, StepObserver
 from gradwire.step.layout import Layout
 from gradwire.step.step import Step
 
@@ -45,7 +45,7 @@ Rows = Sequence[Sequence[float]]
 """The facts in a verdict, by rank."""
 
 
-class Controller(Protocol):
+class Controller(StepObserver, Protocol):
     """One rank's side of a decision. All calls are on the engine's thread.
 
     The facts of a rank ride in its row of the verdict; how many there are depends on agreed numbers alone.
@@ -66,15 +66,6 @@ class Controller(Protocol):
     @property
     def late(self) -> float | None:
         """Steps' worth of gradient that wait; `None` before that is known, 0 where nothing is remembered."""
-
-    def bucket_arrived(self, step: Step, arrival: Arrival) -> None:
-        """See a buffer before any of it is exchanged."""
-
-    def looks(self, step: int) -> bool:
-        """Whether `look` wants to see the units of this step."""
-
-    def look(self, step: int, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
-        """Look at `unit`, `x` (numel,), before its exchange; `unsent` of it was left by earlier steps."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """This rank's facts. `link` is what the previous step's rounds say of the link."""
@@ -113,15 +104,8 @@ class WarmupController:
         """Whether the current step takes computation and communication apart."""
         return self.profiler.is_serial
 
-    def bucket_arrived(self, step: Step, arrival: Arrival) -> None:
+    def before(self, step: Step, _env: EngineEnvironment) -> None:
         """Times are all that is needed of gradients."""
-
-    def looks(self, step: int) -> bool:
-        """Dense gradients are nothing to look at."""
-        return False
-
-    def look(self, step: int, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
-        """Does nothing, because `looks` is false."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """The profiler's row. Nothing is said of the link, which is probed in the end."""
@@ -212,9 +196,10 @@ class RunningController:
         """What has been measured under this composition."""
         return self.lateness.late if self._remembers else 0.0
 
-    def looks(self, step: int) -> bool:
-        """Whether a judge wants to, or it is the step to weigh."""
-        return self._judge_looks(step) or self._is_weighed(step)
+    def before(self, step: Step, _env: EngineEnvironment) -> None:
+        """Look at units if the judge wants to, or if it is the step to weigh."""
+        if self._judge_looks(step.number) or self._is_weighed(step.number):
+            step.looks.append(self._look)
 
     def _judge_looks(self, step: int) -> bool:
         watch = self._watch
@@ -223,16 +208,15 @@ class RunningController:
     def _is_weighed(self, step: int) -> bool:
         return self._remembers and is_weighed(step, self._every, self._cycle)
 
-    def bucket_arrived(self, step: Step, arrival: Arrival) -> None:
-        """Only units are looked at."""
-
-    def look(self, step: int, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
+    def _look(self, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         """Look as the judge does, and weigh what is fresh and what was unsent, if it is the step for it."""
-        if self._judge_looks(step) and self._watch is not None and self._watch.look is not None:
+        if lane not in self._lanes:
+            return
+        if self._judge_looks(ctx.step) and self._watch is not None and self._watch.look is not None:
             seen = self._watch.look(x)
             self._looked = [total + more for total, more in zip(self._looked, seen, strict=True)]
-        if self._is_weighed(step) and unsent is not None:
-            self._scales.weigh(step, unit, x, unsent)
+        if self._is_weighed(ctx.step) and ctx.unsent is not None:
+            self._scales.weigh(ctx.step, unit, x, ctx.unsent)
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """Numbers of link, weight, health and judge. Looks begin anew: a step that fails is tried again."""

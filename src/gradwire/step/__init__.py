@@ -6,7 +6,8 @@ The stations in order. `Engine` calls each of them, on one thread, in the same o
    to the `Worker`, or, where collectives are work in a stream, to the thread that brings gradients.
    sources/backward.py, worker.py
 2. `Engine.open`, `arrive` for each bucket, `close`: a step begins, takes buckets by number, has them all.
-   engine.py
+   Features that are on hear of its beginning, as a `StepObserver`.
+   engine.py; environment.py
 3. The bucket is an `Arrival`. Its `Intake` says where all of it goes. A *share* goes to a lane with a memory.
    A *run* goes past the lanes, which is called *direct*: its exchange works in the bucket itself. A small run
    beside lanes waits for 8.

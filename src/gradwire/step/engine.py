@@ -24,7 +24,7 @@ from gradwire.memory import UNSENT, Gradients
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
-from gradwire.step.arena import ParameterSpec, Unit
+from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.arrival import Arrival, Run, Share
 from gradwire.step.context import ExchangeContext, Fates
 from gradwire.step.environment import EngineEnvironment
@@ -232,7 +232,8 @@ class Engine:
         if any(lane.held and lane.memory.covers_momentum for lane in self.layout.lanes):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin", self.rank)
         step.scale = self.env.loss_scale()
-        step.guard = self.env.guard.numbers(step.number, self.env.placement.transfer.read)
+        for observer in (*self.env.observers, self._controller):
+            observer.before(step, self.env)
         step.buffers = carried = self.env.buffers()
         if carried is not None:
             # What passes over other ranks than gradients do says nothing of their link.
@@ -267,7 +268,6 @@ class Engine:
         self._progress(step)
 
     def _process(self, step: Step, arrival: Arrival) -> None:
-        self._controller.bucket_arrived(step, arrival)
         intake = self.layout.intake(arrival.entries)
         for run in intake.runs:
             self._launch_direct(step, arrival, run)
@@ -321,9 +321,8 @@ class Engine:
             see=step.hear,
             granularity=self.env.placement.granularity,
         )
-        self.env.inspect(lane, unit, x, ctx)
-        if self._controller.looks(step.number) and lane.exchange is self.layout.main.exchange:
-            self._look(step, unit, x, ctx.unsent)
+        if step.looks:
+            self._look(step, lane, unit, x, ctx)
         if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, ctx)):
             step.rest(unit)
             return
@@ -335,10 +334,11 @@ class Engine:
         task.land = lambda: step.land(unit, mean, factor)
         self.runner.launch(step, task)
 
-    def _look(self, step: Step, unit: Unit, x: Tensor, unsent: Tensor | None) -> None:
+    def _look(self, step: Step, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         try:
             with step.trace.compressing("encode", f"look at {unit}"):
-                self._controller.look(step.number, unit, x, unsent)
+                for look in step.looks:
+                    look(lane, unit, x, ctx)
         except BaseException as error:
             step.fail(error, f"look at {unit}", self.rank)
 
@@ -387,7 +387,7 @@ class Engine:
             self.runner.issue(small.send)
 
     def _send_tail(self, step: Step) -> None:
-        facts = (*step.guard, *self._controller.row(step, self.traffic.row))
+        facts = (*step.told, *self._controller.row(step, self.traffic.row))
         step.require_all_units(self.layout.lanes, self.rank)
         stale = step.buffers is not None and step.buffers.is_stale(late=step.is_late)
         sound = step.is_late or step.is_finite()
@@ -416,10 +416,8 @@ class Engine:
         step.computing_by_rank_s = tuple(row.computing_s for row in verdict.rows)
         for small in step.small:
             step.record_small(small)
-        error: BaseException | None = verdict.error()
-        if error is None and step.guard:
-            said = [row.facts[: len(step.guard)] for row in verdict.rows]
-            error = self.env.guard.error(said, step.number, self.env.control)
+        told = [row.facts[: len(step.told)] for row in verdict.rows]
+        error: BaseException | None = verdict.error() or step.compare(told)
         if step.failure is not None and not isinstance(error, RanksDisagree):
             step.has_failed_unheard = error is None and verdict.finite
             error = step.failure  # a rank that disagrees may well fail, but that is not why
@@ -492,7 +490,7 @@ class Engine:
 
     def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
         """Let the controller see the facts of a step, and run what it wants to follow."""
-        rows = [row.facts[len(step.guard) :] for row in verdict.rows]
+        rows = [row.facts[len(step.told) :] for row in verdict.rows]
         following = self._following = self._controller.observe(step, rows, committed=committed)
         self.facts = self._controller.facts or self.facts
         # A late step may be asked for by one rank, for its report; and a memory has to be settled first.
@@ -503,7 +501,8 @@ class Engine:
         """Take what all ranks said of the link; what it is taken to be, and its change."""
         changes = self.traffic.hear(rows)
         self.link_changes.extend((step, change) for change in changes)
-        self.env.link_seen(link := self.traffic.link)
+        if (link := self.traffic.link) is not None:
+            self.env.link_seen(link.beta_s)
         return link, next(((change.before, change.after) for change in changes), None)
 
     def crash(self, error: BaseException) -> None:

@@ -7,25 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from gradwire.agreement.guard import Guard
 from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm
 from gradwire.exchange.base import Exchange
 from gradwire.placement import Device, Placement
-from gradwire.planning.costs import Link
 from gradwire.planning.tuning import USUAL, Tuning
-from gradwire.step.arena import Lane, Unit
-from gradwire.step.context import ExchangeContext, Replicas
+from gradwire.step.context import Replicas
 from gradwire.step.layout import Layout, Policy
 from gradwire.step.step import Passenger, Step
 
-Inspect: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
+
+class StepObserver(Protocol):
+    """Looks on at steps: checks, figures and copies that no step needs. One that is off is not in the list.
+
+    All that it does runs on the engine's thread. It changes neither gradients nor memory, and issues no
+    collective, but for `Step.compare`, which all ranks call in the same step.
+    """
+
+    def before(self, step: Step, env: EngineEnvironment) -> None:
+        """A step begins, and none of its gradients has been taken in.
+
+        What else it wants is asked of the step, and is gone with it: to see units (`looks`), or to tell the
+        other ranks something and to hear what they tell (`told`, `compare`). A look that raises fails the
+        step on all ranks. An error here ends this step and all later ones, because rows of other ranks may
+        have other lengths.
+        """
 
 
 class SourceState(Protocol):
@@ -93,12 +104,10 @@ class EngineEnvironment:
     """Raises `ValueError` for a layout that does not suit the optimizer."""
     prepare: Callable[[Layout, Device], None] = lambda _layout, _memory: None
     """Compiles the kernels of a layout that will run with its memory on that device."""
-    link_seen: Callable[[Link | None], None] = lambda _link: None
-    """Hears after each step what the link is taken to be."""
-    guard: Guard = Guard(dict, 0)  # noqa: RUF009  # of nothing, never: it has no state
-    """Compares the parameters of all ranks."""
-    inspect: Inspect = lambda _lane, _unit, _x, _at: None
-    """Sees every unit before its exchange."""
+    link_seen: Callable[[float], None] = lambda _byte_s: None
+    """Hears after each step how many seconds a byte takes on the link, once that is known."""
+    observers: list[StepObserver] = field(default_factory=list)
+    """Those that are on. The thread that trains changes the list, between steps."""
     source_state: SourceState | None = None
     """State of the source, for checkpoints."""
     replica: dist.ProcessGroup | None = None

@@ -30,6 +30,9 @@ from gradwire.step.arrival import Arrival, BucketEntry, Share
 from gradwire.step.context import ExchangeContext, refuse
 from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
 
+Look: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
+"""Sees a unit that has been folded, before its exchange works in it."""
+
 
 class Passenger(Protocol):
     """Tensors that travel beside a step's gradients, from one rank to all, such as the model's buffers."""
@@ -146,8 +149,12 @@ class Step:
     before_s: float = 0.0
     """Seconds from the end of the pass before until then."""
     trace: Trace = field(default_factory=Trace)
-    guard: tuple[float, ...] = ()
-    """This rank's checksum of its parameters, in front of the facts in its row."""
+    looks: list[Look] = field(default_factory=list)
+    """An observer's function here sees every unit."""
+    told: tuple[float, ...] = ()
+    """Numbers of an observer, in front of the facts in this rank's row."""
+    compare: Callable[[Sequence[Sequence[float]]], GradwireError | None] = lambda _told: None
+    """Takes what all ranks have told; why the step fails on all of them, if it does."""
     arrivals: list[Arrival] = field(default_factory=list)
     destinations: dict[str, tuple[Tensor, BucketEntry]] = field(default_factory=dict)
     """Where means go, by parameter: to the place in a bucket where the gradient came from."""

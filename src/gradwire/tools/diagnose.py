@@ -24,6 +24,8 @@ from gradwire.exchange.base import Exchange, parts
 from gradwire.memory import UNSENT
 from gradwire.step.arena import Lane, Unit
 from gradwire.step.context import ExchangeContext
+from gradwire.step.environment import EngineEnvironment
+from gradwire.step.step import Step
 
 BINS_PER_OCTAVE = 4
 SAMPLE = 1 << 20
@@ -71,27 +73,18 @@ class SeenUnit:
 
 
 class GradientWatch:
-    """While it `is_on`, keeps a copy of the error-fed gradient of one step, unit by unit.
+    """Keeps a copy of the error-fed gradient of the last step, unit by unit: a `StepObserver`."""
 
-    The engine calls it before every exchange (`EngineEnvironment.inspect`).
-    """
-
-    def __init__(self, *, is_on: bool = False) -> None:
-        self.is_on = is_on
+    def __init__(self) -> None:
         self.seen: list[SeenUnit] = []
 
-    def turn(self, on: bool) -> None:
-        """Watch from now on, or no longer; drops what was kept."""
-        self.is_on, self.seen = on, []
+    def before(self, step: Step, _env: EngineEnvironment) -> None:
+        """Keep the units of this step instead of those of the last one."""
+        self.seen.clear()
+        step.looks.append(self.take)
 
-    def __call__(self, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
-        """Take in a unit; the first of another step, or of another attempt at it, drops what was kept."""
-        if not self.is_on:
-            return
-        if self.seen:
-            first = self.seen[0].ctx
-            if first.step != ctx.step or (first.lane, first.unit) == (ctx.lane, ctx.unit):
-                self.seen.clear()
+    def take(self, lane: Lane, _unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
+        """Take in a unit."""
         unsent = None if ctx.unsent is None else ctx.unsent.clone()
         self.seen.append(SeenUnit(lane.exchange, x.clone(), replace(ctx, unsent=unsent)))
 

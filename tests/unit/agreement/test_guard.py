@@ -13,6 +13,9 @@ from gradwire.agreement.guard import Guard, check_guard
 from gradwire.comm import Comm, ThreadComm, run_ranks
 from gradwire.comm.checksums import CheckedComm
 from gradwire.errors import RanksDisagree
+from gradwire.placement import host
+from gradwire.step.environment import EngineEnvironment
+from gradwire.step.step import Step
 from tests.support.damage import Damage, DamagingComm
 from tests.support.rig import REVERSED, Rig, gradients
 
@@ -32,7 +35,7 @@ def _raised(
 
     def rank(comm: Comm) -> str:
         mine = held[comm.rank]
-        rig = Rig(comm, recipe, guard=Guard(lambda: mine, every))
+        rig = Rig(comm, recipe, observers=[Guard(lambda: mine, every)])
         for step in range(steps):
             if step == 3:
                 change(mine, comm.rank)
@@ -67,7 +70,7 @@ def test_one_bit_on_one_rank_is_noticed_on_all_when_it_is_due(recipe: str, every
 
 def test_a_checksum_is_not_taken_for_something_measured() -> None:
     def rank(comm: Comm) -> int:
-        rig = Rig(comm, "covap", guard=Guard(_parameters, 1))
+        rig = Rig(comm, "covap", observers=[Guard(_parameters, 1)])
         for step in range(8):
             assert rig.step(gradients(comm.rank, step)).step.committed
         assert rig.engine.facts is not None, "decided by now"
@@ -76,15 +79,11 @@ def test_a_checksum_is_not_taken_for_something_measured() -> None:
     assert run_ranks(2, rank) == [len(REVERSED)] * 2, "the time of each bucket's collective, and no more"
 
 
-def test_without_a_guard_nobody_looks() -> None:
-    assert _raised("topk(ratio=0.1)", 2, 0, lambda held, rank: held["first"].add_(rank)) == ["", ""]
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_ranks_at_different_steps_hear_so_whether_the_guard_is_due_or_not(recipe: str, ahead: int) -> None:
     def rank(comm: Comm) -> str:
-        rig = Rig(comm, recipe, guard=Guard(_parameters, 2))
+        rig = Rig(comm, recipe, observers=[Guard(_parameters, 2)])
         rig.engine.restore(rig.engine.prepared(rig.engine.layout, 4 + ahead * comm.rank))
         return str(rig.step(gradients(comm.rank, 0)).error)
 
@@ -127,10 +126,10 @@ def test_a_flipped_bit_in_what_names_the_parameters_misleads_no_rank(world: int)
     def said(comm: ThreadComm, damage: Damage) -> str:
         held = {str(number): torch.tensor([float(number)]) for number in range(300)}
         held["200"] += comm.rank == 1
-        guard = Guard(lambda: held, 1)
-        guard.numbers(0, lambda each: each)
         checked = CheckedComm(DamagingComm(comm, damage if comm.rank == 1 else Damage()))
-        return str(guard.error([(float(rank),) for rank in range(world)], 0, checked))
+        step = Step(0, "dense")
+        Guard(lambda: held, 1).before(step, EngineEnvironment(host(checked, print)))
+        return str(step.compare([(float(rank),) for rank in range(world)]))
 
     nothing = Damage()
     run_ranks(world, lambda comm: said(comm, nothing))

@@ -9,7 +9,6 @@ import pytest
 from gradwire.comm import Comm, run_ranks
 from gradwire.measure.link import Traffic
 from gradwire.planning.change_detection import WINDOW
-from gradwire.planning.costs import Link
 from tests.support.rig import Rig, gradients
 
 
@@ -23,9 +22,10 @@ def test_the_transport_hears_of_the_link_the_same_on_all_ranks_in_the_same_step(
     noise = cycle([0.5, 0.0, 0.25])
     monkeypatch.setattr(Traffic, "note", note)
 
-    def rank(comm: Comm) -> list[Link | None]:
-        heard = list[Link | None]()
-        rig = Rig(comm, "topk(ratio=0.1)", link_seen=heard.append)
+    def rank(comm: Comm) -> list[tuple[int, float]]:
+        heard = list[tuple[int, float]]()
+        link_seen = lambda byte_s: heard.append((rig.engine.step, byte_s))  # noqa: E731
+        rig = Rig(comm, "topk(ratio=0.1)", link_seen=link_seen)
         for step in range(WINDOW + 3):
             rig.step(gradients(comm.rank, step))
         return heard
@@ -33,13 +33,13 @@ def test_the_transport_hears_of_the_link_the_same_on_all_ranks_in_the_same_step(
     first, *others = run_ranks(3, rank)
     assert all(other == first for other in others)
     # A step's times ride on the verdict of the next one.
-    assert first[:WINDOW] == WINDOW * [None]
-    assert all(link is not None and link.beta_s > 0.0 for link in first[WINDOW + 1 :])
+    assert [step for step, _ in first] == [WINDOW + 1, WINDOW + 2, WINDOW + 3]
+    assert all(byte_s > 0.0 for _, byte_s in first)
 
 
 def test_dense_steps_that_measure_tell_nothing() -> None:
-    def rank(comm: Comm) -> list[Link | None]:
-        heard = list[Link | None]()
+    def rank(comm: Comm) -> list[float]:
+        heard = list[float]()
         rig = Rig(comm, "auto", link_seen=heard.append)
         rig.step(gradients(comm.rank, 0))
         return heard

@@ -34,8 +34,8 @@ def watched(text: str, world: int = WORLD) -> list[tuple[Diagnosis, list[SeenUni
     """By rank: the diagnosis of the last of some steps, what its exchanges found, and the memories after."""
 
     def body(comm: ThreadComm) -> tuple[Diagnosis, list[SeenUnit], list[Tensor]]:
-        watch = GradientWatch(is_on=True)
-        rig = Rig(comm, text, unit_elements=1500, inspect=watch)
+        watch = GradientWatch()
+        rig = Rig(comm, text, unit_elements=1500, observers=[watch])
         for step in range(STEPS):
             assert rig.step(gradients(comm.rank, step)).error is None
         lanes = rig.engine.layout.lanes
@@ -172,8 +172,8 @@ def test_the_handle_watches_when_asked_to_and_the_report_shows_it(monkeypatch: p
 
 def test_where_only_some_ranks_watched_all_of_them_are_told() -> None:
     def body(comm: ThreadComm) -> str:
-        watch = GradientWatch(is_on=comm.rank > 0)
-        rig = Rig(comm, "topk(ratio=0.1)", inspect=watch)
+        watch = GradientWatch()
+        rig = Rig(comm, "topk(ratio=0.1)", observers=[watch] if comm.rank > 0 else [])
         rig.step(gradients(comm.rank, 0))
         with pytest.raises(RanksDisagree) as caught:
             diagnose(watch.seen, rig.engine.layout.lanes, comm, comm)
