@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from gradwire.comm import Comm, gathered
 from gradwire.errors import RanksDisagree
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.step import Step
+from gradwire.step.verdict import Verdict
 
 _BITS = 24
 """Bits of a checksum: as many as float32, the type of the verdict's table, holds exactly."""
@@ -62,12 +63,12 @@ class Guard:
             self._sums = {name: _checksum(read(each.detach())) for name, each in parameters.items()}
             step.told = (float(zlib.crc32(repr(list(self._sums.values())).encode()) % 2**_BITS),)
 
-    def error(self, said: Sequence[Sequence[float]], step: int, control: Comm) -> RanksDisagree | None:
-        """Why the replicas of `step` are not equal, by what all ranks have said; the same on all of them.
+    def error(self, verdict: Verdict, step: int, control: Comm) -> RanksDisagree | None:
+        """Why the replicas of `step` are not equal, by what all ranks have told; the same on all of them.
 
         Where they differ, one all-gather of 128 bytes, and one of eight bytes per parameter.
         """
-        told = {tuple(numbers) for numbers in said}
+        told = {row.facts[:1] for row in verdict.rows}
         if len(told) == 1 or (_NOT_DUE,) in told:
             return None
         names = f"{len(self._sums)}: {', '.join(self._sums)}"

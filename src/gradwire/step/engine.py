@@ -416,8 +416,7 @@ class Engine:
         step.computing_by_rank_s = tuple(row.computing_s for row in verdict.rows)
         for small in step.small:
             step.record_small(small)
-        told = [row.facts[: len(step.told)] for row in verdict.rows]
-        error: BaseException | None = verdict.error() or step.compare(told)
+        error: BaseException | None = verdict.error() or step.compare(verdict)
         if step.failure is not None and not isinstance(error, RanksDisagree):
             step.has_failed_unheard = error is None and verdict.finite
             error = step.failure  # a rank that disagrees may well fail, but that is not why

@@ -153,8 +153,8 @@ class Step:
     """An observer's function here sees every unit."""
     told: tuple[float, ...] = ()
     """Numbers of an observer, in front of the facts in this rank's row."""
-    compare: Callable[[Sequence[Sequence[float]]], GradwireError | None] = lambda _told: None
-    """Takes what all ranks have told; why the step fails on all of them, if it does."""
+    compare: Callable[[Verdict], GradwireError | None] = lambda _verdict: None
+    """Reads what all ranks have told; why the step fails on all of them, if it does."""
     arrivals: list[Arrival] = field(default_factory=list)
     destinations: dict[str, tuple[Tensor, BucketEntry]] = field(default_factory=dict)
     """Where means go, by parameter: to the place in a bucket where the gradient came from."""
