@@ -5,8 +5,9 @@
 The table is that of another checkout where one is named, so that two can be laid side by side. Files and
 functions are those of src/gradwire; blank lines within docstrings count as blank. A step is the seventh of
 rank 0 of two over gloo, of three linear layers under DDP; what the thread that trains and gradwire's own
-threads call of gradwire counts, generated code and each resumption of a generator included. Nothing here
-depends on time, and nothing is a limit: figures that were goals were met while the path got longer.
+threads call of gradwire counts, generated code and each resumption of a generator included. A callback that
+torch's thread runs does not, so that up to five functions come and go with the time a collective takes. Files
+do not, and nothing is a limit: figures that were goals were met while the path got longer.
 """
 
 from __future__ import annotations
