@@ -24,7 +24,7 @@ from gradwire.measure.clock import BackwardWatch, clock_of
 from gradwire.measure.codec import codec_cost, payloads
 from gradwire.measure.link import Traffic
 from gradwire.measure.norms import Weighing
-from gradwire.measure.probe import name_of, network_of, probe, slowest, table_of
+from gradwire.measure.probe import BUDGET_S, name_of, network_of, probe, slowest, table_of
 from gradwire.memory import UNSENT
 from gradwire.placement import Device
 from gradwire.planning.change_detection import THRESHOLD, StepWatch
@@ -407,7 +407,11 @@ def surveyed(
     facts = replace(facts, gradient_bytes=gradient_bytes)
     if comm.world > 1:
         memory, verbs = env.placement.memory, links_for(may_follow, comm.world)
-        probed = network_of(probe(comm, verbs, control=control, where=memory.where, clock=clock_of(memory)))
+        # Training waits, so a probe takes no longer than a step. Small messages tell the latency, and dense
+        # steps have told the bandwidth.
+        budget_s = min(BUDGET_S, facts.dense_s or BUDGET_S)
+        where, clock = memory.where, clock_of(memory)
+        probed = network_of(probe(comm, verbs, budget_s=budget_s, control=control, where=where, clock=clock))
         number = len(facts.collectives_s)
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
         sent_bytes = Round("all_reduce", int(gradient_bytes), torch.uint8).wire_bytes(comm.world)

@@ -118,6 +118,8 @@ WIRE_BYTES = (512, 4096, 32768, 131072, 524288, 2097152)
 """The sizes that are tried: from what is all latency to what outlasts any burst."""
 
 REPETITIONS = 7
+BUDGET_S = 0.25
+"""For the probe of one verb."""
 CPU = torch.device("cpu")
 
 
@@ -134,7 +136,7 @@ def probe(
     comm: Comm,
     verbs: Sequence[str] = VERBS,
     *,
-    budget_s: float = 0.25,
+    budget_s: float = BUDGET_S,
     wire_bytes: Sequence[int] = WIRE_BYTES,
     repetitions: int = REPETITIONS,
     clock: Callable[[], float] = now_s,

@@ -105,6 +105,26 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
     assert facts[0].network.of("all_reduce").alpha_s == 1.0
 
 
+@pytest.mark.parametrize(("dense_s", "budget_s"), [(None, 0.25), (0.04, 0.04), (3.0, 0.25)])
+def test_a_probe_is_no_longer_than_a_step(
+    dense_s: float | None, budget_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+
+    def probe(*_: object, budget_s: float, **_where: object) -> tuple[Probed, ...]:
+        told.append(budget_s)
+        return (Probed("all_reduce", Link(1.0, 1e-9), straight_line([(1.0, 2.0)])),)
+
+    monkeypatch.setattr("gradwire.control.controller.probe", probe)
+
+    def rank(comm: ThreadComm) -> Facts:
+        env = EngineEnvironment(host(comm, print))
+        return surveyed(Facts(1.0, 1.0, comm.world, dense_s=dense_s), _decision("covap"), env, ())
+
+    run_ranks(2, rank)
+    assert told == 2 * [budget_s]
+
+
 @pytest.mark.parametrize(("is_host", "dear"), [(True, 2.0), (False, 1.0)])
 def test_how_dear_collectives_are_is_measured_in_the_steps_that_are_taken_apart(
     is_host: bool, dear: float, monkeypatch: pytest.MonkeyPatch
