@@ -25,6 +25,22 @@ def cores_per_rank() -> float | None:
     return cores / max(1, int(ranks))
 
 
+CONNECTIONS = "GRADWIRE_CONNECTIONS"
+"""Number of connections between two ranks, the same on all of them. Without it they are measured."""
+
+_MOST_CONNECTIONS = 64
+
+
+def connections_asked() -> int | None:
+    """What `CONNECTIONS` says, or `None`. Raises `ValueError` if that is no number of connections."""
+    text = os.environ.get(CONNECTIONS, "")
+    if not text:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_CONNECTIONS:
+        raise ValueError(f"{CONNECTIONS}={text!r} is no whole number from 1 to {_MOST_CONNECTIONS}")
+    return int(text)
+
+
 def write_whole(path: Path, text: str) -> None:
     """All of `text` is in `path` afterwards, or what was there before: a full disk costs no earlier report.
 

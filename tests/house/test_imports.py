@@ -22,6 +22,7 @@ STEP = UPPER | {"agreement", "checkpoint.shards", "step"}
 ENGINE = STEP | {"control", "step.engine"}
 BELOW = ENGINE | {
     "_api.checks",
+    "_api.connections",
     "_api.prepare",
     "_api.unwrap",
     "agreement.guard",
@@ -77,6 +78,7 @@ ALLOWED: dict[str, set[str]] = {
     "_api": set(),
     "_api.unwrap": set(),
     "_api.checks": {"_api.unwrap", "errors", "exchange", "step", "step.arena"},
+    "_api.connections": {"comm", "environment", "errors", "measure"},
     "_api.prepare": STEP,
     "_api.switch": STEP | {"step.engine"},
     "_api.report": BELOW | {"quantities"},
@@ -84,6 +86,7 @@ ALLOWED: dict[str, set[str]] = {
     "_api.configuration": {
         "_api.checks",
         "agreement.guard",
+        "environment",
         "recipes",
         "sources",
         "step",
@@ -196,6 +199,7 @@ def imported_outside(parts: set[str], unwanted: Callable[[str], bool]) -> list[s
 LAB = {part for part in ALLOWED if part.startswith("lab")}
 TALK_TO_PEERS = LAB | {
     "_api.attach",
+    "_api.connections",
     "_api.explore",
     "_api.outer",
     "_api.transports",

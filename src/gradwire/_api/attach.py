@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire._api.checks import check_optimizers, warn_without_optimizer
 from gradwire._api.configuration import TARGET, Configuration, PlacementName
+from gradwire._api.connections import connect_more
 from gradwire._api.prepare import prepare_for
 from gradwire._api.transports import Transports, connect, placements, with_parts, with_streams
 from gradwire._api.unwrap import Optimizers, optimizers_of, scaler_of
@@ -166,6 +167,8 @@ def carried(
                 kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
             ):
                 transports = _on_nodes(nodes, table, transports, where)
+        if transports.carrier is not None and transports.cpu is not None:
+            connect_more(transports.carrier, transports.cpu)
     return _assemble(asked, chosen, source, using, transports)
 
 
@@ -230,8 +233,9 @@ def _assemble(
     def ended() -> None:
         for each in transports.comms:
             each.close()
-            if backward.is_sound and worker.is_connected:
-                give_back(each.group)
+        if backward.is_sound and worker.is_connected:
+            for group in transports.groups:
+                give_back(group)
 
     worker = Worker(lambda error: backward.engine.crash(error), ended, begun=transports.device.stay)
     uses: dict[str, float] = {}
@@ -261,8 +265,8 @@ def _assemble(
         source_state=source.source_state,
         prepare=partial(prepare_for, rank=transports.everyone.rank, world=carry[-1].world),
     )
-    if (carrier := transports.parts[1] if transports.parts else transports.cpu) is not None:
-        env = replace(env, link_seen=carrier.expect)
+    if transports.carrier is not None:
+        env = replace(env, link_seen=transports.carrier.expect)
     if asked.scaler is not None:
         scale = LossScale(asked.scaler, transports.device, source.device)
         env = replace(env, loss_scale=scale, begun=scale.begun)

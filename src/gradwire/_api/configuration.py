@@ -10,6 +10,7 @@ import torch
 
 from gradwire._api.checks import check_policy
 from gradwire.agreement.guard import check_guard
+from gradwire.environment import CONNECTIONS, connections_asked
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources.nodes.members import Nodes, kind_of
 from gradwire.sources.source import Source
@@ -56,6 +57,7 @@ class Configuration:
         check_policy(self.policy, list(source.parameters))
         if self.memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={self.memory_dtype}; choose torch.bfloat16, or leave it out")
+        connections_asked()
         check_guard(self.guard_every, is_replicated=source.is_replicated)
         return self._chosen()
 
@@ -75,6 +77,7 @@ class Configuration:
             "guard_every": str(self.guard_every),
             "checksums": str(self.checksums),
             "skipped": self.skipped,
+            CONNECTIONS: str(connections_asked()),
             "gradwire version": __version__,
             # Without it plain torch computes, which adds up in another order.
             "kernels of numba": str(find_spec("numba") is not None),

@@ -53,6 +53,7 @@ class Report:
     - `checksum_bytes`: the bytes that `attach(checksums=True)` has added so far.
     - `computing_by_rank_s`: the median seconds that each rank took from the end of a step to its last
       gradient of the next one. All wait for the slowest.
+    - `connections`: over how many connections a long message travels from one rank to another.
     - `choices`: the recipes among which `auto` chose, the fastest first.
     """
 
@@ -91,6 +92,7 @@ class Report:
     computing_by_rank_s: tuple[float, ...] = ()
     wire_bytes: float = 0.0
     choices: tuple[Considered, ...] = ()
+    connections: int = 1
 
     @property
     def ratio(self) -> float:
@@ -145,6 +147,8 @@ class Report:
                 f"{sent} per rank and step, {self.ratio:.1%} of plain all-reduce (metered {metered})",
             ),
         ]
+        if self.connections > 1:
+            rows.append(("connections", f"{self.connections} per link share long messages"))
         if self.per_node > 1 and self.inside_bytes_per_step:
             inside = bytes_text(self.inside_bytes_per_step)
             rows.append(("in nodes", f"{inside} per rank and step, beside that"))
@@ -315,6 +319,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         checksum_bytes=engine.env.checksum_bytes,
         computing_by_rank_s=history.computing_by_rank_s(),
         wire_bytes=history.predicted_bytes,
+        connections=engine.env.comm.connections,
     )
 
 

@@ -54,9 +54,14 @@ class Transports:
         return tuple({each.group: each for each in known if each is not None}.values())
 
     @property
+    def carrier(self) -> ProcessGroupComm | None:
+        """What carries gradients that are on the CPU: it is over ranks that hold the same shard."""
+        return self.parts[1] if self.parts else self.cpu
+
+    @property
     def groups(self) -> tuple[dist.ProcessGroup, ...]:
         """At least one."""
-        return tuple(each.group for each in self.comms)
+        return tuple(group for each in self.comms for group in each.groups)
 
 
 def connect(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -14,10 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire import recipe
+from gradwire._api.connections import connect_more
+from gradwire.agreement.agree import require_agreement
 from gradwire.cli.plot import Axes, Curve, draw, text_plot
 from gradwire.cli.prerequisites import FORMAT, STDOUT, check_extra, check_folder, write_json
 from gradwire.comm import ProcessGroupComm
+from gradwire.environment import CONNECTIONS, connections_asked
 from gradwire.measure.codec import CodecCurves, measure_codec
+from gradwire.measure.connections import Tried
 from gradwire.measure.probe import OWN, VERBS, Probed
 from gradwire.measure.probe import probe as probe_links
 
@@ -103,8 +108,8 @@ def _start(
     os.execv(sys.executable, [sys.executable, *launcher, *words])
 
 
-def _probed(verbs: list[str], budget_s: float) -> tuple[tuple[Probed, ...], int, int]:
-    """The fits, this rank's number and the world."""
+def _probed(verbs: list[str], budget_s: float) -> tuple[tuple[Probed, ...], Tried | None, int, int]:
+    """The fits, over how many connections, this rank's number and the world."""
     if "RANK" not in os.environ:
         raise ValueError(_ALONE)
     torch.set_num_threads(1)
@@ -112,13 +117,20 @@ def _probed(verbs: list[str], budget_s: float) -> tuple[tuple[Probed, ...], int,
     try:
         assert dist.group.WORLD is not None
         comm = ProcessGroupComm(dist.group.WORLD)
-        return probe_links(comm, verbs, budget_s=budget_s), comm.rank, comm.world
+        require_agreement({CONNECTIONS: str(connections_asked())}, comm)
+        found = connect_more(comm, comm)
+        return probe_links(comm, verbs, budget_s=budget_s), found, comm.rank, comm.world
     finally:
         dist.destroy_process_group()
 
 
 def _tell_links(
-    probed: tuple[Probed, ...], rank: int, world: int, picture: Path | None, json_path: Path | None
+    probed: tuple[Probed, ...],
+    tried: Tried | None,
+    rank: int,
+    world: int,
+    picture: Path | None,
+    json_path: Path | None,
 ) -> None:
     """Print and write the fits on rank 0; they are the same on all ranks."""
     if rank != 0:
@@ -131,12 +143,15 @@ def _tell_links(
     console = Console(highlight=False, soft_wrap=True, quiet=str(json_path) == STDOUT)
     console.print(f"{world} ranks; latency is that of one hop")
     console.print(table)
+    if tried is not None:
+        console.print(str(tried))
     curves = [Curve(each.verb, each.fit) for each in probed]
     axes = Axes("bytes one after the other", "ms")
     console.print(text_plot(curves, axes), markup=False)
     found = {each.verb: _as_dict(each) for each in probed}
     title = f"collectives on {world} ranks"
-    _write(curves, axes, title, {"world": world, "verbs": found}, picture, json_path)
+    document = {"world": world, "verbs": found, "connections": None if tried is None else asdict(tried)}
+    _write(curves, axes, title, document, picture, json_path)
 
 
 def _quality(each: Probed) -> tuple[str, str, str]:

@@ -163,6 +163,8 @@ class Comm(ABC):
     """Whether `then` calls back at the end. If not, no time can be told from it, nor from `wait`."""
     verifies = False
     """Whether `wait` may raise `WireError` or `PeerFailed` for damaged bytes, as `comm.checksums` does."""
+    connections = 1
+    """Over how many connections a long message travels from one rank to another."""
     overhead_bytes = 0.0
     """The bytes sent beside payloads so far, in the sense of `Round.wire_bytes`."""
 

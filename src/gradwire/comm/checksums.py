@@ -170,7 +170,7 @@ class CheckedComm(Comm):
     def __init__(self, inner: HoppingComm, names: Sequence[int] | None = None) -> None:
         """`names` are the ranks' numbers in errors, where they have others among all ranks of the model."""
         self._names = range(inner.world) if names is None else names
-        self.rank, self.world = inner.rank, inner.world
+        self.rank, self.world, self.connections = inner.rank, inner.world, inner.connections
         self._inner, self._number = inner, 0
         checksum(torch.zeros(0, dtype=torch.uint8, device="cpu"))  # compiled now, while no step is waited for
 

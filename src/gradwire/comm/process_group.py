@@ -13,7 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.comm.base import DONE, Pending, Round
-from gradwire.comm.hops import Collective, HoppingComm, add_by_rank, collective_of
+from gradwire.comm.hops import (
+    STRIPE_BYTES,
+    Collective,
+    HoppingComm,
+    add_by_rank,
+    collective_of,
+    gloo_all_reduce,
+    ring_all_gather,
+    stripes,
+)
 from gradwire.comm.progress import STOP_S, Progress
 from gradwire.errors import TransportError
 
@@ -135,10 +144,14 @@ Addressed = tuple[Tensor, int]
 
 
 class ProcessGroupComm(HoppingComm):
-    """`Comm` over a c10d group. Only one thread may use it, so that the order is the program's."""
+    """`Comm` over a c10d group. Only one thread may use it, so that the order is the program's.
+
+    `groups` are that group, and those over which long messages are spread.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
+        self.groups: tuple[dist.ProcessGroup, ...] = (group,)
         self.rank: int = group.rank()
         self.world: int = group.size()
         self._progress: Progress | None = None
@@ -149,6 +162,20 @@ class ProcessGroupComm(HoppingComm):
         """End the helper thread, if there is one. The caller has waited for all that it issued."""
         if self._progress is not None:
             self._progress.stop()
+
+    def spread(self, more: Sequence[dist.ProcessGroup]) -> None:
+        """Send long messages over this group and `more`; call it on all ranks between the same collectives.
+
+        gloo has one connection between two ranks of a group, and that carries at most a window of TCP in a
+        round trip. Messages on the CPU are cut into `gradwire.comm.hops.stripes`, one for each group. Long
+        sums and gathers, which the library sends over one connection, go by hops of our own, in the library's
+        order of addition. So the number of groups changes no bit of a result, and not the order in which
+        messages arrive. Broadcasts by the library stay on one connection.
+
+        `more` has the same ranks in the same order. A connection that breaks breaks the collective.
+        """
+        self.groups = (self.group, *more)
+        self.connections = len(self.groups)
 
     def expect(self, byte_s: float) -> None:
         """Adapt to a link of `byte_s` seconds per byte; call it on all ranks between the same collectives."""
@@ -189,23 +216,32 @@ class ProcessGroupComm(HoppingComm):
         """See `HoppingComm.hop`: on a thread beside the caller."""
         if self.world == 1:
             return DONE
-        return self._beside().issue(partial(collective, GroupPeers(self.group)))
+        return self._beside().issue(partial(collective, GroupPeers(self.groups)))
 
     def _all_reduce(self, tensor: Tensor) -> Pending:
         """Two addends commute, so a swap gives the same bits as a ring."""
-        if not self._swaps(tensor) or tensor.numel() * tensor.element_size() > SWAP_BYTES:
-            return self._work(dist.all_reduce, tensor)
-        return self._direct(tensor)
+        if self._swaps(tensor) and tensor.nbytes <= SWAP_BYTES:
+            return self._direct(tensor)
+        if self._is_striped(tensor, tensor.nbytes // self.world):
+            return self.hop(partial(gloo_all_reduce, tensor))
+        return self._work(dist.all_reduce, tensor)
 
     def _direct(self, tensor: Tensor) -> Pending:
         others = tensor.new_empty(self.world - 1, tensor.numel())
         return SumPending(self._swap(others, tensor), tensor, others, self.rank)
 
     def _all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
-        if not self._swaps(tensor):
+        striped = self._is_striped(tensor, tensor.nbytes)
+        if not striped and not self._swaps(tensor):
             return self._work(_all_gather_flat, out.view(-1), tensor)
         out[self.rank].copy_(tensor)
+        if self.world > 2:
+            return self.hop(partial(ring_all_gather, out))
         return self._swap(out[1 - self.rank], tensor)
+
+    def _is_striped(self, tensor: Tensor, message_bytes: int) -> bool:
+        """Whether messages of `tensor` that have so many bytes take several connections."""
+        return self.connections > 1 and tensor.is_cpu and message_bytes >= 2 * STRIPE_BYTES
 
     def _swaps(self, tensor: Tensor) -> bool:
         return self.world == 2 and tensor.device.type == "cpu"
@@ -233,7 +269,7 @@ class ProcessGroupComm(HoppingComm):
             return self._work(dist.all_to_all_single, out, tensor)
         rows, received = tensor.view(self.world, -1), out.view(self.world, -1)
         received[self.rank].copy_(rows[self.rank])
-        step, others = PIECE_BYTES // tensor.element_size(), range(1, self.world)
+        step, others = self.connections * PIECE_BYTES // tensor.element_size(), range(1, self.world)
         pieces = [slice(start, start + step) for start in range(0, rows.shape[1], step)]
         neighbours = [self._neighbours(by) for by in others]
         return self._messages(
@@ -271,7 +307,6 @@ class ProcessGroupComm(HoppingComm):
         """
         messages = [(dist.irecv, *each) for each in receives] + [(dist.isend, *each) for each in sends]
         messages = [each for each in messages if each[1].numel()]
-        peer = {dist.irecv: "group_src", dist.isend: "group_dst"}
         try:
             if any(not each.is_cpu for _verb, each, _rank in messages):
                 return dist.batch_isend_irecv(
@@ -280,9 +315,18 @@ class ProcessGroupComm(HoppingComm):
                         for verb, each, rank in messages
                     ]
                 )
-            return [verb(each, group=self.group, **{peer[verb]: rank}) for verb, each, rank in messages]
+            return [work for each in messages for work in _striped(self.groups, *each)]
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error
+
+
+def _striped(
+    groups: Sequence[dist.ProcessGroup], verb: Callable[..., Any], message: Tensor, rank: int, tag: int = 0
+) -> list[Any]:
+    """The works of `dist.isend` or `dist.irecv`, one for each stripe of `message`."""
+    peer = {"group_dst" if verb is dist.isend else "group_src": rank, "tag": tag}
+    parts = stripes(message, len(groups))
+    return [verb(part, group=group, **peer) for part, group in zip(parts, groups, strict=False)]
 
 
 class ShiftPending(WorkPending):
@@ -298,23 +342,23 @@ HOPS_TAG = 1
 
 
 class GroupPeers:
-    """`gradwire.comm.hops.Peers` over a c10d group."""
+    """`gradwire.comm.hops.Peers` over c10d groups of the same ranks, one for each stripe of a message."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self.rank: int = group.rank()
-        self.world: int = group.size()
+    def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
+        self._groups = groups
+        self.rank: int = groups[0].rank()
+        self.world: int = groups[0].size()
 
     def send(self, tensor: Tensor, target: int) -> Pending:
-        return self._message(dist.isend, tensor, group_dst=target)
+        return self._message(dist.isend, tensor, target)
 
     def receive(self, out: Tensor, source: int) -> Pending:
-        return self._message(dist.irecv, out, group_src=source)
+        return self._message(dist.irecv, out, source)
 
-    def _message(self, verb: Callable[..., Any], tensor: Tensor, **peer: int) -> Pending:
+    def _message(self, verb: Callable[..., Any], tensor: Tensor, rank: int) -> Pending:
         if tensor.numel() == 0:
             return DONE
         try:
-            return ShiftPending([verb(tensor, group=self._group, tag=HOPS_TAG, **peer)])
+            return ShiftPending(_striped(self._groups, verb, tensor, rank, HOPS_TAG))
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error

@@ -22,6 +22,7 @@ class StagedComm(Comm):
 
     def __init__(self, comm: Comm, device: Device) -> None:
         self.rank, self.world, self.verifies = comm.rank, comm.world, comm.verifies
+        self.connections = comm.connections
         self._comm, self._device = comm, device
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:

@@ -1,0 +1,59 @@
+"""Several connections per link: as many as the environment says, or as a measurement finds useful."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import torch.distributed as dist
+
+from gradwire.comm import ProcessGroupComm
+from gradwire.comm import groups as lending
+from gradwire.environment import connections_asked
+from gradwire.errors import TransportError
+from gradwire.measure.connections import Tried, tried
+
+_LOG = logging.getLogger("gradwire")
+_CPU = torch.device("cpu")
+
+
+def connect_more(carrier: ProcessGroupComm, everyone: ProcessGroupComm) -> Tried | None:
+    """Let long messages of `carrier` take as many connections as its links need; what was measured.
+
+    `everyone` has all ranks, each of which has a `carrier` among some of them. A collective over both. Only
+    gloo's connections are measured, and none where the environment says how many there shall be. If no more
+    can be made, all ranks go on with those that there are, and a warning says so.
+    """
+    if everyone.world == 1 or lending.backend_at(carrier.group, _CPU) != "gloo":
+        return None
+    asked = connections_asked()
+    numbers = dist.get_process_group_ranks(everyone.group)
+    members = [numbers.index(rank) for rank in dist.get_process_group_ranks(carrier.group)]
+    more: list[dist.ProcessGroup] = []
+
+    def over(count: int) -> ProcessGroupComm | None:
+        while len(more) < count - 1:
+            try:
+                made = lending.borrow_parts(everyone.group, (members, carrier.group, _CPU))
+            except TransportError as error:  # on all ranks
+                made, why = None, str(error)
+            else:
+                why = "ranks are in different numbers of process groups, so torch cannot make one more"
+            if made is None:
+                _LOG.warning("%s: gradwire sends over %d connections per link", why, 1 + len(more))
+                return None
+            more.extend(made)
+        carrier.spread(more[: count - 1])
+        return carrier
+
+    if asked is not None:
+        over(asked)
+        carrier.spread(more)
+        return None
+    found = tried(over, everyone)
+    carrier.spread(more[: found.connections - 1])
+    for group in more[found.connections - 1 :]:
+        lending.give_back(group)
+    if everyone.rank == 0 and found.times_s:
+        _LOG.info("%s", found)
+    return found

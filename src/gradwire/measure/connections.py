@@ -1,0 +1,93 @@
+"""How many connections a link needs: found once, before training, by messages between neighbours.
+
+A connection of TCP carries at most its window in a round trip: 4 MB, Linux's default, in 50 ms are 640
+Mbit/s, and some hosts allow less. Where a round trip is short no window is the limit, and nothing more is
+sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from gradwire.comm.base import Comm
+from gradwire.measure.clock import now_s
+from gradwire.measure.probe import slowest
+
+LONG_S = 0.005
+"""A round trip from which on more is measured. In a shorter one 4 MB are more than 6.4 Gbit/s."""
+
+MOST = 8
+"""Connections at most. Each takes a process group: sockets, threads, and about ten round trips to make it."""
+
+GAIN = 0.9
+"""Twice as many connections must bring a message in less than this share of the time. Where the link itself
+is the limit they bring nothing, and would only take more of it from others."""
+
+TRIED_BYTES = tuple(2**power for power in range(18, 23))
+TRIED_TRIPS, TRIED_S = 8, 0.2
+"""The message that is tried is the first of `TRIED_BYTES` that takes one connection so many round trips, and
+seconds. In less, latency hides the window."""
+
+_REPETITIONS = 5
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The longest round trip between neighbours, and how long a message took over how many connections.
+
+    `times_s` is empty where the round trip is short.
+    """
+
+    round_trip_s: float
+    payload_bytes: int
+    times_s: dict[int, float]
+    connections: int
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{seconds:.2f} s over {count}" for count, seconds in self.times_s.items())
+        message = f": {self.payload_bytes / 1e6:.2g} MB took {times}" if times else ""
+        trip = f"round trip of {self.round_trip_s * 1e3:.1f} ms"
+        return f"connections per link: {self.connections} ({trip}{message})"
+
+
+def tried(over: Callable[[int], Comm | None], control: Comm, clock: Callable[[], float] = now_s) -> Tried:
+    """Try 1, 2, 4 … connections, as long as more of them gain. The same result on every rank; a collective.
+
+    `over(count)` is the comm whose messages take so many, or `None`, on all ranks, where there cannot be as
+    many. Ranks tell each other times over `control`. The slowest link counts: ranks of one site may be near
+    each other and far from those of another.
+
+    Five messages of a number, and 8 bytes per rank where round trips are short; seconds where they are long.
+    """
+    one = over(1)
+    assert one is not None, "there is one connection"
+    trip_s, payload_bytes = min(_times(one, 4, control, clock)), 0
+    times_s: dict[int, float] = {}
+    if trip_s < LONG_S:
+        return Tried(trip_s, payload_bytes, times_s, 1)
+    for payload_bytes in TRIED_BYTES:
+        times_s[1] = median(_times(one, payload_bytes, control, clock))
+        if times_s[1] >= max(TRIED_TRIPS * trip_s, TRIED_S):
+            break
+    count = 1
+    while count < MOST and (more := over(2 * count)) is not None:
+        times_s[2 * count] = median(_times(more, payload_bytes, control, clock))
+        if times_s[2 * count] > GAIN * times_s[count]:
+            break
+        count *= 2
+    return Tried(trip_s, payload_bytes, times_s, count)
+
+
+def _times(comm: Comm, payload_bytes: int, control: Comm, clock: Callable[[], float]) -> list[float]:
+    """How long the slowest rank took for each of several messages to the next one."""
+    sent = torch.zeros(payload_bytes // 4, device="cpu")
+    received, seconds = torch.empty_like(sent), []
+    for _ in range(_REPETITIONS):
+        start_s = clock()
+        comm.shift(received, sent).wait()
+        seconds.append(clock() - start_s)
+    return slowest(control, seconds)
