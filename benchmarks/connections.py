@@ -1,0 +1,161 @@
+"""What do several connections per link gain where a round trip is long and TCP's window is capped?
+
+Ranks on an emulated network, whose namespaces allow buffers of `--window` bytes for a connection (0: as much
+as the link needs); about 0.6 of that is the window.
+A stack of linear layers is trained on random numbers over 1, 2, 4 and 8 connections, and over one once more:
+the ratio of the two says how far apart equal settings are. Settings run in mixed order, round by round, in
+the same processes, and a step's time is the slowest rank's. All settings must end with the same bits. At last
+comes what gradwire measures and chooses by itself, and how long that takes.
+
+    python benchmarks/connections.py [--workers 2] [--rate 300mbit] [--delay 25ms] [--window 524288]
+        [--recipe dense] [--rounds 7] [--json PATH]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire._api.connections import connect_more
+from gradwire.comm import ProcessGroupComm
+from gradwire.comm.groups import borrow
+from gradwire.environment import CONNECTIONS
+from gradwire.lab import emulate
+from gradwire.lab.bench.statistics import mixed, paired
+from gradwire.lab.emulate.ranks import INTERFACE_VARIABLE
+
+ONE = "1"
+SETTINGS = {ONE: 1, "1 again": 1, "2": 2, "4": 4, "8": 8}
+WIDTH, LAYERS = 512, 4
+WARM_UP = 2
+
+
+class Setting:
+    """A model, trained over so many connections, on one rank."""
+
+    def __init__(self, recipe: str, connections: int) -> None:
+        torch.manual_seed(0)
+        layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+        model = DistributedDataParallel(nn.Sequential(*layers))
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        os.environ[CONNECTIONS] = str(connections)
+        self.wire = gradwire.attach(model, self.optimizer, recipe)
+        self.model = model
+        self._draw = torch.Generator().manual_seed(dist.get_rank())
+
+    def step(self) -> None:
+        """Forward, backward, update."""
+        self.optimizer.zero_grad()
+        self.model(torch.randn(32, WIDTH, generator=self._draw)).square().mean().backward()
+        self.optimizer.step()
+
+
+def slowest(seconds: float) -> float:
+    """The longest over ranks."""
+    spent = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return float(spent)
+
+
+def worker(options: argparse.Namespace) -> None:
+    """One rank: time all settings, and write what came of them on rank 0."""
+    if options.window:
+        cap(options.window)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    settings = {name: Setting(options.recipe, count) for name, count in SETTINGS.items()}
+    rows: dict[str, list[float]] = {name: [] for name in settings}
+    for setting in settings.values():
+        for _ in range(WARM_UP):
+            setting.step()
+    for number in range(options.rounds):
+        for name, setting in mixed(list(settings.items()), number):
+            dist.barrier()
+            start_s = time.perf_counter()
+            setting.step()
+            rows[name].append(slowest(time.perf_counter() - start_s))
+    first, *others = (list(each.model.parameters()) for each in settings.values())
+    if not all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True)):
+        raise RuntimeError("the number of connections has changed bits")
+    del os.environ[CONNECTIONS]
+    comm = ProcessGroupComm(borrow(dist.group.WORLD))
+    dist.barrier()
+    start_s = time.perf_counter()
+    found = connect_more(comm, comm)
+    measuring_s = slowest(time.perf_counter() - start_s)
+    if dist.get_rank() == 0:
+        told = {"step_s": rows, "found": str(found), "measuring_s": measuring_s}
+        Path(options.out).write_text(json.dumps(told), encoding="utf-8")
+    dist.barrier()
+    os._exit(0)
+
+
+def cap(buffer_bytes: int) -> None:
+    """Let no connection have larger buffers in this rank's namespace, and nowhere else."""
+    if INTERFACE_VARIABLE not in os.environ:
+        raise ValueError("--window needs a namespace for each rank, and there is none here: pass --window 0")
+    for name in ("tcp_rmem", "tcp_wmem"):
+        Path("/proc/sys/net/ipv4", name).write_text(f"4096 16384 {buffer_bytes}", encoding="ascii")
+
+
+def show(told: dict[str, Any]) -> None:
+    """A line for each setting, then what was chosen."""
+    rows = told["step_s"]
+    print(f"{'connections':<14}{'step ms':>9}  one over it, 95 %")
+    for name, row in rows.items():
+        found = paired(rows[ONE], row)
+        print(f"{name:<14}{1e3 * median(row):>9.1f}  {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})")
+    print(told["found"])
+    print(f"to measure that took {told['measuring_s']:.3f} s")
+
+
+def main() -> None:
+    """Start ranks on the network, then print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rate", default="300mbit")
+    parser.add_argument("--delay", default="25ms")
+    parser.add_argument("--window", type=int, default=2**19)
+    parser.add_argument("--recipe", default="dense")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.out is not None:
+        worker(options)
+        return
+    link = emulate.EmulatedLink(emulate.parse_rate(options.rate), emulate.parse_delay(options.delay))
+    entered = emulate.enter("auto")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        emulate.EmulatedNetwork(options.workers, link, entered) as network,
+    ):
+        out = Path(folder, "told.json")
+        command = [sys.executable, __file__, "--out", str(out), "--recipe", options.recipe]
+        command += ["--rounds", str(options.rounds), "--window", str(options.window)]
+        ranks: list[subprocess.Popen[Any]] = [network.popen(rank, command) for rank in range(options.workers)]
+        codes = [rank.wait() for rank in ranks]
+        if any(codes):
+            raise RuntimeError(f"ranks ended with {codes}")
+        told = json.loads(out.read_text(encoding="utf-8"))
+    show(told)
+    if options.json is not None:
+        options.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

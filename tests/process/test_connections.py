@@ -1,0 +1,25 @@
+"""Several connections between real gloo ranks: no bit depends on how many there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import perform, value
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_no_bit_depends_on_the_number_of_connections(world: int, tmp_path: Path) -> None:
+    results = perform("tests.process.scenes_connections", world, tmp_path)
+    for same in value(results, "bits"):
+        assert len(same) > 200
+        assert all(same)
+    for seen in value(results, "attached"):
+        assert seen == {"same": True, "told": [3, 3], "groups": 0}
+    for differ, no_number in value(results, "refused"):
+        assert differ.startswith("RanksDisagree")
+        assert "GRADWIRE_CONNECTIONS" in differ
+        assert no_number.startswith("ValueError: GRADWIRE_CONNECTIONS='many'")
