@@ -48,6 +48,7 @@ def test_two_ranks_probe_their_link_and_the_first_tells(tmp_path: Path) -> None:
     assert all(verb in first for verb in ("all_reduce", "shift"))
     assert second == ""
     document = json.loads(found.read_text())
+    assert f"connections per link: {document['connections']['connections']} (round trip" in first
     assert document["world"] == 2
     assert set(document["verbs"]) == {"all_reduce", "shift"}
     for verb in document["verbs"].values():
