@@ -30,9 +30,10 @@ def survivors(scene: str, folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Both at once: most of it is the start."""
+    """All at once: most of it is the start."""
+    folders = [tmp_path_factory.mktemp(scene) for scene in SCENES]  # not by several threads
     with ThreadPoolExecutor(len(SCENES)) as pool:
-        seen = pool.map(lambda scene: survivors(scene, tmp_path_factory.mktemp(scene)), SCENES)
+        seen = pool.map(survivors, SCENES, folders)
         return dict(zip(SCENES, seen, strict=True))
 
 
