@@ -147,7 +147,7 @@ class Course:
 
     def go_on(self, steps: int) -> list[float]:
         """Train; seconds of these steps, of the slowest rank. None after a failure."""
-        per_rank = self._running.train(max(steps, 0)) if steps > 0 else []
+        per_rank = self._running.train(steps) if steps > 0 else []
         losses = [[sample.loss for sample in samples] for samples in zip(*per_rank, strict=True)]
         self.line["loss"] += [None if None in each else round(fmean(each), 5) for each in losses]
         found = slowest(per_rank)
