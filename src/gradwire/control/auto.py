@@ -50,9 +50,11 @@ class AutoController(WarmupController):
         super().__init__(decision, specs, env, watch)
         self._layout_of = partial(_imagined, layout_of)
         # Now, and not in a step that is timed, or for which others wait.
-        built = _built(decision.candidates)
-        self.may_follow = tuple(built.values())
-        self._codecs = {text: self._made_ready(composition) for text, composition in built.items()}
+        self._built = _built(decision.candidates)
+        self.may_follow = tuple(self._built.values())
+        self._codecs = {text: self._made_ready(composition) for text, composition in self._built.items()}
+        with compiler.foreseeing():
+            self._built |= _built(decision.foreseen)
 
     def _made_ready(self, composition: Composition) -> tuple[float, ...]:
         """Compile the kernels of a candidate; the four numbers of its codec's cost, infinite if unknown."""
@@ -78,13 +80,15 @@ class AutoController(WarmupController):
         numbers = slowest(self.env.control, [each for text in texts for each in self._codecs[text]])
         costs = {text: cost_of(numbers[4 * place : 4 * place + 4]) for place, text in enumerate(texts)}
         known = {text: cost for text, cost in costs.items() if cost is not None}
+        lacking = set(costs) - set(known)
         recut: dict[str, str] = {}
         forecasts: dict[str, Forecast] = {}
         if facts.backward is not None and facts.network is not None:
             with compiler.foreseeing():
-                for text, own in _built((*known, *self.decision.foreseen)).items():
-                    composition, found = self._forecast(facts, text, own)
-                    recut[text], forecasts[text] = composition.text, found.coded(known.get(text, FREE))
+                for text, own in self._built.items():
+                    if text not in lacking:
+                        composition, found = self._forecast(facts, text, own)
+                        recut[text], forecasts[text] = composition.text, found.coded(known.get(text, FREE))
         return super().decide(replace(facts, forecasts=forecasts, recut=recut))
 
     def _forecast(self, facts: Facts, text: str, own: Composition) -> tuple[Composition, Forecast]:
