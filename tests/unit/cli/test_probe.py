@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from gradwire.cli import probe as command
 from gradwire.cli.main import app
 from gradwire.cli.plot import Axes, Curve, text_plot
+from gradwire.measure.connections import Tried
 from gradwire.measure.probe import Probed, straight_line
 from gradwire.planning.costs import Link
 
@@ -34,16 +35,20 @@ def test_all_links_stand_in_the_table_and_in_the_file(
 ) -> None:
     fit = straight_line([(1e3, 2e-3 + 4e-5), (1e6, 2e-3 + 4e-2)])
     probed = (Probed("all_reduce", Link(1e-3, 4e-8), fit), Probed("shift", Link(2e-3, 0.0), fit))
-    command._tell_links(probed, 0, 2, tmp_path / "a.png", tmp_path / "a.json")
+    tried = Tried(0.05, 1 << 20, {1: 0.4, 2: 0.2}, 2)
+    command._tell_links(probed, tried, 0, 2, tmp_path / "a.png", tmp_path / "a.json")
     out = capsys.readouterr().out
     assert "all_reduce 1000 µs 200.0 Mbit/s" in " ".join(out.split())
     assert "beyond measure" in out
-    assert json.loads((tmp_path / "a.json").read_text())["verbs"]["all_reduce"]["alpha_s"] == 1e-3
+    assert "connections per link: 2 (round trip of 50.0 ms" in " ".join(out.split())
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["verbs"]["all_reduce"]["alpha_s"] == 1e-3
+    assert document["connections"]["connections"] == 2
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_other_ranks_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command._tell_links((), 1, 2, tmp_path / "a.png", tmp_path / "a.json")
+    command._tell_links((), None, 1, 2, tmp_path / "a.png", tmp_path / "a.json")
     assert capsys.readouterr().out == ""
     assert list(tmp_path.iterdir()) == []
 
