@@ -14,9 +14,6 @@ comes what gradwire measures and chooses by itself, and how long that takes.
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -24,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import told_by_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,7 +30,6 @@ from gradwire._api.connections import connect_more
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.groups import borrow
 from gradwire.environment import CONNECTIONS
-from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.emulate.ranks import INTERFACE_VARIABLE
 
@@ -138,20 +135,7 @@ def main() -> None:
     if options.out is not None:
         worker(options)
         return
-    link = emulate.EmulatedLink(emulate.parse_rate(options.rate), emulate.parse_delay(options.delay))
-    entered = emulate.enter("auto")
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        emulate.EmulatedNetwork(options.workers, link, entered) as network,
-    ):
-        out = Path(folder, "told.json")
-        command = [sys.executable, __file__, "--out", str(out), "--recipe", options.recipe]
-        command += ["--rounds", str(options.rounds), "--window", str(options.window)]
-        ranks: list[subprocess.Popen[Any]] = [network.popen(rank, command) for rank in range(options.workers)]
-        codes = [rank.wait() for rank in ranks]
-        if any(codes):
-            raise RuntimeError(f"ranks ended with {codes}")
-        told = json.loads(out.read_text(encoding="utf-8"))
+    told = told_by_ranks(options.workers, options.rate, options.delay)
     show(told)
     if options.json is not None:
         options.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")

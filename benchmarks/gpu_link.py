@@ -14,9 +14,6 @@ Goal, 100 M parameters at 10 Gbit/s, by way of the host: at least 0.9 of the spe
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,6 +22,7 @@ from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
+from ranks import told_by_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -150,15 +148,7 @@ def main() -> None:
         print(f"torch {torch.__version__} finds no CUDA device: nothing is measured. With one this would be:")
         print(f"  {ALONE}, {DDP}, {' and '.join(RECIPES)} with placement={' and '.join(PLACEMENTS)}")
         return
-    entered, link = emulate.enter("auto"), emulate.EmulatedLink(emulate.parse_rate(options.rate))
-    with tempfile.TemporaryDirectory() as folder, emulate.EmulatedNetwork(WORKERS, link, entered) as network:
-        out = Path(folder, "rows.json")
-        command = [sys.executable, __file__, *sys.argv[1:], "--out", str(out)]
-        ranks: list[subprocess.Popen[Any]] = [network.popen(rank, command) for rank in range(WORKERS)]
-        codes = [rank.wait() for rank in ranks]
-        if any(codes):
-            raise RuntimeError(f"ranks ended with {codes}")
-        found = json.loads(out.read_text(encoding="utf-8"))
+    found = told_by_ranks(WORKERS, options.rate)
     show(found)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -19,9 +19,6 @@ the spread. The model counts neither headers nor the verdict's bytes.
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import fmean, median
@@ -29,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import told_by_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -225,23 +223,7 @@ def main() -> None:
     if arguments.out is not None:
         worker(arguments)
         return
-    link = emulate.EmulatedLink(emulate.parse_rate(arguments.rate), emulate.parse_delay(arguments.delay))
-    entered = emulate.enter("auto")
-    workers = NODES * arguments.per_node
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        emulate.EmulatedNetwork(workers, link, entered, NODES) as network,
-    ):
-        out = Path(folder, "rows.json")
-        amount = ["--rounds", str(arguments.rounds), "--steps", str(arguments.steps)]
-        amount += ["--per-node", str(arguments.per_node), "--layers", str(arguments.layers)]
-        amount += ["--recipes", arguments.recipes]
-        amount += ["--rate", arguments.rate, "--delay", arguments.delay]
-        command = [sys.executable, __file__, "--out", str(out), *amount]
-        ranks: list[subprocess.Popen[Any]] = [network.popen(rank, command) for rank in range(workers)]
-        codes = [rank.wait() for rank in ranks]
-        assert not any(codes), codes
-        rows = json.loads(out.read_text(encoding="utf-8"))
+    rows = told_by_ranks(NODES * arguments.per_node, arguments.rate, arguments.delay, NODES)
     show(rows, arguments.per_node)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

@@ -14,17 +14,14 @@ Goal, at 200 Mbit/s: int8 is at least 2.5 times as fast as native HSDP.
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from hsdp_loss import NATIVE, NODES, PER_NODE, Sharded
+from ranks import told_by_ranks
 from torch import nn
 
 from gradwire.lab import emulate
@@ -109,20 +106,7 @@ def main() -> None:
     if options.out is not None:
         worker(options)
         return
-    link = emulate.EmulatedLink(emulate.parse_rate(options.rate), emulate.parse_delay(options.delay))
-    entered, world = emulate.enter("auto"), NODES * PER_NODE
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        emulate.EmulatedNetwork(world, link, entered, NODES) as network,
-    ):
-        out = Path(folder, "rows.json")
-        amount = ["--rounds", str(options.rounds), "--steps", str(options.steps)]
-        command = [sys.executable, __file__, "--out", str(out), *amount]
-        ranks: list[subprocess.Popen[Any]] = [network.popen(rank, command) for rank in range(world)]
-        codes = [rank.wait() for rank in ranks]
-        if any(codes):
-            raise RuntimeError(f"ranks ended with {codes}")
-        rows = json.loads(out.read_text(encoding="utf-8"))
+    rows = told_by_ranks(NODES * PER_NODE, options.rate, options.delay, NODES)
     show(rows)
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

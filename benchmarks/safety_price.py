@@ -18,9 +18,6 @@ most 1.005 times. Sums by own hops (`dense`) are reported.
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import fmean, median
@@ -28,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import told_by_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -155,17 +153,7 @@ def main() -> None:
     if options.out is not None:
         worker(options)
         return
-    link = emulate.EmulatedLink(emulate.parse_rate(options.rate), emulate.parse_delay(options.delay))
-    entered, world = emulate.enter("auto"), options.workers
-    with tempfile.TemporaryDirectory() as folder, emulate.EmulatedNetwork(world, link, entered) as network:
-        out = Path(folder, "rows.json")
-        amount = ["--rounds", str(options.rounds), "--steps", str(options.steps)]
-        command = [sys.executable, __file__, "--out", str(out), *amount]
-        ranks: list[subprocess.Popen[Any]] = [network.popen(rank, command) for rank in range(world)]
-        codes = [rank.wait() for rank in ranks]
-        if any(codes):
-            raise RuntimeError(f"ranks ended with {codes}")
-        rows = json.loads(out.read_text(encoding="utf-8"))
+    rows = told_by_ranks(options.workers, options.rate, options.delay)
     show(rows)
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

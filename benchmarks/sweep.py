@@ -3,8 +3,8 @@
 A setting is a workload on some ranks over a link. In each:
 
 - a race from seed 0: the step without communication (`bound`), plain DDP twice (`ddp`, `ddp again`), `auto`,
-  and recipes within `auto`'s limit. All are alive at once. Once `auto` has settled they take turns, in slices
-  of steps and in another order each time;
+  and casts and few bits, which are within `auto`'s limit or, as `int4`, just above it. All are alive at
+  once. Once `auto` has settled they take turns, in slices of steps and in another order each time;
 - where the model is a real one, `auto` trains from two more seeds. Its final losses stand beside DDP's from
   the same seeds, which no link changes: DDP trains once per workload, number of ranks and seed, over a link
   without a limit.
@@ -13,7 +13,7 @@ A line of JSON per setting is added to the file, and a call that was interrupted
 The table tells:
 
 - the choice, the steps after which `auto` had settled, and the race: its step over that of the fastest
-  recipe of the race within the limit (regret), and over DDP's, paired by slice, with a 95 % interval;
+  recipe of the race, or of DDP (regret), and over DDP's, paired by slice, with a 95 % interval;
 - A/A: the step of `ddp again` over DDP's;
 - predicted: what `auto` said a step would take, over what it took;
 - gap: `auto`'s final loss (mean of the last tenth of its steps) less DDP's, paired by seed, in units of DDP's
@@ -45,7 +45,7 @@ from gradwire.lab.bench.settings import BOUND, TrainingTask
 from gradwire.lab.bench.statistics import mixed, paired, slowest
 
 FIXED = ("fp16", "int8", "int4", "int4(collective='all_gather')")
-"""Raced beside `auto`. They leave at most 0.2 steps' worth of gradient late."""
+"""Raced beside `auto`. They leave at most 0.2 steps' worth of gradient late; the limit is 0.15."""
 PEERS = ("ddp", "ddp again")
 SEEDS = (0, 1, 2)
 SLICE = 12
@@ -54,7 +54,7 @@ SETTLING = 20
 """Steps after which it is asked whether `auto` has settled."""
 STEPS = {"convnet": 200, "chargpt": 100, "resnet18": 100}
 """Of a training by workload; others have no loss."""
-SHORTEST = 120
+MOST_SETTLING = 120
 """Steps after which `auto` is raced as it is, where it has not settled."""
 
 
@@ -178,7 +178,7 @@ def measure(setting: Setting, mode: str) -> dict[str, Any]:
         running = trainings.start(names, SEEDS[0])
         courses = {name: Course(each) for name, each in running.items()}
         auto = courses["auto"]
-        while running["auto"].alive and auto.steps < SHORTEST:
+        while running["auto"].alive and auto.steps < MOST_SETTLING:
             auto.go_on(SETTLING)
             if running["auto"].settled:
                 break
@@ -209,7 +209,8 @@ def measure(setting: Setting, mode: str) -> dict[str, Any]:
                 for name, each in running.items()
                 if each.measured.failure is not None
             },
-            "seeds": [auto.line] if total else [],
+            # As many steps as DDP's, whose loss goes on falling, and no more.
+            "seeds": [{what: each[:total] for what, each in auto.line.items()}] if total else [],
             "machine": machine(),
         }
         for each in running.values():

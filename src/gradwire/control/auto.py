@@ -79,16 +79,15 @@ class AutoController(WarmupController):
         texts = list(self._codecs)
         numbers = slowest(self.env.control, [each for text in texts for each in self._codecs[text]])
         costs = {text: cost_of(numbers[4 * place : 4 * place + 4]) for place, text in enumerate(texts)}
-        known = {text: cost for text, cost in costs.items() if cost is not None}
-        lacking = set(costs) - set(known)
         recut: dict[str, str] = {}
         forecasts: dict[str, Forecast] = {}
         if facts.backward is not None and facts.network is not None:
             with compiler.foreseeing():
                 for text, own in self._built.items():
-                    if text not in lacking:
+                    # The codec of what is only foreseen has not been timed.
+                    if (cost := costs.get(text, FREE)) is not None:
                         composition, found = self._forecast(facts, text, own)
-                        recut[text], forecasts[text] = composition.text, found.coded(known.get(text, FREE))
+                        recut[text], forecasts[text] = composition.text, found.coded(cost)
         return super().decide(replace(facts, forecasts=forecasts, recut=recut))
 
     def _forecast(self, facts: Facts, text: str, own: Composition) -> tuple[Composition, Forecast]:

@@ -96,6 +96,8 @@ def test_a_seed_that_never_reaches_the_loss_is_said():
     assert check.found == "1 of 2 seeds do not reach it in 100 steps"
     # Means of the last 15 of 100 steps: 7/99 of the way back from 0.5 and 0.7 to 2.5.
     assert check.worse == "plain DDP's final loss not reached by 1 of 2 seeds, worse by 0.186"
+    runs, target = both(*ddp, *wire).wire, both(*ddp, *wire).target()
+    assert findings.to_loss_text(runs, target) == "not reached by 1 of 2 seeds; 10.0 s"
 
 
 def test_the_time_to_ddps_final_accuracy_is_that_of_the_training_that_reaches_it():
