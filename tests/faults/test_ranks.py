@@ -45,8 +45,9 @@ def _survive(
 
 
 def _wait_for_training(folder: Path) -> None:
-    deadline_s = time.monotonic() + 100
+    deadline_s, told = time.monotonic() + 100, folder / "0.json"
     while len((folder / "0.out").read_text().splitlines()) < 20:
+        assert not told.exists() or told.stat().st_size < 3, told.read_text()
         assert time.monotonic() < deadline_s, "training never began"
         time.sleep(0.05)
 

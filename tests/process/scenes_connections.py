@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from gradwire.comm.groups import borrow
 from gradwire.environment import CONNECTIONS
 
 SIZES = (0, 1, 5, 16_385, 70_001, 1_400_003)
+Nodes = tuple[tuple[int, ...], ...]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -61,7 +63,7 @@ def bits() -> list[bool]:
     return same
 
 
-def trained(connections: str) -> tuple[list[Tensor], int, int]:
+def trained(connections: str, nodes: Nodes | None = None) -> tuple[list[Tensor], int, int]:
     """Parameters after three steps, the connections that the report names, and how many groups there are."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(300, 700), nn.Tanh(), nn.Linear(700, 10))
@@ -70,6 +72,7 @@ def trained(connections: str) -> tuple[list[Tensor], int, int]:
             ddp := nn.parallel.DistributedDataParallel(model),
             optimizer := torch.optim.SGD(model.parameters(), 0.1),
             "dense",
+            nodes=nodes,
         )
     for step in range(3):
         torch.manual_seed(10 * step + dist.get_rank())
@@ -81,9 +84,9 @@ def trained(connections: str) -> tuple[list[Tensor], int, int]:
     return list(model.parameters()), report.connections, len(dist.distributed_c10d._world.pg_names)
 
 
-def attached() -> dict[str, Any]:
+def attached(nodes: Nodes | None = None) -> dict[str, Any]:
     """One connection, three, and three again."""
-    (one, *_), (three, told, made), (_, again, in_all) = trained("1"), trained("3"), trained("3")
+    (one, *_), (three, told, made), (_, again, in_all) = (trained(text, nodes) for text in ("1", "3", "3"))
     return {
         "same": all(torch.equal(*each) for each in zip(one, three, strict=True)),
         "told": [told, again],
@@ -102,4 +105,9 @@ def refused() -> list[str]:
     return told
 
 
-SCENES: dict[str, Callable[[], Any]] = {"bits": bits, "attached": attached, "refused": refused}
+SCENES: dict[str, Callable[[], Any]] = {
+    "bits": bits,
+    "attached": attached,
+    "refused": refused,
+    "on nodes": partial(attached, ((0, 1), (2, 3))),
+}

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_no_bit_depends_on_the_number_of_connections(world: int, tmp_path: Path) -> None:
-    results = perform("tests.process.scenes_connections", world, tmp_path)
+    results = perform("tests.process.scenes_connections", world, tmp_path, ["bits", "attached", "refused"])
     for same in value(results, "bits"):
         assert len(same) > 200
         assert all(same)
@@ -23,3 +23,9 @@ def test_no_bit_depends_on_the_number_of_connections(world: int, tmp_path: Path)
         assert differ.startswith("RanksDisagree")
         assert "GRADWIRE_CONNECTIONS" in differ
         assert no_number.startswith("ValueError: GRADWIRE_CONNECTIONS='many'")
+
+
+def test_links_between_nodes_take_several_connections_too(tmp_path: Path) -> None:
+    results = perform("tests.process.scenes_connections", 4, tmp_path, ["on nodes"])
+    for seen in value(results, "on nodes"):
+        assert seen == {"same": True, "told": [3, 3], "groups": 0}

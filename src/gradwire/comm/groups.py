@@ -57,8 +57,8 @@ def borrow(
 
 
 Part = tuple[Sequence[int], dist.ProcessGroup, torch.device]
-"""Members of a group, by their numbers there; a group like which one over them is made; where that carries
-tensors."""
+"""Members of a group, by their numbers there; a group, of any ranks, whose backend and timeout the one over
+them gets; where that carries tensors."""
 
 
 def borrow_parts(like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGroup, ...] | None:
@@ -72,9 +72,9 @@ def borrow_parts(like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGro
     part, and two of a few numbers. All ranks are in some part of each kind.
     """
     terms: list[_Terms] = []
-    free = []
+    free, ranks = [], dist.get_process_group_ranks(like)
     for members, model, where in parts:
-        ranks, backend, timeout = _terms(model, where)
+        _, backend, timeout = _terms(model, where)
         terms.append(([ranks[each] for each in members], backend, timeout))
         free.append(_free_everywhere(_free(_known(terms[-1], where)), like, members, _CPU))
     count = len(dist.distributed_c10d._world.pg_names)

@@ -17,27 +17,34 @@ WINDOW_BYTES = 2.0**19
 class _Far(Comm):
     """Messages over `connections`, each of which carries a window in a round trip, on a link of `rate`."""
 
-    def __init__(self, inner: ThreadComm, trip_s: float, byte_per_s: float) -> None:
+    def __init__(
+        self, inner: ThreadComm, trip_s: float, byte_per_s: float, delays_s: Sequence[float]
+    ) -> None:
         self.rank, self.world = inner.rank, inner.world
-        self._inner, self._trip_s, self._byte_per_s = inner, trip_s, byte_per_s
+        self._inner, self._trip_s, self._byte_per_s, self._delays_s = (
+            inner,
+            trip_s,
+            byte_per_s,
+            iter(delays_s),
+        )
         self.now_s, self.messages = 0.0, 0
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         self._inner.issue(round_, tensor, out).wait()
         byte_per_s = min(self._byte_per_s, self.connections * WINDOW_BYTES / self._trip_s)
-        self.now_s += self._trip_s + tensor.nbytes / byte_per_s
+        self.now_s += self._trip_s + tensor.nbytes / byte_per_s + next(self._delays_s, 0.0)
         self.messages += 1
         return DONE
 
 
 def found(
-    trips_s: Sequence[float], byte_per_s: float, most: int = 64
+    trips_s: Sequence[float], byte_per_s: float, most: int = 64, delays_s: Sequence[float] = ()
 ) -> tuple[list[Tried], list[int], list[int]]:
     """What ranks find, the numbers of connections that they try, and how many messages each sends."""
     counts: list[int] = []
 
     def body(inner: ThreadComm) -> tuple[Tried, int]:
-        far = _Far(inner, trips_s[inner.rank], byte_per_s)
+        far = _Far(inner, trips_s[inner.rank], byte_per_s, delays_s)
 
         def over(count: int) -> Comm | None:
             if inner.rank == 0:
@@ -75,6 +82,12 @@ def test_where_a_round_trip_is_short_nothing_more_is_sent() -> None:
     assert [each.connections for each in results] == [1] * 4
     assert (counts, messages) == ([1], [5] * 4)
     assert not results[0].times_s
+
+
+def test_a_rank_that_waits_for_its_processor_is_not_far_away() -> None:
+    results, counts, messages = found([1e-3] * 2, 1e9, delays_s=[0.02] * 13)
+    assert (counts, messages) == ([1], [15] * 2)
+    assert [each.round_trip_s for each in results] == [pytest.approx(1e-3, rel=0.01)] * 2
 
 
 def test_the_slowest_link_counts_on_all_ranks() -> None:
