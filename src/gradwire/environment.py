@@ -32,7 +32,7 @@ _MOST_CONNECTIONS = 64
 
 
 def connections_asked() -> int | None:
-    """What `CONNECTIONS` says, or `None`. Raises `ValueError` if that is no number of connections."""
+    """The number in `CONNECTIONS`, or `None`. Raises `ValueError` if that is no number of connections."""
     text = os.environ.get(CONNECTIONS, "")
     if not text:
         return None

@@ -52,5 +52,5 @@ ON_DEVICE = Granularity(
 
 
 def granularity(*, is_host: bool) -> Granularity:
-    """That of codecs on the host, or on a device."""
+    """The granularity of codecs on the host, or on a device."""
     return ON_HOST if is_host else ON_DEVICE

@@ -152,7 +152,7 @@ _FORMULAS: Mapping[type, Formula] = {
 
 Fill = Callable[[Tensor, Tensor | None, Tensor | None, Terms, Tensor], None]
 SHARE = {torch.bfloat16: 2.0**-5, torch.float16: 2.0**-2}
-"""What counts as C where parameters have 16 bits, so that one rounding loses less than 2^-13·|C|.
+"""The part of C that counts where parameters have 16 bits: one rounding then loses less than 2^-13·|C|.
 
 In float32 a unit in the last place is nothing. In 16 bits it is what updates amount to, and through momentum
 gradients that each move nothing move a parameter together: with whole units a small transformer in bfloat16

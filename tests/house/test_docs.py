@@ -120,6 +120,12 @@ def test_what_is_exported_has_a_docstring_and_so_has_each_file() -> None:
     assert not mute
 
 
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    indirect = re.compile(r'^ *r?"""(The same|What|That of)\b', re.MULTILINE)
+    assert indirect.search('    """What it is."""')
+    assert not [str(module.path) for module in MODULES if indirect.search(module.path.read_text())]
+
+
 def run_on(docstring: str) -> list[str]:
     """Literals with a letter directly behind them, which docutils does not take for literals."""
     _, *parts = docstring.replace("``", "`").split("`")

@@ -121,7 +121,7 @@ def outer(
 
 
 def _method(recipe: str | Recipe | Composition) -> tuple[str | Recipe | Composition, OuterFactory]:
-    """What travels, and with which outer optimizer, for a recipe as `outer` is given it."""
+    """The recipe that travels, and its outer optimizer, for a recipe as `outer` is given it."""
     if isinstance(recipe, str) and recipe.strip() in METHODS:
         method = METHODS[recipe.strip()]
         return method.recipe, method.outer

@@ -114,7 +114,7 @@ class Report:
         return self.text(columns())
 
     def text(self, width: int) -> str:
-        """What is printed, in lines of at most `width` columns; the table of choices is as wide as it is."""
+        """The printed report, in lines of at most `width` columns; the table of choices may be wider."""
         before, after = self._rows
         lines = [wrapped(self._title, width, hanging="  ")]
         lines += [wrapped(text, width, f"  {label:<{LABEL}} ", " " * (LABEL + 3)) for label, text in before]

@@ -77,7 +77,7 @@ def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Ten
 
 
 def forget_unsent(engine: Engine) -> None:
-    """What is unsent has been sent: nothing is left of it."""
+    """Empty the memory of what is unsent, once it has been sent."""
     for lane in _remembering(engine):
         lane.forget_unsent()
 

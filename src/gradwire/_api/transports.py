@@ -55,7 +55,7 @@ class Transports:
 
     @property
     def carrier(self) -> ProcessGroupComm | None:
-        """What carries gradients that are on the CPU: it is over ranks that hold the same shard."""
+        """The comm of gradients that are on the CPU: it is over ranks that hold the same shard."""
         return self.parts[1] if self.parts else self.cpu
 
     @property

@@ -442,7 +442,7 @@ class Wire:
     def _additions(
         self, late: list[tuple[ParameterSpec, Tensor]]
     ) -> tuple[list[Callable[[], object]], BaseException | None]:
-        """What adds to gradients, or why it could not be made: peers wait to hear of it."""
+        """Functions that add to gradients, or why they could not be made: peers wait to hear of it."""
         source, copy_to = self._source, self._engine.env.placement.transfer.copy_to
         try:
             scale = _loss_scale(self.attached.scaler)

@@ -52,7 +52,7 @@ def require_success(failure: BaseException | None, what: str, comm: Comm) -> Non
 
 
 def on_all_ranks(function: Callable[[], T], what: str, comm: Comm) -> T:
-    """What `function` returns, once it has returned on every rank; otherwise raises as `require_success`.
+    """Return the result of `function` once it has returned on every rank; else raise as `require_success`.
 
     For what may fail on one rank alone, of memory or in a user's code, while the others would go on to a
     collective. `function` itself must not issue any.

@@ -109,7 +109,7 @@ def _store_of(group: dist.ProcessGroup) -> Store:
 
 
 def _timeout_s(group: dist.ProcessGroup) -> float:
-    """That of its collectives; the default where a group in Python does not say."""
+    """Timeout of the group's collectives; the default where a group in Python does not say."""
     with suppress(RuntimeError, AttributeError):
         return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
     return default_pg_timeout.total_seconds()

@@ -62,7 +62,7 @@ _WAYS: dict[Missing, str] = {
     "drop": "missing='drop' goes on with what is left only where all ranks see the same files. Where nodes "
     "have folders of their own, copy what is left on each of them to all, and load again",
 }
-"""What to do about a set that is not whole."""
+"""Advice about a set that is not whole."""
 
 
 def save(engine: Engine, folder: Path) -> int:

@@ -72,7 +72,7 @@ class Shard:
 
     inside: Comm
     group: dist.ProcessGroup | None = None
-    """That of `inside`, where ranks are processes."""
+    """The group of `inside`, where ranks are processes."""
 
     @property
     def number(self) -> int:

@@ -84,7 +84,7 @@ def _on_host(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copied(engine: Engine) -> dict[str, Any]:
-    """The same where the memory is."""
+    """The engine's state, copied where the memory is."""
     engine.resolve()
     layout = engine.layout
     if layout.alone:
@@ -253,7 +253,7 @@ def _prepared(
 def _prepared_beside(
     engine: Engine, chosen: State, states: Sequence[State]
 ) -> tuple[str, Callable[[], None]]:
-    """What takes up the source's part of the `chosen` state, which may be one of `states` or their mean."""
+    """A function that takes up the source's part of the `chosen` state: one of `states`, or their mean."""
     source_state, here = engine.env.source_state, engine.env.shard
     held = [each for each in states if SOURCE_STATE in each]
     if source_state is None and not held:

@@ -117,7 +117,7 @@ def _remembered(layout: Layout) -> dict[str, tuple[str, ...]]:
 
 
 def fitted(engine: Engine, state: State) -> tuple[State, frozenset[str]]:
-    """What `state` holds of parameters of this model, and the names of those that only one of the two has.
+    """The part of `state` that this model has parameters for, and the names that only one of the two has.
 
     Parameters are the same if names and shapes are; shards also if they are of parameters of one shape. One
     that the state lacks has nothing unsent. A state of shards that does not say what they are shards of, as

@@ -130,7 +130,7 @@ def contexts(process: int) -> int:
 
 
 def on_one_gpu(counts: Sequence[int]) -> Compared:
-    """What is said of the ranks' `contexts`: each takes some 500 MB of a GPU, and a second one is a fault.
+    """A line on the ranks' numbers of contexts. Each takes some 500 MB of a GPU; a second one is a fault.
 
     >>> on_one_gpu([1, 2]).fault
     'rank 1 also takes memory of a GPU that is not its own'

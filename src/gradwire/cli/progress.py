@@ -1,4 +1,4 @@
-"""What a terminal shows while a prediction is made: rows as they come, and the share that is done."""
+"""The progress of a prediction on a terminal: rows as they come, and the share that is done."""
 
 from __future__ import annotations
 

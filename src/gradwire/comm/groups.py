@@ -62,7 +62,7 @@ them gets; where that carries tensors."""
 
 
 def borrow_parts(like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGroup, ...] | None:
-    """The same for each of `parts`: over members of `like`, this rank among them.
+    """Borrow a group for each of `parts`: over members of `like`, this rank among them.
 
     `None`, on all ranks, where torch could not make a group that is wanted: it names one by how many groups a
     rank is in, and ranks that take different names wait until the timeout. Raises `TransportError`, on all
@@ -238,7 +238,7 @@ def _new_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device)
 
 
 def _made_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device) -> dist.ProcessGroup:
-    """The same in one try, which takes up to the timeout of `terms`."""
+    """Try once to make a new group everywhere. This takes up to the timeout of `terms`."""
     group: dist.ProcessGroup | None = None
     failure: TransportError | None = None
     try:

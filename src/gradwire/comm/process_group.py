@@ -44,7 +44,7 @@ class _Callback:
 
 _PAUSE_S = 0.001
 _LET_GO_S = 0.1
-"""What a thread of gloo may take from the end of a collective until it has let go of its tensors."""
+"""Time that a thread of gloo may take from a collective's end until it has let go of its tensors."""
 _has_comms = threading.Event()
 _callbacks: deque[weakref.ref[_Callback]] = deque()
 _callbacks_lock = threading.Lock()

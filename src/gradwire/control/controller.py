@@ -96,7 +96,7 @@ class WarmupController:
         )
         self.decision, self.specs, self.env = decision, specs, env
         self.may_follow: tuple[Composition, ...] = () if decision.about is None else (decision.about,)
-        """What the decision may make, whose links are probed."""
+        """Compositions that the decision may make, whose links are probed."""
         self._watch = watch
 
     @property
@@ -193,7 +193,7 @@ class RunningController:
 
     @property
     def _late(self) -> float | None:
-        """What has been measured under this composition."""
+        """Lateness as measured under this composition."""
         return self.lateness.late if self._remembers else 0.0
 
     def before(self, step: Step, _env: EngineEnvironment) -> None:
@@ -229,7 +229,7 @@ class RunningController:
         return (*link, *told, *self._previous_s, *looked)
 
     def _told(self, step: int) -> tuple[float, ...]:
-        """What was weighed one step ago: by then a device has done it. Zeros where nothing was, because rows
+        """Norms weighed one step ago: by then a device has done it. Zeros where nothing was, because rows
         of ranks at different steps must be alike in length; and losses, now and then."""
         weighed = self._scales.told(step, self._layers)
         losses = self._health.drain() if self._tells_losses(step) else Losses(0.0, 0.0, 0.0)
@@ -312,7 +312,7 @@ class Scales:
         weighing.add(x, unsent, coefficient=coefficient, first=first, sizes=sizes)
 
     def told(self, step: int, layers: Layers) -> Weighed:
-        """What was weighed before this step; zeros if nothing was. What this step has weighed is next.
+        """Norms that were weighed before this step; zeros if none were. Those of this step come next.
 
         A number that comes again is of a step that did not count, or of one with several exchanges, of which
         the last is told.
@@ -352,7 +352,7 @@ def controller_for(
 
 
 def watched_in(layout: Layout, world: int) -> Watched:
-    """What the judge of `layout` is told: the sizes of the largest lane in which its exchange works."""
+    """Sizes of the largest lane in which the exchange of `layout` works, for its judge."""
     mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
     largest = max(mine, key=lambda lane: lane.numel, default=None)
     sizes = () if largest is None else tuple(slot.spec.numel for slot in largest.slots)
@@ -367,7 +367,7 @@ def may_follow(now: Layout, following: Layout, comm: Comm) -> bool:
 
 
 def handed_over(now: Layout, asked: Layout, comm: Comm) -> Composition | None:
-    """What follows `now` where `asked` shall: that, or first what sends all that is unsent.
+    """The composition after `now` where `asked` shall run: that, or first one that sends all that is unsent.
 
     `None` where that is running already. A collective where a place is lost.
     """
@@ -386,7 +386,7 @@ def traffic_for(layout: Layout, env: EngineEnvironment) -> Traffic:
 
 
 PROBED = ("all_reduce", "all_gather")
-"""What most recipes ask of the network; a verb that is not probed is taken to have the first one's link."""
+"""Verbs that most recipes use. One that is not probed is taken to have the first one's link."""
 
 _TYPICAL = 1 << 20
 """Elements of the unit whose payloads are counted."""

@@ -38,7 +38,7 @@ Rule = Literal["progress", "knee"]
 """The most gain per second of the step; or the knee of compression time, communication time and 1/gain."""
 
 Trigger = Literal["any", "link"]
-"""What plans anew: a change of the link, the gain or the time of a step; or of the link alone, as in the
+"""Causes of a new plan: a change of the link, the gain or the time of a step; or of the link alone, as in the
 paper."""
 
 WAYS = (ALL_GATHER, RING, TREE)

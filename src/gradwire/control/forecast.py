@@ -338,7 +338,7 @@ class _Flat:
         )
 
     def end(self, tail: Tail, _beside: Round) -> Tail:
-        """What follows the units, in seconds: `tail` carries `beside`, small gradients, and the verdict."""
+        """Seconds after the units: `tail` carries `beside`, small gradients, and the verdict."""
         apart = None if tail.beside is None else _known(self.cluster.seconds(tail.beside))
         return replace(tail, round=_known(self.cluster.seconds(tail.round)), beside=apart)
 

@@ -32,7 +32,7 @@ RISEN = 1.25
 
 
 class Weighed(NamedTuple):
-    """What one rank says of one step, in norms: squares would leave the range of a verdict's float32.
+    """Numbers of one rank on one step, in norms: squares would leave the range of a verdict's float32.
 
     - `fresh`: what the step adds to the memory, or its gradient where there is none.
     - `unsent`: what waited when the step began, by the memory's weight.
@@ -89,7 +89,7 @@ class Lateness:
 
     @property
     def error(self) -> float | None:
-        """What a step throws away, as a share of its gradient; `None` before there are enough looks."""
+        """Share of its gradient that a step throws away; `None` before there are enough looks."""
         return median(self._error) if len(self._error) >= self._least else None
 
     @property

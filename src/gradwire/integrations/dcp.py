@@ -41,7 +41,7 @@ from gradwire.step.arena import ParameterSpec, layout_hash
 
 T = TypeVar("T")
 _Stored: TypeAlias = Mapping[tuple[Any, ...], Any]
-"""What DCP says of each stored value, by its path in the dictionary."""
+"""DCP's metadata of each stored value, by its path in the dictionary."""
 
 _REPLICA = "replica"
 _PLANES = ("memory", "planes")
@@ -90,7 +90,7 @@ class WireState:
         return on_all_ranks(lambda: self._rooms(stored), "make room for its state", control)
 
     def _look(self) -> tuple[_Stored, bool]:
-        """What the checkpoint holds of this object, and whether this rank could read its own part alone."""
+        """The checkpoint's values of this object, and whether this rank could read its own part alone."""
         assert isinstance(self._reader, StorageReader), "made one above"
         metadata = self._reader.read_metadata()
         stored = {

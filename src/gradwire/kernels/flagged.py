@@ -1,4 +1,4 @@
-"""What depends on a number that only the device knows: done, or left, without reading it on the host."""
+"""Work that a number decides, which only the device knows: done, or left, without reading it on the host."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Lookups:
 
     @cached_property
     def decoding(self) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-        """What windows begin with, and lengths."""
+        """Symbols that windows begin with, and lengths."""
         bits = int(self.lengths.max())
         windows = np.empty(1 << bits, np.uint64)
         cpu.fill_windows(self.singles, self.lengths, bits, windows)

@@ -33,7 +33,7 @@ class CodecCost:
     decode: Line
 
     def slowed(self, times: float) -> CodecCost:
-        """The same where everything takes `times` as long."""
+        """Costs where everything takes `times` as long."""
         lines = (self.encode, self.decode)
         return CodecCost(*(Line(times * each.base_s, times * each.slope_s) for each in lines))
 
@@ -81,7 +81,7 @@ class Link:
 
 
 NOMINAL = Link(alpha_s=3e-4, beta_s=4e-8)
-"""What stands for a link, and for the processor time of its messages, where nothing measured may be asked.
+"""Stands for a link, and for the processor time of its messages, where nothing measured may be asked.
 
 A message of a collective costs a rank a third of a millisecond of processor time on cores that compute (two
 and four ranks on two cores, gloo). 200 Mbit/s lie in the middle, by ratios, of the 50 Mbit/s to 1 Gbit/s for

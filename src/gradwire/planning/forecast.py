@@ -104,7 +104,7 @@ class Forecast:
 
     @property
     def exposed_s(self) -> float:
-        """What communication and codecs add to a step."""
+        """Seconds that communication and codecs add to a step."""
         return self.step_s() - self.compute_s
 
     def mean_step_s(self, every: int, slowed: float = 1.0) -> float:
@@ -122,7 +122,7 @@ class Forecast:
         return coded_s + self.cores.dearness * sending_s(self.calls, self.wire_bytes)
 
     def copied(self, element_s: float) -> Forecast:
-        """The same where gradients are copied to the host, and at the end all means back, one at a time.
+        """The forecast where gradients are copied to the host, and at the end all means back, one at a time.
 
         `element_s` is what one element takes in one direction.
         """
@@ -138,6 +138,6 @@ class Forecast:
         return replace(self, cycle=tuple(cycle), tail=tail)
 
     def coded(self, codec: CodecCost) -> Forecast:
-        """The same forecast with these costs of encoding and decoding."""
+        """This forecast with other costs of encoding and decoding."""
         cycle = tuple(tuple(replace(unit, codec=codec) for unit in units) for units in self.cycle)
         return replace(self, cycle=cycle)

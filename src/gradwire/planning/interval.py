@@ -108,7 +108,7 @@ def _segments(backward: BackwardTiming, interval: int, communicate: Line) -> lis
 
 
 def _divisible(backward: BackwardTiming, interval: int, most: int = 256) -> BackwardTiming:
-    """The same elements in equal pieces, because segments need not end where tensors do."""
+    """Cut the elements into equal pieces, because segments need not end where tensors do."""
     total = sum(backward.numel)
     unit = max(interval, -(-total // most))
     ready_s = ready_of_element(backward)

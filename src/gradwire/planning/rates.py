@@ -71,7 +71,7 @@ def rates_of(uses: Mapping[str, float], rule: RateRule | None = None) -> dict[st
 
 
 def patterns_of(rates: Mapping[str, int | None]) -> dict[str, int]:
-    """The same rates by as few glob patterns over parameter names as possible; the first match counts.
+    """Express rates by as few glob patterns over parameter names as possible; the first match counts.
 
     A module whose parameters all have one rate becomes a single pattern. No pattern matches a name with
     `None`.

@@ -124,7 +124,7 @@ def exchange_of(ratio: float, way: str, elect: Election = "round_robin", inner: 
 
 
 def selector_of(inner: str, ratio: float) -> Selector:
-    """What the recipe `inner` chooses elements with, at this `ratio`. Raises `ValueError` for other recipes.
+    """The selector of the recipe `inner`, at this `ratio`. Raises `ValueError` for other recipes.
 
     >>> selector_of("sidco(stages=2)", 0.01)
     Sidco(ratio=0.01, stages=2, fit='exponential')

@@ -117,7 +117,7 @@ class Attempts:
         queue(passed)
 
     def _marks(self) -> _Marks:
-        """What gradients there are: any that is made or added to changes this."""
+        """A mark of the gradients that there are: any that is made or added to changes it."""
         grads = [each.grad for each in self._parameters]
         return [(0, 0) if grad is None else (id(grad), grad._version) for grad in grads]
 

@@ -82,7 +82,7 @@ class Backward:
         self._all_given = True
         self._error: BaseException | None = None
         self._unheard = ""
-        """What this rank has settled otherwise than as one step, and the others have not heard of."""
+        """Things that this rank has settled otherwise than as one step, and the others have not heard of."""
         self._broke_off = ""
         """Likewise of a pass that broke off before it began a step."""
         self._has_left = False
@@ -92,7 +92,7 @@ class Backward:
             self.engine = engine(partial(level.conclude, deliver=self.deliver), self.note)
             level.join(self.engine)
         self._taker = level or self.engine
-        """What takes `open`, `arrive` and `close`, on the engine's thread: the level, if there is one."""
+        """Takes `open`, `arrive` and `close`, on the engine's thread: the level, if there is one."""
         self.event_log = EventLog(self.engine)
         self._placement = self.placement
 

@@ -235,7 +235,7 @@ class LocalSteps(Source):
         super().suits(replace(layout, direct=direct), optimizers)
 
     def facts(self) -> dict[str, str]:
-        """What `outer` was given."""
+        """The arguments of `outer`."""
         return {"every": str(self.every), "delay": str(self.delay)}
 
     def buffers_text(self) -> str:
@@ -511,7 +511,7 @@ class LocalSteps(Source):
         return None
 
     def adding(self, spec: ParameterSpec, flat: Tensor) -> Callable[[], object]:
-        """What adds to the gradient of θ₀."""
+        """A function that adds to the gradient of θ₀."""
         late = spec.shaped(flat)[: self._rows.get(spec.name)] if self._rows else spec.shaped(flat)
         shared = self.parameters[spec.name]
         held = torch.zeros_like(shared) if shared.grad is None else shared.grad
@@ -559,7 +559,7 @@ class LocalSteps(Source):
         return self._save_shared()
 
     def prepared(self, saved: Mapping[str, Any], *, own: bool) -> tuple[str, Callable[[], None]]:
-        """What takes `saved` up. Of another rank's state, or a mean, that is θ₀ and optimizers only."""
+        """A function that takes `saved` up: of another rank's state, or a mean, θ₀ and optimizers only."""
         _require_like("shared parameters", saved["shared"], {n: self.parameters[n] for n in self._anchors})
         _require_fits("the outer optimizer", saved["optimizer"], self.outer)
         inner = saved.get("inner")
@@ -621,7 +621,7 @@ def _wide(spec: ParameterSpec) -> ParameterSpec:
 
 
 def _own_part(spec: ParameterSpec, parts: int) -> ParameterSpec:
-    """What a rank holds by itself, as if it were its part of something as many times as long."""
+    """The spec of a rank's own values, as if they were its part of something as many times as long."""
     shape = (parts * (spec.shape[0] if spec.shape else 1), *spec.shape[1:])
     (part,) = shards_of([replace(spec, shape=shape, numel=parts * spec.numel)], parts, by_rows=True)
     return part

@@ -157,7 +157,7 @@ class ShardedParameters(PlainParameters):
         )
 
     def adding(self, spec: ParameterSpec, flat: Tensor) -> Callable[[], object]:
-        """What adds this rank's rows of `flat`, which is padded with zeros."""
+        """A function that adds this rank's rows of `flat`, which is padded with zeros."""
         parameter = self.parameters[spec.name]
         assert isinstance(parameter, DTensor), "checked"
         late = spec.shaped(flat)[: self.rows.get(spec.name)].to(parameter.dtype)

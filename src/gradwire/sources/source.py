@@ -62,7 +62,7 @@ class Source(ABC):
     """Whether all ranks hold the same parameters, and not shards of them."""
 
     tuning: ClassVar[Tuning] = USUAL
-    """What suits the way in which its gradients come."""
+    """Tuning for the way in which its gradients come."""
 
     specs: tuple[ParameterSpec, ...]
     """Layout order: the reverse of registration."""
@@ -148,7 +148,7 @@ class Source(ABC):
         check_momentum(layout, optimizers)
 
     def facts(self) -> dict[str, str]:
-        """What else must be the same on all ranks, by name."""
+        """Facts, by name, that must be the same on all ranks as well."""
         return {}
 
     def check(self) -> None:
@@ -247,7 +247,7 @@ class Source(ABC):
             self.exchanges = before
 
     def adding(self, spec: ParameterSpec, flat: Tensor) -> Callable[[], object]:
-        """What adds `flat` (numel,), which is used up, to the gradient that the optimizer will see.
+        """A function that adds `flat` (numel,), which it uses up, to the gradient that the optimizer sees.
 
         All that needs memory is done here, so that it cannot fail.
         """

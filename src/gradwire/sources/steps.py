@@ -1,4 +1,4 @@
-"""What optimizers make of the exchanges: which gradients they used, and which were thrown away.
+"""Fates of exchanges: which gradients optimizers have used, and which were thrown away.
 
 An exchange is not a step. A step is all exchanges up to the first optimizer step after them, and all
 optimizer steps until the next exchange begins (`docs/engineering/design.md`, "A step is what the optimizer
@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 import torch
@@ -44,7 +45,7 @@ class _Record:
     is_inside: bool = False
     """Whether `step` is running: a closure may call `backward()`."""
     skipped: Callable[[], Tensor] | None = None
-    """What a fused optimizer was told by its scaler: whether it leaves the step out, on the device."""
+    """A scaler's word to a fused optimizer: whether it leaves the step out, on the device."""
     is_new: bool = False
     """Whether an exchange has begun since it stepped last."""
     got_zeros: bool = False
@@ -122,7 +123,7 @@ class Steps:
                 self._cleared |= self._cleared_of(record)
 
     def fates(self) -> Fates | None:
-        """What became of the exchanges since the last one began; `None` if all that is final, as usual.
+        """Fates of the exchanges since the last one began; `None` if all are final, as usual.
 
         Asked when the next exchange begins, or a call that needs the memory.
         """
@@ -183,7 +184,7 @@ class Steps:
         self._is_dropping = True
 
     def forget(self) -> None:
-        """What was exchanged so far is out of the question: another state was loaded."""
+        """Leave out of account what was exchanged so far: another state was loaded."""
         self._is_pending, self._open, self._is_dropping = False, frozenset(), False
         self._cleared = set()
 
@@ -289,5 +290,5 @@ def local(gradient: Tensor) -> Tensor:
 
 def are_zero(gradients: Collection[Tensor]) -> bool:
     """Whether all elements are; most often a glance at the first ones shows that they are not."""
-    here = [local(each) for each in gradients]
-    return not any(bool(each.flatten()[:limit].any()) for limit in (_GLANCE, None) for each in here)
+    looks = product((_GLANCE, None), gradients)
+    return not any(bool(local(each).flatten()[:limit].any()) for limit, each in looks)

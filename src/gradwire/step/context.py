@@ -1,4 +1,4 @@
-"""What an exchange knows beside its tensor, and the random numbers that follow from it.
+"""Knowledge of an exchange beside its tensor, and the random numbers that follow from it.
 
 Which unit it is, on which rank and in which step; the state that it keeps; what all replicas hold alike.
 """
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Fates:
-    """What became of the gradients of the last exchanges, by parameter name.
+    """Fates of the gradients of the last exchanges, by parameter name.
 
     - `dropped`: they were cleared before an optimizer used them. The memory goes back to what it was.
     - `open`: they still stand, and no optimizer has used them yet.
@@ -75,7 +75,7 @@ class ExchangeState:
         self.committed: dict[str, dict[str, Tensor]] = {}
         self._working: dict[str, dict[str, Tensor]] = {}
         self._replaced: Kept = {}
-        """What the last commit replaced, by parameter and kind; `None` where there was nothing."""
+        """Memory that the last commit replaced, by parameter and kind; `None` where there was nothing."""
         self._held: Kept = {}
         """By open parameter and kind: what there was before its first exchange that is still open."""
 
@@ -121,7 +121,7 @@ class ExchangeState:
             self.committed.get(kind, {}).pop(name, None)
 
     def final(self) -> dict[str, dict[str, Tensor]]:
-        """What is committed, by kind and parameter, without what is still open."""
+        """Committed memory, by kind and parameter, without what is still open."""
         found = ExchangeState()
         found.committed = {kind: dict(tensors) for kind, tensors in self.committed.items()}
         for name, before in self._held.items():

@@ -53,7 +53,7 @@ _MOMENTUM_TWICE = (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What an engine runs, or could run, from a step on: for `restore`."""
+    """A layout, with its memory, that an engine runs or could run from a step on: for `restore`."""
 
     layout: Layout
     step: int
@@ -87,7 +87,7 @@ class Engine:
     # -- plans: changed between steps only, on all ranks in the same one
 
     def prepared(self, layout: Layout, step: int | None = None) -> Snapshot:
-        """What to `restore` to run `layout`, with the memory that it has; from `step` on, or else as now.
+        """A snapshot of `layout`, with the memory that it has, for `restore`; from `step` on, or else as now.
 
         All that can fail is done here, and nothing changes: ranks can agree before any of them goes on.
         """
@@ -137,7 +137,7 @@ class Engine:
         self.install(first) if first is not None else None
 
     def first_of(self, following: Composition) -> Composition | None:
-        """What runs first where `following` shall, by `handed_over`. A collective."""
+        """The composition that runs first where `following` shall, by `handed_over`. A collective."""
         from gradwire.control.placement_choice import choose_placement  # few runs change what runs
 
         asked = choose_placement(following, self.facts, self.layout_of, self.env)

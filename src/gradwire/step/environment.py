@@ -46,10 +46,10 @@ class SourceState(Protocol):
         """This rank's state: tensors and plain values, which the caller copies."""
 
     def save_mean(self) -> dict[str, Any]:
-        """What is the same on all ranks. Raises `ValueError` when that is not enough to go on from."""
+        """State that is the same on all ranks. Raises `ValueError` when that is not enough to go on from."""
 
     def prepared(self, saved: Mapping[str, Any], *, own: bool) -> tuple[str, Callable[[], None]]:
-        """What takes `saved` up, and a text about it that must be the same on all ranks; changes nothing.
+        """A text about `saved`, the same on all ranks, and a function that takes it up; this changes nothing.
 
         `own` says whether it is this rank's, and not another one's or a mean. Raises `ValueError` where it
         has no place here.
@@ -84,7 +84,7 @@ class EngineEnvironment:
     alternative: Placement | None = None
     """Of two placements the one that is not in force: one has its memory on the host, one on a device."""
     placement_choices: PlacementChoices | None = None
-    """What is known of where codecs take less time; `None` if there is nothing to choose."""
+    """Knowledge of where codecs take less time; `None` if there is nothing to choose."""
     policy: Policy | None = None
     seed: int = 0
     memory_dtype: torch.dtype | None = None
@@ -111,7 +111,7 @@ class EngineEnvironment:
     source_state: SourceState | None = None
     """State of the source, for checkpoints."""
     replica: dist.ProcessGroup | None = None
-    """That of the ranks that hold the shards of a replica, where they are processes and hold shards."""
+    """The group of ranks that hold the shards of a replica, where they are processes and hold shards."""
 
     def for_layout(self, *, stays: bool) -> EngineEnvironment:
         """These, with the placement for a layout that stays on a device, or does not.

@@ -194,7 +194,7 @@ class Step:
     has_failed_unheard: bool = False
     """Whether this rank failed when its verdict was out, in which others may have committed the step."""
     measured_s: Callable[[], float] | None = None
-    """What a device says of `lasted_s`, where the host goes on before the step has ended there."""
+    """A device's word on `lasted_s`, where the host goes on before the step has ended there."""
     _doubts: list[bool | Tensor] = field(default_factory=list)
     _waiting: dict[int, Arrival] = field(default_factory=dict)
     _turn: int = 0
@@ -353,7 +353,7 @@ class Step:
         return all(self._doubts)
 
     def finite(self) -> Tensor:
-        """The same without waiting: a bool of no dimension, where the gradients are."""
+        """`is_finite` without waiting: a bool of no dimension, where the gradients are."""
         flags = [each for each in self._doubts if isinstance(each, Tensor)]
         known = torch.full((), len(flags) == len(self._doubts), device=self.device)
         return torch.stack([known, *flags]).all()
@@ -461,5 +461,5 @@ class Step:
             arrival.buffer.fill_(torch.nan)
 
     def poison_unless(self, finite: Tensor) -> None:
-        """The same where `finite`, a bool of no dimension, is false, without reading it here."""
+        """Poison where `finite`, a bool of no dimension, is false, without reading it here."""
         poison([arrival.buffer for arrival in self.arrivals], ~finite)

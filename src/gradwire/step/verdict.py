@@ -155,7 +155,7 @@ class SmallReduce:
         return is_finite(self._gradients)
 
     def finite(self) -> Tensor:
-        """The same as a 0-dimensional bool, which the host has not read."""
+        """`is_finite` as a 0-dimensional bool, which the host has not read."""
         return self._gradients.isfinite().all()
 
     def land(self) -> None:

@@ -52,7 +52,7 @@ def _to_tensorboard(writer: Any, metrics: Metrics, step: int) -> None:
 
 
 def _wandb_run(target: Any) -> Any:
-    """What logs to Weights & Biases where `target` is a run, `wandb.log` or the module; else `None`."""
+    """The run of Weights & Biases where `target` is one, `wandb.log` or the module; else `None`."""
     owner = getattr(target, "__self__", None)  # wandb.log is a method of the run, once that has begun
     for each in (target, owner, sys.modules.get("wandb")):
         if hasattr(each, "define_metric") and (each is target or getattr(each, "log", None) == target):

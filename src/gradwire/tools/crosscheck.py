@@ -223,7 +223,7 @@ def _distance(found: Tensor, expected: Tensor) -> tuple[float, float]:
 
 
 def _judged(case: Case, notes: Sequence[_Notes], seconds: float) -> Compared:
-    """The same line on all ranks."""
+    """Judge a case by the notes of all ranks, which all come to one line."""
     raised = [rank for rank, each in enumerate(notes) if each.failed]
     apart, share = max(each.apart for each in notes), max(each.share for each in notes)
     fault = ""

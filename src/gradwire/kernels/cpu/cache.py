@@ -81,7 +81,7 @@ _FOLDER = folder_name(Path(__file__).parent)
 
 
 class KernelCache:
-    """What Numba expects of a dispatcher's cache (`numba.core.caching`), for one kernel.
+    """A dispatcher's cache as Numba expects it (`numba.core.caching`), for one kernel.
 
     The kernel's code must follow from its sources: raises `ValueError` for a closure.
     """

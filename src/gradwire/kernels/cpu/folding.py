@@ -101,7 +101,7 @@ class _Seen(NamedTuple):
     sums: int
 
     def judged(self, scale: float | NDArray[np.float64], remembers: bool) -> Folded:
-        """What to make of it, given what gradients are multiplied by."""
+        """Judge it, given the factors that gradients are multiplied by."""
         bounds = (LARGEST_GRADIENT, LARGEST_SUM) if remembers else (np.inf, np.inf)
         with np.errstate(invalid="ignore"):  # NaN is not below anything
             scaled = self.gradients.view(np.float32).astype(np.float64) * np.abs(scale)

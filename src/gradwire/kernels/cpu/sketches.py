@@ -76,7 +76,7 @@ def _count_sketch(x: Any, multipliers: Any, addends: Any, table: Any) -> None:
 
 @kernel
 def _read(row: Any, hashed: Any, multiplier: Any, out: Any) -> None:
-    """What one row of the table says of the elements whose first has this hash."""
+    """Estimates of elements, whose first has this hash, by one row of the table."""
     columns = np.uint64(row.size)
     for i in range(out.size):
         out[i] = _signed(row[_bucket(hashed, columns)], hashed)

@@ -69,7 +69,7 @@ def _sift_block(
 
 @kernel
 def _sift_rest(bits: Any, start: Any, threshold: Any, indices: Any, kept: Any, count: Any) -> Any:
-    """The same for the elements after the last whole block."""
+    """Sift the elements after the last whole block."""
     for i in range(bits.size):
         indices[count] = start + i
         kept[count] = bits[i]

@@ -16,7 +16,7 @@ from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 from gradwire.kernels.uploads import sent_to
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-"""What is widened on the way; sums are float32."""
+"""Types that are widened on the way; sums are float32."""
 
 
 def _bits(number: float) -> int:

@@ -92,7 +92,7 @@ def _sampled(numel: int, size: int, device: torch.device) -> Tensor:
 
 @triton.jit
 def _key_of(x):
-    """What orders: the magnitude's bits, in which NaN and Inf are equals."""
+    """The key that orders: the magnitude's bits, in which NaN and Inf are equals."""
     return tl.minimum(magnitude(x), 0x7F800000)
 
 

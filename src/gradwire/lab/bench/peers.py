@@ -35,7 +35,7 @@ class HookClock:
         return seconds
 
     def env(self, hook: Hook) -> Hook:
-        """The same hook under a name that DDP accepts, with its synchronous part timed.
+        """Rename the hook so that DDP accepts it, and time its synchronous part.
 
         DDP refuses `bf16_compress_hook` on gloo by its *name*, although gloo carries bfloat16.
         """

@@ -87,7 +87,7 @@ def bench(
 
 
 def _checked(workload: str | None, model: str | None) -> str:
-    """What names the workload. `ValueError` for a name that there is not, without importing torch."""
+    """The workload's name. Raises `ValueError` for a name that there is not, without importing torch."""
     if model is None:
         named = workload or "resnet18"
         read(named)

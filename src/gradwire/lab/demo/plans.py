@@ -71,7 +71,7 @@ class DemoPlan:
 
 
 def text_plan(plan: DemoPlan) -> DemoPlan:
-    """The same demonstration with the small transformer on Shakespeare."""
+    """`plan` with the small transformer on Shakespeare instead of images."""
     return replace(plan, workload="chargpt")
 
 

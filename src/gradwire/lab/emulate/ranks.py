@@ -48,7 +48,7 @@ def namespace_variables(
 
 
 def node_variables(rank: int, workers: int, per_node: int) -> dict[str, str]:
-    """What torchrun says of nodes, where ranks are numbered node by node.
+    """Torchrun's variables of nodes, where ranks are numbered node by node.
 
     >>> node_variables(3, 4, 2)["LOCAL_RANK"], node_variables(3, 4, 2)["GROUP_RANK"]
     ('1', '1')
@@ -116,7 +116,7 @@ _TAKES_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
 
 def through_shim(argv: Sequence[str]) -> list[str]:
-    """The same command with the shim in front of the script, module or code that it names.
+    """Put the shim in front of the script, module or code that a command names.
 
     The shim puts the delaying backend in place before the script runs.
 

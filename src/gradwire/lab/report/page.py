@@ -203,7 +203,7 @@ def render(document: dict[str, Any]) -> str:
 
 
 def _of_demo(document: Document) -> Document:
-    """What the page of a demonstration shows beside the document."""
+    """Figures that the page of a demonstration shows beside the document."""
     draw = (loss_over_time, loss_over_steps, step_parts, step_timeline, bytes_beside)
     both, recipe = both_of(document), row_of(document, "recipe")
     first = next((each for each in courses_of(document) if each.name == "gradwire"), None)
@@ -250,7 +250,7 @@ def shown(choices: Sequence[Document]) -> list[Document]:
 
 
 def _of_bench(document: Document) -> Document:
-    """What the page of a bench shows beside the document."""
+    """Figures that the page of a bench shows beside the document."""
     rows, settings = document["rows"], document["settings"]
     known = [row for row in rows if row["kind"] == "recipe" and row["speedup_over_ddp"]]
     best = max(known, key=lambda row: row["speedup_over_ddp"]["ratio"], default=None)

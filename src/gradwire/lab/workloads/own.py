@@ -18,7 +18,7 @@ def _sgd(parameters: Parameters) -> torch.optim.Optimizer:
 
 
 class _Parts(NamedTuple):
-    """What `make()` returns."""
+    """The parts that `make()` returns."""
 
     model: nn.Module
     batches: Callable[[int, int], Iterable[Any]]

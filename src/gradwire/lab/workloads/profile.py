@@ -15,7 +15,7 @@ _THIN = 16
 
 
 def shrunk(profile: Profile, factor: float) -> Profile:
-    """The same layers with about `profile.parameters / factor` parameters.
+    """Shrink layers until there are about `profile.parameters / factor` parameters.
 
     All tensors lose the same share, vectors in their length and others in their first two dimensions: what
     norms and biases are of all bytes stays as published. `ValueError` where tensors are too thin for that.

@@ -27,7 +27,7 @@ def names() -> list[str]:
 
 
 def read(text: str) -> Spec:
-    """What `text` names. Raises `ValueError`, with the nearest name, for what there is not.
+    """The workload that `text` names. Raises `ValueError`, with the nearest name, if there is none.
 
     >>> read("emulated(vgg19, shrink=16)")
     Spec(name='emulated', model='vgg19', options={'shrink': 16.0})

@@ -84,7 +84,7 @@ class DDPBuckets(Source):
 
     @property
     def is_exchanging(self) -> bool:
-        """What DDP's own `no_sync` says."""
+        """Whether DDP's own `no_sync` is off."""
         ddp = self._model()
         return ddp is not None and bool(ddp.require_backward_grad_sync)
 
