@@ -73,13 +73,12 @@ def loss_over_time(document: Document) -> str:
 
 
 def _arrivals(both: Both) -> list[Mark]:
-    """When each side has the loss that every run of plain DDP ends with, in the mean over seeds."""
+    """When the mean of each side has the loss that every run of plain DDP ends with."""
     marks, target = [], both.target()
     for name, runs in (("gradwire", both.wire), ("plain DDP", both.ddp)):
-        times_s = [] if target is None else runs.reached_s(target)
-        known = [second for second in times_s if second is not None]
-        if known and len(known) == len(times_s):
-            marks.append(Mark(fmean(known), f"{name}: {fmean(known):.1f} s"))
+        mean_s = None if target is None else runs.mean_reached_s(target)
+        if mean_s is not None:
+            marks.append(Mark(mean_s, f"{name}: {mean_s:.1f} s"))
     return marks
 
 
