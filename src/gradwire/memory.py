@@ -7,7 +7,7 @@ not committed leaves no trace.
 - `Residual` is error feedback: Seide et al. 2014, "1-bit stochastic gradient descent"; Stich et al. 2018,
   "Sparsified SGD with memory". Its scheduled coefficient is COVAP's (Meng et al. 2023, section III-D).
 - `LowPass` filters the residual: ScaleCom, Chen et al. 2020, section 2, equation 5.
-- `Forgetful` drops the unsent part. It is for exchanges that are right in the mean (QSGD of few bits,
+- `NoMemory` drops the unsent part. It is for exchanges that are right in the mean (QSGD of few bits,
   TernGrad). With them, error feedback would diverge or pile up many gradients. Their errors must average out
   over ranks and steps.
 """
@@ -168,7 +168,7 @@ class LowPass:
 
 
 @dataclass(frozen=True)
-class Forgetful:
+class NoMemory:
     """x = g, and the unsent part of x is dropped.
 
     With `as_arrived` x has the gradient's own type, and the loss scale in it.

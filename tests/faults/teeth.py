@@ -145,7 +145,7 @@ CHANGES = (
     Change(
         3,
         "A rank that fails pays no rounds.",
-        "Runner._start",
+        "ExchangeRunner._start",
         "owe_zeros(…)",
         "pass",
         "test_an_exception_on_one_rank_is_raised_on_all_and_leaves_no_trace",
@@ -161,7 +161,7 @@ CHANGES = (
     Change(
         3,
         "`SystemExit` ends the engine's thread.",
-        "Runner._start",
+        "ExchangeRunner._start",
         "except BaseException…",
         "except Exception…",
         "test_backward_raises_the_accident_itself_where_it_happened",

@@ -55,9 +55,9 @@ def names(tree: ast.AST) -> set[str]:
 @pytest.mark.parametrize(
     ("where", "old"),
     [
-        ("Runner.no_such_method", "except …:"),
-        ("Runner._start", "no such statement"),
-        ("Runner._start", "except …:"),  # two of them
+        ("ExchangeRunner.no_such_method", "except …:"),
+        ("ExchangeRunner._start", "no such statement"),
+        ("ExchangeRunner._start", "except …:"),  # two of them
         ("__init__", "self.…"),  # of many classes
     ],
 )
@@ -67,7 +67,7 @@ def test_a_row_that_does_not_name_one_statement_is_refused(where: str, old: str)
 
 
 def test_only_the_statement_changes() -> None:
-    path, text = planted("Runner._start", "except BaseException as …:", "except Exception as …:")
+    path, text = planted("ExchangeRunner._start", "except BaseException as …:", "except Exception as …:")
     before = ast.unparse(ast.parse(path.read_text(encoding="utf-8")))
     assert ast.unparse(ast.parse(text)) == before.replace("except BaseException as", "except Exception as", 1)
 

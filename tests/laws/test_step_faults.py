@@ -258,7 +258,7 @@ def test_an_error_of_our_own_ends_the_step_instead_of_hanging(
 ) -> None:
     def rank(comm: Comm) -> Outcome:
         rig = Rig(comm, "topk(ratio=0.1)")
-        honest, seen = Layout.intake, []
+        honest, seen = Layout.bucket_plan, []
 
         def broken(layout: Layout, entries: tuple[BucketEntry, ...]) -> Any:
             seen.append(entries)
@@ -266,7 +266,7 @@ def test_an_error_of_our_own_ends_the_step_instead_of_hanging(
                 raise KeyError("a mistake in the engine")
             return honest(layout, entries)
 
-        monkeypatch.setattr(Layout, "intake", broken)
+        monkeypatch.setattr(Layout, "bucket_plan", broken)
         return rig.step(gradients(0, 0))
 
     (outcome,) = run_ranks(1, rank)

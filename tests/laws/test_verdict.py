@@ -11,9 +11,9 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import Algorithm
 from gradwire.measure.metered import MeteredComm
 from gradwire.step import verdict as verdict_of
-from gradwire.step.verdict import Row, VerdictReduce
+from gradwire.step.verdict import RankReport, VerdictReduce
 
-FINE = Row(finite=True, failed=False, plan=7, facts=(0.1, 0.0, 0.0, 0.0), computing_s=0.25)
+FINE = RankReport(finite=True, failed=False, plan=7, facts=(0.1, 0.0, 0.0, 0.0), computing_s=0.25)
 ROWS = (
     FINE,
     replace(FINE, finite=False),

@@ -266,7 +266,7 @@ def _assemble(
         prepare=partial(prepare_for, rank=transports.everyone.rank, world=carry[-1].world),
     )
     if transports.carrier is not None:
-        env = replace(env, link_seen=transports.carrier.expect)
+        env = replace(env, on_link=transports.carrier.expect)
     if asked.scaler is not None:
         scale = LossScale(asked.scaler, transports.device, source.device)
         env = replace(env, loss_scale=scale, begun=scale.begun)

@@ -28,7 +28,7 @@ from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
 from gradwire.quantities import bytes_text, columns, counted, table_text, wrapped
 from gradwire.recipes.auto import CANDIDATES as CHOICES
-from gradwire.recipes.auto import auto, chosen_by, may_be_within, standing_of
+from gradwire.recipes.auto import auto, chosen_by, comparison_of, may_be_within
 from gradwire.recipes.dense import dense
 from gradwire.recipes.parse import steady
 from gradwire.recipes.trial import said_of
@@ -294,12 +294,12 @@ def _compared(
     rows.sort(key=lambda row: row.step_s)
     dense_s = foresee("dense").step_s
     facts = _facts(profile, backward, cluster, known, told, len(rows) / work)
-    standing = standing_of(facts, target, LATE)
-    foreseen = standing.foreseen()
+    comparison = comparison_of(facts, target, LATE)
+    foreseen = comparison.foreseen()
     if foreseen is None:
-        chosen, why = "dense", chosen_by(facts, standing, partial(auto, target)).why
+        chosen, why = "dense", chosen_by(facts, comparison, partial(auto, target)).why
     else:
-        chosen, why = foreseen.text, f"CCR {facts.ccr:.2f}; {said_of(standing, foreseen.recipe)}"
+        chosen, why = foreseen.text, f"CCR {facts.ccr:.2f}; {said_of(comparison, foreseen.recipe)}"
     best = _fastest(rows)
     # A user who names candidates asks about those, and not about what `auto` would do instead.
     if foreseen is not None and tuple(candidates) == CANDIDATES:

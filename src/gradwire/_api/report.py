@@ -19,7 +19,7 @@ from gradwire.telemetry.event_log import what_runs, why_placed
 from gradwire.tools.diagnose import Diagnosis
 
 if TYPE_CHECKING:  # loaded by what chooses
-    from gradwire.control.choice import Considered
+    from gradwire.control.choice import ChoiceRow
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +91,7 @@ class Report:
     checksum_bytes: float = 0.0
     computing_by_rank_s: tuple[float, ...] = ()
     wire_bytes: float = 0.0
-    choices: tuple[Considered, ...] = ()
+    choices: tuple[ChoiceRow, ...] = ()
     connections: int = 1
 
     @property
@@ -206,11 +206,11 @@ SHOWN = 8
 """Recipes in the printed table; `choices` has all."""
 
 
-def table_of(choices: tuple[Considered, ...]) -> list[str]:
+def table_of(choices: tuple[ChoiceRow, ...]) -> list[str]:
     """The lines of a table of the recipes considered, the fastest first. It always has `dense` and what runs.
 
-    >>> from gradwire.control.choice import Considered
-    >>> row = Considered("int4", 0.1, 0.8, 1.05e6, 0.17, 0.104, "runs")
+    >>> from gradwire.control.choice import ChoiceRow
+    >>> row = ChoiceRow("int4", 0.1, 0.8, 1.05e6, 0.17, 0.104, "runs")
     >>> print(*table_of((row,)), sep="\\n")
     recipe  predicted  measured  linear     sent  late
     int4     100.0 ms  104.0 ms     80%  1.05 MB  0.17  runs
@@ -229,14 +229,14 @@ def _padded(cell: str, width: int, column: int) -> str:
     return cell.ljust(width) if column in (0, len(HEAD) - 1) else cell.rjust(width)
 
 
-def _cells_of(choices: tuple[Considered, ...]) -> list[tuple[str, ...]]:
+def _cells_of(choices: tuple[ChoiceRow, ...]) -> list[tuple[str, ...]]:
     """`HEAD`, and a row for each recipe that is shown."""
     must = [each for each in choices if each.verdict == "runs" or each.recipe == "dense"]
     others = [each for each in choices if each not in must][: SHOWN - len(must)]
     return [HEAD, *(_cells(each) for each in choices if each in must or each in others)]
 
 
-def _cells(each: Considered) -> tuple[str, ...]:
+def _cells(each: ChoiceRow) -> tuple[str, ...]:
     return (
         each.recipe,
         _ms(each.predicted_step_s),
@@ -248,7 +248,7 @@ def _cells(each: Considered) -> tuple[str, ...]:
     )
 
 
-def _html_of(choices: tuple[Considered, ...]) -> str:
+def _html_of(choices: tuple[ChoiceRow, ...]) -> str:
     if not choices:
         return ""
     head, *rows = _cells_of(choices)

@@ -18,7 +18,15 @@ from torch import Tensor
 
 from gradwire.agreement.agree import damage, on_all_ranks, require_agreement, require_undamaged
 from gradwire.checkpoint.shards import cut, joined
-from gradwire.checkpoint.validate import FORMAT, State, all_planes, composition_of, described, fitted, vetted
+from gradwire.checkpoint.validate import (
+    FORMAT,
+    State,
+    all_planes,
+    composition_of,
+    described,
+    fitted,
+    validate,
+)
 from gradwire.comm import Comm, gathered
 from gradwire.errors import GradwireWarning, RanksDisagree
 from gradwire.memory import UNSENT
@@ -237,7 +245,7 @@ def _prepared(
             fits = [fitted(engine, each) for each in states]
             states, changed = [each for each, _ in fits], changed.union(*(names for _, names in fits))
         for each in states:
-            vetted(engine, each)
+            validate(engine, each)
         chosen, dropped = _choose(engine, states, alone=alone, missing=missing, mean=mean)
         text, apply = _prepared_beside(engine, chosen, states)
         made = _made(engine, chosen, dropped)

@@ -74,7 +74,7 @@ def composition_of(engine: Engine, state: State) -> Composition:
     return asked.next.resume(composition)
 
 
-def vetted(engine: Engine, state: State) -> None:
+def validate(engine: Engine, state: State) -> None:
     """Raise `ValueError` unless `state` is whole, undamaged, and has a place here; changes nothing.
 
     Whatever else is raised, by objects that are not what they should be, means the same.

@@ -92,7 +92,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Considered:
+class ChoiceRow:
     """A line of the table that explains a choice.
 
     Both times are of a whole step; the predicted one is from before this recipe ran. `share_of_linear` is the
@@ -111,7 +111,7 @@ class Considered:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Comparison:
     """The options beside dense, which takes `dense_s` as measured, and what is asked of them.
 
     Those that are `later` than the limit are not tried. A step without communication takes `before_s` and
@@ -143,8 +143,8 @@ class Standing:
     def missed(self, seconds: float) -> str:
         """A clause that says so if a step of `seconds` misses the target by more than `LEAD`; else empty.
 
-        >>> standing = Standing((), 0.0, 1.0, 4.0, 1e6, target=0.9)
-        >>> standing.missed(2.0), standing.missed(1.15)
+        >>> comparison = Comparison((), 0.0, 1.0, 4.0, 1e6, target=0.9)
+        >>> comparison.missed(2.0), comparison.missed(1.15)
         ('; it missed its target: 50% of linear instead of 90%', '')
         """
         share = self.share_of_linear(seconds)
@@ -210,7 +210,7 @@ class Standing:
         The limit that it names is one to ask for, and no lateness that was found.
 
         >>> late = Option("covap(interval=2)", "covap(interval=2)", 0.06, 1e6, assumed=0.7)
-        >>> Standing((), 0.0, 0.05, 0.1, 4e6, later=(late,)).offer()
+        >>> Comparison((), 0.0, 0.05, 0.1, 4e6, later=(late,)).offer()
         '; auto(late=1) may run covap(interval=2): 60 ms at best, and more of the gradient is late'
         """
         here, best = self.best(), self._best_of(self.later)
@@ -223,8 +223,8 @@ class Standing:
 
     def after_trial(
         self, recipe: str, took_s: float, late: float | None, *, settled: bool = True, error_s: float = 0.0
-    ) -> Standing:
-        """The standing after `recipe` has run, with steps of `took_s` and this lateness."""
+    ) -> Comparison:
+        """The comparison after `recipe` has run, with steps of `took_s` and this lateness."""
         tried = [
             replace(each, took_s=took_s, late=late, settled=settled, error_s=error_s)
             if each.recipe == recipe
@@ -249,9 +249,9 @@ class Standing:
     def option(self, recipe: str) -> Option:
         return next(each for each in self.options if each.recipe == recipe)
 
-    def table(self, running: str) -> tuple[Considered, ...]:
+    def table(self, running: str) -> tuple[ChoiceRow, ...]:
         """The recipes considered, the fastest first, dense among them; `running` is the one that runs."""
-        dense = Considered(
+        dense = ChoiceRow(
             "dense",
             self.before_s + (self.dense_s if self.dense_predicted_s is None else self.dense_predicted_s),
             self.share_of_linear(self.dense_s),
@@ -261,7 +261,7 @@ class Standing:
             "runs" if running == "dense" else "slower",
         )
         rows = [
-            Considered(
+            ChoiceRow(
                 each.recipe,
                 self.before_s + each.predicted_s,
                 self.share_of_linear(each.expected_s),

@@ -31,7 +31,7 @@ from gradwire.planning.change_detection import THRESHOLD, StepWatch
 from gradwire.planning.collectives import calibrated
 from gradwire.planning.costs import ENOUGH, CodecCost, Line, Link
 from gradwire.planning.facts import Facts, StepObservation, Watched
-from gradwire.planning.forecast import dearness
+from gradwire.planning.forecast import overhead_factor
 from gradwire.recipes import Composition, Decision
 from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.context import ExchangeContext
@@ -417,8 +417,8 @@ def surveyed(
         sent_bytes = Round("all_reduce", int(gradient_bytes), torch.uint8).wire_bytes(comm.world)
         # A thread that waits for a device spins, and its processor time is that of no collective.
         spent_s = facts.sending_s if env.placement.device.is_host else 0.0
-        dear = dearness(spent_s, number, sent_bytes)
-        mine = replace(facts.cores, share=fewest_cores(control), dearness=dear)
+        dear = overhead_factor(spent_s, number, sent_bytes)
+        mine = replace(facts.cores, share=fewest_cores(control), overhead_factor=dear)
         cores = mine if memory.is_host else ENOUGH  # a codec on a device takes no core
         facts = replace(facts, network=network, cores=cores)
     if (about := decision.about) is not None:

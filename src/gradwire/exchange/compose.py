@@ -12,7 +12,7 @@ from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
 from gradwire.exchange.dense import Dense
 from gradwire.exchange.turns import Order, check_order, turn_of
-from gradwire.memory import UNSENT, Forgetful, Memory, Residual
+from gradwire.memory import UNSENT, Memory, NoMemory, Residual
 from gradwire.step.context import ExchangeContext
 
 
@@ -92,11 +92,11 @@ def forget(inner: Exchange, memory: Memory | None = None) -> Remember:
 
     >>> from gradwire.exchange.dense import dense
     >>> forget(dense()).memory
-    Forgetful(as_arrived=False)
+    NoMemory(as_arrived=False)
     """
     if memory is not None and UNSENT in memory.planes:
         raise ValueError(f"{memory} keeps what is unsent; give it to remember(...)")
-    return Remember(inner, memory or Forgetful())
+    return Remember(inner, memory or NoMemory())
 
 
 def warm(steps: int, inner: Exchange) -> Warm:

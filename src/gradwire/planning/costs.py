@@ -42,13 +42,13 @@ class CodecCost:
 class Cores:
     """Of one rank: its share of its machine's processor cores, and how many its computation keeps `busy`.
 
-    Where the share is not known, there are always enough. Collectives take `dearness` times the processor
-    time that is assumed for them.
+    Where the share is not known, there are always enough. Collectives take `overhead_factor` times the
+    processor time that is assumed for them.
     """
 
     share: float | None = None
     busy: float = 0.0
-    dearness: float = 1.0
+    overhead_factor: float = 1.0
 
     @property
     def pace(self) -> float:

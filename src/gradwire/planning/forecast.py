@@ -35,10 +35,10 @@ def sending_s(calls: float, wire_bytes: float) -> float:
     return CALL_S * calls + BYTE_S * wire_bytes
 
 
-def dearness(measured_s: float, calls: float, wire_bytes: float) -> float:
+def overhead_factor(measured_s: float, calls: float, wire_bytes: float) -> float:
     """Times `sending_s` that collectives were found to take; 1 where nothing was measured.
 
-    >>> dearness(0.004, 2, 0.0), dearness(1.0, 2, 0.0), dearness(0.0, 2, 0.0)
+    >>> overhead_factor(0.004, 2, 0.0), overhead_factor(1.0, 2, 0.0), overhead_factor(0.0, 2, 0.0)
     (2.0, 4.0, 1.0)
     """
     assumed_s = sending_s(calls, wire_bytes)
@@ -119,7 +119,7 @@ class Forecast:
         coded_s = fmean(
             sum(unit.encode_s + unit.decode_s for unit in units if unit.rounds) for units in self.cycle
         )
-        return coded_s + self.cores.dearness * sending_s(self.calls, self.wire_bytes)
+        return coded_s + self.cores.overhead_factor * sending_s(self.calls, self.wire_bytes)
 
     def copied(self, element_s: float) -> Forecast:
         """The forecast where gradients are copied to the host, and at the end all means back, one at a time.

@@ -9,7 +9,7 @@ agreed on (`gradwire.control.choice`).
 from dataclasses import replace
 from functools import partial
 
-from gradwire.control.choice import ASSUMED_OFF, LATE, Option, Standing
+from gradwire.control.choice import ASSUMED_OFF, LATE, Comparison, Option
 from gradwire.control.profiler import ORDINARY
 from gradwire.planning.change_detection import error_of
 from gradwire.planning.facts import Facts
@@ -79,7 +79,7 @@ def auto(target: float = 0.95, late: float = LATE) -> Composition:
     worth = {text: may_be_within(late, steps) for text, steps in CANDIDATES.items()}
     return measured_for(
         Decision(
-            lambda facts: chosen_by(facts, standing_of(facts, target, late), again),
+            lambda facts: chosen_by(facts, comparison_of(facts, target, late), again),
             whole_steps=True,
             candidates=("dense", *(text for text in CANDIDATES if worth[text])),
             foreseen=tuple(text for text in CANDIDATES if not worth[text]),
@@ -88,7 +88,7 @@ def auto(target: float = 0.95, late: float = LATE) -> Composition:
     )
 
 
-def standing_of(facts: Facts, target: float, late: float) -> Standing:
+def comparison_of(facts: Facts, target: float, late: float) -> Comparison:
     """The options that follow from `facts`; `facts.dense_s` must be known."""
     assert facts.dense_s is not None, "asked for by `whole_steps`"
     before_s = 0.0 if facts.backward is None else facts.backward.before_s
@@ -99,7 +99,7 @@ def standing_of(facts: Facts, target: float, late: float) -> Standing:
     ]
     dense_bytes = 2 * (facts.world - 1) / facts.world * facts.gradient_bytes
     predicted = facts.forecasts.get("dense")
-    return Standing(
+    return Comparison(
         tuple(each for each in options if may_be_within(late, each.assumed)),
         before_s,
         facts.backward_s,
@@ -119,22 +119,23 @@ def may_be_within(late: float, assumed: float) -> bool:
     return assumed <= max(ASSUMED_OFF * late, WITHIN_ANY)
 
 
-def chosen_by(facts: Facts, standing: Standing, again: Again) -> Composition:
+def chosen_by(facts: Facts, comparison: Comparison, again: Again) -> Composition:
     """The first trial; dense if none is worth it. `again` makes the next decision."""
-    first = standing.next_trial()
+    first = comparison.next_trial()
     times = f"all-reduce {_ms(facts.allreduce_s)}, backward {_ms(facts.backward_s)}"
     measured = f"CCR {facts.ccr:.2f} ({times})"
     if first is not None:
-        tried = on_trial(first.recipe, standing, again, left=DECIDED - facts.steps)
+        tried = on_trial(first.recipe, comparison, again, left=DECIDED - facts.steps)
         return replace(tried, why=f"{measured}; {tried.why}")
-    dense_s = standing.dense_s
-    if standing.dense_hides:
-        why = f"communication hides as it is: {standing.share_of_linear(dense_s):.0%} of linear"
+    dense_s = comparison.dense_s
+    if comparison.dense_hides:
+        why = f"communication hides as it is: {comparison.share_of_linear(dense_s):.0%} of linear"
     else:
-        why = f"no recipe that may run is predicted to be faster than the {_ms(standing.before_s + dense_s)}"
-        why += f" of dense{standing.missed(dense_s)}{standing.offer()}"
-    table = standing.table("dense")
-    return watched(replace(dense(), why=f"{measured}: {why}", table=table), again, standing.limit)
+        step = f"the {_ms(comparison.before_s + dense_s)} of dense"
+        why = f"no recipe that may run is predicted to be faster than {step}"
+        why += f"{comparison.missed(dense_s)}{comparison.offer()}"
+    table = comparison.table("dense")
+    return watched(replace(dense(), why=f"{measured}: {why}", table=table), again, comparison.limit)
 
 
 def _ms(seconds: float) -> str:

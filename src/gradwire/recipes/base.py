@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Round
 from gradwire.exchange.base import WHOLE, Exchange, first_busy_step
-from gradwire.memory import Forgetful
+from gradwire.memory import NoMemory
 from gradwire.planning.change_detection import THRESHOLD
 from gradwire.planning.cuts import even_cuts, fitted_cuts, ramped_cuts
 from gradwire.planning.facts import Facts, StepObservation, Watched
@@ -22,7 +22,7 @@ from gradwire.step.arena import ParameterSpec, slots_of, units_of
 from gradwire.step.context import ExchangeContext
 
 if TYPE_CHECKING:  # loaded by what chooses
-    from gradwire.control.choice import Considered
+    from gradwire.control.choice import ChoiceRow
 
 Cutter = Callable[[Sequence[int]], Sequence[int]]
 """A function from the sizes of a lane's parameters, in order, to its inner cut points, ascending."""
@@ -76,7 +76,7 @@ class Composition:
     watch: Watch | None = None
     alone: bool = False
     next: Decision | None = None
-    table: tuple[Considered, ...] = ()
+    table: tuple[ChoiceRow, ...] = ()
     by_host: bool = False
     placement_why: str = ""
     warning: str = ""
@@ -109,7 +109,7 @@ def _announced(
     exchange: Exchange, specs: Sequence[ParameterSpec], world: int, start: int
 ) -> tuple[Round, ...]:
     """The rounds of the elements from `start` to the end as one unit, in a step of the steady state."""
-    memory = exchange.memory or Forgetful()
+    memory = exchange.memory or NoMemory()
     last = units_of(slots_of(specs), (start,), exchange.laws.grain)[-1]
     step = first_busy_step(exchange, last.numel, world)
     ctx = ExchangeContext(step, 0, 0, world, parts=last.parts, narrow=specs[0].narrow_for(memory))

@@ -25,7 +25,7 @@ from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import every, forget, remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.turns import Order
-from gradwire.memory import Forgetful, Residual
+from gradwire.memory import NoMemory, Residual
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import Line
 from gradwire.planning.cuts import PHASED_RAMP, phased_cuts
@@ -152,7 +152,7 @@ def compose(interval: int, options: Options, why: str = "as configured") -> Comp
 def _fed_back(interval: int, options: Options) -> Exchange:
     filtered = every(interval, dense(), order=options.order)
     if options.feedback == "none":
-        return forget(filtered, Forgetful(as_arrived=True))
+        return forget(filtered, NoMemory(as_arrived=True))
     return remember(filtered, schedule(interval, options) if options.feedback == "schedule" else Residual())
 
 

@@ -17,7 +17,7 @@ Numbers below the normal range of float32 and bfloat16 (2^-126) become zero: wit
 from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import REFRESH, Mode, Tables
 from gradwire.exchange.gcomp import gcomp as compressed_ring
-from gradwire.memory import Forgetful
+from gradwire.memory import NoMemory
 from gradwire.recipes.base import Composition, register
 
 
@@ -32,4 +32,4 @@ def gcomp(
     Use when: the network is up to twice too slow and training must be as without compression; with SGD and
         momentum mode="levels" stays nearer to it, and sends more.
     """
-    return Composition(forget(compressed_ring(mode, bits, tables, refresh), Forgetful(as_arrived=True)))
+    return Composition(forget(compressed_ring(mode, bits, tables, refresh), NoMemory(as_arrived=True)))

@@ -20,7 +20,7 @@ def rounded(codec: Codec, feedback: bool, collective: Collective = "all_reduce")
 
     >>> from gradwire.codec.blocks import blocks
     >>> rounded(blocks("int8"), feedback=False).exchange.memory
-    Forgetful(as_arrived=False)
+    NoMemory(as_arrived=False)
     """
     if collective not in get_args(Collective):
         raise ValueError(f"collective={collective!r} is none of {', '.join(get_args(Collective))}")

@@ -1,8 +1,8 @@
 """A recipe on trial: some steps of training under it, which measure its time and its lateness.
 
 A trial is timed as dense steps were, from the start of the backward pass to the verdict on the slowest rank.
-It ends when more steps would hardly change the decision (`Standing.is_clear`) and its lateness is known, and
-at once when that is above the limit. What was measured replaces what was predicted and assumed. Verdicts
+It ends when more steps would hardly change the decision (`Comparison.is_clear`) and its lateness is known,
+and at once when that is above the limit. What was measured replaces what was predicted and assumed. Verdicts
 carry the numbers, so all ranks judge the same ones in the same step.
 
 Unsent gradient moves along from one recipe to the next; before a recipe without memory, it is sent first. The
@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from gradwire.control.choice import Standing
+from gradwire.control.choice import Comparison
 from gradwire.planning.change_detection import middle_of
 from gradwire.planning.facts import StepObservation, Watched
 from gradwire.recipes.base import Composition, Judge, Watch
@@ -43,29 +43,27 @@ _LOG = logging.getLogger("gradwire")
 
 
 def on_trial(
-    text: str, standing: Standing, again: Again, number: int = 1, left: int = DECIDED
+    text: str, comparison: Comparison, again: Again, number: int = 1, left: int = DECIDED
 ) -> Composition:
-    """The option `text` of `standing` as trial `number`, with `left` steps for it and all others.
+    """The option `text` of `comparison` as trial `number`, with `left` steps for it and all others.
 
     `again` makes what decides anew.
 
     A checkpoint saved during the trial carries the text by which it runs. A run that resumes from it keeps
     the recipe without a trial.
     """
-    chosen = steady(standing.option(text).text, "candidate")
-    judge = partial(_judge_of, text, standing, again, number, left)
-    why = f"trial {number}: {said_of(standing, text)}"
-    return replace(chosen, why=why, table=standing.table(text), watch=Watch(judge, every=1, ends=True))
+    chosen = steady(comparison.option(text).text, "candidate")
+    judge = partial(_judge_of, text, comparison, again, number, left)
+    why = f"trial {number}: {said_of(comparison, text)}"
+    return replace(chosen, why=why, table=comparison.table(text), watch=Watch(judge, every=1, ends=True))
 
 
-def said_of(standing: Standing, text: str) -> str:
+def said_of(comparison: Comparison, text: str) -> str:
     """A few words on the recipe `text`: the time of its steps, and how much of the gradient is late."""
-    option, before_s = standing.option(text), standing.before_s
+    option, before_s = comparison.option(text), comparison.before_s
     took = f"{_ms(before_s + option.expected_s)} a step"
-    beside = (
-        f"instead of {_ms(before_s + standing.dense_s)} ({_ms(before_s + standing.backward_s)} without the "
-        "network)"
-    )
+    dense_s, alone_s = before_s + comparison.dense_s, before_s + comparison.backward_s
+    beside = f"instead of {_ms(dense_s)} ({_ms(alone_s)} without the network)"
     if option.took_s is None:
         return f"{text} is predicted to take {took} {beside}"
     late = "" if option.late is None else f"; {option.late:.2g} steps' worth of gradient is late"
@@ -73,7 +71,7 @@ def said_of(standing: Standing, text: str) -> str:
 
 
 def _judge_of(
-    text: str, standing: Standing, again: Again, number: int, left: int, _watched: Watched
+    text: str, comparison: Comparison, again: Again, number: int, left: int, _watched: Watched
 ) -> Judge:
     took_s: list[float] = []
 
@@ -82,14 +80,14 @@ def _judge_of(
             took_s.append(shown.previous_s)
         counted, after = took_s[SKIPPED:], left - len(took_s) - 1
         late = shown.late
-        is_too_late = late is not None and late > standing.limit
+        is_too_late = late is not None and late > comparison.limit
         if len(counted) < (1 if is_too_late else FEWEST):
             return None
         is_over = is_too_late or min(COUNTED - len(counted), after) <= 0
-        if not is_over and not (shown.late_is_known and standing.is_clear(text, counted, late)):
+        if not is_over and not (shown.late_is_known and comparison.is_clear(text, counted, late)):
             return None
         middle_s, error_s = middle_of(counted)
-        known = standing.after_trial(text, middle_s, late, settled=shown.late_is_known, error_s=error_s)
+        known = comparison.after_trial(text, middle_s, late, settled=shown.late_is_known, error_s=error_s)
         following = known.next_trial()
         if following is None or number == MOST_TRIALS or after < SKIPPED + FEWEST + 1:
             return _settled(text, known, again)
@@ -99,7 +97,7 @@ def _judge_of(
     return judge
 
 
-def _settled(text: str, known: Standing, again: Again) -> Composition:
+def _settled(text: str, known: Comparison, again: Again) -> Composition:
     """The best of what was tried, after `text`; dense where none is left."""
     best = known.best()
     if best is None:
@@ -115,7 +113,7 @@ def _settled(text: str, known: Standing, again: Again) -> Composition:
     return watched(chosen, again, known.limit, partial(_milder, best.recipe, known, again))
 
 
-def _milder(text: str, known: Standing, again: Again, late: float) -> Composition:
+def _milder(text: str, known: Comparison, again: Again, late: float) -> Composition:
     """The composition after `text`, which has stayed and is now too `late`."""
     tried = known.option(text)
     following = _settled(text, known.after_trial(text, tried.expected_s, late, error_s=tried.error_s), again)

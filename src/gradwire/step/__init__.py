@@ -8,9 +8,9 @@ The stations in order. `Engine` calls each of them, on one thread, in the same o
 2. `Engine.open`, `arrive` for each bucket, `close`: a step begins, takes buckets by number, has them all.
    Features that are on hear of its beginning, as a `StepObserver`.
    engine.py; environment.py
-3. The bucket is an `Arrival`. Its `Intake` says where all of it goes. A *share* goes to a lane with a memory.
-   A *run* goes past the lanes, which is called *direct*: its exchange works in the bucket itself. A small run
-   beside lanes waits for 8.
+3. The bucket is an `Arrival`. Its `BucketPlan` says where all of it goes. A *share* goes to a lane with a
+   memory. A *run* goes past the lanes, which is called *direct*: its exchange works in the bucket itself. A
+   small run beside lanes waits for 8.
    arrival.py; layout.py makes lanes of recipe and policy, before the first step
 4. *Fold*: a lane adds the gradient to what is unsent. The sum lies in the arena.
    arena.py, and the lane's `Memory` (`gradwire/memory.py`)

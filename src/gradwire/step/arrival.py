@@ -45,7 +45,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Run:
+class DirectRun:
     """Neighbours in a bucket that bypass the arena with the same exchange."""
 
     exchange: Exchange
@@ -73,7 +73,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Share:
+class LaneShare:
     """The part of a bucket that belongs to a lane: piece number i is the whole gradient of slot number i.
 
     These `pieces` are for a fold. They are not those of the arena, which end where a unit does.
@@ -90,18 +90,18 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Intake:
+class BucketPlan:
     """The destination of everything in a bucket. `units` come with how many of their parameters are in it."""
 
     entries: tuple[BucketEntry, ...]
-    runs: tuple[Run, ...]
-    shares: tuple[Share, ...]
+    runs: tuple[DirectRun, ...]
+    shares: tuple[LaneShare, ...]
     units: tuple[tuple[Unit, int], ...]
 
 
-def intake(
+def bucket_plan(
     entries: tuple[BucketEntry, ...], slots: Mapping[str, tuple[Lane, Slot]], direct: Mapping[str, Exchange]
-) -> Intake:
+) -> BucketPlan:
     """Sort the entries of one bucket: by lane, in the order of the bucket, or into runs."""
     lanes: defaultdict[Lane, list[tuple[BucketEntry, Slot]]] = defaultdict(list)
     # By lane and number: a unit's own hash goes through all of its pieces.
@@ -114,18 +114,18 @@ def intake(
     shares = (_share(lane, members) for lane, members in lanes.items())
     counted = [(lane.units[index], count) for (lane, index), count in units.items()]
     counted.sort(key=lambda item: (item[0].lane, item[0].index))
-    return Intake(entries, tuple(_runs(entries, direct)), tuple(shares), tuple(counted))
+    return BucketPlan(entries, tuple(_runs(entries, direct)), tuple(shares), tuple(counted))
 
 
-def _share(lane: Lane, members: Sequence[tuple[BucketEntry, Slot]]) -> Share:
+def _share(lane: Lane, members: Sequence[tuple[BucketEntry, Slot]]) -> LaneShare:
     pieces = Pieces((slot.start, entry.offset, entry.numel) for entry, slot in members)
-    return Share(lane, tuple(slot for _entry, slot in members), pieces)
+    return LaneShare(lane, tuple(slot for _entry, slot in members), pieces)
 
 
-def _runs(entries: Sequence[BucketEntry], direct: Mapping[str, Exchange]) -> list[Run]:
+def _runs(entries: Sequence[BucketEntry], direct: Mapping[str, Exchange]) -> list[DirectRun]:
     together = groupby(entries, key=lambda entry: id(direct.get(entry.name)))
     groups = [tuple(group) for _exchange, group in together]
-    return [Run(direct[group[0].name], group) for group in groups if group[0].name in direct]
+    return [DirectRun(direct[group[0].name], group) for group in groups if group[0].name in direct]
 
 
 def labelled(names: Sequence[str]) -> str:

@@ -25,11 +25,11 @@ from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
 from gradwire.step.arena import Lane, ParameterSpec, Unit
-from gradwire.step.arrival import Arrival, Run, Share
+from gradwire.step.arrival import Arrival, DirectRun, LaneShare
 from gradwire.step.context import ExchangeContext, Fates
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
-from gradwire.step.runner import Runner
+from gradwire.step.runner import ExchangeRunner
 from gradwire.step.step import (
     Committed,
     ExchangeTask,
@@ -41,7 +41,7 @@ from gradwire.step.step import (
     StepOutcome,
     VerdictPending,
 )
-from gradwire.step.verdict import Row, SmallReduce, Verdict, VerdictReduce, plan_number, rides
+from gradwire.step.verdict import RankReport, SmallReduce, Verdict, VerdictReduce, plan_number, rides
 
 META = torch.device("meta")
 
@@ -77,7 +77,9 @@ class Engine:
         device, self.health = env.placement.device, Health()
         self.watch = BackwardWatch(stopwatch_for(device), exact=clock_of(device))
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
-        self.runner = Runner(lambda: self.env.placement, self._progress, lambda: self.is_serial, self.rank)
+        self.runner = ExchangeRunner(
+            lambda: self.env.placement, self._progress, lambda: self.is_serial, self.rank
+        )
         self._now: Step | None = None
         self._unresolved: Step | None = None
         self._following: Composition | None = None
@@ -268,16 +270,16 @@ class Engine:
         self._progress(step)
 
     def _process(self, step: Step, arrival: Arrival) -> None:
-        intake = self.layout.intake(arrival.entries)
-        for run in intake.runs:
+        bucket_plan = self.layout.bucket_plan(arrival.entries)
+        for run in bucket_plan.runs:
             self._launch_direct(step, arrival, run)
-        for share in intake.shares:
+        for share in bucket_plan.shares:
             self._fold(step, arrival, share)
-        for unit in step.completed(intake.units):
+        for unit in step.completed(bucket_plan.units):
             self._launch_unit(step, unit)
         self._send_early(step)
 
-    def _fold(self, step: Step, arrival: Arrival, share: Share) -> None:
+    def _fold(self, step: Step, arrival: Arrival, share: LaneShare) -> None:
         lane, scale = share.lane, share.lane.scale(step.scale) / step.scale
         grads = Gradients(arrival.buffer, share.pieces, scale)
         try:
@@ -288,7 +290,7 @@ class Engine:
             return
         step.note(share, seen, self.env.placement.fetch)
 
-    def _launch_direct(self, step: Step, arrival: Arrival, run: Run) -> None:
+    def _launch_direct(self, step: Step, arrival: Arrival, run: DirectRun) -> None:
         region = arrival.buffer[run.region]
         wide = region.dtype == torch.float64 or region.nbytes >= self.layout.tuning.small_bytes
         if not wide and not self.layout.is_plain:
@@ -296,7 +298,7 @@ class Engine:
             return
         self.runner.launch(step, self.direct(step, arrival, run))
 
-    def direct(self, step: Step, arrival: Arrival, run: Run) -> ExchangeTask:
+    def direct(self, step: Step, arrival: Arrival, run: DirectRun) -> ExchangeTask:
         """The exchange of neighbours in a bucket, in place. It belongs to no lane: its context says -1."""
         region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
         where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
@@ -394,7 +396,7 @@ class Engine:
         if self._tells_means(step):
             sound = step.small_are_finite(self.rank) and sound
         finite = step.finite() if step.is_late else None
-        row = Row(sound, step.failure is not None, self.plan_number, facts, stale, step.computing_s)
+        row = RankReport(sound, step.failure is not None, self.plan_number, facts, stale, step.computing_s)
         comm = step.observed(self.comm, "tail")
         regions = step.take_small(self.specs, step.tail_regions.keys())
         control = self.env.control
@@ -501,7 +503,7 @@ class Engine:
         changes = self.traffic.hear(rows)
         self.link_changes.extend((step, change) for change in changes)
         if (link := self.traffic.link) is not None:
-            self.env.link_seen(link.beta_s)
+            self.env.on_link(link.beta_s)
         return link, next(((change.before, change.after) for change in changes), None)
 
     def crash(self, error: BaseException) -> None:

@@ -104,7 +104,7 @@ class EngineEnvironment:
     """Raises `ValueError` for a layout that does not suit the optimizer."""
     prepare: Callable[[Layout, Device], None] = lambda _layout, _memory: None
     """Compiles the kernels of a layout that will run with its memory on that device."""
-    link_seen: Callable[[float], None] = lambda _byte_s: None
+    on_link: Callable[[float], None] = lambda _byte_s: None
     """Hears after each step how many seconds a byte takes on the link, once that is known."""
     observers: list[StepObserver] = field(default_factory=list)
     """Those that are on. The thread that trains changes the list, between steps."""

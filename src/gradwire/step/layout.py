@@ -25,7 +25,7 @@ from gradwire.recipes import Composition
 from gradwire.recipes.dense import dense as plain
 from gradwire.recipes.parse import steady
 from gradwire.step.arena import Lane, ParameterSpec, Slot
-from gradwire.step.arrival import BucketEntry, Intake, intake
+from gradwire.step.arrival import BucketEntry, BucketPlan, bucket_plan
 
 Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
 """Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default, and
@@ -99,7 +99,7 @@ class Layout:
     alone: bool = False
     does_more: bool = False
     tuning: Tuning = USUAL
-    _intakes: dict[str, Intake] = field(default_factory=dict, repr=False, compare=False)
+    _bucket_plans: dict[str, BucketPlan] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_plain(self) -> bool:
@@ -132,12 +132,12 @@ class Layout:
         lane, slot = self.slots[name]
         return lane.committed[plane][slot.start : slot.stop]
 
-    def intake(self, entries: tuple[BucketEntry, ...]) -> Intake:
+    def bucket_plan(self, entries: tuple[BucketEntry, ...]) -> BucketPlan:
         """The lanes and units of a bucket's gradients; computed anew only if the bucket has changed."""
         first = entries[0].name if entries else ""
-        known = self._intakes.get(first)
+        known = self._bucket_plans.get(first)
         if known is None or known.entries is not entries:
-            known = self._intakes[first] = intake(entries, self.slots, self.direct)
+            known = self._bucket_plans[first] = bucket_plan(entries, self.slots, self.direct)
         return known
 
     @cached_property

@@ -18,7 +18,7 @@ from gradwire.placement import Placement
 from gradwire.step.step import ExchangeTask, Step
 
 
-class Runner:
+class ExchangeRunner:
     """Starts and finishes tasks on the engine's thread. `landed` is called after each one that ended.
 
     While `one_by_one()`, each task ends before the next begins, so that the duration of its collective is the

@@ -2,7 +2,7 @@
 
 Errors on this rank go to `Step.fail`, because the rank must issue all rounds that its peers wait for. It
 reports them in its row of the verdict, and the verdict decides the step's outcome on all ranks. A broken
-transport is the exception: the step fails without a verdict, as do all later ones (`Runner.broken`).
+transport is the exception: the step fails without a verdict, as do all later ones (`ExchangeRunner.broken`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gradwire.measure.clock import BackwardWatch, Trace, now_s
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
-from gradwire.step.arrival import Arrival, BucketEntry, Share
+from gradwire.step.arrival import Arrival, BucketEntry, LaneShare
 from gradwire.step.context import ExchangeContext, refuse
 from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
 
@@ -314,7 +314,7 @@ class Step:
         if finite is not True:
             self._doubts.append(finite)
 
-    def note(self, share: Share, seen: Folded, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
+    def note(self, share: LaneShare, seen: Folded, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
         """Note what a fold saw. Slots that are idle send nothing, and keep their memory.
 
         DDP throws away what a hook returns for unused parameters, and join() sends zeros from finished ranks:

@@ -36,7 +36,7 @@ def plan_number(*parts: object) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class RankReport:
     """One rank's account of its step."""
 
     finite: bool
@@ -70,7 +70,7 @@ class Row:
 class Verdict:
     """All rows."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[RankReport, ...]
 
     @classmethod
     def read(cls, table: Tensor) -> Verdict:
@@ -78,7 +78,7 @@ class Verdict:
         rows = table.tolist()
         return cls(
             tuple(
-                Row(row[0] == 0, row[1] != 0, int(row[2]), tuple(row[HEADER:]), row[3] != 0, row[4])
+                RankReport(row[0] == 0, row[1] != 0, int(row[2]), tuple(row[HEADER:]), row[3] != 0, row[4])
                 for row in rows
             )
         )
@@ -178,7 +178,7 @@ class VerdictReduce(SmallReduce):
     def __init__(
         self,
         regions: list[Tensor],
-        row: Row,
+        row: RankReport,
         comm: MeteredComm,
         device: torch.device,
         control: MeteredComm | None = None,

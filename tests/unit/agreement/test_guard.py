@@ -16,7 +16,7 @@ from gradwire.errors import RanksDisagree
 from gradwire.placement import host
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.step import Step
-from gradwire.step.verdict import Row, Verdict
+from gradwire.step.verdict import RankReport, Verdict
 from tests.support.damage import Damage, DamagingComm
 from tests.support.rig import REVERSED, Rig, gradients
 
@@ -130,7 +130,7 @@ def test_a_flipped_bit_in_what_names_the_parameters_misleads_no_rank(world: int)
         checked = CheckedComm(DamagingComm(comm, damage if comm.rank == 1 else Damage()))
         step = Step(0, "dense")
         Guard(lambda: held, 1).before(step, EngineEnvironment(host(checked, print)))
-        rows = (Row(True, False, 0, facts=(float(rank), 2.0)) for rank in range(world))
+        rows = (RankReport(True, False, 0, facts=(float(rank), 2.0)) for rank in range(world))
         return str(step.compare(Verdict(tuple(rows))))
 
     nothing = Damage()

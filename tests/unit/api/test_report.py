@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gradwire._api.report import Report
-from gradwire.control.choice import Considered
+from gradwire.control.choice import ChoiceRow
 from gradwire.measure.clock import Span
 from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
@@ -78,7 +78,7 @@ def test_one_rank_and_one_unit_are_singular_and_no_memory_is_no_number() -> None
 
 
 def test_a_notebook_shows_tables_and_a_console_the_text() -> None:
-    row = Considered("int4<x>", 0.1, 0.8, 1.05e6, None, None, "runs")
+    row = ChoiceRow("int4<x>", 0.1, 0.8, 1.05e6, None, None, "runs")
     report = replace(REPORT, why="a < b", choices=(row,), late=0.5)
     assert repr(report) == str(report)
     shown = report._repr_html_()

@@ -14,7 +14,7 @@ from gradwire.contrib.signs_by_vote import MajorityVote, Signum, majority_vote
 from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.leader import leader
-from gradwire.memory import Forgetful, Residual
+from gradwire.memory import NoMemory, Residual
 from gradwire.step.context import ExchangeContext
 from tests.support.whole import parts_of
 
@@ -131,7 +131,7 @@ def test_scales_cost_four_bytes_per_parameter_and_eight_in_float64() -> None:
 
 
 def test_it_can_be_forgotten_but_not_remembered() -> None:
-    assert forget(majority_vote()).memory == Forgetful()
+    assert forget(majority_vote()).memory == NoMemory()
     assert forget(majority_vote(), Signum(0.5)).memory == Signum(0.5)
     with pytest.raises(ValueError, match="not contractive"):
         remember(majority_vote())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.control.choice import LEAD, Option, Standing
+from gradwire.control.choice import LEAD, Comparison, Option
 from gradwire.planning.change_detection import error_of
 
 Setting = tuple[float, float, dict[str, tuple[float, float]]]
@@ -40,28 +40,28 @@ CONVNET: Setting = (
 )
 
 
-def _standing(setting: Setting, **asked: float) -> Standing:
+def _comparison(setting: Setting, **asked: float) -> Comparison:
     """By default the limit is no matter here."""
     compute_ms, dense_ms, recipes = setting
     options = [Option(text, text, ms / 1e3, 1e6, late) for text, (ms, late) in recipes.items()]
-    return Standing(tuple(options), 0.0, compute_ms / 1e3, dense_ms / 1e3, 4e6, **{"limit": 100.0, **asked})
+    return Comparison(tuple(options), 0.0, compute_ms / 1e3, dense_ms / 1e3, 4e6, **{"limit": 100.0, **asked})
 
 
-def _tried(setting: Setting, **asked: float) -> Standing:
+def _tried(setting: Setting, **asked: float) -> Comparison:
     """All recipes have run, and were as predicted and assumed."""
-    standing = _standing(setting, **asked)
-    for each in standing.options:
-        standing = standing.after_trial(each.recipe, each.predicted_s, each.assumed)
-    return standing
+    comparison = _comparison(setting, **asked)
+    for each in comparison.options:
+        comparison = comparison.after_trial(each.recipe, each.predicted_s, each.assumed)
+    return comparison
 
 
-def _best(standing: Standing) -> str:
-    best = standing.best()
+def _best(comparison: Comparison) -> str:
+    best = comparison.best()
     return "dense" if best is None else best.recipe
 
 
-def _next(standing: Standing) -> str:
-    following = standing.next_trial()
+def _next(comparison: Comparison) -> str:
+    following = comparison.next_trial()
     return "none" if following is None else following.recipe
 
 
@@ -70,19 +70,19 @@ SETTINGS = [RESNET18, CHARGPT4, CHARGPT2, CONVNET]
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_nothing_runs_that_has_not_run_on_trial(setting: Setting) -> None:
-    standing = _standing(setting)
-    assert standing.best() is None
-    assert standing.foreseen() == _standing(setting).option(_best(_tried(setting)))
+    comparison = _comparison(setting)
+    assert comparison.best() is None
+    assert comparison.foreseen() == _comparison(setting).option(_best(_tried(setting)))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_nothing_runs_that_is_not_faster_than_dense(setting: Setting) -> None:
-    standing = _tried(setting)
-    best = standing.best()
+    comparison = _tried(setting)
+    best = comparison.best()
     assert best is not None
-    assert best.expected_s < (1 - LEAD) * standing.dense_s
+    assert best.expected_s < (1 - LEAD) * comparison.dense_s
     slow = replace(
-        standing, options=tuple(replace(each, took_s=standing.dense_s) for each in standing.options)
+        comparison, options=tuple(replace(each, took_s=comparison.dense_s) for each in comparison.options)
     )
     assert slow.best() is None
 
@@ -114,50 +114,50 @@ def test_what_was_measured_above_the_limit_does_not_run_however_fast_it_is(setti
 
 
 def test_what_was_assumed_to_be_late_runs_if_it_is_not() -> None:
-    standing = _standing(CONVNET, limit=0.3)
-    assert _best(standing.after_trial("topk(ratio=0.01)", 0.044, 0.2)) == "topk(ratio=0.01)"
+    comparison = _comparison(CONVNET, limit=0.3)
+    assert _best(comparison.after_trial("topk(ratio=0.01)", 0.044, 0.2)) == "topk(ratio=0.01)"
 
 
 def test_a_lateness_that_still_rises_is_not_settled_on() -> None:
-    standing = _standing(CONVNET).after_trial("int4", 0.059, 0.1, settled=False)
-    assert _best(standing) == "dense"
-    rows = {row.recipe: row for row in standing.table("dense")}
+    comparison = _comparison(CONVNET).after_trial("int4", 0.059, 0.1, settled=False)
+    assert _best(comparison) == "dense"
+    rows = {row.recipe: row for row in comparison.table("dense")}
     assert rows["int4"].verdict == "its lateness still rose"
 
 
 def test_trials_go_from_mild_to_strong_among_those_that_promise_most() -> None:
     options = {"int8": (80.0, 0.01), "int4": (75.0, 0.18), "fp16": (110.0, 0.0004), "gcomp": (300.0, 0.0)}
-    standing = _standing((56.0, 185.0, options), limit=0.3)
-    assert _next(standing) == "int8", "within what predictions may be off by"
-    standing = standing.after_trial("int8", 0.085, 0.01)
-    assert _next(standing) == "int4"
-    standing = standing.after_trial("int4", 0.080, 0.18)
-    assert _next(standing) == "none", "no other promises more"
-    assert _best(standing) == "int4", "by more than 5 %"
-    assert _best(standing.after_trial("int4", 0.082, 0.18)) == "int8", "level"
+    comparison = _comparison((56.0, 185.0, options), limit=0.3)
+    assert _next(comparison) == "int8", "within what predictions may be off by"
+    comparison = comparison.after_trial("int8", 0.085, 0.01)
+    assert _next(comparison) == "int4"
+    comparison = comparison.after_trial("int4", 0.080, 0.18)
+    assert _next(comparison) == "none", "no other promises more"
+    assert _best(comparison) == "int4", "by more than 5 %"
+    assert _best(comparison.after_trial("int4", 0.082, 0.18)) == "int8", "level"
 
 
 def test_a_trial_that_disappoints_makes_others_worth_one() -> None:
     options = {"fp16": (110.0, 0.0004), "int8": (80.0, 0.01)}
-    standing = _standing((56.0, 185.0, options), limit=0.3)
-    assert _next(standing) == "int8"
-    assert _next(standing.after_trial("int8", 0.130, 0.01)) == "fp16"
-    assert _next(standing.after_trial("int8", 0.112, 0.01)) == "none"
+    comparison = _comparison((56.0, 185.0, options), limit=0.3)
+    assert _next(comparison) == "int8"
+    assert _next(comparison.after_trial("int8", 0.130, 0.01)) == "fp16"
+    assert _next(comparison.after_trial("int8", 0.112, 0.01)) == "none"
 
 
 def test_once_the_target_is_reached_nothing_stronger_is_tried() -> None:
     options = {"int8": (70.0, 0.01), "int4": (60.0, 0.18), "fp16": (72.0, 0.0004)}
-    standing = _standing((56.0, 185.0, options), target=0.75)
-    assert _next(standing) == "fp16", "the mildest of those that reach it"
-    assert _next(standing.after_trial("fp16", 0.072, None)) == "none"
-    assert _next(standing.after_trial("fp16", 0.090, None)) == "int8"
+    comparison = _comparison((56.0, 185.0, options), target=0.75)
+    assert _next(comparison) == "fp16", "the mildest of those that reach it"
+    assert _next(comparison.after_trial("fp16", 0.072, None)) == "none"
+    assert _next(comparison.after_trial("fp16", 0.090, None)) == "int8"
 
 
 def test_recipes_beyond_the_limit_are_offered_as_one_would_be_chosen() -> None:
-    standing = _tried(RESNET18, target=0.78)
-    within, *_ = standing.options
-    later = _standing(RESNET18).options[1:]
-    limited = replace(standing, options=(within,), later=later, target=0.95)
+    comparison = _tried(RESNET18, target=0.78)
+    within, *_ = comparison.options
+    later = _comparison(RESNET18).options[1:]
+    limited = replace(comparison, options=(within,), later=later, target=0.95)
     assert _best(limited) == "int4"
     assert limited.offer().startswith("; auto(late=4) may run powersgd(rank=2): 492 ms at best")
     assert replace(limited, later=(replace(later[0], predicted_s=0.570),)).offer() == "", "that is level"
@@ -168,30 +168,30 @@ def test_recipes_beyond_the_limit_are_offered_as_one_would_be_chosen() -> None:
 
 
 def test_dense_stays_where_it_hides_and_where_others_are_faster_only_within_noise() -> None:
-    hiding = _standing((84.0, 88.0, {"int8": (40.0, 0.01)}))
+    hiding = _comparison((84.0, 88.0, {"int8": (40.0, 0.01)}))
     assert (_next(hiding), _best(hiding)) == ("none", "dense")
     just: Setting = (35.0, 88.0, {"int8": (88.0 * 0.93, 0.01)})
     assert _best(_tried(just)) == "int8"
     assert _best(_tried(just, dense_error_s=0.004)) == "dense"
-    assert _next(_standing(just, dense_error_s=0.004)) == "int8", "a trial has to tell"
+    assert _next(_comparison(just, dense_error_s=0.004)) == "int8", "a trial has to tell"
 
 
 def test_a_trial_that_is_clearly_faster_counts_where_dense_steps_vary_by_half() -> None:
     """Its own steps vary less; and in seconds, less than as many of dense. Two standard errors are 35 ms."""
-    standing = _standing(
+    comparison = _comparison(
         (10.0, 100.0, {"int8": (60.0, 0.01)}), noise=0.5, dense_error_s=0.1 * error_of(0.5, 13)
     )
-    faster = standing.after_trial("int8", 0.06, 0.01, error_s=0.06 * error_of(0.1, 9))
+    faster = comparison.after_trial("int8", 0.06, 0.01, error_s=0.06 * error_of(0.1, 9))
     assert _best(faster) == "int8"
-    noisy = standing.after_trial("int8", 0.06, 0.01, error_s=0.06 * error_of(0.5, 9))
+    noisy = comparison.after_trial("int8", 0.06, 0.01, error_s=0.06 * error_of(0.5, 9))
     assert _best(noisy) == "dense"
 
 
 def test_those_that_differ_by_less_than_their_steps_vary_are_equals() -> None:
-    standing = _standing((56.0, 185.0, {"fp16": (110.0, 0.0004), "int4": (99.0, 0.18)}))
+    comparison = _comparison((56.0, 185.0, {"fp16": (110.0, 0.0004), "int4": (99.0, 0.18)}))
 
     def after(error: float) -> str:
-        tried = standing.after_trial("fp16", 0.110, 0.0, error_s=0.110 * error)
+        tried = comparison.after_trial("fp16", 0.110, 0.0, error_s=0.110 * error)
         return _best(tried.after_trial("int4", 0.099, 0.18, error_s=0.099 * error))
 
     assert (after(0.01), after(0.05)) == ("int4", "fp16")
@@ -199,23 +199,23 @@ def test_those_that_differ_by_less_than_their_steps_vary_are_equals() -> None:
 
 def test_of_two_without_memory_the_one_that_is_assumed_to_err_less_is_the_milder() -> None:
     options = {"fp16": (60.0, 0.0004), "gcomp": (61.0, 0.0)}
-    tried = _standing((35.0, 88.0, options))
+    tried = _comparison((35.0, 88.0, options))
     for text, (ms, _late) in options.items():
         tried = tried.after_trial(text, ms / 1e3, 0.0)
     assert _best(tried) == "gcomp"
 
 
 def test_a_trial_is_clear_where_nothing_hangs_on_its_noise() -> None:
-    standing = _standing((56.0, 185.0, {"int8": (80.0, 0.01)}), noise=0.02)
-    assert standing.is_clear("int8", [0.085, 0.086, 0.085], 0.01)
-    assert not standing.is_clear("int8", [0.174, 0.177, 0.176], 0.01), "about as fast as dense"
+    comparison = _comparison((56.0, 185.0, {"int8": (80.0, 0.01)}), noise=0.02)
+    assert comparison.is_clear("int8", [0.085, 0.086, 0.085], 0.01)
+    assert not comparison.is_clear("int8", [0.174, 0.177, 0.176], 0.01), "about as fast as dense"
 
 
 def test_the_table_says_of_each_why_it_does_not_run_and_shows_nothing_that_was_not_measured() -> None:
-    standing = _standing(CONVNET, limit=0.3)
-    standing = standing.after_trial("int4", 0.07, 0.17).after_trial("topk(ratio=0.01)", 0.045, 4.2)
-    rows = {row.recipe: row for row in standing.table("int4")}
-    assert [row.recipe for row in standing.table("int4")] == [
+    comparison = _comparison(CONVNET, limit=0.3)
+    comparison = comparison.after_trial("int4", 0.07, 0.17).after_trial("topk(ratio=0.01)", 0.045, 4.2)
+    rows = {row.recipe: row for row in comparison.table("int4")}
+    assert [row.recipe for row in comparison.table("int4")] == [
         "topk(ratio=0.01)",
         "int4",
         "dense",
@@ -227,7 +227,7 @@ def test_the_table_says_of_each_why_it_does_not_run_and_shows_nothing_that_was_n
         "dense": "slower",
         "leader_topk": "not faster than dense",
     }
-    assert rows["dense"].measured_step_s == standing.dense_s
+    assert rows["dense"].measured_step_s == comparison.dense_s
     assert (rows["int4"].predicted_step_s, rows["int4"].measured_step_s) == (0.059, 0.07)
     assert {name: row.late for name, row in rows.items()} == {
         "topk(ratio=0.01)": 4.2,

@@ -144,4 +144,4 @@ def test_how_dear_collectives_are_is_measured_in_the_steps_that_are_taken_apart(
         placement = replace(host(comm, print), device=computes)
         return surveyed(seen, _decision("covap"), EngineEnvironment(placement), specs)
 
-    assert run_ranks(2, rank)[0].cores.dearness == pytest.approx(dear, rel=1e-12)
+    assert run_ranks(2, rank)[0].cores.overhead_factor == pytest.approx(dear, rel=1e-12)

@@ -24,8 +24,8 @@ def test_the_transport_hears_of_the_link_the_same_on_all_ranks_in_the_same_step(
 
     def rank(comm: Comm) -> list[tuple[int, float]]:
         heard = list[tuple[int, float]]()
-        link_seen = lambda byte_s: heard.append((rig.engine.step, byte_s))  # noqa: E731
-        rig = Rig(comm, "topk(ratio=0.1)", link_seen=link_seen)
+        on_link = lambda byte_s: heard.append((rig.engine.step, byte_s))  # noqa: E731
+        rig = Rig(comm, "topk(ratio=0.1)", on_link=on_link)
         for step in range(WINDOW + 3):
             rig.step(gradients(comm.rank, step))
         return heard
@@ -40,7 +40,7 @@ def test_the_transport_hears_of_the_link_the_same_on_all_ranks_in_the_same_step(
 def test_dense_steps_that_measure_tell_nothing() -> None:
     def rank(comm: Comm) -> list[float]:
         heard = list[float]()
-        rig = Rig(comm, "auto", link_seen=heard.append)
+        rig = Rig(comm, "auto", on_link=heard.append)
         rig.step(gradients(comm.rank, 0))
         return heard
 

@@ -17,7 +17,7 @@ from gradwire.control.lateness import LEAST
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Watch
 from gradwire.step.context import Fates
-from gradwire.step.verdict import Row
+from gradwire.step.verdict import RankReport
 from tests.support.rig import NAMES, Rig, gradients
 
 STEPS = 4 * LEAST + 2
@@ -104,13 +104,13 @@ def test_rows_are_alike_in_length_on_all_ranks(
 ) -> None:
     """Also where only one rank notes losses, or has no gradient, and in the steps that are weighed."""
     written: dict[int, list[int]] = {}
-    write = Row.write
+    write = RankReport.write
 
-    def writes(row: Row, table: Tensor, rank: int) -> None:
+    def writes(row: RankReport, table: Tensor, rank: int) -> None:
         written.setdefault(rank, []).append(row.width)
         write(row, table, rank)
 
-    monkeypatch.setattr(Row, "write", writes)
+    monkeypatch.setattr(RankReport, "write", writes)
     world = 4 if variant == "nodes" else 2
 
     def rank(comm: Comm) -> None:

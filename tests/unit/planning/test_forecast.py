@@ -49,7 +49,7 @@ def test_a_step_takes_at_least_the_processor_time_of_all_that_it_does_on_its_cor
 
 def test_collectives_that_were_found_to_be_dear_make_a_step_longer_and_codecs_no_dearer() -> None:
     """Processor time of collectives was measured: three times what is assumed."""
-    assumed, dear = (_forecast(Cores(share=0.5, busy=0.5, dearness=each)) for each in (1.0, 3.0))
+    assumed, dear = (_forecast(Cores(share=0.5, busy=0.5, overhead_factor=each)) for each in (1.0, 3.0))
     more_s = 2 * (2 * CALL_S + 1e8 * BYTE_S)
     assert dear.work_s == pytest.approx(assumed.work_s + more_s, rel=1e-12)
     assert dear.step_s() == pytest.approx(assumed.step_s() + more_s / 0.5, rel=1e-12)

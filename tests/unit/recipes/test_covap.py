@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gradwire.memory import Forgetful, Residual
+from gradwire.memory import NoMemory, Residual
 from gradwire.planning.costs import BackwardTiming, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.facts import Facts
@@ -120,7 +120,7 @@ def test_without_ready_times_segments_are_spread() -> None:
         ("covap(interval=9, ascend_steps=20)", Residual(0.2, 0.1, 20)),
         ("covap(interval=9, ascend_range=0.05)", Residual(0.2, 0.05, 100)),
         ("covap(interval=4, feedback=full)", Residual()),
-        ("covap(interval=4, feedback=none)", Forgetful(as_arrived=True)),
+        ("covap(interval=4, feedback=none)", NoMemory(as_arrived=True)),
     ],
 )
 def test_feedback(text: str, memory: object) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, Round, run_ranks
-from gradwire.memory import Forgetful, Residual
+from gradwire.memory import NoMemory, Residual
 from gradwire.recipes import recipe
 from gradwire.step.context import ExchangeContext
 
@@ -28,7 +28,7 @@ def test_between_two_ranks_an_all_gather_costs_the_same_bytes_in_one_round(name:
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
-@pytest.mark.parametrize(("feedback", "kind"), [(True, Residual), (False, Forgetful)])
+@pytest.mark.parametrize(("feedback", "kind"), [(True, Residual), (False, NoMemory)])
 def test_either_collective_remembers_if_it_is_to(name: str, feedback: bool, kind: type) -> None:
     for collective in ("all_reduce", "all_gather"):
         built = recipe(f"{name}(feedback={feedback}, collective='{collective}')").build()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
-from gradwire.control.choice import Option, Standing
+from gradwire.control.choice import Comparison, Option
 from gradwire.control.lateness import LEAST
 from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.change_detection import noise_of
@@ -48,7 +48,7 @@ OPTIONS = (
     Option("topk(ratio=0.1)", "topk(ratio=0.1)", 0.055, 1e3, 1.2),
     Option("leader_topk(ratio=0.1)", "leader_topk(ratio=0.1)", 0.050, 1e3, 1.6),
 )
-STANDING = Standing(OPTIONS, 0.0, 0.01, DENSE_S, 4e3, noise=9.0, limit=2.0)
+COMPARISON = Comparison(OPTIONS, 0.0, 0.01, DENSE_S, 4e3, noise=9.0, limit=2.0)
 """Nothing is clear before a trial has had all of its steps."""
 
 
@@ -80,7 +80,7 @@ def _is_settled(composition: Composition) -> bool:
     return composition.watch is None or not composition.watch.ends
 
 
-ALONE = replace(STANDING, options=OPTIONS[:2])
+ALONE = replace(COMPARISON, options=OPTIONS[:2])
 """Nothing promises more than the first."""
 
 
@@ -104,7 +104,7 @@ def test_what_stays_although_it_misses_its_target_says_so() -> None:
 
 
 def test_what_promises_more_is_tried_next() -> None:
-    second = _follows(on_trial("int4", STANDING, auto), 0.06)
+    second = _follows(on_trial("int4", COMPARISON, auto), 0.06)
     assert second.text == _fixed("topk(ratio=0.1)").text
     assert not _is_settled(second)
     assert second.why.startswith("trial 2: topk(ratio=0.1) is predicted to take 55 ms a step")
@@ -114,7 +114,7 @@ def test_what_promises_more_is_tried_next() -> None:
 
 
 def test_a_trial_ends_at_once_when_more_is_late_than_may_be() -> None:
-    judge = _judge(on_trial("topk(ratio=0.1)", replace(STANDING, limit=0.3), auto))
+    judge = _judge(on_trial("topk(ratio=0.1)", replace(COMPARISON, limit=0.3), auto))
     steps_s = [0.0, *SKIPPED * [9.0], 0.05]
     *before, following = [judge(_shown(step, each, 1.2, known=False)) for step, each in enumerate(steps_s)]
     assert not any(before)
@@ -154,7 +154,7 @@ def test_dense_comes_back_where_nothing_beats_it_and_a_log_line_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "gradwire")
-    back = _follows(on_trial("fp16", replace(STANDING, options=OPTIONS[1:2]), auto), 0.6)
+    back = _follows(on_trial("fp16", replace(COMPARISON, options=OPTIONS[1:2]), auto), 0.6)
     assert back.text == "dense"
     assert _is_settled(back)
     missed = "; it missed its target: 10% of linear instead of 95%; "
@@ -168,7 +168,7 @@ def test_dense_comes_back_where_nothing_beats_it_and_a_log_line_says_so(
 
 def test_after_the_last_trial_the_best_of_those_tried_runs() -> None:
     """It came with the first trial; what was not tried is predicted to be faster still, and is not asked."""
-    known = STANDING.after_trial("int4", 0.062, 0.1).after_trial("topk(ratio=0.1)", 0.08, 1.0)
+    known = COMPARISON.after_trial("int4", 0.062, 0.1).after_trial("topk(ratio=0.1)", 0.08, 1.0)
     cheap = tuple(
         replace(each, predicted_s=0.02) if each.recipe == "fp16" else each for each in known.options
     )
@@ -189,7 +189,7 @@ def test_what_has_stayed_is_decided_anew_once_link_or_steps_have_changed(
     change: dict[str, Any], took_s: float, text: str, kept: int
 ) -> None:
     tuning = Tuning(kept_steps=7, kept_dense_steps=9)
-    stays = _follows(on_trial("int4", STANDING, auto, MOST_TRIALS), took_s)
+    stays = _follows(on_trial("int4", COMPARISON, auto, MOST_TRIALS), took_s)
     judge = _judge(stays, tuning)
     assert stays.text == _fixed(text).text
     calm = _shown(0, 0.06)
@@ -299,10 +299,10 @@ ROUNDING = STEPS * 4 * 32 * torch.finfo(torch.float32).eps
 
 
 def _settles_after(
-    steps_s: Callable[[str, int], float], standing: Standing, left: int = LEFT
+    steps_s: Callable[[str, int], float], comparison: Comparison, left: int = LEFT
 ) -> tuple[int, str]:
     """Steps on trial until something is settled, and what; `steps_s` by recipe and number of the step."""
-    running, judge, steps, previous_s = on_trial("int4", standing, auto, left=left), None, 0, 0.0
+    running, judge, steps, previous_s = on_trial("int4", comparison, auto, left=left), None, 0, 0.0
     while not _is_settled(running):
         judge, previous_s = (judge, previous_s) if judge else (_judge(running), 0.0)
         following = judge(_shown(steps, previous_s))
@@ -311,9 +311,9 @@ def _settles_after(
     return steps, running.text
 
 
-def _decides(standing: Standing) -> tuple[str | None, str | None]:
+def _decides(comparison: Comparison) -> tuple[str | None, str | None]:
     """What runs, and what is tried next."""
-    best, following = standing.best(), standing.next_trial()
+    best, following = comparison.best(), comparison.next_trial()
     return best and best.recipe, following and following.recipe
 
 
@@ -326,13 +326,13 @@ def test_all_is_settled_within_80_steps_whatever_their_noise() -> None:
     assert MEASURING + LEFT == DECIDED == 80
     quiet = replace(ALONE, noise=0.0)
     assert _settles_after(lambda *_: 0.06, quiet) == (SKIPPED + FEWEST + 1, _fixed("int4").text)
-    steps, text = _settles_after(lambda *_: 0.5, replace(STANDING, noise=0.0))
+    steps, text = _settles_after(lambda *_: 0.5, replace(COMPARISON, noise=0.0))
     assert (steps, text) == (MOST_TRIALS * (SKIPPED + FEWEST + 1), "dense")
     for seed in range(20):
-        steps, text = _settles_after(_noisy(lambda _: 0.06, 0.1, seed), replace(STANDING, noise=0.1))
+        steps, text = _settles_after(_noisy(lambda _: 0.06, 0.1, seed), replace(COMPARISON, noise=0.1))
         assert steps <= LEFT
         assert text != "dense"
-        steps, _ = _settles_after(_noisy(lambda _: 0.093, 0.3, seed), replace(STANDING, noise=0.3))
+        steps, _ = _settles_after(_noisy(lambda _: 0.093, 0.3, seed), replace(COMPARISON, noise=0.3))
         assert steps <= LEFT
 
 
@@ -343,13 +343,13 @@ def test_a_trial_that_ends_early_goes_on_as_one_that_knew_the_truth(takes_s: flo
     wrong, tries, draw = 0, 400, random.Random(f"{takes_s} {noise}")
     for _ in range(tries):
         found = noise_of([draw.gauss(1.0, noise) for _ in range(ORDINARY)])
-        standing = replace(STANDING, noise=found)
-        truth = _decides(standing.after_trial("int4", takes_s, 0.1))
+        comparison = replace(COMPARISON, noise=found)
+        truth = _decides(comparison.after_trial("int4", takes_s, 0.1))
         steps_s: list[float] = []
         while len(steps_s) < COUNTED:
             steps_s.append(takes_s * max(draw.gauss(1.0, noise), 0.01))
-            if len(steps_s) >= FEWEST and standing.is_clear("int4", steps_s, 0.1):
-                wrong += _decides(standing.after_trial("int4", median(steps_s), 0.1)) != truth
+            if len(steps_s) >= FEWEST and comparison.is_clear("int4", steps_s, 0.1):
+                wrong += _decides(comparison.after_trial("int4", median(steps_s), 0.1)) != truth
                 break
     assert wrong <= 0.01 * tries + 3 * (0.01 * tries) ** 0.5
 
@@ -485,7 +485,7 @@ def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize(
     "running",
-    [on_trial("int4", STANDING, auto), sending_unsent(dense())],
+    [on_trial("int4", COMPARISON, auto), sending_unsent(dense())],
     ids=lambda c: c.text,
 )
 def test_a_checkpoint_goes_on_with_what_ran_watched_and_without_a_trial(running: Composition) -> None:

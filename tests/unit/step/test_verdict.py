@@ -12,26 +12,26 @@ from gradwire.control.main_lane import main_lane
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.tuning import USUAL, Tuning
-from gradwire.step.verdict import HEADER, Row, SmallReduce, Verdict, VerdictReduce, plan_number
+from gradwire.step.verdict import HEADER, RankReport, SmallReduce, Verdict, VerdictReduce, plan_number
 from tests.support.rig import Outcome, Rig, gradients
 
-FINE = Row(finite=True, failed=False, plan=7)
+FINE = RankReport(finite=True, failed=False, plan=7)
 
 
-def _sent(regions: list[torch.Tensor], row: Row, comm: Comm) -> VerdictReduce:
+def _sent(regions: list[torch.Tensor], row: RankReport, comm: Comm) -> VerdictReduce:
     tail = VerdictReduce(regions, row, MeteredComm(comm), torch.device("cpu"))
     tail.send()
     return tail
 
 
-def _verdict(*rows: Row) -> Verdict:
+def _verdict(*rows: RankReport) -> Verdict:
     return Verdict(rows)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 def test_every_rank_reads_every_row_exactly(world: int) -> None:
     rows = [
-        Row(rank != 1, rank == 2, 2**24 - 1 - rank, (rank / 8, float(rank)), rank == 3, rank / 4)
+        RankReport(rank != 1, rank == 2, 2**24 - 1 - rank, (rank / 8, float(rank)), rank == 3, rank / 4)
         for rank in range(world)
     ]
 
@@ -92,17 +92,17 @@ def test_all_well_is_no_error() -> None:
 
 
 def test_one_rank_with_nan_makes_the_step_not_finite() -> None:
-    assert not _verdict(FINE, Row(False, False, 7), FINE).finite
+    assert not _verdict(FINE, RankReport(False, False, 7), FINE).finite
 
 
 def test_failed_ranks_are_named() -> None:
-    error = _verdict(FINE, Row(True, True, 7), Row(True, True, 7)).error()
+    error = _verdict(FINE, RankReport(True, True, 7), RankReport(True, True, 7)).error()
     assert isinstance(error, PeerFailed)
     assert "rank 1, 2 failed" in str(error)
 
 
 def test_different_plans_are_a_disagreement_even_when_a_rank_failed() -> None:
-    error = _verdict(FINE, Row(True, True, 8)).error()
+    error = _verdict(FINE, RankReport(True, True, 8)).error()
     assert isinstance(error, RanksDisagree)
     assert "[7, 8]" in str(error)
 
