@@ -407,9 +407,9 @@ def surveyed(
     facts = replace(facts, gradient_bytes=gradient_bytes)
     if comm.world > 1:
         memory, verbs = env.placement.memory, links_for(may_follow, comm.world)
-        # Training waits, so sizes grow only as far as a probe takes no longer than a step. The smallest tell
-        # the latency, and dense steps have told the bandwidth.
-        budget_s = min(BUDGET_S, facts.dense_s or BUDGET_S)
+        # Training waits, so sizes grow only as far as all probes together take no longer than a step. The
+        # smallest tell the latency, and dense steps have told the bandwidth.
+        budget_s = min(BUDGET_S, (facts.dense_s or math.inf) / len(verbs))
         where, clock = memory.where, clock_of(memory)
         probed = network_of(probe(comm, verbs, budget_s=budget_s, control=control, where=where, clock=clock))
         number = len(facts.collectives_s)

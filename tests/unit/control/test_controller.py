@@ -105,8 +105,8 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
     assert facts[0].network.of("all_reduce").alpha_s == 1.0
 
 
-@pytest.mark.parametrize(("dense_s", "budget_s"), [(None, 0.25), (0.04, 0.04), (3.0, 0.25)])
-def test_a_probe_is_no_longer_than_a_step(
+@pytest.mark.parametrize(("dense_s", "budget_s"), [(None, 0.25), (0.04, 0.02), (3.0, 0.25)])
+def test_probes_of_two_verbs_together_are_no_longer_than_a_step(
     dense_s: float | None, budget_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[float] = []
