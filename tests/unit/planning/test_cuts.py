@@ -10,6 +10,7 @@ import pytest
 from gradwire.planning.collectives import Transfer, algorithm_of
 from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S
 from gradwire.planning.cuts import Announced, even_cuts, fitted_cuts, phased_cuts, ramped_cuts
+from gradwire.sources.buckets import SMALLEST_BYTES, cap_for
 
 SIZES = (0, 1, 7, 1000, 16_384, 100_003, 11_000_000, 143_667_240)
 
@@ -29,11 +30,16 @@ def test_even_units_differ_by_one_element_at_most_and_none_is_too_large(numel: i
 
 
 @pytest.mark.parametrize("numel", SIZES)
-def test_ramped_units_hold_8_kilobytes_to_25_megabytes_of_float32(numel: int) -> None:
+def test_ramped_units_hold_64_kilobytes_to_25_megabytes_of_float32(numel: int) -> None:
     parts = _parts(numel, ramped_cuts((numel,)))
     assert max(parts) <= 25 << 18
-    assert len(parts) == 1 or min(parts) >= (1 << 12) // 2
+    assert len(parts) == 1 or min(parts) >= 1 << 14
     assert sum(parts) == numel
+
+
+@pytest.mark.parametrize("numel", [SMALLEST_BYTES // 4, SMALLEST_BYTES // 4 + 1])
+def test_gradients_that_come_in_one_bucket_are_one_unit(numel: int) -> None:
+    assert (cap_for(4 * numel, buckets=32) >= 4 * numel) == (ramped_cuts((numel,)) == ())
 
 
 def test_ramped_units_are_small_where_they_show() -> None:
