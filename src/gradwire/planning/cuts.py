@@ -12,7 +12,6 @@ from itertools import accumulate, pairwise
 
 from gradwire.planning.collectives import Sends, messages_of, total_time
 from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S, Link, Network
-from gradwire.planning.tuning import USUAL
 
 
 def even_cuts(sizes: Sequence[int], unit_elements: int) -> tuple[int, ...]:
@@ -81,26 +80,24 @@ Announced = Callable[[int], Sequence[Sends]]
 
 
 def ramped_cuts(
-    sizes: Sequence[int],
-    largest: int = 25 << 18,
-    together: int = USUAL.together_elements,
-    small: int = 1 << 20,
+    sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 13, small: int = 1 << 20
 ) -> tuple[int, ...]:
     """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
 
     Every round costs a latency and CPU time, so there are few units: 2, 6, 5, 2 and 1 sixteenths of the lane.
     Units above `largest` elements (25 MB of float32) are divided until they fit. The cost of a round does not
     shrink with the lane (1 ms of CPU time on a core that computes). So a lane of up to `small` elements gets
-    four units, of 6, 6, 3 and 1 sixteenths. One of up to `together` elements is one unit: its gradients come
-    in one bucket, when the backward pass ends, so that more units would hide nothing.
+    four units, of 6, 6, 3 and 1 sixteenths. One of less than 16 times `smallest` is one unit: the bytes of
+    the last of four would take less time than its messages, and as a rule all its gradients come together, in
+    one of DDP's buckets.
 
-    >>> ramped_cuts((1600,), largest=500, together=100, small=1000)
+    >>> ramped_cuts((1600,), largest=500, smallest=100, small=1000)
     (200, 500, 800, 1300, 1500)
-    >>> ramped_cuts((1600,), together=100), ramped_cuts((1600,))
+    >>> ramped_cuts((1600,), smallest=100), ramped_cuts((1600,))
     ((600, 1200, 1500), ())
     """
     numel = sum(sizes)
-    if numel <= together:
+    if numel < 16 * smallest:
         return ()
     return _ramped(numel, _SHORT_RAMP if numel <= small else _RAMPS[0], largest)
 

@@ -25,8 +25,6 @@ class Tuning:
     kept_dense_steps: int = 300
     """Steps that dense stays. To decide anew costs less there: most of the steps that measure are dense."""
 
-    together_elements: int = 1 << 18
-    """Up to so many elements, 1 MiB of float32, gradients come in one bucket, when the backward pass ends."""
     unit_elements: int | None = None
     """Elements of a unit at most, where all gradients come together and no unit hides another; else as the
     recipe cuts."""

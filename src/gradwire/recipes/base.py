@@ -17,7 +17,6 @@ from gradwire.memory import NoMemory
 from gradwire.planning.change_detection import THRESHOLD
 from gradwire.planning.cuts import even_cuts, fitted_cuts, ramped_cuts
 from gradwire.planning.facts import Facts, StepObservation, Watched
-from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes.catalogue import MODULES
 from gradwire.step.arena import ParameterSpec, slots_of, units_of
 from gradwire.step.context import ExchangeContext
@@ -56,9 +55,8 @@ class Composition:
 
     Without a `cutter`, units of whole matrices are cut while a cut is worth its messages (`fitted_cuts`). In
     other recipes, a unit is also the range of a choice of elements or of a scale, so other cuts would change
-    the result. There the cuts are fixed (`ramped_cuts`). In rounds of local steps all gradients come at once,
-    and those of a small model in one bucket. More units would hide nothing there and cost latencies, so there
-    are as few as the `Tuning` allows.
+    the result. There the cuts are fixed (`ramped_cuts`). In rounds of local steps all gradients come at once.
+    More units would hide nothing there and cost latencies, so there are as few as `unit_elements` allows.
 
     `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch`
     it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
@@ -83,7 +81,9 @@ class Composition:
     placement_why: str = ""
     warning: str = ""
 
-    def cuts(self, specs: Sequence[ParameterSpec], world: int, tuning: Tuning = USUAL) -> Sequence[int]:
+    def cuts(
+        self, specs: Sequence[ParameterSpec], world: int, unit_elements: int | None = None
+    ) -> Sequence[int]:
         """Inner cut points, ascending, of a lane of `specs` among `world` ranks.
 
         They follow from these arguments alone.
@@ -93,16 +93,14 @@ class Composition:
         >>> specs = [ParameterSpec(f"{n}", (256, 1024), torch.float32, 1 << 18) for n in range(4)]
         >>> [len(recipe(text).build().cuts(specs, world=4)) + 1 for text in ("powersgd", "int8", "star_topk")]
         [1, 4, 1]
-        >>> len(recipe("int8").build().cuts(specs, world=4, tuning=Tuning(unit_elements=1 << 20))) + 1
+        >>> len(recipe("int8").build().cuts(specs, world=4, unit_elements=1 << 20)) + 1
         1
         """
         sizes = [spec.numel for spec in specs]
-        if self.cutter is not None:
-            return self.cutter(sizes)
-        if tuning.unit_elements is not None:
-            return even_cuts(sizes, tuning.unit_elements)
-        if self.exchange.laws.grain != WHOLE:
-            return ramped_cuts(sizes, together=tuning.together_elements)
+        if self.cutter is None and unit_elements is not None:
+            return even_cuts(sizes, unit_elements)
+        if self.cutter is not None or self.exchange.laws.grain != WHOLE:
+            return (self.cutter or ramped_cuts)(sizes)
         numel = sum(sizes)
         return fitted_cuts(numel, partial(_announced, self.exchange, specs, world), world)
 

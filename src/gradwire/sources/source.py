@@ -61,7 +61,7 @@ class Source(ABC):
     is_replicated: ClassVar[bool] = True
     """Whether all ranks hold the same parameters, and not shards of them."""
 
-    tuning: Tuning = USUAL
+    tuning: ClassVar[Tuning] = USUAL
     """Tuning for the way in which its gradients come."""
 
     specs: tuple[ParameterSpec, ...]

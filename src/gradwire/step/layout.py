@@ -254,7 +254,9 @@ def build(
         else:
             raise ValueError(f"{composition.text!r} forgets what it does not send; wrap it in remember(...)")
     lanes = tuple(
-        Lane(number, group, each.exchange, each.cuts(group, world, tuning), device, memory_dtype)
+        Lane(
+            number, group, each.exchange, each.cuts(group, world, tuning.unit_elements), device, memory_dtype
+        )
         for number, (each, group) in enumerate(
             (compositions[text], group) for (text, _dtype), group in members.items()
         )

@@ -6,7 +6,6 @@ DDP looks at the signature of its communication hook, `DDPBuckets.on_bucket`: th
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -16,11 +15,9 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.planning.tuning import USUAL
 from gradwire.sources.backward import Backward
-from gradwire.sources.buckets import SMALLEST_BYTES
 from gradwire.sources.ddp.buffers import Buffers, joins
-from gradwire.sources.ddp.finer import caps_of, fit_buckets
+from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import leave_out_of_copies, register_observers, untraced
 from gradwire.sources.source import Source
 from gradwire.step.arena import ParameterSpec, specs_of
@@ -112,8 +109,6 @@ class DDPBuckets(Source):
             )
         self.parameters = dict(ddp.module.named_parameters())
         self.device = next(p.device for p in self.parameters.values() if p.requires_grad)
-        bucket_bytes = min(caps_of(ddp).bytes_cap, SMALLEST_BYTES)
-        self.tuning = replace(USUAL, together_elements=bucket_bytes // torch.float32.itemsize)
         self._group: dist.ProcessGroup = ddp.process_group
         self._buckets = BucketMap(ddp.module, self.specs)
         self._buffers = Buffers(ddp, self._group.rank(), self._group.size())
