@@ -34,7 +34,7 @@ class HookClock:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def env(self, hook: Hook) -> Hook:
+    def timed(self, hook: Hook) -> Hook:
         """Rename the hook so that DDP accepts it, and time its synchronous part.
 
         DDP refuses `bf16_compress_hook` on gloo by its *name*, although gloo carries bfloat16.
@@ -79,7 +79,7 @@ def _power_sgd(
 
 def _register(ddp: DistributedDataParallel, state: Any, hook: Hook) -> HookClock:
     clock = HookClock()
-    ddp.register_comm_hook(state, clock.env(hook))
+    ddp.register_comm_hook(state, clock.timed(hook))
     return clock
 
 

@@ -103,7 +103,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def mixed(items: Sequence[T], number: int) -> list[T]:
-    """Rotate and reverse items: another order for every round `number`.
+    """Put items into another order for every round `number`.
 
     A setting may run faster or slower for who went before it: over n rounds every item follows many others.
     Each comes first once in n rounds.

@@ -434,18 +434,16 @@ def _without_range(text: str) -> str:
 
 
 def to_loss_text(runs: Runs, target: float | None) -> str:
-    """Seconds until the mean over seeds was at a loss, with the range of those that were there by themselves.
-
-    And how many never were, if any.
-    """
+    """Seconds until the mean over seeds was at a loss, the range of seeds, and how many never were."""
     if target is None or not runs.courses:
         return "-"
     mean_s, times_s = runs.mean_reached_s(target), runs.reached_s(target)
+    if mean_s is None:
+        return "not reached"
     known = [f"{second:.1f}" for second in sorted(second for second in times_s if second is not None)]
     spread = f" ({known[0]} to {known[-1]})" if known and known[0] != known[-1] else ""
-    text = "not reached" if mean_s is None else f"{mean_s:.1f}{spread} s"
     lacking = len(times_s) - len(known)
-    return text + (f"; not by {lacking} of {len(times_s)} seeds" if lacking else "")
+    return f"{mean_s:.1f}{spread} s" + (f"; not by {lacking} of {len(times_s)} seeds" if lacking else "")
 
 
 def final_figures(document: Document) -> Document:
