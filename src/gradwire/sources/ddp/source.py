@@ -171,10 +171,11 @@ class DDPBuckets(Source):
         arrival = self._buckets.arrival(bucket)
         future = backward.placement.device.new_future()
         self._futures.append((future, bucket.buffer()))
-        if bucket.is_last():
+        is_last = bucket.is_last()  # it gives up the interpreter's lock, for which the worker would compete
+        if is_last:
             self._buffers.look(backward.placement.device)
         backward.submit(arrival)
-        if bucket.is_last():
+        if is_last:
             backward.close()
         return future
 
