@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.comm import ProcessGroupComm
+from gradwire.comm.ahead import _announced
 from gradwire.comm.groups import borrow
 from gradwire.environment import CONNECTIONS
 
@@ -63,7 +64,9 @@ def bits() -> list[bool]:
     return same
 
 
-def trained(connections: str, nodes: Nodes | None = None) -> tuple[list[Tensor], int, int]:
+def trained(
+    connections: str, nodes: Nodes | None = None, recipe: str = "dense"
+) -> tuple[list[Tensor], int, int]:
     """Parameters after three steps, the connections that the report names, and how many groups there are."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(300, 700), nn.Tanh(), nn.Linear(700, 10))
@@ -71,7 +74,7 @@ def trained(connections: str, nodes: Nodes | None = None) -> tuple[list[Tensor],
         wire = gradwire.attach(
             ddp := nn.parallel.DistributedDataParallel(model),
             optimizer := torch.optim.SGD(model.parameters(), 0.1),
-            "dense",
+            recipe,
             nodes=nodes,
         )
     for step in range(3):
@@ -82,6 +85,19 @@ def trained(connections: str, nodes: Nodes | None = None) -> tuple[list[Tensor],
     report = wire.report()
     wire.detach()
     return list(model.parameters()), report.connections, len(dist.distributed_c10d._world.pg_names)
+
+
+def ahead() -> dict[str, Any]:
+    """Recipes with receives announced ahead and without, one after the other over the same groups."""
+    same, announced = [], []
+    for recipe in ("dense", "int8", "topk(ratio=0.05)", "powersgd(rank=2)", "gcomp", "dense", "int8"):
+        usual, *_ = trained("1", recipe=recipe)
+        with mock.patch("gradwire._api.connections.LONG_S", 0.0):
+            for connections in ("1", "3"):
+                mine, *_ = trained(connections, recipe=recipe)
+                same.append(all(torch.equal(*each) for each in zip(usual, mine, strict=True)))
+                announced.append(sum(len(each.works) for each in _announced.values()))
+    return {"same": same, "announced": announced}
 
 
 def attached(nodes: Nodes | None = None) -> dict[str, Any]:
@@ -109,5 +125,6 @@ SCENES: dict[str, Callable[[], Any]] = {
     "bits": bits,
     "attached": attached,
     "refused": refused,
+    "ahead": ahead,
     "on nodes": partial(attached, ((0, 1), (2, 3))),
 }

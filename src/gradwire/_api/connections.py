@@ -11,7 +11,7 @@ from gradwire.comm import ProcessGroupComm
 from gradwire.comm import groups as lending
 from gradwire.environment import connections_asked
 from gradwire.errors import TransportError
-from gradwire.measure.connections import Tried, tried
+from gradwire.measure.connections import LONG_S, Tried, round_trip_s, tried
 
 _LOG = logging.getLogger("gradwire")
 _CPU = torch.device("cpu")
@@ -19,6 +19,8 @@ _CPU = torch.device("cpu")
 
 def connect_more(carrier: ProcessGroupComm, everyone: ProcessGroupComm) -> Tried | None:
     """Let long messages of `carrier` take as many connections as its links need; what was measured.
+
+    Where a round trip is long, receives are announced before they are due.
 
     `everyone` has all ranks, each of which has a `carrier` among some of them. A collective over both. Only
     gloo's connections are measured, and none where the environment says how many there shall be. If no more
@@ -49,8 +51,10 @@ def connect_more(carrier: ProcessGroupComm, everyone: ProcessGroupComm) -> Tried
     if asked is not None:
         over(asked)
         carrier.spread(more)
+        carrier.announces_ahead = everyone.announces_ahead = round_trip_s(carrier, everyone) >= LONG_S
         return None
     found = tried(over, everyone)
+    carrier.announces_ahead = everyone.announces_ahead = found.round_trip_s >= LONG_S
     carrier.spread(more[: found.connections - 1])
     for group in more[found.connections - 1 :]:
         lending.give_back(group)

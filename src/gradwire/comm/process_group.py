@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.comm import ahead
 from gradwire.comm.base import DONE, Pending, Round
 from gradwire.comm.hops import (
     STRIPE_BYTES,
@@ -154,6 +155,8 @@ class ProcessGroupComm(HoppingComm):
         self.groups: tuple[dist.ProcessGroup, ...] = (group,)
         self.rank: int = group.rank()
         self.world: int = group.size()
+        self.announces_ahead = False
+        """Whether receives are announced ahead. Set it on all ranks between the same collectives."""
         self._progress: Progress | None = None
         self._short_bytes = SHORT_BYTES
         _has_comms.set()
@@ -216,13 +219,13 @@ class ProcessGroupComm(HoppingComm):
         """See `HoppingComm.hop`: on a thread beside the caller."""
         if self.world == 1:
             return DONE
-        return self._beside().issue(partial(collective, GroupPeers(self.groups)))
+        return self._beside().issue(partial(collective, GroupPeers(self.groups, self.announces_ahead)))
 
     def _all_reduce(self, tensor: Tensor) -> Pending:
         """Two addends commute, so a swap gives the same bits as a ring."""
         if self._swaps(tensor) and tensor.nbytes <= SWAP_BYTES:
             return self._direct(tensor)
-        if self._is_striped(tensor, tensor.nbytes // self.world):
+        if self._is_striped(tensor, tensor.nbytes // self.world) or (self.announces_ahead and tensor.is_cpu):
             return self.hop(partial(gloo_all_reduce, tensor))
         return self._work(dist.all_reduce, tensor)
 
@@ -232,12 +235,17 @@ class ProcessGroupComm(HoppingComm):
 
     def _all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         striped = self._is_striped(tensor, tensor.nbytes)
-        if not striped and not self._swaps(tensor):
+        announced = self.announces_ahead and tensor.is_cpu
+        if not (striped or announced or self._swaps(tensor)):
             return self._work(_all_gather_flat, out.view(-1), tensor)
         out[self.rank].copy_(tensor)
-        if self.world > 2:
-            return self.hop(partial(ring_all_gather, out))
-        return self._swap(out[1 - self.rank], tensor)
+        if self.world == 2:
+            return self._swap(out[1 - self.rank], tensor)
+        if announced:  # as many bytes as a ring, and one latency
+            peers = [rank for rank in range(self.world) if rank != self.rank]
+            sends = [(tensor.view(-1), rank) for rank in peers]
+            return self._messages([(out[rank].view(-1), rank) for rank in peers], sends)
+        return self.hop(partial(ring_all_gather, out))
 
     def _is_striped(self, tensor: Tensor, message_bytes: int) -> bool:
         """Whether messages of `tensor` that have so many bytes take several connections."""
@@ -252,7 +260,7 @@ class ProcessGroupComm(HoppingComm):
         Rows of `received` are those of the peers, by rank.
         """
         flat, peers = sent.view(-1), [rank for rank in range(self.world) if rank != self.rank]
-        if flat.nbytes > self._short_bytes:
+        if flat.nbytes > self._short_bytes or self.announces_ahead:
             rows = received.view(len(peers), -1)
             return self._messages(list(zip(rows, peers, strict=True)), [(flat, rank) for rank in peers])
         splits = [0 if rank == self.rank else flat.numel() for rank in range(self.world)]
@@ -265,7 +273,8 @@ class ProcessGroupComm(HoppingComm):
         return self._progress
 
     def _all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
-        if tensor.device.type != "cpu" or tensor.nbytes <= self.world * self._short_bytes:
+        is_short = tensor.nbytes <= self.world * self._short_bytes and not self.announces_ahead
+        if tensor.device.type != "cpu" or is_short:
             return self._work(dist.all_to_all_single, out, tensor)
         rows, received = tensor.view(self.world, -1), out.view(self.world, -1)
         received[self.rank].copy_(rows[self.rank])
@@ -315,18 +324,32 @@ class ProcessGroupComm(HoppingComm):
                         for verb, each, rank in messages
                     ]
                 )
-            return [work for each in messages for work in _striped(self.groups, *each)]
+            announces = self.announces_ahead
+            return [work for each in messages for work in _striped(self.groups, *each, announces=announces)]
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error
 
 
 def _striped(
-    groups: Sequence[dist.ProcessGroup], verb: Callable[..., Any], message: Tensor, rank: int, tag: int = 0
+    groups: Sequence[dist.ProcessGroup],
+    verb: Callable[..., Any],
+    message: Tensor,
+    rank: int,
+    tag: int = 0,
+    *,
+    announces: bool = False,
 ) -> list[Any]:
     """The works of `dist.isend` or `dist.irecv`, one for each stripe of `message`."""
-    peer = {"group_dst" if verb is dist.isend else "group_src": rank, "tag": tag}
-    parts = stripes(message, len(groups))
-    return [verb(part, group=group, **peer) for part, group in zip(parts, groups, strict=False)]
+    works: list[Any] = []
+    for part, group in zip(stripes(message, len(groups)), groups, strict=False):
+        own = ahead.tag_of(part, tag) if announces else tag
+        if verb is dist.isend:
+            works.append(dist.isend(part, group=group, group_dst=rank, tag=own))
+        elif own == tag:
+            works.append(dist.irecv(part, group=group, group_src=rank, tag=tag))
+        else:
+            works.append(ahead.Receive(group, part, rank, own))
+    return works
 
 
 class ShiftPending(WorkPending):
@@ -344,8 +367,8 @@ HOPS_TAG = 1
 class GroupPeers:
     """`gradwire.comm.hops.Peers` over c10d groups of the same ranks, one for each stripe of a message."""
 
-    def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
-        self._groups = groups
+    def __init__(self, groups: Sequence[dist.ProcessGroup], announces: bool = False) -> None:
+        self._groups, self._announces = groups, announces
         self.rank: int = groups[0].rank()
         self.world: int = groups[0].size()
 
@@ -359,6 +382,7 @@ class GroupPeers:
         if tensor.numel() == 0:
             return DONE
         try:
-            return ShiftPending(_striped(self._groups, verb, tensor, rank, HOPS_TAG))
+            announces = self._announces and tensor.is_cpu
+            return ShiftPending(_striped(self._groups, verb, tensor, rank, HOPS_TAG, announces=announces))
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error

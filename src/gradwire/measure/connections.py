@@ -68,14 +68,11 @@ def tried(over: Callable[[int], Comm | None], control: Comm, clock: Callable[[],
     Five messages of a number, and 8 bytes per rank where round trips are short and ranks have their
     processors; seconds where round trips are long.
     """
-    one = over(1)
+    one, payload_bytes = over(1), 0
     assert one is not None, "there is one connection"
-    trip_s, payload_bytes = math.inf, 0
-    times_s: dict[int, float] = {}
-    for _ in range(_BATCHES):
-        trip_s = min(trip_s, *_times(one, 4, control, clock))
-        if trip_s < LONG_S:
-            return Tried(trip_s, payload_bytes, times_s, 1)
+    trip_s, times_s = round_trip_s(one, control, clock), dict[int, float]()
+    if trip_s < LONG_S:
+        return Tried(trip_s, payload_bytes, times_s, 1)
     for payload_bytes in TRIED_BYTES:
         times_s[1] = median(_times(one, payload_bytes, control, clock))
         if times_s[1] >= max(TRIED_TRIPS * trip_s, TRIED_S):
@@ -87,6 +84,19 @@ def tried(over: Callable[[int], Comm | None], control: Comm, clock: Callable[[],
             break
         count *= 2
     return Tried(trip_s, payload_bytes, times_s, count)
+
+
+def round_trip_s(comm: Comm, control: Comm, clock: Callable[[], float] = now_s) -> float:
+    """The longest round trip between neighbours, told by the slowest of all ranks. A collective.
+
+    gloo announces a receive before it sends, so that a message takes a round trip.
+    """
+    trip_s = math.inf
+    for _ in range(_BATCHES):
+        trip_s = min(trip_s, *_times(comm, 4, control, clock))
+        if trip_s < LONG_S:
+            break
+    return trip_s
 
 
 def _times(comm: Comm, payload_bytes: int, control: Comm, clock: Callable[[], float]) -> list[float]:

@@ -25,6 +25,10 @@ LONG = 100_003
 SEVERAL = (2, 3, 8)
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
 class _Group:
     """A process group as one rank has it: `number` is the same on all ranks."""
 
@@ -51,7 +55,7 @@ class _Wires:
         with self._changed:
             self.by_group[group.number] += 1
             key = (group.number, group.rank(), group_dst, tag)
-            self._sent.setdefault(key, []).append(tensor.clone())
+            self._sent.setdefault(key, []).append(as_bytes(tensor).clone())
             self._changed.notify_all()
         return DONE
 
@@ -64,7 +68,7 @@ class _Wires:
             def wait(self) -> None:
                 with wires._changed:
                     assert wires._changed.wait_for(lambda: len(wires._sent.get(key, ())) > place, 30)
-                    out.copy_(wires._sent[key][place])
+                    as_bytes(out).copy_(wires._sent[key][place])
 
         return Coming()
 
@@ -77,11 +81,14 @@ def wires(monkeypatch: pytest.MonkeyPatch) -> _Wires:
     return made
 
 
-def on_ranks(world: int, connections: int, body: Callable[[ProcessGroupComm], T]) -> list[T]:
+def on_ranks(
+    world: int, connections: int, body: Callable[[ProcessGroupComm], T], announces: bool = False
+) -> list[T]:
     def rank_main(rank: int) -> T:
         groups = [cast("dist.ProcessGroup", _Group(number, rank, world)) for number in range(connections)]
         comm = ProcessGroupComm(groups[0])
         comm.spread(groups[1:])
+        comm.announces_ahead = announces
         try:
             return body(comm)
         finally:
@@ -97,8 +104,11 @@ def numbers(rank: int, size: int) -> Tensor:
     return torch.randn(size, generator=random) * 2.0 ** torch.randint(-20, 4, (size,), generator=random)
 
 
+@pytest.mark.parametrize("announces", [False, True])
 @pytest.mark.parametrize("connections", [1, *SEVERAL])
-def test_messages_of_any_length_arrive_whole_and_in_order(connections: int, wires: _Wires) -> None:
+def test_messages_of_any_length_arrive_whole_and_in_order(
+    connections: int, announces: bool, wires: _Wires
+) -> None:
     lengths = [*SIZES, *reversed(SIZES), *SIZES[::2]]
 
     def body(comm: ProcessGroupComm) -> list[Tensor]:
@@ -111,7 +121,7 @@ def test_messages_of_any_length_arrive_whole_and_in_order(connections: int, wire
             each.wait()
         return came
 
-    for rank, came in enumerate(on_ranks(3, connections, body)):
+    for rank, came in enumerate(on_ranks(3, connections, body, announces)):
         for place, (size, message) in enumerate(zip(lengths, came, strict=True)):
             assert torch.equal(message, numbers((rank - 1) % 3, place + size)[:size])
 
@@ -131,26 +141,32 @@ def test_hops_leave_the_bits_of_one_connection(world: int, connections: int, wir
         return results
 
     one, several = (on_ranks(world, count, body) for count in (1, connections))
-    for mine, others in zip(one, several, strict=True):
-        assert all(torch.equal(first, second) for first, second in zip(mine, others, strict=True))
+    for announced in (several, on_ranks(world, connections, body, announces=True)):
+        for mine, others in zip(one, announced, strict=True):
+            assert all(torch.equal(first, second) for first, second in zip(mine, others, strict=True))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("connections", SEVERAL)
-def test_gathers_and_all_to_alls_bring_every_row(world: int, connections: int, wires: _Wires) -> None:
+@pytest.mark.parametrize("announces", [False, True])
+def test_gathers_and_all_to_alls_bring_every_row(
+    world: int, connections: int, announces: bool, wires: _Wires
+) -> None:
     def body(comm: ProcessGroupComm) -> tuple[Tensor, Tensor]:
         gathered, received = torch.empty(world, LONG), torch.empty(world, LONG)
-        pending = [
-            comm.all_gather(gathered, numbers(comm.rank, LONG)),
-            comm.all_to_all(
-                received, torch.stack([numbers(comm.rank + 9 * to, LONG) for to in range(world)])
-            ),
-        ]
-        for each in pending:
-            each.wait()
+        for _ in range(3):
+            pending = [
+                comm.all_gather(gathered.zero_(), numbers(comm.rank, LONG)),
+                comm.all_to_all(
+                    received.zero_(),
+                    torch.stack([numbers(comm.rank + 9 * to, LONG) for to in range(world)]),
+                ),
+            ]
+            for each in pending:
+                each.wait()
         return gathered, received
 
-    for rank, (gathered, received) in enumerate(on_ranks(world, connections, body)):
+    for rank, (gathered, received) in enumerate(on_ranks(world, connections, body, announces)):
         assert torch.equal(gathered, torch.stack([numbers(each, LONG) for each in range(world)]))
         owed = [numbers(sender + 9 * rank, LONG) for sender in range(world)]
         assert torch.equal(received, torch.stack(owed))

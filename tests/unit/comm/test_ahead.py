@@ -1,0 +1,99 @@
+"""Receives that are announced ahead: what is announced when, and that no message goes astray."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.comm import ahead
+
+
+class _Group:
+    """Stands for a process group."""
+
+
+class _Link:
+    """Messages from one peer: those of a tag fill its receives in the order in which these were announced."""
+
+    def __init__(self) -> None:
+        self.announced: Counter[int] = Counter()
+        self._sent: dict[int, list[bytes]] = {}
+
+    def irecv(self, out: Tensor, group: object, group_src: int, tag: int) -> Any:
+        place, self.announced[tag] = self.announced[tag], self.announced[tag] + 1
+        link = self
+
+        class Coming:
+            def wait(self) -> None:
+                out.copy_(torch.frombuffer(bytearray(link._sent[tag][place]), dtype=torch.uint8))
+
+        return Coming()
+
+    def send(self, message: Tensor) -> None:
+        tag = ahead.tag_of(message, 0)
+        self._sent.setdefault(tag, []).append(message.numpy().tobytes())
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> _Link:
+    made = _Link()
+    monkeypatch.setattr(dist, "irecv", made.irecv)
+    return made
+
+
+def came(link: _Link, group: Any, *values: Tensor) -> None:
+    """Each is announced, sent, and arrives."""
+    for value in values:
+        out = torch.full_like(value, -1)
+        receive = ahead.Receive(group, out, 1, ahead.tag_of(value, 0))
+        link.send(value)
+        receive.wait()
+        assert torch.equal(out, value)
+
+
+def waiting(link: _Link, value: Tensor, messages: int) -> int:
+    """Receives of this length that are announced, and whose message is not there yet."""
+    return link.announced[ahead.tag_of(value, 0)] - messages
+
+
+def test_what_comes_again_is_announced_before_it_is_due(link: _Link) -> None:
+    group, value = _Group(), torch.arange(5.0)
+    for number in range(1, 5):
+        came(link, group, value + number)
+        assert waiting(link, value, number) == (number > 1)
+
+
+def test_lengths_may_alternate_and_the_next_user_of_a_group_goes_on(link: _Link) -> None:
+    group, short, long = _Group(), torch.arange(3.0), torch.arange(70)
+    came(link, group, short, long, long + 1, short + 2, short + 3, short.double(), long + 4, short + 5)
+    assert waiting(link, short, 4) == waiting(link, long, 3) == 1
+    came(link, group, short + 6, long + 7)
+
+
+def test_what_never_comes_again_is_not_announced(link: _Link) -> None:
+    group = _Group()
+    lengths = [torch.ones(size) for size in range(1, 3000)]
+    came(link, group, *lengths)
+    assert set(link.announced.values()) == {1}
+
+
+def test_announced_receives_have_bounded_room(link: _Link) -> None:
+    group, values = _Group(), [torch.ones(2**18 - size, dtype=torch.float32) for size in range(40)]
+    came(link, group, *values, *values, *values)
+    held = sum(waiting(link, value, 3) * value.nbytes for value in values)
+    assert ahead.ROOM_BYTES - 2**20 < held <= ahead.ROOM_BYTES
+
+
+def test_tags_tell_lengths_and_kinds_apart_and_long_messages_keep_theirs() -> None:
+    sizes = [torch.empty(size, dtype=torch.uint8) for size in (1, 2, 16, ahead.LONGEST_BYTES)]
+    tags = {ahead.tag_of(message, kind) for message in sizes for kind in (0, 1)}
+    assert len(tags) == 8
+    assert min(tags) > 1
+    assert max(tags) < 2**31
+    beyond = torch.empty(ahead.LONGEST_BYTES + 1, dtype=torch.uint8)
+    assert [ahead.tag_of(beyond, kind) for kind in (0, 1)] == [0, 1]
