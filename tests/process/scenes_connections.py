@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.comm import ProcessGroupComm
-from gradwire.comm.ahead import _announced
+from gradwire.comm.ahead import Receive
 from gradwire.comm.groups import borrow
 from gradwire.environment import CONNECTIONS
 
@@ -89,15 +89,18 @@ def trained(
 
 def ahead() -> dict[str, Any]:
     """Recipes with receives announced ahead and without, one after the other over the same groups."""
-    same, announced = [], []
-    for recipe in ("dense", "int8", "topk(ratio=0.05)", "powersgd(rank=2)", "gcomp", "dense", "int8"):
-        usual, *_ = trained("1", recipe=recipe)
-        with mock.patch("gradwire._api.connections.LONG_S", 0.0):
-            for connections in ("1", "3"):
-                mine, *_ = trained(connections, recipe=recipe)
-                same.append(all(torch.equal(*each) for each in zip(usual, mine, strict=True)))
-                announced.append(sum(len(each.works) for each in _announced.values()))
-    return {"same": same, "announced": announced}
+    same = []
+    with mock.patch("gradwire.comm.ahead.Receive", wraps=Receive) as receives:
+        for recipe in ("dense", "int8", "topk(ratio=0.05)", "powersgd(rank=2)", "gcomp", "dense", "int8"):
+            usual, *_ = trained("1", recipe=recipe)
+            assert receives.call_count == 0
+            with mock.patch("gradwire._api.connections.LONG_S", 0.0):
+                for connections in ("1", "3"):
+                    mine, *_ = trained(connections, recipe=recipe)
+                    same.append(all(torch.equal(*each) for each in zip(usual, mine, strict=True)))
+                    same.append(receives.call_count > 3)
+            receives.reset_mock()
+    return {"same": same}
 
 
 def attached(nodes: Nodes | None = None) -> dict[str, Any]:
