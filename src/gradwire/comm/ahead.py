@@ -35,6 +35,14 @@ class _Announced:
         self.works: dict[tuple[int, int], tuple[Tensor, Any]] = {}
         self.came: set[tuple[int, int]] = set()
 
+    def comes_again(self, key: tuple[int, int]) -> bool:
+        if key in self.came:
+            return True
+        if len(self.came) == _REMEMBERED:  # most likely of lengths that vary, and seldom come again
+            self.came.clear()
+        self.came.add(key)
+        return False
+
     def has_room(self, nbytes: int) -> bool:
         return nbytes + sum(buffer.nbytes for buffer, _work in self.works.values()) <= ROOM_BYTES
 
@@ -58,13 +66,10 @@ class Receive:
     def __init__(self, group: dist.ProcessGroup, out: Tensor, source: int, tag: int) -> None:
         self._out, key = out, (source, tag)
         announced = _announced.setdefault(group, _Announced())
-        came_before = key in announced.came
         known = announced.works.pop(key) if key in announced.works else None
         self._buffer, self._work = known or _post(group, out, source, tag)
-        if came_before and announced.has_room(out.nbytes):
+        if announced.comes_again(key) and announced.has_room(out.nbytes):
             announced.works[key] = _post(group, out, source, tag)
-        elif len(announced.came) < _REMEMBERED:
-            announced.came.add(key)
 
     def wait(self) -> None:
         """Block until the message is in `out`."""

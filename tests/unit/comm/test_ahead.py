@@ -80,6 +80,9 @@ def test_what_never_comes_again_is_not_announced(link: _Link) -> None:
     lengths = [torch.ones(size) for size in range(1, 3000)]
     came(link, group, *lengths)
     assert set(link.announced.values()) == {1}
+    again = torch.ones(5000)
+    came(link, group, again, again, again)
+    assert waiting(link, again, 3) == 1, "what comes again later still is"
 
 
 def test_announced_receives_have_bounded_room(link: _Link) -> None:
