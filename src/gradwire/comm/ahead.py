@@ -11,6 +11,8 @@ gets a message of another length: it waits until one of its own comes, if ever.
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,22 +31,36 @@ _REMEMBERED = 1024
 
 
 class _Announced:
-    """The receives of one group, by source and tag, and those that have come once at least."""
+    """The receives of one group, by source and tag, and the lengths that have come once at least.
+
+    Threads that issue messages of different kinds share it.
+    """
 
     def __init__(self) -> None:
         self.works: dict[tuple[int, int], tuple[Tensor, Any]] = {}
-        self.came: set[tuple[int, int]] = set()
+        self.lock = threading.Lock()
+        self._came: set[tuple[int, int]] = set()
+        self._left_bytes = ROOM_BYTES
 
-    def comes_again(self, key: tuple[int, int]) -> bool:
-        if key in self.came:
-            return True
-        if len(self.came) == _REMEMBERED:  # most likely of lengths that vary, and seldom come again
-            self.came.clear()
-        self.came.add(key)
+    def take(self, key: tuple[int, int]) -> tuple[Tensor, Any] | None:
+        """The receive that was announced, if one was."""
+        known = self.works.pop(key, None)
+        if known is not None:
+            self._left_bytes += known[0].nbytes
+        return known
+
+    def keep(self, key: tuple[int, int], buffer: Tensor, work: Any) -> None:
+        self.works[key] = buffer, work
+        self._left_bytes -= buffer.nbytes
+
+    def is_wanted(self, key: tuple[int, int], nbytes: int) -> bool:
+        """Whether the length has come before, and there is room."""
+        if key in self._came:
+            return nbytes <= self._left_bytes
+        if len(self._came) >= _REMEMBERED:  # most likely of lengths that vary, and seldom come again
+            self._came.clear()
+        self._came.add(key)
         return False
-
-    def has_room(self, nbytes: int) -> bool:
-        return nbytes + sum(buffer.nbytes for buffer, _work in self.works.values()) <= ROOM_BYTES
 
 
 _announced: WeakKeyDictionary[dist.ProcessGroup, _Announced] = WeakKeyDictionary()
@@ -64,19 +80,22 @@ class Receive:
     """
 
     def __init__(self, group: dist.ProcessGroup, out: Tensor, source: int, tag: int) -> None:
-        self._out, key = out, (source, tag)
+        self._out, self._buffer, key = out, None, (source, tag)
         announced = _announced.setdefault(group, _Announced())
-        known = announced.works.pop(key) if key in announced.works else None
-        self._buffer, self._work = known or _post(group, out, source, tag)
-        if announced.comes_again(key) and announced.has_room(out.nbytes):
-            announced.works[key] = _post(group, out, source, tag)
+        with announced.lock:
+            if known := announced.take(key):
+                self._buffer, self._work = known
+            else:
+                self._work = dist.irecv(out, group=group, group_src=source, tag=tag)
+            if announced.is_wanted(key, out.nbytes):
+                buffer = torch.empty(out.nbytes, dtype=torch.uint8, device="cpu")
+                # The peer may have sent its last message, which is here, and have gone.
+                with suppress(RuntimeError):
+                    announced.keep(key, buffer, dist.irecv(buffer, group=group, group_src=source, tag=tag))
 
     def wait(self) -> None:
         """Block until the message is in `out`."""
         self._work.wait()
-        self._out.view(-1).view(torch.uint8).copy_(self._buffer)
-
-
-def _post(group: dist.ProcessGroup, out: Tensor, source: int, tag: int) -> tuple[Tensor, Any]:
-    buffer = torch.empty(out.nbytes, dtype=torch.uint8, device="cpu")
-    return buffer, dist.irecv(buffer, group=group, group_src=source, tag=tag)
+        if self._buffer is not None:
+            self._out.view(-1).view(torch.uint8).copy_(self._buffer)
+            self._buffer = None

@@ -242,9 +242,11 @@ class ProcessGroupComm(HoppingComm):
         if self.world == 2:
             return self._swap(out[1 - self.rank], tensor)
         if announced:  # as many bytes as a ring, and one latency
-            peers = [rank for rank in range(self.world) if rank != self.rank]
-            sends = [(tensor.view(-1), rank) for rank in peers]
-            return self._messages([(out[rank].view(-1), rank) for rank in peers], sends)
+            neighbours = [self._neighbours(by) for by in range(1, self.world)]
+            return self._messages(
+                [(out[source].view(-1), source) for _target, source in neighbours],
+                [(tensor.view(-1), target) for target, _source in neighbours],
+            )
         return self.hop(partial(ring_all_gather, out))
 
     def _is_striped(self, tensor: Tensor, message_bytes: int) -> bool:

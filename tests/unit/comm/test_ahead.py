@@ -30,7 +30,8 @@ class _Link:
 
         class Coming:
             def wait(self) -> None:
-                out.copy_(torch.frombuffer(bytearray(link._sent[tag][place]), dtype=torch.uint8))
+                message = torch.frombuffer(bytearray(link._sent[tag][place]), dtype=torch.uint8)
+                out.view(-1).view(torch.uint8).copy_(message)
 
         return Coming()
 
@@ -73,6 +74,24 @@ def test_lengths_may_alternate_and_the_next_user_of_a_group_goes_on(link: _Link)
     came(link, group, short, long, long + 1, short + 2, short + 3, short.double(), long + 4, short + 5)
     assert waiting(link, short, 4) == waiting(link, long, 3) == 1
     came(link, group, short + 6, long + 7)
+
+
+def test_a_peer_that_has_sent_its_last_message_and_gone_costs_no_message(
+    link: _Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, value = _Group(), torch.arange(5.0)
+    came(link, group, value, value + 1)
+    out = torch.empty_like(value)
+    link.send(value + 2)
+
+    def gone(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(dist, "irecv", gone)
+    ahead.Receive(group, out, 1, ahead.tag_of(value, 0)).wait()
+    assert torch.equal(out, value + 2)
+    with pytest.raises(RuntimeError, match="closed"):
+        ahead.Receive(group, out, 1, ahead.tag_of(value, 0))
 
 
 def test_what_never_comes_again_is_not_announced(link: _Link) -> None:
