@@ -44,8 +44,8 @@ def one_unit(_sizes: Sequence[int]) -> tuple[int, ...]:
 def whole_layer_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
     """`ramped_cuts`, each moved to the nearest end of a parameter, so that none is divided.
 
-    >>> ramped_cuts((600_000, 200_000, 200_000)), whole_layer_cuts((600_000, 200_000, 200_000))
-    ((375000, 750000, 937500), (600000, 800000))
+    >>> ramped_cuts((60_000, 20_000, 20_000)), whole_layer_cuts((60_000, 20_000, 20_000))
+    ((37500, 75000, 93750), (60000, 80000))
     """
     ends = list(accumulate(sizes, initial=0))
     return tuple(
@@ -80,25 +80,23 @@ Announced = Callable[[int], Sequence[Sends]]
 
 
 def ramped_cuts(
-    sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 13, small: int = 1 << 20
+    sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 12, small: int = 1 << 20
 ) -> tuple[int, ...]:
     """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
 
     Every round costs a latency and CPU time, so there are few units: 2, 6, 5, 2 and 1 sixteenths of the lane.
     Units above `largest` elements (25 MB of float32) are divided until they fit. The cost of a round does not
     shrink with the lane (1 ms of CPU time on a core that computes). So a lane of up to `small` elements gets
-    four units, of 6, 6, 3 and 1 sixteenths. One of less than 16 times `smallest` is one unit: the bytes of
-    the last of four would take less time than its messages, and as a rule all its gradients come together, in
-    one of DDP's buckets.
+    four units, of 6, 6, 3 and 1 sixteenths, and one of less than 16 times `smallest` gets two at most.
 
     >>> ramped_cuts((1600,), largest=500, smallest=100, small=1000)
     (200, 500, 800, 1300, 1500)
-    >>> ramped_cuts((1600,), smallest=100), ramped_cuts((1600,))
-    ((600, 1200, 1500), ())
+    >>> ramped_cuts((1600,), smallest=100)
+    (600, 1200, 1500)
     """
     numel = sum(sizes)
     if numel < 16 * smallest:
-        return ()
+        return _even(numel, max(numel // 2 + 1, smallest))
     return _ramped(numel, _SHORT_RAMP if numel <= small else _RAMPS[0], largest)
 
 

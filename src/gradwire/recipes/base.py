@@ -56,7 +56,8 @@ class Composition:
     Without a `cutter`, units of whole matrices are cut while a cut is worth its messages (`fitted_cuts`). In
     other recipes, a unit is also the range of a choice of elements or of a scale, so other cuts would change
     the result. There the cuts are fixed (`ramped_cuts`). In rounds of local steps all gradients come at once.
-    More units would hide nothing there and cost latencies, so there are as few as `unit_elements` allows.
+    More units would hide nothing there and cost latencies, so there are as few as `unit_elements` allows. So
+    is a lane of fewer than `whole_below` elements one unit.
 
     `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch`
     it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
@@ -80,6 +81,7 @@ class Composition:
     by_host: bool = False
     placement_why: str = ""
     warning: str = ""
+    whole_below: int = 0
 
     def cuts(
         self, specs: Sequence[ParameterSpec], world: int, unit_elements: int | None = None
@@ -99,6 +101,8 @@ class Composition:
         sizes = [spec.numel for spec in specs]
         if self.cutter is None and unit_elements is not None:
             return even_cuts(sizes, unit_elements)
+        if self.cutter is None and sum(sizes) < self.whole_below:
+            return ()
         if self.cutter is not None or self.exchange.laws.grain != WHOLE:
             return (self.cutter or ramped_cuts)(sizes)
         numel = sum(sizes)

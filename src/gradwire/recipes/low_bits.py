@@ -8,6 +8,11 @@ from gradwire.exchange.payloads import gather
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.recipes.base import Composition
 
+TOGETHER = 1 << 17
+"""Elements below which a lane is one unit. They come in one of DDP's buckets as a rule, when the backward
+pass ends, so that more units would hide nothing. Where recipes choose elements it is otherwise: there each
+unit is a range of the choice, and a choice from all leaves whole layers out."""
+
 Collective = Literal["all_reduce", "all_gather"]
 
 
@@ -26,4 +31,4 @@ def rounded(codec: Codec, feedback: bool, collective: Collective = "all_reduce")
         raise ValueError(f"collective={collective!r} is none of {', '.join(get_args(Collective))}")
     gathered = collective == "all_gather"
     exchange = gather(codec) if gathered else scatter_reduce(codec, second_stage=feedback)
-    return Composition(remember(exchange) if feedback else forget(exchange))
+    return Composition(remember(exchange) if feedback else forget(exchange), whole_below=TOGETHER)

@@ -18,8 +18,8 @@ def fused_cutter(fused: bool) -> Cutter | None:
 def layer_cutter(layers: bool) -> Cutter | None:
     """Units of whole parameters, or units as usual, which divide some parameters.
 
-    >>> layer_cutter(True)((600_000, 200_000, 200_000))
-    (600000, 800000)
+    >>> layer_cutter(True)((60_000, 20_000, 20_000))
+    (60000, 80000)
     """
     return whole_layer_cuts if _asked("layers", layers) else None
 

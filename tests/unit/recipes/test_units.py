@@ -40,11 +40,11 @@ def by_layers(send: Callable[[Tensor], Tensor], grads: list[Tensor]) -> Tensor:
     return torch.cat([send(grad) for grad in grads])
 
 
-def means(text: str, unit_elements: int | None = None) -> Tensor:
+def means(text: str) -> Tensor:
     """Of the first step, all matrices in a row."""
 
     def rank(comm: Comm) -> Tensor:
-        outcome = Rig(comm, text, unit_elements=unit_elements).step(gradients(comm.rank, 0))
+        outcome = Rig(comm, text).step(gradients(comm.rank, 0))
         return torch.cat([outcome.mean[name].view(-1) for name in MATRICES])
 
     return run_ranks(WORLD, rank)[0]
@@ -66,10 +66,10 @@ def test_what_travels_is_chosen_as_in_the_paper(
     text: str, option: str, send: Callable[[Tensor], Tensor] | None, range_of: Callable[..., Tensor]
 ) -> None:
     separator = "" if "()" in text else ", "
-    asked, usual = text.replace(")", f"{separator}{option}=True)"), means(text, 389)
+    asked, usual = text.replace(")", f"{separator}{option}=True)"), means(text)
     grads = [[gradients(rank, 0)[name].view(-1) for name in MATRICES] for rank in range(WORLD)]
     found = means(asked)
-    assert not torch.equal(found, usual), "units that divide a parameter choose in each"
+    assert not torch.equal(found, usual), "units as usual divide a parameter, and choose in each"
     if send is None:  # a fit whose threshold is not worked out here
         assert found.count_nonzero() > 0
         return
