@@ -1,23 +1,29 @@
-"""What do several connections per link gain where a round trip is long and TCP's window is capped?
+"""What do several connections per link gain, and receives announced ahead, where a round trip is long?
 
 Ranks on an emulated network, whose namespaces allow buffers of `--window` bytes for a connection (0: as much
 as the link needs); about 0.6 of that is the window.
-A stack of linear layers is trained on random numbers over 1, 2, 4 and 8 connections, and over one once more:
-the ratio of the two says how far apart equal settings are. Settings run in mixed order, round by round, in
-the same processes, and a step's time is the slowest rank's. All settings must end with the same bits. At last
-comes what gradwire measures and chooses by itself, and how long that takes.
+A stack of linear layers is trained on random numbers over 1, 2, 4 and 8 connections, over one once more, and
+over one where receives are announced when they are due. The ratio of the two that are equal says how far
+apart equal settings are. Settings run in mixed order, round by round, in
+the same processes, `--steps` steps a turn, and the time of a turn is the slowest rank's. Several steps a turn
+are needed where latencies count: ranks leave a barrier up to a latency apart, which one step takes for its
+own. All settings must end with the same bits. At last comes what gradwire measures and chooses by itself, and
+how long that takes.
 
     python benchmarks/connections.py [--workers 2] [--rate 300mbit] [--delay 25ms] [--window 524288]
-        [--recipe dense] [--rounds 7] [--json PATH]
+        [--recipe dense] [--width 512] [--settings "1;1 again;when due"] [--rounds 7] [--steps 1]
+        [--json PATH]
 """
 
 import argparse
 import json
+import math
 import os
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -32,30 +38,33 @@ from gradwire.comm.groups import borrow
 from gradwire.environment import CONNECTIONS
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.emulate.ranks import INTERFACE_VARIABLE
+from gradwire.measure.connections import LONG_S
 
 ONE = "1"
-SETTINGS = {ONE: 1, "1 again": 1, "2": 2, "4": 4, "8": 8}
-WIDTH, LAYERS = 512, 4
-WARM_UP = 2
+SETTINGS = {ONE: 1, "1 again": 1, "when due": 1, "2": 2, "4": 4, "8": 8}
+"""Connections by name. "when due" announces no receive ahead."""
+LAYERS = 4
+WARM_UP = 3
 
 
 class Setting:
-    """A model, trained over so many connections, on one rank."""
+    """A model of layers of `width`, trained by `recipe` over so many connections, on one rank."""
 
-    def __init__(self, recipe: str, connections: int) -> None:
+    def __init__(self, recipe: str, width: int, name: str) -> None:
         torch.manual_seed(0)
-        layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+        layers = [nn.Linear(width, width, bias=False) for _ in range(LAYERS)]
         model = DistributedDataParallel(nn.Sequential(*layers))
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        os.environ[CONNECTIONS] = str(connections)
-        self.wire = gradwire.attach(model, self.optimizer, recipe)
-        self.model = model
+        os.environ[CONNECTIONS] = str(SETTINGS[name])
+        with mock.patch("gradwire._api.connections.LONG_S", math.inf if name == "when due" else LONG_S):
+            self.wire = gradwire.attach(model, self.optimizer, recipe)
+        self.model, self._width = model, width
         self._draw = torch.Generator().manual_seed(dist.get_rank())
 
     def step(self) -> None:
         """Forward, backward, update."""
         self.optimizer.zero_grad()
-        self.model(torch.randn(32, WIDTH, generator=self._draw)).square().mean().backward()
+        self.model(torch.randn(32, self._width, generator=self._draw)).square().mean().backward()
         self.optimizer.step()
 
 
@@ -72,7 +81,8 @@ def worker(options: argparse.Namespace) -> None:
         cap(options.window)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    settings = {name: Setting(options.recipe, count) for name, count in SETTINGS.items()}
+    names = options.settings.split(";")
+    settings = {name: Setting(options.recipe, options.width, name) for name in names}
     rows: dict[str, list[float]] = {name: [] for name in settings}
     for setting in settings.values():
         for _ in range(WARM_UP):
@@ -81,11 +91,12 @@ def worker(options: argparse.Namespace) -> None:
         for name, setting in mixed(list(settings.items()), number):
             dist.barrier()
             start_s = time.perf_counter()
-            setting.step()
-            rows[name].append(slowest(time.perf_counter() - start_s))
+            for _ in range(options.steps):
+                setting.step()
+            rows[name].append(slowest(time.perf_counter() - start_s) / options.steps)
     first, *others = (list(each.model.parameters()) for each in settings.values())
     if not all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True)):
-        raise RuntimeError("the number of connections has changed bits")
+        raise RuntimeError("connections, or when receives are announced, have changed bits")
     del os.environ[CONNECTIONS]
     comm = ProcessGroupComm(borrow(dist.group.WORLD))
     dist.barrier()
@@ -128,7 +139,10 @@ def main() -> None:
     parser.add_argument("--delay", default="25ms")
     parser.add_argument("--window", type=int, default=2**19)
     parser.add_argument("--recipe", default="dense")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--settings", default=";".join(SETTINGS))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     options = parser.parse_args()

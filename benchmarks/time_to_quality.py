@@ -155,6 +155,17 @@ def loss_after(line: dict[str, Any], share: float) -> float:
     return float("nan") if not last or None in last else fmean(last)
 
 
+def mean_of(lines: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """A line with the means over these, step by step; `None` where one has none."""
+    return {
+        what: [
+            None if None in each else fmean(each)
+            for each in zip(*(line[what] for line in lines), strict=True)
+        ]
+        for what in ("step_s", "loss")
+    }
+
+
 def seconds_to(line: dict[str, Any], loss: float) -> float:
     """Training time until the mean of `WINDOW` losses is at most `loss`; infinite where it never is."""
     passed_s, losses = 0.0, line["loss"]

@@ -21,11 +21,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 LONGEST_BYTES = 2**20
-"""Of a message whose receive is announced ahead: longer ones take longer than latencies do."""
+"""The longest message whose receive is announced ahead. Longer ones take longer than latencies do."""
 ROOM_BYTES = 2**24
-"""Of all receives that a group has announced ahead. What has no room is announced when it is due."""
+"""Room for all receives that a group has announced ahead. Where there is none, a receive is announced when it
+is due."""
 _FIRST_TAG = 16
-"""Tags below are those of messages that are not announced ahead."""
+"""The lowest tag of a receive that may be announced ahead. Others have lower ones."""
 _REMEMBERED = 1024
 """Lengths that are remembered, to tell those that come again."""
 
@@ -53,10 +54,13 @@ class _Announced:
         self.works[key] = buffer, work
         self._left_bytes -= buffer.nbytes
 
-    def is_wanted(self, key: tuple[int, int], nbytes: int) -> bool:
-        """Whether the length has come before, and there is room."""
+    def has_room(self, nbytes: int) -> bool:
+        return nbytes <= self._left_bytes
+
+    def note(self, key: tuple[int, int]) -> bool:
+        """Remember that a message of this length comes; whether one came before."""
         if key in self._came:
-            return nbytes <= self._left_bytes
+            return True
         if len(self._came) >= _REMEMBERED:  # most likely of lengths that vary, and seldom come again
             self._came.clear()
         self._came.add(key)
@@ -80,14 +84,14 @@ class Receive:
     """
 
     def __init__(self, group: dist.ProcessGroup, out: Tensor, source: int, tag: int) -> None:
-        self._out, self._buffer, key = out, None, (source, tag)
-        announced = _announced.setdefault(group, _Announced())
+        self._out, self._buffer = out, None
+        key, announced = (source, tag), _announced.setdefault(group, _Announced())
         with announced.lock:
             if known := announced.take(key):
                 self._buffer, self._work = known
             else:
                 self._work = dist.irecv(out, group=group, group_src=source, tag=tag)
-            if announced.is_wanted(key, out.nbytes):
+            if announced.note(key) and announced.has_room(out.nbytes):
                 buffer = torch.empty(out.nbytes, dtype=torch.uint8, device="cpu")
                 # The peer may have sent its last message, which is here, and have gone.
                 with suppress(RuntimeError):

@@ -56,8 +56,8 @@ class Composition:
     Without a `cutter`, units of whole matrices are cut while a cut is worth its messages (`fitted_cuts`). In
     other recipes, a unit is also the range of a choice of elements or of a scale, so other cuts would change
     the result. There the cuts are fixed (`ramped_cuts`). In rounds of local steps all gradients come at once.
-    More units would hide nothing there and cost latencies, so there are as few as `unit_elements` allows. So
-    is a lane of fewer than `whole_below` elements one unit.
+    More units would hide nothing there and cost latencies, so there are as few as `unit_elements` allows. A
+    lane of fewer than `whole_below` elements is one unit.
 
     `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch`
     it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the

@@ -21,12 +21,8 @@ class _Far(Comm):
         self, inner: ThreadComm, trip_s: float, byte_per_s: float, delays_s: Sequence[float]
     ) -> None:
         self.rank, self.world = inner.rank, inner.world
-        self._inner, self._trip_s, self._byte_per_s, self._delays_s = (
-            inner,
-            trip_s,
-            byte_per_s,
-            iter(delays_s),
-        )
+        self._inner, self._trip_s, self._byte_per_s = inner, trip_s, byte_per_s
+        self._delays_s = iter(delays_s)
         self.now_s, self.messages = 0.0, 0
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
