@@ -2,8 +2,10 @@
 
 gloo sends a message only to a rank that has announced its receive. Ranks that begin a round together announce
 and send at once, so that the bytes leave when the announcement has come: after one latency, and are there
-after two. (44 kB at 50 Mbit/s and 20 ms: 47 ms, and 27 ms here, where the wire takes 7 ms.) What the next
-round of training sends is known, because steps are alike: each receive announces the next one of its length.
+after two. What the next round of training sends is known, because steps are alike: each receive announces the
+next one of its length, and as many of one length are announced as were ever under way at once. (`int4`
+gathered among three ranks, 83,000 parameters at 50 Mbit/s and 20 ms one way: 109 ms a step when receives are
+announced as they come due, and 52 ms here.)
 
 Messages of one length between two ranks have a tag of their own. So a receive that was announced ahead never
 gets a message of another length: it waits until one of its own comes, if ever.
@@ -12,6 +14,7 @@ gets a message of another length: it waits until one of its own comes, if ever.
 from __future__ import annotations
 
 import threading
+from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,41 +33,48 @@ _FIRST_TAG = 16
 _REMEMBERED = 1024
 """Lengths that are remembered, to tell those that come again."""
 
+_Key = tuple[int, int]
+"""Source and tag."""
+
 
 class _Announced:
-    """The receives of one group, by source and tag, and the lengths that have come once at least.
+    """The receives of one group that are announced, and how many of each length were under way at once.
 
     Threads that issue messages of different kinds share it.
     """
 
     def __init__(self) -> None:
-        self.works: dict[tuple[int, int], tuple[Tensor, Any]] = {}
         self.lock = threading.Lock()
-        self._came: set[tuple[int, int]] = set()
+        self._works: defaultdict[_Key, deque[tuple[Tensor, Any]]] = defaultdict(deque)
+        self._under_way: Counter[_Key] = Counter()
+        self._most: dict[_Key, int] = {}
         self._left_bytes = ROOM_BYTES
 
-    def take(self, key: tuple[int, int]) -> tuple[Tensor, Any] | None:
-        """The receive that was announced, if one was."""
-        known = self.works.pop(key, None)
-        if known is not None:
-            self._left_bytes += known[0].nbytes
-        return known
+    def take(self, key: _Key) -> tuple[Tensor, Any] | None:
+        """The first receive that was announced, if one was."""
+        if not self._works[key]:
+            return None
+        buffer, work = self._works[key].popleft()
+        self._left_bytes += buffer.nbytes
+        return buffer, work
 
-    def keep(self, key: tuple[int, int], buffer: Tensor, work: Any) -> None:
-        self.works[key] = buffer, work
+    def keep(self, key: _Key, buffer: Tensor, work: Any) -> None:
+        """Add one that has been announced."""
+        self._works[key].append((buffer, work))
         self._left_bytes -= buffer.nbytes
 
-    def has_room(self, nbytes: int) -> bool:
-        return nbytes <= self._left_bytes
+    def begin(self, key: _Key, nbytes: int) -> int:
+        """A message of this length comes; how many others to announce. None where it is the first."""
+        self._under_way[key] += 1
+        if len(self._most) >= _REMEMBERED:  # most likely of lengths that vary, and seldom come again
+            self._most.clear()
+        before, self._most[key] = key in self._most, max(self._under_way[key], self._most.get(key, 0))
+        missing = self._most[key] - len(self._works[key]) if before else 0
+        return min(missing, self._left_bytes // max(nbytes, 1))
 
-    def note(self, key: tuple[int, int]) -> bool:
-        """Remember that a message of this length comes; whether one came before."""
-        if key in self._came:
-            return True
-        if len(self._came) >= _REMEMBERED:  # most likely of lengths that vary, and seldom come again
-            self._came.clear()
-        self._came.add(key)
-        return False
+    def end(self, key: _Key) -> None:
+        """A message has come, or never will."""
+        self._under_way[key] -= 1
 
 
 _announced: WeakKeyDictionary[dist.ProcessGroup, _Announced] = WeakKeyDictionary()
@@ -79,27 +89,32 @@ def tag_of(message: Tensor, tag: int) -> int:
 class Receive:
     """A receive into `out` of a message with `tag` from rank `source`.
 
-    It is the one that was announced, or a new one. The next of its length is announced at once, where such
-    messages have come before.
+    It is the first that was announced, or a new one. Where such messages have come before, as many are
+    announced at once as were ever under way together.
     """
 
     def __init__(self, group: dist.ProcessGroup, out: Tensor, source: int, tag: int) -> None:
-        self._out, self._buffer = out, None
-        key, announced = (source, tag), _announced.setdefault(group, _Announced())
+        self._out, self._buffer, self._key = out, None, (source, tag)
+        self._announced = announced = _announced.setdefault(group, _Announced())
         with announced.lock:
-            if known := announced.take(key):
+            if known := announced.take(self._key):
                 self._buffer, self._work = known
             else:
                 self._work = dist.irecv(out, group=group, group_src=source, tag=tag)
-            if announced.note(key) and announced.has_room(out.nbytes):
+            for _ in range(announced.begin(self._key, out.nbytes)):
                 buffer = torch.empty(out.nbytes, dtype=torch.uint8, device="cpu")
                 # The peer may have sent its last message, which is here, and have gone.
                 with suppress(RuntimeError):
-                    announced.keep(key, buffer, dist.irecv(buffer, group=group, group_src=source, tag=tag))
+                    work = dist.irecv(buffer, group=group, group_src=source, tag=tag)
+                    announced.keep(self._key, buffer, work)
 
     def wait(self) -> None:
         """Block until the message is in `out`."""
-        self._work.wait()
+        try:
+            self._work.wait()
+        finally:
+            with self._announced.lock:
+                self._announced.end(self._key)
         if self._buffer is not None:
             self._out.view(-1).view(torch.uint8).copy_(self._buffer)
             self._buffer = None

@@ -24,8 +24,8 @@ from gradwire.control.main_lane import MainLane, Sent, main_lane
 from gradwire.exchange.base import STEADY
 from gradwire.granularity import ON_HOST, Granularity
 from gradwire.measure.codec import payloads
-from gradwire.planning.cluster import Cluster, once
-from gradwire.planning.collectives import Transfer
+from gradwire.planning.cluster import Cluster
+from gradwire.planning.collectives import Sends, Transfer
 from gradwire.planning.costs import NOMINAL_CODEC, BackwardTiming, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
@@ -195,8 +195,8 @@ def _priced(way: _Flat, backward: BackwardTiming, codec: CodecCost | None = None
     def price(size: int, rounds: Rounds) -> tuple[tuple[Transfer, ...], _Price]:
         key = size, id(rounds)  # of units that are alike, they are one object
         if key not in priced:
-            seconds, price = way.unit(size, rounds)
-            priced[key] = tuple(map(_known, once(seconds))), price
+            found = way.unit(size, rounds)
+            priced[key] = tuple(map(_known, found)), _added(found)
         return priced[key]
 
     prices = [[price(size, rounds) for size, rounds in zip(way.sizes, step, strict=True)] for step in sent]
@@ -208,7 +208,7 @@ def _priced(way: _Flat, backward: BackwardTiming, codec: CodecCost | None = None
         for step in prices
     )
     steps = [_added(price for _, price in step) for step in prices]
-    _, riding = way.unit(main.beside, (beside,))
+    riding = _added(way.unit(main.beside, (beside,)))
     return Forecast(
         backward,
         cycle,
@@ -276,20 +276,24 @@ def _at(backward: BackwardTiming, places: Sequence[int]) -> BackwardTiming:
 
 
 class _Price(NamedTuple):
-    """Seconds and bytes per rank: sent, over the busiest node's link, and received in all-gathers."""
+    """Seconds, those of them in which the link is free, and bytes per rank.
+
+    Bytes are those sent, over the busiest node's link, and received in all-gathers.
+    """
 
     seconds: float
+    latency_s: float
     wire_bytes: float
     node_bytes: float
     gathered_bytes: float
 
 
 def _added(prices: Iterable[_Price]) -> _Price:
-    return _Price(*map(sum, zip(_Price(0.0, 0.0, 0.0, 0.0), *prices, strict=True)))
+    return _Price(*map(sum, zip(_Price(0.0, 0.0, 0.0, 0.0, 0.0), *prices, strict=True)))
 
 
-def _known(seconds: float) -> Transfer:
-    return Transfer("shift", seconds)
+def _known(price: _Price) -> Transfer:
+    return Transfer("shift", price.seconds, latency_s=price.latency_s)
 
 
 @dataclass(frozen=True)
@@ -313,10 +317,9 @@ class _Flat:
     def rounds(self, step: int) -> Sent:
         return self.main.rounds(ExchangeContext(step, 0, 0, self.world, granularity=self.cut))
 
-    def unit(self, _numel: int, rounds: Rounds) -> tuple[list[float], _Price]:
-        """Seconds of the rounds that the worker waits for together, and of the last; and what all cost."""
-        found = [self._together(each) for each in (rounds[:-1], rounds[-1:]) if each]
-        return [each.seconds for each in found], _added(found)
+    def unit(self, _numel: int, rounds: Rounds) -> list[_Price]:
+        """The price of the rounds that the worker waits for together, and that of the last."""
+        return [self._together(each) for each in (rounds[:-1], rounds[-1:]) if each]
 
     def _together(self, rounds: Rounds) -> _Price:
         """Rounds that are one object are priced once, and equal ones of other units: there are thousands."""
@@ -332,6 +335,7 @@ class _Flat:
         carried, gathered = self._carried(sent), sent.verb == "all_gather"
         return _Price(
             self.cluster.seconds(carried),
+            self.cluster.latency_s(carried),
             self._travelling(sent) * sent.wire_bytes(self.world),
             self.cluster.node_bytes(carried),
             self.world * sent.payload_bytes if gathered else 0.0,
@@ -339,8 +343,10 @@ class _Flat:
 
     def end(self, tail: Tail, _beside: Round) -> Tail:
         """Seconds after the units: `tail` carries `beside`, small gradients, and the verdict."""
-        apart = None if tail.beside is None else _known(self.cluster.seconds(tail.beside))
-        return replace(tail, round=_known(self.cluster.seconds(tail.round)), beside=apart)
+        return replace(tail, round=self._timed(tail.round), beside=tail.beside and self._timed(tail.beside))
+
+    def _timed(self, sent: Sends) -> Transfer:
+        return Transfer("shift", self.cluster.seconds(sent), latency_s=self.cluster.latency_s(sent))
 
     def _travelling(self, sent: Round) -> float:
         return self.main.layout.main.exchange.laws.travels if sent.at_most else 1.0
@@ -357,16 +363,23 @@ class _TwoLevels(_Flat):
     def world(self) -> int:
         return self.cluster.nodes
 
-    def unit(self, numel: int, rounds: Rounds) -> tuple[list[float], _Price]:
-        between_s, price = super().unit(numel, rounds)
+    def unit(self, numel: int, rounds: Rounds) -> list[_Price]:
         inside_bytes = 2 * (self.cluster.per_node - 1) * _BYTES * numel
-        inside_s = self.cluster.inside_s(_BYTES * numel)
-        return [inside_s, *between_s], price._replace(wire_bytes=inside_bytes + price.wire_bytes)
+        inside = _Price(self.cluster.inside_s(_BYTES * numel), 0.0, inside_bytes, 0.0, 0.0)
+        *waited, last = inside, *super().unit(numel, rounds)
+        return [_added(waited), last] if waited else [last]
 
     def price(self, sent: Round) -> _Price:
         carried = self._carried(sent)
-        between_s, between_bytes = self.cluster.between_s(carried), self.cluster.between_bytes(carried)
-        return super().price(sent)._replace(seconds=between_s, node_bytes=between_bytes)
+        return (
+            super()
+            .price(sent)
+            ._replace(
+                seconds=self.cluster.between_s(carried),
+                latency_s=self.cluster.between_latency_s(carried),
+                node_bytes=self.cluster.between_bytes(carried),
+            )
+        )
 
     def end(self, tail: Tail, beside: Round) -> Tail:
         """Small gradients go by shards, too; the verdict among all ranks; then all means are gathered."""
@@ -377,4 +390,4 @@ class _TwoLevels(_Flat):
         )
         gathered_s = self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
         # It waits for every decode (`Engine._progress`).
-        return Tail(_known(small_s + self.cluster.seconds(verdict) + gathered_s))
+        return Tail(Transfer("shift", small_s + self.cluster.seconds(verdict) + gathered_s))

@@ -10,13 +10,12 @@ the nodes, and gathers inside again (`gradwire.sources.nodes`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from gradwire.planning.collectives import ALGORITHMS, GLOO, Sends, algorithm_of, levels, time_of
+from gradwire.planning.collectives import ALGORITHMS, GLOO, Sends, algorithm_of, latency_of, levels, time_of
 from gradwire.planning.costs import Link, Network
 
 
@@ -74,6 +73,10 @@ class Cluster:
         """The time of one collective of all ranks."""
         return time_of(sent, self.workers, self.network)
 
+    def latency_s(self, sent: Sends) -> float:
+        """The part of `seconds` in which the link is free for others."""
+        return latency_of(sent, self.workers, self.network)
+
     def node_bytes(self, sent: Sends) -> float:
         """Bytes that one collective of all ranks sends over the busiest node's link."""
         if self.nodes == 1:
@@ -118,17 +121,15 @@ class Cluster:
         >>> nodes.between_s(half) / nodes.seconds(Transfer("all_reduce", 1.0))
         0.6666666666666666
         """
-        shared = Link(self.link.alpha_s, self.per_node * self.link.beta_s)
-        return time_of(sent, self.nodes, Network(shared))
+        return time_of(sent, self.nodes, self._shared)
 
+    def between_latency_s(self, sent: Sends) -> float:
+        """The part of `between_s` in which the node's link is free for others."""
+        return latency_of(sent, self.nodes, self._shared)
 
-def once(seconds: Sequence[float]) -> tuple[float, ...]:
-    """The rounds of a unit as the worker meets them: those that it waits for in one, and the last.
-
-    >>> once([1.0, 2.0, 4.0]), once([4.0]), once([])
-    ((3.0, 4.0), (4.0,), ())
-    """
-    return (sum(seconds[:-1]), seconds[-1]) if len(seconds) > 1 else tuple(seconds)
+    @property
+    def _shared(self) -> Network:
+        return Network(Link(self.link.alpha_s, self.per_node * self.link.beta_s))
 
 
 def slowest(spread: float, workers: int, steps: int, seed: int = 0) -> tuple[float, ...]:

@@ -32,11 +32,19 @@ class Sends(Protocol):
 
 
 class Transfer(NamedTuple):
-    """A collective in numbers; without an `algorithm` it is the one that runs by default."""
+    """A collective in numbers; without an `algorithm` it is the one that runs by default.
+
+    For `latency_s` of its time, at its end, it leaves the link to others.
+    """
 
     verb: str
     payload_bytes: float
     algorithm: str | None = None
+    latency_s: float = 0.0
+
+
+HOP_S = 1e-3
+"""Seconds that a hop may take in software. On short links of busy machines latencies are no longer."""
 
 
 def levels(world: int) -> int:
@@ -136,11 +144,32 @@ def time_of(round_: Sends, world: int, network: Network, algorithm: str | None =
     >>> round(time_of(Transfer("all_reduce", 1e6, "tree"), 4, network), 6)
     0.044
     """
+    found, link = _run_by(round_, network, algorithm)
+    return found.seconds(round_.payload_bytes, world, link)
+
+
+def latency_of(round_: Sends, world: int, network: Network) -> float:
+    """Seconds of a collective in which its bytes are under way, and the link is free for others.
+
+    Of each latency that is what exceeds `HOP_S`, which a hop takes in software. A ring's hops wait for each
+    other, and the next ring for the last of them; between two ranks a ring is a swap.
+
+    >>> network = Network(Link(alpha_s=11e-3, beta_s=1e-8))
+    >>> [round(latency_of(Transfer(verb, 1e6), 4, network), 6) for verb in ("all_to_all", "all_reduce")]
+    [0.03, 0.0]
+    """
+    found, link = _run_by(round_, network)
+    if world == 1 or (world > 2 and found is ALGORITHMS["all_reduce", "ring"]):
+        return 0.0
+    return found.messages(world) * max(link.alpha_s - HOP_S, 0.0)
+
+
+def _run_by(round_: Sends, network: Network, algorithm: str | None = None) -> tuple[Algorithm, Link]:
+    """How a collective runs, and the link as it finds it."""
     named = _named_in(round_, algorithm)
     found = algorithm_of(round_.verb, named)
     name = f"{round_.verb}/{named or GLOO[round_.verb]}"
-    link = network.calibrated.get(name) or network.of(round_.verb)
-    return found.seconds(round_.payload_bytes, world, link)
+    return found, network.calibrated.get(name) or network.of(round_.verb)
 
 
 def _named_in(round_: Sends, otherwise: str | None = None) -> str | None:

@@ -134,6 +134,7 @@ class Forecast:
                 there.append(replace(unit, ready_s=free_s))
             cycle.append(tuple(there))
         back_s = max(sum(unit.numel for unit in units) for units in self.cycle) * element_s
+        # What is copied back does not leave the link to others, but nothing comes after it either.
         tail = replace(self.tail, round=Transfer("shift", self.tail.round.payload_bytes + back_s))
         return replace(self, cycle=tuple(cycle), tail=tail)
 

@@ -2,7 +2,8 @@
 
 Three things work side by side, each at one job at a time: the backward pass; the ordered worker, which
 takes jobs in the order in which they were posted; and the network, which takes collectives in the order
-in which they were issued. A unit that has become ready is encoded, its rounds are issued, and the worker
+in which they were issued. While the last bytes of a collective are under way, for its latency, the network is
+free for the next. A unit that has become ready is encoded, its rounds are issued, and the worker
 waits for all of them but the last; the end of that one posts the decoding. When everything is decoded the
 tail goes out, and the step ends with it. Overlapping of units is therefore COVAP's equation 3 (Meng et
 al. 2023, section II-B).
@@ -14,6 +15,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -121,12 +123,12 @@ def predict(
     compute_s = before_s + backward_s
     if tail is not None and tail.beside is not None:
         stage.wire(-1, tail.beside, max(backward_s, stage.issued_s))
-    ended_s = max(backward_s, worker, stage.wire_free_s)
+    ended_s = max(backward_s, worker, stage.landed_s)
     if tail is not None:
         # A tail that waits for no decode goes out with the last unit, after it on the wire.
         issued_s = ended_s if tail.waits else max(backward_s, stage.issued_s)
         stage.wire(-1, tail.round, issued_s)
-        ended_s = max(ended_s, stage.wire_free_s)
+        ended_s = max(ended_s, stage.landed_s)
     backward = PredictedSpan("backward", -1, before_s, compute_s)
     spans = (
         PredictedSpan(what, unit, before_s + start, before_s + stop)
@@ -141,15 +143,18 @@ class _Stage:
 
     seconds_of: Callable[[Sends], float]
     wire_free_s: float = 0.0
+    landed_s: float = 0.0
     issued_s: float = 0.0
     spans: list[PredictedSpan] = field(default_factory=list)
 
     def wire(self, unit: int, sent: Sends, issued_s: float) -> float:
         """The end of a collective that is issued now."""
         start_s = max(issued_s, self.wire_free_s)
-        self.wire_free_s = start_s + self.seconds_of(sent)
-        self.spans.append(PredictedSpan("wire", unit, start_s, self.wire_free_s))
-        return self.wire_free_s
+        stop_s = start_s + self.seconds_of(sent)
+        self.wire_free_s = stop_s - getattr(sent, "latency_s", 0.0)
+        self.landed_s = max(self.landed_s, stop_s)
+        self.spans.append(PredictedSpan("wire", unit, start_s, stop_s))
+        return stop_s
 
     def work(self, what: What, unit: int, start_s: float, seconds: float) -> float:
         """The end of local work that starts now."""
@@ -157,29 +162,28 @@ class _Stage:
             self.spans.append(PredictedSpan(what, unit, start_s, start_s + seconds))
         return start_s + seconds
 
-    def start(self, number: int, unit: UnitWork, start_s: float) -> float:
-        """Encode and issue; returns when the worker is free again, with the last round in flight."""
+    def start(self, number: int, unit: UnitWork, start_s: float) -> tuple[float, float]:
+        """Encode and issue; when the worker is free again, and when the last round will have ended."""
         now_s = self.work("encode", number, start_s, unit.encode_s)
         for waited in unit.rounds[:-1]:
             now_s = self.wire(number, waited, now_s)
-        self.wire(number, unit.rounds[-1], now_s)
         self.issued_s = now_s
-        return now_s
+        return now_s, self.wire(number, unit.rounds[-1], now_s)
 
 
 def _run(units: Sequence[UnitWork], stage: _Stage) -> float:
     """All units through worker and wire; returns when the worker has done its last job."""
     arrivals = deque((number, unit) for number, unit in enumerate(units) if unit.rounds)
-    ended: deque[tuple[float, int]] = deque()
+    ended: list[tuple[float, int]] = []  # a heap
     free_s = 0.0
     while arrivals or ended:
         # Jobs are taken as they were posted: an arrival at its ready time, a decoding when its round ended.
         if arrivals and (not ended or arrivals[0][1].ready_s <= ended[0][0]):
             number, unit = arrivals.popleft()
-            free_s = stage.start(number, unit, max(unit.ready_s, free_s))
-            ended.append((stage.wire_free_s, number))
+            free_s, landed_s = stage.start(number, unit, max(unit.ready_s, free_s))
+            heappush(ended, (landed_s, number))
         else:
-            posted_s, number = ended.popleft()
+            posted_s, number = heappop(ended)
             free_s = stage.work("decode", number, max(posted_s, free_s), units[number].decode_s)
     return free_s
 

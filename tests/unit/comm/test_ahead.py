@@ -69,6 +69,22 @@ def test_what_comes_again_is_announced_before_it_is_due(link: _Link) -> None:
         assert waiting(link, value, number) == (number > 1)
 
 
+def test_messages_that_are_under_way_at_once_are_all_announced_in_the_step_before(link: _Link) -> None:
+    group, values = _Group(), [torch.arange(5.0) + number for number in range(4)]
+    for step in range(1, 4):
+        before = waiting(link, values[0], len(values) * (step - 1))
+        receives = []
+        for value in values:
+            out = torch.full_like(value, -1)
+            receives.append((value, out, ahead.Receive(group, out, 1, ahead.tag_of(value, 0))))
+        for value, _out, _receive in receives:
+            link.send(value)
+        for value, out, receive in receives:
+            receive.wait()
+            assert torch.equal(out, value)
+        assert before == (0 if step == 1 else len(values))
+
+
 def test_lengths_may_alternate_and_the_next_user_of_a_group_goes_on(link: _Link) -> None:
     group, short, long = _Group(), torch.arange(3.0), torch.arange(70)
     came(link, group, short, long, long + 1, short + 2, short + 3, short.double(), long + 4, short + 5)

@@ -65,7 +65,7 @@ FAR = Cluster(4, Link(1e-2, 8e-9))
 """A delay of 10 ms: as many bytes as 1.25 MB."""
 
 
-@pytest.mark.parametrize("text", ["topk(ratio=0.01)", "leader_topk(ratio=0.01)", "powersgd(rank=2)"])
+@pytest.mark.parametrize("text", ["scalecom", "leader_topk(ratio=0.01)", "powersgd(rank=2)"])
 def test_where_a_round_is_mostly_delay_recipes_are_cut_into_fewer_units(text: str) -> None:
     composition, cut = forecast_as_cut(text, SPECS, BACKWARD, FAR)
     assert composition.text.startswith("mergecomp(")
@@ -78,8 +78,8 @@ def test_where_a_round_is_mostly_delay_recipes_are_cut_into_fewer_units(text: st
 def test_cuts_of_an_unknown_codec_are_compared_as_if_it_took_time() -> None:
     """Or what happens to hide in few units would count for nothing."""
     near = Cluster(4, Link(3e-3, 8e-9))
-    unknown, free = (forecast_as_cut("efsignsgd", SPECS, BACKWARD, near, each) for each in (None, FREE))
-    nominal, _ = forecast_as_cut("efsignsgd", SPECS, BACKWARD, near, NOMINAL_CODEC)
+    unknown, free = (forecast_as_cut("signsgd", SPECS, BACKWARD, near, each) for each in (None, FREE))
+    nominal, _ = forecast_as_cut("signsgd", SPECS, BACKWARD, near, NOMINAL_CODEC)
     assert unknown[0].text == nominal.text != free[0].text
     assert unknown[1] == forecast(unknown[0], SPECS, BACKWARD, near)
 
@@ -89,6 +89,7 @@ def test_cuts_of_an_unknown_codec_are_compared_as_if_it_took_time() -> None:
     [
         ("topk(ratio=0.001)", Cluster(4, Link(1e-6, 8e-10))),  # hides as it is
         ("int8", FLAT),  # mostly bytes
+        ("topk(ratio=0.01)", FAR),  # latencies of one round each pass side by side
         ("covap(interval=4)", FAR),  # units take turns
         ("dense", FAR),  # DDP's buckets
     ],

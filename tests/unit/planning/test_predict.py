@@ -27,7 +27,8 @@ def fixed(encode_s: float, decode_s: float) -> CodecCost:
 
 
 def as_work(unit: Unit) -> UnitWork:
-    return UnitWork(unit.ready, 1, tuple(shift(s) for s in unit.rounds), fixed(unit.encode, unit.decode))
+    rounds = tuple(Transfer("shift", s + unit.latency, latency_s=unit.latency) for s in unit.rounds)
+    return UnitWork(unit.ready, 1, rounds, fixed(unit.encode, unit.decode))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -42,6 +43,7 @@ def test_as_clockwork_has_it(seed: int) -> None:
                 draw.randint(0, 4),
                 [draw.randint(1, 6) for _ in range(draw.randint(1, 3))],
                 draw.randint(0, 4),
+                draw.choice((0, 0, 3, 9)),
             )
             for at in ready
         ]
@@ -114,6 +116,14 @@ def test_the_tail_waits_for_the_last_decoding_unless_there_is_none() -> None:
     assert predict(units, 1.0, 2, SECONDS, tail=Tail(shift(5.0))).step_s == 1 + 2 + 1 + 5
     assert predict(units, 1.0, 2, SECONDS, tail=Tail(shift(5.0), waits=False)).step_s == 1 + 2 + 5
     assert predict([], 1.0, 2, SECONDS, tail=Tail(shift(5.0), waits=False)).step_s == 1 + 5
+
+
+def test_latencies_pass_side_by_side() -> None:
+    far = Transfer("shift", 5.0, latency_s=4.0)
+    units = [UnitWork(0.0, 1, (far,)) for _ in range(3)]
+    assert predict(units, 0.0, 2, SECONDS).step_s == 1 + 1 + 5
+    assert predict(units, 0.0, 2, SECONDS, tail=Tail(far, waits=False)).step_s == 1 + 1 + 1 + 5
+    assert predict(units, 0.0, 2, SECONDS, tail=Tail(far)).step_s == 1 + 1 + 5 + 5
 
 
 def test_decoding_everybodys_payload_takes_as_many_times_as_long() -> None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Unit:
-    """Whole seconds; `rounds` one after another."""
+    """Whole seconds; `rounds` one after another, each on the wire for so long, and then `latency` more."""
 
     ready: int
     encode: int
     rounds: list[int]
     decode: int
+    latency: int = 0
     left: int = 0
     state: str = "waiting"
 
@@ -26,6 +27,7 @@ class Clockwork:
     units: Sequence[Unit]
     posted: deque[tuple[str, int]] = field(default_factory=deque)
     wire: deque[list[int]] = field(default_factory=deque)  # [unit, round, seconds left]
+    under_way: dict[int, list[int]] = field(default_factory=dict)  # by unit: [round, seconds left]
     job: tuple[str, int] | None = None
     left: int = 0
     next_round: int = 0
@@ -44,6 +46,8 @@ class Clockwork:
             self.left = max(0, self.left - 1)
             if self.wire:
                 self.wire[0][2] -= 1
+            for each in self.under_way.values():
+                each[1] -= 1
             assert now < 10_000
         return now
 
@@ -53,9 +57,14 @@ class Clockwork:
             pass
 
     def end_of_round(self) -> bool:
-        if not self.wire or self.wire[0][2] > 0:
+        if self.wire and self.wire[0][2] == 0:
+            number, round_, _left = self.wire.popleft()
+            self.under_way[number] = [round_, self.units[number].latency]
+            return True
+        number = min((unit for unit, (_round, left) in self.under_way.items() if left == 0), default=-1)
+        if number < 0:
             return False
-        number, round_, _left = self.wire.popleft()
+        round_, _left = self.under_way.pop(number)
         if round_ == len(self.units[number].rounds) - 1:
             self.posted.append(("decode", number))
         else:
