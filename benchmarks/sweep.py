@@ -19,9 +19,10 @@ The table tells:
 - predicted: what `auto` said a step would take, over what it took;
 - gap: `auto`'s final loss (mean of the last tenth of its steps) less DDP's, paired by seed, in units of DDP's
   standard deviation over seeds; negative is better;
-- time: seconds of `auto`, measuring included, until the mean loss of its seeds first is the one with which the
-  worst seed of DDP ends, over DDP's, which is its median step of the race times its number of steps until the
-  mean of its seeds is there. Seed by seed, one of two equals misses the other's last loss as often as not.
+- time: seconds of `auto`, measuring included, until the mean loss of its seeds first is the one with which
+  the worst seed of DDP ends, over DDP's, which is its median step of the race times its number of steps until
+  the mean of its seeds is there. Seed by seed, one of two equals misses the other's last loss as often as
+  not.
 
 Two thirds of the settings are held back: choose nothing by what they show.
 

@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.lab.emulate import EmulatedLink, delayed_group
-from gradwire.lab.emulate.link import WireFile
-from gradwire.lab.emulate.ranks import WIRE_VARIABLE
+from gradwire.lab.emulate.link import WIRE_VARIABLE, WireFile
 
 UNLUCKY = 1
 NUMEL = 30_000

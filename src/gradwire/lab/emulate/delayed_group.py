@@ -19,9 +19,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.lab.emulate.link import WireFile
+from gradwire.lab.emulate.link import WIRE_VARIABLE, WireFile
 from gradwire.lab.emulate.python_work import Carried
-from gradwire.lab.emulate.ranks import WIRE_VARIABLE
 
 BOTH = ("out", "in")
 

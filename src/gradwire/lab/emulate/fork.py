@@ -21,7 +21,7 @@ from threading import Thread
 from typing import Any, cast
 
 from gradwire.lab.emulate.kernel import enter_netns
-from gradwire.lab.emulate.ranks import WIRE_VARIABLE
+from gradwire.lab.emulate.link import WIRE_VARIABLE
 
 _IS_LINUX = sys.platform == "linux"
 # Elsewhere system libraries do not like to be forked.

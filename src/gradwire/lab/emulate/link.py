@@ -11,6 +11,8 @@ from typing import Self
 from gradwire.quantities import rate_bit_per_s, time_s
 
 UNLIMITED = frozenset({"unlimited", "none"})
+WIRE_VARIABLE = "GRADWIRE_WIRE"
+"""Path of the file that holds the link of backend mode; absent in the other modes."""
 
 
 @dataclass(frozen=True)

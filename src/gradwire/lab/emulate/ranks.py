@@ -8,14 +8,12 @@ from contextlib import contextmanager
 from pathlib import PurePath
 
 from gradwire.environment import RANKS_HERE
-from gradwire.lab.emulate.link import Counters
+from gradwire.lab.emulate.link import WIRE_VARIABLE, Counters
 from gradwire.lab.emulate.sandbox import INSIDE
 from gradwire.lab.emulate.topology import read_counters
 
 INTERFACE_VARIABLE = "GRADWIRE_INTERFACE"
 """Names the interface whose counters are the rank's; absent in backend mode."""
-WIRE_VARIABLE = "GRADWIRE_WIRE"
-"""Path of the file that holds the link of backend mode; absent in the other modes."""
 
 
 def _torchrun(base: Mapping[str, str], rank: int, workers: int, host: str, port: int) -> dict[str, str]:
