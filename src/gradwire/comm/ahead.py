@@ -95,6 +95,7 @@ class Receive:
 
     def __init__(self, group: dist.ProcessGroup, out: Tensor, source: int, tag: int) -> None:
         self._out, self._buffer, self._key = out, None, (source, tag)
+        self._is_under_way = True
         self._announced = announced = _announced.setdefault(group, _Announced())
         with announced.lock:
             if known := announced.take(self._key):
@@ -109,12 +110,14 @@ class Receive:
                     announced.keep(self._key, buffer, work)
 
     def wait(self) -> None:
-        """Block until the message is in `out`."""
+        """Block until the message is in `out`. It may be called again."""
         try:
             self._work.wait()
         finally:
-            with self._announced.lock:
-                self._announced.end(self._key)
+            if self._is_under_way:
+                self._is_under_way = False
+                with self._announced.lock:
+                    self._announced.end(self._key)
         if self._buffer is not None:
             self._out.view(-1).view(torch.uint8).copy_(self._buffer)
             self._buffer = None

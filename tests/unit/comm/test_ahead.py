@@ -81,6 +81,7 @@ def test_messages_that_are_under_way_at_once_are_all_announced_in_the_step_befor
             link.send(value)
         for value, out, receive in receives:
             receive.wait()
+            receive.wait()
             assert torch.equal(out, value)
         assert before == (0 if step == 1 else len(values))
 
