@@ -5,8 +5,9 @@ loopback, which is not slowed. A stack of square matrices is trained on random n
 Settings run in mixed order, round by round, in the same processes; a step's time is the slowest rank's. Bytes
 are those that leave a node by its interface, the mean of both nodes, beside what the cost model of
 `gradwire plan` says (`gradwire.control.forecast`). So are steps: the model gets the link as stated, the link
-inside, the computation and the codecs as measured while all ranks are at it. "spread" is half the range of a
-setting's rounds in parts of their median. Every round checks that replicas are bit-identical.
+inside, the computation and the codecs as measured while all ranks are at it, and each rank's share of a core.
+"spread" is half the range of a setting's rounds in parts of their median. Every round checks that replicas
+are bit-identical.
 
 Goal, with two ranks on a node: two levels send at most 0.68 of flat's bytes for dense, 0.60 for int8, and
 0.36 for what is gathered, and int8 at most 0.18 of what DDP sends in float32; with four, 0.36 for int8, and
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -36,7 +38,7 @@ from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed
 from gradwire.measure.codec import measure_codec
 from gradwire.planning.cluster import Cluster
-from gradwire.planning.costs import BackwardTiming, Link
+from gradwire.planning.costs import BackwardTiming, Cores, Link
 from gradwire.planning.forecast import Forecast
 from gradwire.recipes import recipe
 
@@ -103,7 +105,9 @@ class Setting:
         specs, built = self.wire.attached.source.specs, recipe(text).build()
         codec = None if built.exchange.memory is None else measure_codec(built.exchange).cost
         two_levels = self.wire.report().per_node > 1
-        return forecast(built, specs, backward, cluster, codec, two_levels=two_levels)
+        found = forecast(built, specs, backward, cluster, codec, two_levels=two_levels)
+        share = len(os.sched_getaffinity(0)) / cluster.workers  # nodes are emulated: all share these cores
+        return replace(found, cores=Cores(share, busy=1.0))
 
 
 def inside_link(per_node: int, megabytes: int = 4, repetitions: int = 5) -> Link:
