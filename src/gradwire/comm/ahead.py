@@ -14,7 +14,7 @@ gets a message of another length: it waits until one of its own comes, if ever.
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -45,22 +45,22 @@ class _Announced:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._works: defaultdict[_Key, deque[tuple[Tensor, Any]]] = defaultdict(deque)
+        self._works: dict[_Key, deque[tuple[Tensor, Any]]] = {}
         self._under_way: Counter[_Key] = Counter()
         self._most: dict[_Key, int] = {}
         self._left_bytes = ROOM_BYTES
 
     def take(self, key: _Key) -> tuple[Tensor, Any] | None:
         """The first receive that was announced, if one was."""
-        if not self._works[key]:
+        if not (works := self._works.get(key)):
             return None
-        buffer, work = self._works[key].popleft()
+        buffer, work = works.popleft()
         self._left_bytes += buffer.nbytes
         return buffer, work
 
     def keep(self, key: _Key, buffer: Tensor, work: Any) -> None:
         """Add one that has been announced."""
-        self._works[key].append((buffer, work))
+        self._works.setdefault(key, deque()).append((buffer, work))
         self._left_bytes -= buffer.nbytes
 
     def begin(self, key: _Key, nbytes: int) -> int:
@@ -69,12 +69,14 @@ class _Announced:
         if len(self._most) >= _REMEMBERED:  # most likely of lengths that vary, and seldom come again
             self._most.clear()
         before, self._most[key] = key in self._most, max(self._under_way[key], self._most.get(key, 0))
-        missing = self._most[key] - len(self._works[key]) if before else 0
+        missing = self._most[key] - len(self._works.get(key, ())) if before else 0
         return min(missing, self._left_bytes // max(nbytes, 1))
 
     def end(self, key: _Key) -> None:
         """A message has come, or never will."""
         self._under_way[key] -= 1
+        if not self._under_way[key]:  # lengths that vary would fill it
+            del self._under_way[key]
 
 
 _announced: WeakKeyDictionary[dist.ProcessGroup, _Announced] = WeakKeyDictionary()

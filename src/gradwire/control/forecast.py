@@ -343,7 +343,8 @@ class _Flat:
 
     def end(self, tail: Tail, _beside: Round) -> Tail:
         """Seconds after the units: `tail` carries `beside`, small gradients, and the verdict."""
-        return replace(tail, round=self._timed(tail.round), beside=tail.beside and self._timed(tail.beside))
+        apart = None if tail.beside is None else self._timed(tail.beside)
+        return replace(tail, round=self._timed(tail.round), beside=apart)
 
     def _timed(self, sent: Sends) -> Transfer:
         return Transfer("shift", self.cluster.seconds(sent), latency_s=self.cluster.latency_s(sent))
