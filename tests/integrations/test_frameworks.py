@@ -37,9 +37,18 @@ def test_gradwire_carries_every_step_and_a_killed_run_ends_where_the_uninterrupt
     assert len({*straight.parameters, *resumed.parameters}) == 1
 
 
-@pytest.mark.parametrize("example", ["with_lightning.py", "with_trainer.py"])
-def test_one_process_ends_with_a_report_as_well(example: str, tmp_path: Path) -> None:
-    done = alone(str(ROOT / "examples" / example), str(tmp_path / "checkpoints"), folder=tmp_path)
+@pytest.mark.parametrize(
+    ("example", "variables"),
+    [
+        ("with_lightning.py", {"LOCAL_WORLD_SIZE": "1"}),
+        ("with_trainer.py", {}),
+    ],  # the first reads its ranks there
+)
+def test_one_process_ends_with_a_report_as_well(
+    example: str, variables: dict[str, str], tmp_path: Path
+) -> None:
+    command = str(ROOT / "examples" / example), str(tmp_path / "checkpoints")
+    done = alone(*command, folder=tmp_path, **variables)
     assert "one rank: nothing to send" in done
 
 
@@ -69,9 +78,9 @@ def test_a_trainer_without_a_strategy_fits_twice_saves_and_resumes(tmp_path: Pat
     assert "step 4" in done
 
 
-def alone(*words: str, folder: Path) -> str:
+def alone(*words: str, folder: Path, **variables: str) -> str:
     """What one process prints that no launcher has started."""
-    environment = {**os.environ, "LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": ""}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "", **variables}
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

@@ -13,16 +13,23 @@ import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 
-os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())  # both are read when the module below is loaded
+VARIABLES = {
+    "BACKEND": "gloo",
+    "WORLD_SIZE": "2",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TEMP_DIR": os.environ.get("TEMP_DIR", tempfile.gettempdir()),
+}
+"""The module below reads them when it is loaded, and its tests do. Other tests must not see them: what a
+launcher sets is among them."""
 
-with warnings.catch_warnings(action="ignore"):  # torch's own, about itself
+with mock.patch.dict(os.environ, VARIABLES), warnings.catch_warnings(action="ignore"):  # of torch
     from torch.testing._internal.distributed import distributed_test as torchs
 
 SECOND_HOOK = "registers a hook of its own, which DDP refuses where any hook has been registered"
@@ -54,6 +61,11 @@ def _attach_to_all() -> None:
 class TestWithWires(torchs.TestDistBackend, torchs.DistributedTest._DistTestBase):
     """Each test runs in ranks that are forked from one process, which has loaded torch."""
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.enterClassContext(mock.patch.dict(os.environ, VARIABLES))
+        super().setUpClass()
+
     def setUp(self) -> None:
         super().setUp()
         self.file_name = str(Path(os.environ["TEMP_DIR"], "store"))
@@ -61,7 +73,7 @@ class TestWithWires(torchs.TestDistBackend, torchs.DistributedTest._DistTestBase
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **options: Any) -> None:
-        os.environ["TEMP_DIR"] = str(Path(file_name).parent)
+        os.environ |= {**VARIABLES, "TEMP_DIR": str(Path(file_name).parent)}
         _attach_to_all()
         super()._run(rank, test_name, file_name, pipe, **options)
 

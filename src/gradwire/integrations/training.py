@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
 from gradwire._api.attach import attach
-from gradwire._api.unwrap import inside
+from gradwire._api.unwrap import inside, optimizers_of
 from gradwire._api.wire import Wire
 
 
-def attached(before: Wire | None, world: int, model: nn.Module, *arguments: Any, **options: Any) -> Wire:
-    """The wire of `before`, if it is this model's, or a new one of `attach(model, ...)`.
+def attached(
+    before: Wire | None, world: int, model: nn.Module, optimizer: Any, *arguments: Any, **options: Any
+) -> Wire:
+    """The wire of `before`, if it is this model's, or a new one of `attach(model, optimizer, ...)`.
 
-    A framework that trains on one process neither wraps the model nor makes a process group.
+    A framework that trains on one process neither wraps the model nor makes a process group. Where it trains
+    a model once more, it may do so with another optimizer, which `before` then follows. On several processes
+    it wraps the model anew.
     """
     if before is not None and before.attached.model is inside(model):
-        return before
+        now = optimizers_of(optimizer)
+        if before.attached.optimizers == now:
+            return before
+        if world == 1:  # where no gradient is sent, only steps are counted by optimizers
+            before.attached.backward.steps.follow(now, before.attached.model)
+            before.attached = replace(before.attached, optimizers=now)
+            return before
     with _some_group(world):
-        return attach(model, *arguments, **options)
+        return attach(model, optimizer, *arguments, **options)
 
 
 @contextmanager

@@ -103,6 +103,12 @@ class Steps:
                 # An optimizer that outlives the model must not keep the arena alive.
                 weakref.finalize(model, handle.remove).atexit = False
 
+    def follow(self, optimizers: Optimizers, model: nn.Module) -> None:
+        """From now on these step the parameters, and those before them do not. Between two steps."""
+        self.forget()
+        self._records = [_Record(each) for each in optimizers]
+        self.watch(model)
+
     # -- what happens, in the order of a step
 
     def backward_begins(self, *, exchanges: bool) -> None:

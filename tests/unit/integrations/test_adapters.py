@@ -95,6 +95,18 @@ def test_one_process_needs_no_process_group_and_leaves_none(recipe: str, tmp_pat
     wire.detach()
 
 
+def test_another_optimizer_of_the_same_model_is_heard_and_steps_are_counted_on() -> None:
+    model, wire = torch.nn.Linear(8, 64), None
+    for number in range(1, 3):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        wire = attached(wire, 1, model, optimizer, "dgc(0.1)")
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+        assert wire.report().step == 2 * number
+
+
 def test_several_processes_need_a_group_of_the_framework() -> None:
     with pytest.raises(ValueError, match="no process group"):
         attached(None, 2, torch.nn.Linear(2, 2), None, "dense")
