@@ -303,6 +303,15 @@ def reached(looks: Sequence[tuple[int, float]], target: float) -> int | None:
     return next((step for step, loss in looks if loss <= target), None)
 
 
+def part(share: float) -> str:
+    """A share that may be above 1.
+
+    >>> part(0.01), part(30.0)
+    ('1/100.0', '30.0')
+    """
+    return f"1/{1 / share:.1f}" if share < 1 else f"{share:.1f}"
+
+
 def loss_table(rows: dict[Key, Row], options: argparse.Namespace) -> list[str]:
     """Bytes and losses, by model, replicas and setting."""
     lines = [
@@ -318,7 +327,7 @@ def loss_table(rows: dict[Key, Row], options: argparse.Namespace) -> list[str]:
                 if all(row["sent_bytes"] is not None for row in found.values()):
                     sent = f"{fmean(row['sent_bytes'] for row in found.values()) / 1e6:.2f}"
                     shares = [row["sent_bytes"] / other["sent_bytes"] for row, other in paired(found, plain)]
-                    share = f"1/{1 / fmean(shares):.1f}" if shares else "-"
+                    share = part(fmean(shares)) if shares else "-"
                 gaps = [row["looks"][-1][1] - other["looks"][-1][1] for row, other in paired(found, plain)]
                 if gaps and setting != PLAIN:
                     gap = spread(gaps)
