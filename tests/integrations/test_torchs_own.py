@@ -29,7 +29,10 @@ VARIABLES = {
 """The module below reads them when it is loaded, and its tests do. Other tests must not see them: what a
 launcher sets is among them."""
 
-with mock.patch.dict(os.environ, VARIABLES), warnings.catch_warnings(action="ignore"):  # of torch
+with (
+    mock.patch.dict(os.environ, VARIABLES),
+    warnings.catch_warnings(action="ignore"),
+):  # torch warns of itself
     from torch.testing._internal.distributed import distributed_test as torchs
 
 SECOND_HOOK = "registers a hook of its own, which DDP refuses where any hook has been registered"

@@ -28,6 +28,8 @@ LONGEST_BYTES = 2**20
 ROOM_BYTES = 2**24
 """Room for all receives that a group has announced ahead. Where there is none, a receive is announced when it
 is due."""
+_SHARE = 8
+"""How many lengths may fill the room: one length takes no more than its share, or later ones had none."""
 _FIRST_TAG = 16
 """The lowest tag of a receive that may be announced ahead. Others have lower ones."""
 _REMEMBERED = 1024
@@ -64,13 +66,15 @@ class _Announced:
         self._left_bytes -= buffer.nbytes
 
     def begin(self, key: _Key, nbytes: int) -> int:
-        """A message of this length comes; how many others to announce. None where it is the first."""
+        """Count a message of this length; how many others to announce. The first one announces none."""
         self._under_way[key] += 1
         if len(self._most) >= _REMEMBERED:  # most likely of lengths that vary, and seldom come again
             self._most.clear()
         before, self._most[key] = key in self._most, max(self._under_way[key], self._most.get(key, 0))
-        missing = self._most[key] - len(self._works.get(key, ())) if before else 0
-        return min(missing, self._left_bytes // max(nbytes, 1))
+        if not before:
+            return 0
+        most = min(self._most[key], max(1, ROOM_BYTES // _SHARE // max(nbytes, 1)))
+        return min(most - len(self._works.get(key, ())), self._left_bytes // max(nbytes, 1))
 
     def end(self, key: _Key) -> None:
         """A message has come, or never will."""

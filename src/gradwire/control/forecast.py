@@ -276,9 +276,10 @@ def _at(backward: BackwardTiming, places: Sequence[int]) -> BackwardTiming:
 
 
 class _Price(NamedTuple):
-    """Seconds, those of them in which the link is free, and bytes per rank.
+    """Seconds and bytes of collectives, per rank.
 
-    Bytes are those sent, over the busiest node's link, and received in all-gathers.
+    In `latency_s` of the seconds the link is free. Bytes are those sent, over the busiest node's link, and
+    received in all-gathers.
     """
 
     seconds: float

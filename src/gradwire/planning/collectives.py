@@ -34,7 +34,7 @@ class Sends(Protocol):
 class Transfer(NamedTuple):
     """A collective in numbers; without an `algorithm` it is the one that runs by default.
 
-    For `latency_s` of its time, at its end, it leaves the link to others.
+    It leaves the link to others for the last `latency_s` of its time.
     """
 
     verb: str
@@ -44,7 +44,7 @@ class Transfer(NamedTuple):
 
 
 HOP_S = 1e-3
-"""Seconds that a hop may take in software. On short links of busy machines latencies are no longer."""
+"""Seconds that a hop may take in software. Latencies of short links of busy machines are not above it."""
 
 
 def levels(world: int) -> int:
@@ -113,6 +113,17 @@ ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
 }
 """(verb, algorithm) to its cost."""
 
+_AT_ONCE = tuple(
+    ALGORITHMS[key]
+    for key in (
+        ("all_reduce", "direct"),
+        ("all_gather", "ring"),
+        ("all_to_all", "pairs"),
+        ("shift", "direct"),
+    )
+)
+"""Ways whose messages leave a rank at once on a long link. There a gather is no ring."""
+
 GLOO: Mapping[str, str] = {
     "all_reduce": "ring",
     "all_gather": "ring",
@@ -151,15 +162,16 @@ def time_of(round_: Sends, world: int, network: Network, algorithm: str | None =
 def latency_of(round_: Sends, world: int, network: Network) -> float:
     """Seconds of a collective in which its bytes are under way, and the link is free for others.
 
-    Of each latency that is what exceeds `HOP_S`, which a hop takes in software. A ring's hops wait for each
-    other, and the next ring for the last of them; between two ranks a ring is a swap.
+    Of each latency that is what exceeds `HOP_S`, which a hop takes in software. Only messages that leave a
+    rank at once let others pass: hops of rings and trees wait for each other, and the next ring for the last
+    of them. Between two ranks a ring is a swap.
 
     >>> network = Network(Link(alpha_s=11e-3, beta_s=1e-8))
     >>> [round(latency_of(Transfer(verb, 1e6), 4, network), 6) for verb in ("all_to_all", "all_reduce")]
     [0.03, 0.0]
     """
     found, link = _run_by(round_, network)
-    if world == 1 or (world > 2 and found is ALGORITHMS["all_reduce", "ring"]):
+    if world == 1 or not (found in _AT_ONCE or (world == 2 and found is ALGORITHMS["all_reduce", "ring"])):
         return 0.0
     return found.messages(world) * max(link.alpha_s - HOP_S, 0.0)
 

@@ -85,6 +85,7 @@ class Steps:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._parameters, self._device = parameters, device
         self._records = [_Record(each) for each in optimizers]
+        self._unhook: list[Callable[[], object]] = []
         self._skipped, self._alone, self._raises = skipped, alone, raises
         self._may_differ = may_differ
         self._has_looked = self._is_pending = self._is_dropping = self._is_local = False
@@ -101,11 +102,16 @@ class Steps:
                 record.optimizer.register_step_post_hook(lambda *_, of=record: self._after(of)),
             ):
                 # An optimizer that outlives the model must not keep the arena alive.
-                weakref.finalize(model, handle.remove).atexit = False
+                unhook = weakref.finalize(model, handle.remove)
+                unhook.atexit = False
+                self._unhook.append(unhook)
 
     def follow(self, optimizers: Optimizers, model: nn.Module) -> None:
-        """From now on these step the parameters, and those before them do not. Between two steps."""
+        """Follow `optimizers` instead of the present ones. Call it between two steps."""
         self.forget()
+        for unhook in self._unhook:
+            unhook()
+        self._unhook.clear()
         self._records = [_Record(each) for each in optimizers]
         self.watch(model)
 

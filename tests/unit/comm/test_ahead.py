@@ -57,6 +57,19 @@ def came(link: _Link, group: Any, *values: Tensor) -> None:
         assert torch.equal(out, value)
 
 
+def at_once(link: _Link, group: Any, *values: Tensor) -> None:
+    """All are announced, then sent, and arrive; who waits twice is told twice."""
+    receives = []
+    for value in values:
+        out = torch.full_like(value, -1)
+        receives.append((value, out, ahead.Receive(group, out, 1, ahead.tag_of(value, 0))))
+        link.send(value)
+    for value, out, receive in receives:
+        receive.wait()
+        receive.wait()
+        assert torch.equal(out, value)
+
+
 def waiting(link: _Link, value: Tensor, messages: int) -> int:
     """Receives of this length that are announced, and whose message is not there yet."""
     return link.announced[ahead.tag_of(value, 0)] - messages
@@ -70,20 +83,23 @@ def test_what_comes_again_is_announced_before_it_is_due(link: _Link) -> None:
 
 
 def test_messages_that_are_under_way_at_once_are_all_announced_in_the_step_before(link: _Link) -> None:
-    group, values = _Group(), [torch.arange(5.0) + number for number in range(4)]
+    group, values = _Group(), [torch.arange(5.0) + number for number in range(6)]
     for step in range(1, 4):
-        before = waiting(link, values[0], len(values) * (step - 1))
-        receives = []
-        for value in values:
-            out = torch.full_like(value, -1)
-            receives.append((value, out, ahead.Receive(group, out, 1, ahead.tag_of(value, 0))))
-        for value, _out, _receive in receives:
-            link.send(value)
-        for value, out, receive in receives:
-            receive.wait()
-            receive.wait()
-            assert torch.equal(out, value)
-        assert before == (0 if step == 1 else len(values))
+        before = waiting(link, values[0], 4 * (step - 1))
+        at_once(link, group, *values[:4])
+        assert before == (0 if step == 1 else 4)
+    at_once(link, group, *values)
+    assert waiting(link, values[0], 18) == 6
+
+
+def test_one_length_does_not_take_the_room_of_others(link: _Link) -> None:
+    group, pieces, other = _Group(), [torch.ones(2**15) for _ in range(140)], torch.ones(7)
+    at_once(link, group, *pieces)
+    at_once(link, group, *pieces)
+    held = waiting(link, pieces[0], 280)
+    assert 1 < held < 140
+    came(link, group, other, other)
+    assert waiting(link, other, 2) == 1
 
 
 def test_lengths_may_alternate_and_the_next_user_of_a_group_goes_on(link: _Link) -> None:

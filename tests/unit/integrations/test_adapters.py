@@ -105,6 +105,12 @@ def test_another_optimizer_of_the_same_model_is_heard_and_steps_are_counted_on()
             model(torch.randn(4, 8)).square().mean().backward()
             optimizer.step()
         assert wire.report().step == 2 * number
+    doubled = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match="momentum"):
+        attached(wire, 1, model, doubled, "dgc(0.1)")
+    with pytest.raises(ValueError, match="optimizer"):
+        attached(wire, 1, model, torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1), "dgc(0.1)")
+    assert attached(wire, 1, model, optimizer, "dgc(0.1)") is wire
 
 
 def test_several_processes_need_a_group_of_the_framework() -> None:
