@@ -43,7 +43,7 @@ def _follow(wire: Wire, optimizers: Optimizers) -> None:
     check_optimizers(optimizers, attached.source.module)
     attached.source.suits(engine.layout, optimizers)
     engine.env = replace(engine.env, check=partial(attached.source.suits, optimizers=optimizers))
-    attached.backward.steps.follow(optimizers, attached.model)
+    attached.backward.steps.change(optimizers, attached.model)
     wire.attached = replace(attached, optimizers=optimizers)
 
 

@@ -106,7 +106,7 @@ class Steps:
                 unhook.atexit = False
                 self._unhook.append(unhook)
 
-    def follow(self, optimizers: Optimizers, model: nn.Module) -> None:
+    def change(self, optimizers: Optimizers, model: nn.Module) -> None:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""
         self.forget()
         for unhook in self._unhook:

@@ -99,7 +99,7 @@ CHARGPT2 = Setting("chargpt", 2, 100.0, 10e-3, 0.03, 0.06)
 CONVNET = Setting("convnet", 3, 50.0, 2e-3, 0.012, 0.023)
 SLOW = (RESNET18, CHARGPT4, CHARGPT2, CONVNET)
 FAST = Setting("chargpt", 2, 100_000.0, 1e-6, 0.07, 0.13)
-FAR = Setting("convnet", 4, 100_000.0, 20e-3, 0.012, 0.023)
+FAR = Setting("convnet", 4, 100_000.0, 30e-3, 0.012, 0.023)
 
 
 @pytest.mark.parametrize("setting", SLOW, ids=lambda setting: f"{setting.workload}, {setting.world}")

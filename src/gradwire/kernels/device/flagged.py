@@ -57,9 +57,3 @@ def _zero_idle(plane, rows, idle, TILE: tl.constexpr):
     if tl.load(idle + tl.load(row + 3)) != 0:
         place = tl.arange(0, TILE)
         tl.store(plane + tl.load(row) + place, tl.zeros((TILE,), tl.float32), place < tl.load(row + 2))
-
-
-def try_out(where: torch.device | None) -> None:
-    """Launch a kernel on the GPU `where`, or raise why there can be none; elsewhere do nothing."""
-    if where is not None and where.type == "cuda":
-        poison([torch.zeros(1, device=where)], torch.zeros((), dtype=torch.bool, device=where))
