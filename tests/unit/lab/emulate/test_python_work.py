@@ -15,6 +15,11 @@ from torch._C._distributed_c10d import _create_work_from_future
 from gradwire.errors import TransportError
 from gradwire.lab.emulate.python_work import Carried
 
+TELLS_ERRORS = pytest.mark.skipif(
+    torch.__version__.startswith("2.11."),
+    reason="torch 2.11 cannot give the error of a work in C++ to Python",
+)
+
 
 def carried_elsewhere(work: Carried) -> Carried:
     threading.Thread(target=work.carry).start()
@@ -29,6 +34,7 @@ def error_in_cpp(work: Carried) -> str | None:
     return None if error is None else str(error)
 
 
+@TELLS_ERRORS
 def test_it_ends_with_the_tensors() -> None:
     tensors = [torch.ones(2)]
     work = Carried(lambda: tensors)
@@ -41,6 +47,7 @@ def test_it_ends_with_the_tensors() -> None:
     assert work.exception() is error_in_cpp(work) is None
 
 
+@TELLS_ERRORS
 @pytest.mark.parametrize("error", [TransportError("the peer is gone"), SystemExit("of a user's codec")])
 def test_an_error_is_raised_by_wait_and_is_one_in_cpp(error: BaseException) -> None:
     def fail() -> list[Tensor]:
