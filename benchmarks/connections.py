@@ -4,11 +4,10 @@ Ranks on an emulated network, whose namespaces allow buffers of `--window` bytes
 as the link needs); about 0.6 of that is the window.
 A stack of linear layers is trained on random numbers over 1, 2, 4 and 8 connections, over one once more, and
 over one where receives are announced when they are due. The ratio of the two that are equal says how far
-apart equal settings are. Settings run in mixed order, round by round, in
-the same processes, `--steps` steps a turn, and the time of a turn is the slowest rank's. Several steps a turn
-are needed where latencies count: ranks leave a barrier up to a latency apart, which one step takes for its
-own. All settings must end with the same bits. At last comes what gradwire measures and chooses by itself, and
-how long that takes.
+apart equal settings are. Settings run in mixed order, round by round, in the same processes, `--steps` steps
+a turn, and the time of a turn is the slowest rank's. Several steps a turn are needed where latencies count:
+ranks leave a barrier up to a latency apart, which one step takes for its own. All settings must end with the
+same bits. At last comes what gradwire measures and chooses by itself, and how long that takes.
 
     python benchmarks/connections.py [--workers 2] [--rate 300mbit] [--delay 25ms] [--window 524288]
         [--recipe dense] [--width 512] [--settings "1;1 again;when due"] [--rounds 7] [--steps 1]

@@ -17,9 +17,6 @@ BYTES_A_STEP = 100.0
 """A leak of that rate would take a gigabyte in ten million steps: weeks of ten steps a second."""
 GRAIN_BYTES = 2**20
 """Below it nothing can be said of resident memory: the allocator takes and returns it in such pieces."""
-THREADS = 1
-"""One helper waits for messages that gloo does not call back for. It begins with the first of them, which may
-come late: where the link has become slower, shorter messages are sent that way."""
 OBJECTS = 64 + 2 * 7
 """The longest history that fills slowly: 16 changes of the link, each a tuple, a change and two links. And
 what the last step leaves: one with another collective, or two of them, holds 7 objects more for each."""
@@ -49,7 +46,7 @@ def grown(samples: Samples) -> list[str]:
     old = [each for each in settled if each["step"] >= SETTLED_STEPS]
     wrong = []
     for name, since, bound, a_step in (
-        ("threads", settled, THREADS, 0.0),
+        ("threads", settled, 0.0, 0.0),
         ("descriptors", settled, 0.0, 0.0),
         ("objects", settled, OBJECTS, OBJECTS_A_STEP),
         ("resident_bytes", old or samples[-1:], GRAIN_BYTES, BYTES_A_STEP),

@@ -12,6 +12,7 @@ from torch import nn
 import gradwire
 from gradwire._api.plan import BETWEEN_ROUNDS, CANDIDATES, TRIED, profile_of
 from gradwire.control.choice import LATE
+from gradwire.planning.collectives import HOP_S
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.shapes import load
 from gradwire.recipes import recipe
@@ -206,15 +207,17 @@ def test_a_round_is_shared_by_the_local_steps_before_it_and_hides_behind_nothing
     assert sorted(once) == sorted(each.recipe for each in found.candidates)
     for each in found.candidates:
         same = once[each.recipe]
-        # In a round there are fewer units. Latencies of many pass side by side, so that hardly matters.
-        assert each.exposed_s == pytest.approx(same.step_s - 0.5, rel=0.06)
+        # In a round there are 2 units instead of 22. The last latency of a unit passes beside the next unit.
+        # So few units gain little where a unit has one round, and lose a little where it has several.
+        assert each.exposed_s <= 1.011 * (same.step_s - 0.5)
         assert each.step_s == pytest.approx(0.5 + each.exposed_s / 30, rel=1e-9)
         assert each.wire_bytes == pytest.approx(same.wire_bytes, rel=0.01)  # of padding
         # A day has 86,400 s / (30 steps) rounds.
         assert each.day_bytes == pytest.approx(each.wire_bytes * 86_400 / (30 * each.step_s), rel=1e-9)
     exposed = {each.recipe: once[each.recipe].step_s - 0.5 - each.exposed_s for each in found.candidates}
     assert exposed["dense"] == pytest.approx(0.0, abs=1e-9)
-    assert exposed["sparseloco"] > 0.0  # it has two units where an exchange a step has 23
+    of_20_units_s = 20 * HOP_S
+    assert exposed["sparseloco"] == pytest.approx(of_20_units_s, rel=0.01)
     assert found.dense_s == gradwire.plan("gpt2", **far, candidates=["dense"]).dense_s, (
         "of an exchange a step"
     )
