@@ -81,7 +81,7 @@ def settings(ratio: float) -> dict[str, Exchange]:
 
 
 def modelled_ms(name: str, world: int, payload: tuple[float, float], alpha_s: float, beta_s: float) -> float:
-    """The paper's formulas (table I, equation 4) for as many bytes of places and of values as travel here."""
+    """Latencies and bytes of each way, in the manner of the paper's equation 4, for what travels here."""
     places, values = payload
     depth, others = ceil(log2(world)), world - 1
     tree, ring = depth * alpha_s, 2 * others * alpha_s

@@ -1,11 +1,12 @@
 """COVAP beside its seven comparators on four emulated networks: tables II and VII and figures 7 to 10, here.
 
-Meng et al. 2023, section IV.C: ResNet-101, VGG-19, BERT and GPT-2, their times from Table I. Here their true
-gradient shapes and ready times, shrunk to what two cores can carry, compute slept, on 4 ranks over a link on
-which a dense all-reduce takes as long as it did there. Every method with its published ratio and without a
-dense start. Share of linear is the speed relative to the same step without communication. The paper's are its
-speed-ups over 64; it ran on 64 GPUs, whose all-gathers are far longer than those of 4, and its sorts took GPU
-time that ours take from a CPU which has nothing else to do; so the columns compare methods, not figures.
+Meng et al. 2023, section IV.C: ResNet-101, VGG-19, BERT and GPT-2, their times from Table I (GPT-2's from its
+CCR). Here the gradient shapes and ready times of networks like them (BERT uncased, GPT-2 inferred), shrunk to
+what two cores can carry, compute slept, on 4 ranks over a link on which a dense all-reduce takes as long as
+it did there. Every method with its published ratio and without a dense start. Share of linear is the speed
+relative to the same step without communication. The paper's are its speed-ups over 64; it ran on 64 GPUs,
+whose all-gathers are far longer than those of 4, and its sorts took GPU time that ours take from a CPU which
+has nothing else to do; so the columns compare methods, not figures.
 
 A second table breaks a step down as figures 7 to 10 do: computation, the codec, and what of communication is
 not hidden; the codec works beside the backward pass, so that the sum may be more than the step. COVAP stands

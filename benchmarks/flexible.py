@@ -1,13 +1,13 @@
 """Does a ratio that follows the link pay, when latency and bandwidth change while training?
 
-A small network trains on an emulated link that changes along the paper's schedules C1 and C2 (Tyagi and
-Swany 2024, section 3-E), bandwidths divided by 50 and latencies by 5, as much as two cores can carry:
-`flexible` by default and as the paper has it (a knee, planned anew where the link changes), every static
-ratio of AR-Topk and of an all-gather, and plain all-reduce, of each seed from the same weights on the same
-batches, each in a run of its own. Printed are, in the mean over seeds, the sum of step times, over that of an
-oracle, which runs the static setting that is best in each phase, and the accuracy on held-out data. Then the
-shares of steps by ratio and collective (the paper's figures 7 and 8), and when each chose what; `--pictures`
-draws ratio and collective over steps, of the first seed.
+A small network trains on an emulated link that changes along the paper's schedules C1 and C2 (Tyagi and Swany
+2024, section 3-E), bandwidths divided by 50 and latencies by 5, as much as two cores can carry: `flexible` by
+default and as near to the paper as it comes (a knee, planned anew where the link changes), every static ratio
+of AR-Topk and of an all-gather, and plain all-reduce, of each seed from the same weights on the same batches,
+each in a run of its own. Printed are, in the mean over seeds, the sum of step times, over that of an oracle,
+which runs the static setting that is fastest in each phase, whatever it keeps of the gradient, and the
+accuracy on held-out data. Then the shares of steps by ratio and collective (the paper's figures 7 and 8), and
+when each chose what; `--pictures` draws ratio and collective over steps, of the first seed.
 
     python benchmarks/flexible.py [--workers 4] [--steps 300] [--seeds 0 1 2] [--recipes flexible …]
         [--pictures FOLDER] [--json PATH]

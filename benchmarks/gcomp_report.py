@@ -9,18 +9,20 @@ by which of the paper's means are used. Paper (sections 3.1, 7.2, 7.3): 32.9 % o
 36.5 % for BERT, exponents 14.5 % and with dynamic tables 11.6 % of the original, top 15 exponents about 95 %.
 
 With `--tuned` the model is first trained for as many steps on a stretch of the data of its own, and then
-tuned on others by AdamW at the learning rate `--lr`: the paper's BERT is a trained model that is tuned.
+tuned on others by AdamW at the learning rate `--lr`: the paper's BERT is trained on SST, presumably from a
+trained checkpoint.
 
 `strays` trains the same model by several recipes, ranks as threads, on the same batches, and says by how much
 the loss differs from that of exact means, averaged over steps, and in which step the mean of ten losses is
 first as low as that of exact training after a half, three quarters and all of the steps, but for 0.1 %: the
 paper's figure 20 in steps. Figures are means over seeds. Paper (section 7.6): 73.6 to 93.1 % less than with
 18 bits truncated, 77.4 to 96.8 % less than with one all-reduce in 8 steps. "start" is training by exact means
-from parameters that differ in their last bit: what a loss strays for no reason at all.
+from parameters that differ in their last bit: what a loss strays for no reason at all. `local_every` hands
+the optimizer the sum of eight gradients at once; what the paper's workers do in between it does not say.
 
     python benchmarks/gcomp_report.py sizes [--workload resnet18] [--steps 200] [--every 25] [--json PATH]
     python benchmarks/gcomp_report.py sizes --tuned 300 --lr 2e-5 [--steps 100]
-    python benchmarks/gcomp_report.py strays [--workload chargpt] [--steps 100] [--seeds 3] [--adamw]
+    python benchmarks/gcomp_report.py strays [--workload chargpt] [--steps 100] [--seeds 3] [--by adamw]
 """
 
 import argparse
@@ -55,7 +57,9 @@ from gradwire.step.arena import Lane, Unit, specs_of
 from gradwire.step.context import ExchangeContext, Part, Replicated
 
 MANTISSA = 23
-SETTINGS = ("gcomp", "gcomp(mode='levels')", "gcomp(mode='truncate', bits=18)", "local_every(interval=8)")
+TRUNCATED = "truncate(bits=18)"
+"""The paper's baseline, which cuts towards zero; `gcomp(mode='truncate')` rounds to nearest."""
+SETTINGS = ("gcomp", "gcomp(mode='levels')", TRUNCATED, "local_every(interval=8)")
 START = "start"
 SHARE = ", share of 4 bytes"
 PICTURED = ("near", "levels", "lossless", "truncate 18", "zlib 1", "zstd 1")
@@ -83,8 +87,9 @@ class Training:
             self.optimizer.zero_grad()
             self.loss(self.model, next(self.batches[-1])).backward()
             self.optimizer.step()
-        if arguments.adamw or arguments.tuned:
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=arguments.lr)
+        if arguments.by or arguments.tuned:
+            by = torch.optim.SGD if arguments.by == "sgd" else torch.optim.AdamW
+            self.optimizer = by(self.model.parameters(), lr=arguments.lr)
 
     def gradients(self) -> tuple[list[Tensor], float]:
         """Every rank's gradient, flat in layout order, and the mean of their losses."""
@@ -230,7 +235,7 @@ def _entropy(counts: Tensor) -> float:
 def _mantissas(x: Tensor, levels: Tensor, limits: Tensor) -> dict[str, float]:
     """Bits of signs, mantissas and levels, by what is done to them (paper, section 7.4)."""
     there = x.abs() >= 2.0**-126
-    single = torch.where(levels >= 12, 12, 0)
+    single, last = torch.where(levels >= 12, 12, 0), torch.where(levels >= 18, 18, 0)
     exponents = (x.view(torch.int32) >> 23 & 255).short()
     finer = (limits.short() - exponents).clamp(0, MANTISSA)
     every, some = float(x.numel()), float(there.sum())
@@ -239,6 +244,7 @@ def _mantissas(x: Tensor, levels: Tensor, limits: Tensor) -> dict[str, float]:
         "mantissa bits, whole": 24 * every,
         "mantissa bits, zeros pruned": 24 * some,
         "mantissa bits, one level of 12": 25 * every - float(single.sum()),
+        "mantissa bits, one level of 18 (the paper's)": 25 * every - float(last.sum()),
         "mantissa bits, four levels": 26 * every - float(levels.sum()),
         "mantissa bits, four levels and zeros pruned": 26 * some - float(levels[there].sum()),
         "mantissa bits, thresholds": float((24 - finer)[there & sent].sum()),
@@ -367,7 +373,7 @@ def strays(arguments: argparse.Namespace) -> dict[str, Any]:
     print(f"| {arguments.workload}, by | mean of loss − exact | of truncation's | {columns} |")
     print("|---|---|---|" + "---|" * len(SHARES))
     for text, found in reached.items():
-        shown, share = distance(away[text], away[SETTINGS[2]]) if text in away else ("-", "-")
+        shown, share = distance(away[text], away[TRUNCATED]) if text in away else ("-", "-")
         print(f"| `{text}` | {shown} | {share} | {' | '.join(map(steps_text, found))} |", flush=True)
     return {"exact": exact, "losses": losses, "away": away, "apart": apart, "reached": reached}
 
@@ -408,7 +414,7 @@ def picture_strays(found: dict[str, Any], arguments: argparse.Namespace) -> None
         text: [(end, fmean(first[end - WINDOW : end])) for end in range(WINDOW, len(first) + 1, WINDOW)]
         for text, (first, *_others) in found["apart"].items()
     }
-    optimizer = "-adamw" if arguments.adamw else ""
+    optimizer = f"-{arguments.by}" if arguments.by else ""
     path = arguments.pictures / f"gcomp-strays-{arguments.workload}{optimizer}.svg"
     draw(path, series, "step", "|loss − loss of exact means|, mean of 10 steps")
 
@@ -424,8 +430,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=25)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=1, help="of `strays`")
-    parser.add_argument("--adamw", action="store_true", help="AdamW instead of the workload's optimizer")
-    parser.add_argument("--lr", type=float, default=3e-4, help="of AdamW")
+    parser.add_argument("--by", choices=("adamw", "sgd"), help="optimizer, instead of the workload's own")
+    parser.add_argument("--lr", type=float, default=3e-4, help="of `--by`")
     parser.add_argument("--tuned", type=int, default=0, help="steps of training before the model is tuned")
     parser.add_argument("--pictures", type=Path, help="folder")
     parser.add_argument("--json", type=Path)

@@ -73,18 +73,19 @@ def compression(setting: Setting) -> float:
 
 def line(name: str, setting: Setting, outcomes: list[Outcome], dense: list[Outcome]) -> str:
     """One row: means over seeds."""
-    accuracy = [100 * each.test["test_accuracy"] for each in outcomes]
+    percent = [100 * each.test["test_accuracy"] for each in outcomes if "test_accuracy" in each.test]
+    held_out = spread(percent, 2) + " %" if percent else spread([each.test["test_loss"] for each in outcomes])
     mean, error = gap(outcomes, dense)
     cells = [name, f"{compression(setting):.0f}x" if setting.text else "-"]
     cells += [spread([each.final_loss for each in outcomes])]
-    cells += [f"{mean:+.4f} ± {error:.4f}" if setting.text else "-", spread(accuracy, 2)]
+    cells += [f"{mean:+.4f} ± {error:.4f}" if setting.text else "-", held_out]
     late = [d for each in outcomes for d in each.diagnoses if d.hamming is not None]
     cells += [f"{fmean(getattr(d, field) for d in late):.3f}" if late else "-" for field in FIGURES]
     return "| " + " | ".join(cells) + " |"
 
 
 HEADER = (
-    "| lr and batch, method | compression | training loss | behind | test accuracy, % | memories apart "
+    "| lr and batch, method | compression | training loss | behind | on held-out data | memories apart "
     "| Hamming | histogram overlap | Spearman | contraction |\n|---|---|---|---|---|---|---|---|---|---|"
 )
 

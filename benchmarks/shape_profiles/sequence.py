@@ -21,9 +21,8 @@ def bert(size: str, width: int, layers: int) -> Sketch:
     return net
 
 
-def gpt2(source: str, width: int, layers: int, places: int = 1024) -> Sketch:
+def gpt2(source: str, width: int, layers: int, places: int = 1024, words: int = 50257) -> Sketch:
     net = Sketch(source)
-    words = 50257
     net.embedding("words", words, width)
     net.embedding("positions", places, width)
     for layer in range(layers):

@@ -10,8 +10,9 @@ import unet
 import vision
 
 PROFILES = Path(__file__).parents[2] / "src/gradwire/planning/profiles"
-# 1000 positions rather than 1024 give exactly the 81,894,144 parameters of COVAP's Table VI
-COVAP = "GPT-2 with 6 layers (COVAP, Table VI), output tied to the embedding, 1000 positions"
+# COVAP's Table VI has 81,894,144 parameters and Chinese texts, and no layers. 10 layers, 13317 words and 1024
+# positions make that number, and are the small configuration of a public Chinese GPT-2 of its learning rate.
+COVAP = "GPT-2 with 10 layers and 13317 words (inferred from COVAP, Table VI), output tied to the embedding"
 RADFORD = "GPT-2 {} (Radford et al. 2019), output tied to the embedding, 1024 positions"
 MODELS = {
     "alexnet": vision.alexnet,
@@ -19,7 +20,7 @@ MODELS = {
     "bert_large": partial(sequence.bert, "large", 1024, 24),
     "bilstm4": sequence.bilstm4,
     "gpt2": partial(sequence.gpt2, RADFORD.format("small"), 768, 12),
-    "gpt2_covap": partial(sequence.gpt2, COVAP, 768, 6, 1000),
+    "gpt2_covap": partial(sequence.gpt2, COVAP, 768, 10, words=13317),
     "gpt2_medium": partial(sequence.gpt2, RADFORD.format("medium"), 1024, 24),
     "gpt2_xl": partial(sequence.gpt2, RADFORD.format("XL"), 1600, 48),
     "llama_3_8b": sequence.llama_3_8b,

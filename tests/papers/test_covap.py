@@ -78,19 +78,20 @@ def test_table_iii_without_overlapping(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "by_equation_ms", "reported_ms"), [("FP16", 196, 200), ("Random-k", 229, 229)]
+    ("name", "by_equation_ms", "reported_ms"), [("FP16", 196, 200), ("Random-k", 232, 229)]
 )
 def test_table_iii_overlapped_by_equation_6(name: str, by_equation_ms: float, reported_ms: float) -> None:
     row = TABLE_I["ResNet-101"]
     ccr, _separate, speed_up = TABLE_III[name]
     compress = COMPRESSION_MS[name]
-    # What cannot be hidden is communication less backward pass, (CCR − 1)·T_comp, behind all computation.
-    equation = row.before + row.backward + compress + (ccr - 1) * row.backward
+    # What cannot be hidden, (CCR − 1)·(T_comp + T_compress), comes behind all computation and compression.
+    behind = (ccr - 1) * (row.backward + compress)
+    equation = row.before + row.backward + compress + behind
     assert equation == pytest.approx(by_equation_ms, abs=0.5)
     assert step_ms(row, units=1) / speed_up == pytest.approx(reported_ms, abs=0.5)
     # A step in which compression makes room for communication too is at most that much shorter.
     predicted = step_ms(row, allreduce=ccr * row.backward, compress=compress)
-    assert equation - min(compress, (ccr - 1) * row.backward) - 0.1 <= predicted <= equation + 0.1
+    assert equation - min(compress, behind) - 0.1 <= predicted <= equation + 0.1
 
 
 def test_sharding_of_vgg19() -> None:
@@ -126,7 +127,7 @@ def cycle_s(of: BackwardTiming, cuts: tuple[int, ...], interval: int, link: Link
 
 @pytest.mark.parametrize("name", ["vgg19", "resnet101", "bert_base", "gpt2_covap"])
 def test_cuts_balanced_over_steps_and_ready_times_beat_the_papers_shards(name: str) -> None:
-    """On the paper's networks and times: no step is later than the latest of the others' (`pytest -s`)."""
+    """On networks like the paper's: no step is later than the latest of the others' (`pytest -s`)."""
     found = shapes.load(name)
     of, times, numel = backward_of(found), timing(found), found.parameters
     interval = interval_for(times.allreduce_s / times.backward_s)

@@ -42,7 +42,8 @@ def predicted(kept: float, found: Link) -> dict[str, float]:
 def ring_over_tree(world: int, kept_bytes: float) -> float:
     """Equation 5a: the ring is faster below this α/β (bytes); infinite where it never loses.
 
-    It divides by zero for two ranks, where ring and tree cost the same.
+    It divides by zero for two ranks, and with whole levels for three, where both have as many latencies and
+    the ring fewer bytes.
     """
     hops = world - 1
     if hops == levels(world):

@@ -20,7 +20,7 @@ def test_with_linear_costs_the_problem_is_solved_in_polynomial_time() -> None:
     draw = Random(7)
     for _ in range(INSTANCES):
         of = backward(draw, draw.randint(2, 9))
-        at = cost(draw, of, decode=False)
+        at = cost(draw, of)
         best = min(step_seconds(of, cuts, at) for cuts in all_groupings(len(of.numel)))
         assert step_seconds(of, optimal_cuts(of, at), at) == pytest.approx(best, rel=1e-12)
 
@@ -30,7 +30,7 @@ def excess(most: int) -> list[float]:
     draw, found = Random(most), []
     for _ in range(INSTANCES):
         of = backward(draw, draw.randint(2, 20 if most > 2 else 60))
-        at = cost(draw, of, decode=False)
+        at = cost(draw, of)
         cuts = search_cuts(lambda cuts, of=of, at=at: step_seconds(of, cuts, at), len(of.numel), most)
         found.append(step_seconds(of, cuts, at) / step_seconds(of, optimal_cuts(of, at), at) - 1)
     return found
@@ -47,7 +47,7 @@ def test_algorithm_2_is_never_better_and_leaves_something() -> None:
 def test_lemma_2_equal_totals_for_equally_many_groups() -> None:
     draw = Random(1)
     of = backward(draw, 8)
-    at = cost(draw, of, decode=False)
+    at = cost(draw, of)
     totals: dict[int, set[float]] = {}
     for cuts in all_groupings(8):
         ends = (0, *cuts, 8)

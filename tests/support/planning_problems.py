@@ -42,7 +42,8 @@ def step_held_up_s(
 ) -> float:
     """A step in which the codec holds up the backward pass itself, and units are decoded at its end.
 
-    MergeComp's F (Wang et al. 2021, equation 7), and COVAP's equation 6 (Meng et al. 2023).
+    COVAP's equation 6 (Meng et al. 2023), and MergeComp's F (Wang et al. 2021, equation 7) where what
+    encoding is said to take includes decoding.
     """
     held_s, wire_free_s, ends = 0.0, 0.0, []
     for unit in units:
@@ -68,10 +69,10 @@ def _line(draw: Random, base: float, slope: float) -> Line:
     return Line(draw.choice((0.0, draw.uniform(0, base))), draw.choice((0.0, draw.uniform(0, slope))))
 
 
-def cost(draw: Random, of: BackwardTiming, decode: bool = True) -> GroupCost:
+def cost(draw: Random, of: BackwardTiming) -> GroupCost:
     """Costs at which all three, the backward pass and latencies compete."""
     total = max(sum(of.numel), 1)
-    decoding = _line(draw, 0.1, 1 / total) if decode else Line(0.0, 0.0)
+    decoding = _line(draw, 0.1, 1 / total)
     return GroupCost(_line(draw, 0.1, 1 / total), _line(draw, 0.1, 2 / total), decoding)
 
 

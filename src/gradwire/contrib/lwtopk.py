@@ -3,7 +3,8 @@ that layers with small gradients are heard.
 
 Aji and Heafield 2017, "Sparse communication for distributed gradient descent"; compared with in Shi et al.
 2019, "A distributed synchronous SGD algorithm with global top-k sparsification", and in Tyagi and Swany
-2024, "Flexible communication for optimal distributed learning over unpredictable networks", section II.
+2024, "Flexible communication for optimal distributed learning over unpredictable networks", section 2-C3, who
+find that with non-uniform layers a choice over the whole gradient loses less.
 
 Differences from the papers:
 
@@ -64,7 +65,8 @@ def lwtopk(ratio: float = 0.01, values: CodedValues = "full", layers: bool = Fal
 
     Travels: places and values of every rank's own choice, a share of each layer.
     Paper: Aji and Heafield 2017, "Sparse communication for distributed gradient descent".
-    Use when: layers differ in scale to an extent that a choice over all of them would starve some.
+    Use when: layers differ in scale to an extent that a choice over all of them would starve some (Tyagi and
+        Swany find the opposite: with non-uniform layers, a choice over the whole gradient loses less).
     """
     exchange = remember(gather(coded(layer_top_k(ratio), values)))
     return Composition(exchange, layer_cutter(layers))

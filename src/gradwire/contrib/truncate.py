@@ -8,7 +8,7 @@ Differences from the paper:
 
 - What is kept is packed without a gap, 14 bits of 32.
 - It is summed in float32 between an all-to-all and an all-gather (`gradwire.exchange.scatter_reduce`); the
-  paper cuts in every hop of a ring.
+  paper does not say where it cuts.
 """
 
 from __future__ import annotations

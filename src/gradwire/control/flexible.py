@@ -131,7 +131,7 @@ class Flexible:
         """Of the last choice, with it, in a few words."""
         self._gains: dict[float, float] = {}
         self._led: deque[float] = deque(maxlen=WINDOW)
-        self._compress_s: dict[float, deque[float]] = {}
+        self._compress_s: deque[float] = deque(maxlen=WINDOW)
         self._steps_s: deque[float] = deque(maxlen=WINDOW)
         self._sent = self._level_of_gain()
         self._untried: list[str] = []
@@ -143,7 +143,7 @@ class Flexible:
     def observe(self, shown: StepObservation) -> Choice | None:
         """Take a step; what is to run from now on, if that or the reason for it is new."""
         if shown.compressed_s > 0.0:
-            self._compress_s.setdefault(self.now.ratio, deque(maxlen=WINDOW)).append(shown.compressed_s)
+            self._compress_s.append(shown.compressed_s)
             self._steps_s.append(shown.previous_s)
         if self._world == 1:
             return None
@@ -254,17 +254,16 @@ class Flexible:
         for ratio in self._ratios:
             way_of[ratio], seconds = self._fastest(ratio, network, self._more_s)
             gain = self._own_gain(ratio) * self._share(way_of[ratio])
-            candidates.append(RatioCandidate(ratio, self._compressing(ratio), seconds, gain))
+            candidates.append(RatioCandidate(ratio, self._compressing(), seconds, gain))
         best = knee(pareto_front(candidates)).ratio
         return Choice(best, way_of[best])
 
     def _progress(self, network: Network) -> Choice:
         """The most gain per second; what sends a part of the gain takes as much longer for all of it."""
-        known_s = self._compressing(self.now.ratio) + self._sending(self.now, network)
-        rest_s = max(median(self._steps_s) - known_s - self._more_s.get(self.now.way, 0.0), 0.0)
+        known_s = self._sending(self.now, network) + self._more_s.get(self.now.way, 0.0)
+        others_s = max(median(self._steps_s) - known_s, self._compressing())
         found: dict[Choice, float] = {}
         for ratio in self._ratios:
-            others_s = rest_s + self._compressing(ratio)
             more_s = {}
             for way in WAYS:
                 beside_s = self._more_s.get(way, 0.0)
@@ -280,8 +279,9 @@ class Flexible:
         possible = {way: self._rounds(Choice(ratio, way)) for way in WAYS}
         return fastest(possible, self._world, network, LEAD, self.now.way, more_s)
 
-    def _compressing(self, ratio: float) -> float:
-        """Seconds of compressing at the nearest ratio that was measured: most go into reading elements."""
-        if not self._compress_s:
-            return 0.0
-        return median(self._compress_s[min(self._compress_s, key=lambda used: abs(used - ratio))])
+    def _compressing(self) -> float:
+        """Seconds of compressing, at any ratio: most go into reading elements.
+
+        Measured ratio by ratio, times that differ by noise alone would span the whole scale of a knee.
+        """
+        return median(self._compress_s) if self._compress_s else 0.0

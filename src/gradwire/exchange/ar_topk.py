@@ -2,18 +2,18 @@
 
 Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
 algorithm 1. The leader is each rank in turn, the one with the largest variance, or whichever serves better.
-Section 3-B leaves the choice between the first two to the user; to switch by what is observed is the
-paper's future work (section 5). Here the *gain* decides: how much of what all ranks have they send,
-(Σ‖sent‖/Σ‖x‖)². The paper finds that figure to follow accuracy. It is known in the step itself, because norms
-ride on the values' all-reduce as two elements more (norms, not squares: 16 bits must hold them). In cycles of
-16N steps each way is tried for 2N, of which the first N let the memories settle, and the better one leads the
+Section 3-B leaves the choice between the first two to the user; to switch by what is observed is the paper's
+future work (section 5). Here the *gain* decides: how much of what all ranks have they send, (Σ‖sent‖/Σ‖x‖)².
+The paper finds its gain, ‖sent‖²/‖x‖², to follow accuracy. It is known in the step itself, because norms ride
+on the values' all-reduce as two elements more (norms, not squares: 16 bits must hold them). In cycles of 16N
+steps each way is tried for 2N, of which the first N let the memories settle, and the better one leads the
 other 12N.
 
 Differences from the paper:
 
-- the sum is divided by N, which algorithm 1 forgets;
+- the sum is divided by N, which algorithm 1 forgets (equation 1a has it);
 - in turn, only the leader chooses: no other choice would be looked at;
-- the order of turns is drawn anew every three cycles of N steps (`gradwire.exchange.turns`);
+- the rank that begins a cycle is drawn anew every three cycles of N steps (`gradwire.exchange.turns`);
 - indices are coded (5 bits at c = 0.1, 8.5 at 0.01) instead of 32 or 64 bits each. Where all ranks know the
   leader beforehand they are broadcast, by a scatter and an all-gather unless told otherwise; those of an
   elected leader are summed with zeros (`spread_indices`);

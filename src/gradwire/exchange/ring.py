@@ -10,7 +10,8 @@ Vocabulary: a *partition* is one rank's share of the unit, a *segment* a piece o
 segment in one hop. Messages have numbers: hop · segments + segment.
 
 Differences from the paper: the owner of a finished partition applies the decoded frame, as all other ranks
-do. Partitions are cut into segments, so that one is decoded, added to and encoded while others travel.
+do. Partitions are cut into segments (GComp's blocks, section 6.2), so that one is decoded, added to and
+encoded while others travel.
 
 Lengths: gloo must know the size of a message before it arrives, and every message of a few bytes costs a rank
 a third of a millisecond of CPU time and of waiting. So the length of a frame travels in the *tail* of the

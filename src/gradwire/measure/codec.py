@@ -2,8 +2,8 @@
 
 Measured on the exchange itself, over a `Comm` without peers. Encoding is all local work until the last round
 is issued, with the memory's fold; decoding is what follows its end, per payload: after an all-gather N are
-decoded (MergeComp, Wang et al. 2021, section 3, has one curve for both). Error feedback's own decoding is
-part of encoding, because that is when the worker does it.
+decoded (MergeComp, Wang et al. 2021, measures both, figure 3, and has one h for them in section 4.3). Error
+feedback's own decoding is part of encoding, because that is when the worker does it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ line, by more than they vary (`gradwire.planning.change_detection`), is a change
 the steps that have shown it, at first six.
 
 It replaces iperf and traceroute beside the training (Tyagi and Swany 2024, "Flexible communication",
-section 3-E), which send traffic of their own and see other paths than collectives do.
+section 3-E), which send traffic of their own and measure single connections.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Line:
-    """B + γ·x seconds for x elements (MergeComp, Wang et al. 2021, section 3).
+    """B + γ·x seconds for x elements (MergeComp, Wang et al. 2021, section 4.3, assumption 5).
 
     >>> Line(base_s=1.0, slope_s=0.5)(4)
     3.0

@@ -1,21 +1,22 @@
 """Where to cut for a codec that costs something per call (MergeComp, Wang et al. 2021, section 4.3).
 
 Groups of tensors in ready order are each compressed for h(x) = B_h + γ_h·x and sent for g(x) = B_g + γ_g·x.
-Compression holds up the backward pass; communication runs beside it. `optimal_cuts` finds the best cuts from
-these costs. `search_cuts` is the paper's own search, Algorithm 2 (section 4.3; proofs in 9.3): it sees only
-the seconds that a grouping takes, so it works on a cost model and on iterations that are timed as they run.
-It tries fewer than 50 groupings for two groups.
+Compression is encoding and decoding. It holds up the backward pass; communication runs beside both.
+`optimal_cuts` finds the best cuts from these costs. `search_cuts` is the paper's own search, Algorithm 2
+(section 4.3; proofs in 9.3): it sees only the seconds that a grouping takes, so it works on a cost model and
+on iterations that are timed as they run. It tries fewer than 50 groupings for two groups.
 
 Differences from the paper: it says of costs of any form that the problem cannot be solved in polynomial time
 (lemma 1), and then assumes linear ones (assumption 5). Under these it is a dynamic program. When group y ends
 with tensor i, everything before has been computed and y groups of S(i) elements have been compressed,
 wherever the cuts lie; so the wire is free again at C_y(i) = min over j < i of max(C_{y−1}(j), B(i) + y·B_h +
-γ_h·S(i)) + g(S(i) − S(j)), and min over y of C_y(N) is the optimum, after O(N²) steps per y. Decoding of the
-last group, which nothing can hide, is added; that of the others happens while the wire is busy.
+γ_h·S(i)) + g(S(i) − S(j)), and min over y of C_y(N) is the optimum, after O(N²) steps per y. The wire runs
+beside the compression of later groups as well, where the paper's equation 7 speaks of computation, and what
+does not depend on the cuts, the forward pass, is left out.
 
-In the search, two groups are bisected on the sign of F(k+1) − F(k), which is exact, because F is the larger
-of a rising and a falling function of k. (The authors' code compares F(k) with F(k + step), and misses the
-minimum in some 8 % of small cases.) α has no published value.
+In the search, two groups are bisected on the sign of F(k+d) − F(k). With d = 1 that is exact on the model,
+because F is the larger of a rising and a falling function of k. Where seconds are timed, neighbouring cuts
+differ by less than a step varies; there d is an eighth of the bracket. α has no published value.
 """
 
 from __future__ import annotations
@@ -38,23 +39,28 @@ NOTHING = Line(0.0, 0.0)
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Seconds for a group of x elements: compressing it (h), sending it (g), and decoding what arrives.
+    """Seconds for a group of x elements: encoding it, sending it (g), and decoding what arrives.
 
     `decode` is for all payloads that a rank decodes: N times a codec's own line after an all-gather.
     """
 
-    compress: Line
+    encode: Line
     communicate: Line
     decode: Line = NOTHING
 
     def __post_init__(self) -> None:
-        lines = (self.compress, self.communicate, self.decode)
+        lines = (self.encode, self.communicate, self.decode)
         if min(min(line.base_s, line.slope_s) for line in lines) < 0.0:
             raise ValueError(f"a cost in {self} falls with the size of a group; it must be 0 or rise")
 
+    @property
+    def compress(self) -> Line:
+        """The paper's h: encoding and decoding."""
+        return Line(self.encode.base_s + self.decode.base_s, self.encode.slope_s + self.decode.slope_s)
+
 
 def step_seconds(backward: BackwardTiming, cuts: Cuts, cost: GroupCost) -> float:
-    """F of a grouping: when the last group has been decoded, from the beginning of the backward pass.
+    """F of a grouping (equation 7), from the beginning of the backward pass.
 
     The recurrence itself, group by group.
 
@@ -71,8 +77,8 @@ def step_seconds(backward: BackwardTiming, cuts: Cuts, cost: GroupCost) -> float
         compressed += compress.base_s + compress.slope_s * numel
         ready_s = backward.ready_s[stop - 1] + compressed
         wire_free_s = max(wire_free_s, ready_s) + communicate.base_s + communicate.slope_s * numel
-        last, first = numel, stop
-    return max(wire_free_s, backward.total_s + compressed) + cost.decode(last)
+        first = stop
+    return max(wire_free_s, backward.total_s + compressed)
 
 
 def optimal_cuts(backward: BackwardTiming, cost: GroupCost, most: int | None = None) -> Cuts:
@@ -128,7 +134,8 @@ class _Table:
         self._cost, self._total_s = cost, backward.total_s
         self._sizes: Floats = np.cumsum(np.array((0, *backward.numel), np.float64))
         ready: Floats = np.array((0.0, *backward.ready_s))
-        self._compressed: Floats = ready + cost.compress.slope_s * self._sizes
+        self._h = cost.compress
+        self._compressed: Floats = ready + self._h.slope_s * self._sizes
         self._slope = cost.communicate.slope_s
         # The time that a cut before tensor j saves the last group, as an addend; nothing can follow the end.
         tensors = len(backward.numel)
@@ -144,9 +151,8 @@ class _Table:
     def is_open(self, best_s: float) -> bool:
         """Close what cannot lead to less than `best_s`; whether anything is left to go on from."""
         cost, row, groups = self._cost, self._rows[-1], len(self._rows)
-        end_s = cost.communicate.base_s + cost.decode(float(self._sizes[-1] - self._sizes[-2]))
         sent_s = row[:-1] + self._slope * (self._sizes[-1] - self._sizes[:-1])
-        rest_s = np.maximum(sent_s, self._leaving + groups * cost.compress.base_s) + end_s
+        rest_s = np.maximum(sent_s, self._leaving + groups * self._h.base_s) + cost.communicate.base_s
         row[:-1][rest_s >= best_s] = np.inf
         return bool(np.isfinite(row[:-1]).any())
 
@@ -155,7 +161,7 @@ class _Table:
         groups, row = len(self._rows), self._rows[-1]
         open_ = np.flatnonzero(np.isfinite(row[:-1]))
         here = slice(int(open_[0]), int(open_[-1]) + 1)
-        ready = self._compressed[here.start + 1 :] + groups * self._cost.compress.base_s
+        ready = self._compressed[here.start + 1 :] + groups * self._h.base_s
         scratch = self._scratch[here.start :, here]
         np.maximum(row[here], ready[:, None], out=scratch)
         scratch += self._saved[here.start :, here]
@@ -169,12 +175,11 @@ class _Table:
 
     def _last_group(self, groups: int) -> Floats:
         """Seconds of a step whose last of `groups` groups begins after tensor j, for all j."""
-        cost, sizes = self._cost, self._sizes[-1] - self._sizes[:-1]
-        compressed = groups * cost.compress.base_s + cost.compress.slope_s * self._sizes[-1]
-        ready = self._compressed[-1] + groups * cost.compress.base_s
-        ended = np.maximum(self._rows[groups - 1][:-1], ready) + cost.communicate.base_s
-        ended = np.maximum(ended + self._slope * sizes, self._total_s + compressed)
-        return _floats(ended + cost.decode.base_s + cost.decode.slope_s * sizes)
+        sizes = self._sizes[-1] - self._sizes[:-1]
+        compressed = groups * self._h.base_s + self._h.slope_s * self._sizes[-1]
+        ready = self._compressed[-1] + groups * self._h.base_s
+        ended = np.maximum(self._rows[groups - 1][:-1], ready) + self._cost.communicate.base_s
+        return _floats(np.maximum(ended + self._slope * sizes, self._total_s + compressed))
 
     def cuts(self) -> Cuts:
         """The best grouping into as many groups as there are rows."""
@@ -183,7 +188,7 @@ class _Table:
         found = []
         for before in range(groups - 1, 0, -1):
             found.append(cut)
-            ready = self._compressed[cut] + before * self._cost.compress.base_s
+            ready = self._compressed[cut] + before * self._h.base_s
             row = np.maximum(self._rows[before - 1][:cut], ready) - self._slope * self._sizes[:cut]
             cut = int(row.argmin())
         return tuple(reversed(found))
@@ -199,11 +204,13 @@ _LEVEL = 1 - 1e-12
 """Above rounding (1e-16), below what a single element among 10^9 changes."""
 
 
-def search_cuts(seconds: Seconds, tensors: int, most: int = 2, alpha: float = 0.0) -> Cuts:
+def search_cuts(
+    seconds: Seconds, tensors: int, most: int = 2, alpha: float = 0.0, apart: float = 0.0
+) -> Cuts:
     """Algorithm 2: the best grouping found into 1, 2, … `most` groups, Y of the paper.
 
     When one group more makes it worse, the one before is returned; when it gains less than the share
-    `alpha`, the new one. O(N^(Y−2) log N) calls of `seconds`, none of them twice.
+    `alpha`, the new one. O(N^(Y−2) log N) calls of `seconds`, none of them twice. `apart` as in `bisected`.
 
     >>> calls = []
     >>> search_cuts(lambda cuts: calls.append(cuts) or abs(sum(cuts) - 700), tensors=1000)
@@ -216,7 +223,7 @@ def search_cuts(seconds: Seconds, tensors: int, most: int = 2, alpha: float = 0.
     known = cache(seconds)
     best: Cuts = ()
     for groups in range(2, min(most, tensors) + 1):
-        found = _best_of(known, tensors, groups)
+        found = _best_of(known, tensors, groups, apart)
         if known(found) > known(best):
             return best
         gain = known(best) - known(found)
@@ -226,20 +233,34 @@ def search_cuts(seconds: Seconds, tensors: int, most: int = 2, alpha: float = 0.
     return best
 
 
-def _best_of(seconds: Seconds, tensors: int, groups: int) -> Cuts:
+def _best_of(seconds: Seconds, tensors: int, groups: int, apart: float) -> Cuts:
     """All choices of the first cuts, each with its bisected last one."""
     heads = combinations(range(1, tensors - 1), groups - 2)
-    return min((bisected(seconds, tensors, head) for head in heads), key=seconds)
+    return min((bisected(seconds, tensors, head, apart) for head in heads), key=seconds)
 
 
-def bisected(seconds: Seconds, tensors: int, head: Cuts = ()) -> Cuts:
-    """`head` and one more cut after it, where `seconds` stops falling; O(log N) calls."""
+def bisected(seconds: Seconds, tensors: int, head: Cuts = (), apart: float = 0.0) -> Cuts:
+    """`head` and one more cut after it, where `seconds` stops falling; O(log N) calls.
+
+    Cuts that are compared lie the share `apart` of the bracket apart, at least one tensor.
+    """
     low, high = (head[-1] if head else 0) + 1, tensors - 1
     while low < high:
-        middle = (low + high) // 2
+        left, right = compared(high - low, apart)
         # Where F rises, tensors that are ready together leave it level, and rounding must not send us right.
-        if seconds((*head, middle + 1)) < seconds((*head, middle)) * _LEVEL:
-            low = middle + 1
+        if seconds((*head, low + right)) < seconds((*head, low + left)) * _LEVEL:
+            low += left + 1
         else:
-            high = middle
+            high = low + right - 1
     return (*head, low)
+
+
+def compared(span: int, apart: float) -> tuple[int, int]:
+    """Which two of the `span` + 1 cuts of a bracket are compared: about its middle.
+
+    >>> compared(1, 0.125), compared(10, 0.0), compared(40, 0.125)
+    ((0, 1), (4, 5), (17, 22))
+    """
+    distance = max(1, int(span * apart))
+    left = (span - distance) // 2
+    return left, left + distance

@@ -34,7 +34,7 @@ class WorkerSeconds:
         self._sizes = list(accumulate(backward.numel, initial=0))
 
     def __call__(self, cuts: Cuts) -> float:
-        encode, wire, decode = self._cost.compress, self._cost.communicate, self._cost.decode
+        encode, wire, decode = self._cost.encode, self._cost.communicate, self._cost.decode
         ended: deque[tuple[float, float]] = deque()  # when a group's round ended, and how long decoding takes
         worker_s = wire_s = 0.0
         first = 0
@@ -89,11 +89,12 @@ def _from(starts: list[Cuts], backward: BackwardTiming, cost: GroupCost, effort:
 
 def _simpler(cost: GroupCost) -> tuple[GroupCost, ...]:
     """The costs of problems that can be solved exactly: one resource is what holds up the others."""
-    encode, wire, decode = cost.compress, cost.communicate, cost.decode
+    encode, wire, decode = cost.encode, cost.communicate, cost.decode
     return (
         cost,
-        GroupCost(NOTHING, wire, decode),
-        GroupCost(NOTHING, _sum(encode, wire), decode),
+        GroupCost(encode, wire),
+        GroupCost(NOTHING, wire),
+        GroupCost(NOTHING, _sum(encode, wire)),
         GroupCost(NOTHING, _sum(encode, decode)),
     )
 

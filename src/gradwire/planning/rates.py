@@ -4,11 +4,14 @@ ScaleCom (Chen et al. 2020, section 4): the gradient of a weight that takes part
 sample is a sum over many positions, and is compressed less. A convolution's weights are used once per output
 pixel, a linear layer's once.
 
-Differences from the paper: the first two ranges are missing in its text. Those used here come close to four
+Differences from the paper: of its three ranges we have the first one only, up to 128; the bound of 196 was
+chosen to fit its table 2. Its FLOPs per gradient are taken for multiply-adds. The ranges come close to four
 of the six rates that it reports: ResNet-18 128x for 112x, ResNet-50 101x for 96x, MobileNetV2 173x for 155x,
 and a transformer's linear layers 50x for 47x. Two they miss: ResNet-34 on CIFAR-10 (3x3 stem, 32x32) 206x
-for 92x, and the LSTM at 128 samples per worker, 21 uses a sample, 400x for 100x. The paper counts per worker,
-at a batch of 32, and "adjusts" for other batches without saying how; here thresholds scale with the batch.
+for 92x, and the LSTM at 128 samples per worker, 21 uses a sample, 400x for 100x. The paper adjusts
+the rate itself: its LSTM goes from 400x at 32 samples per worker to 100x at 128 (tables 2 and 3), in inverse
+proportion. Here thresholds scale with the batch: a forward pass shows how often a weight is used, and not by
+how many samples.
 """
 
 from __future__ import annotations

@@ -2,14 +2,17 @@
 
 Section 3-E, equation 6 minimises compression time, communication time and 1/gain together, and takes the
 knee point of the Pareto front. Compression gain is ‖sent‖²/‖x‖² (GraVAC, Tyagi and Swany 2023; section 2-C).
-Equation 4 is the cost of AR-Topk as a ring, as a tree, and of an all-gather.
+Equation 4 is the cost of AR-Topk as a ring and as a tree; section 3-D has an all-gather's.
 
 Differences from the paper: the choice has one dimension, so an exact sweep over the candidates replaces the
-genetic algorithm, which finds the same. The paper runs ten iterations for each candidate ratio under
-checkpoint–restore to find its gain; a histogram with counts and energies gives the gain of all ratios at
-once, with a bound on the error. The paper does not define a knee: here it is the point of the front next to
-the ideal, each objective scaled to 0 … 1 over the front. The smallest calibrated cost (`fastest`) decides
-between the collectives. Tests compare it with the thresholds of equation 5, which the paper uses.
+genetic algorithm, which finds the same as a fine sweep; of five candidates it is the nearest. The paper runs
+ten iterations for each candidate ratio under checkpoint–restore to find its gain; a histogram with counts and
+energies gives the gain of all ratios at once, with a bound on the histogram's error. What the memory would
+hold after some steps at another ratio is not in it, so smaller ratios look better than ten iterations would
+find them. The paper does not define a knee (its authors' code weighs time 0.6 and gain 0.4): here it is the
+point of the front next to the ideal, each objective scaled to 0 … 1 over the front. The smallest calibrated
+cost (`fastest`) decides between the collectives. Tests compare it with the thresholds of equation 5, which
+the paper uses.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ def star_topk(
     Travels: one rank's choice of places once, and all ranks' values there.
     Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", STAR-Topk.
     Use when: the ranks' data are alike, the network is 2 to 10 times too slow, and one choice for the whole
-        gradient should beat overlap (fused=False cuts it).
+        gradient should beat overlap (fused=False cuts it). Each rank leads in one of N steps; the paper
+        expects that choices get stale on very many ranks.
     """
     return _composed("round_robin", ratio, fused, values, algorithm)
 
@@ -37,7 +38,8 @@ def var_topk(
 
     Travels: a norm per rank, one rank's choice of places, and all ranks' values there.
     Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", VAR-Topk.
-    Use when: ranks' gradients differ in size, as on skewed shards; all ranks choose, and a round more.
+    Use when: ranks' gradients differ in size, as on skewed shards, or (the paper's conjecture) ranks are very
+        many; all ranks choose, and a round more.
     """
     return _composed("variance", ratio, fused, values, algorithm)
 
@@ -53,7 +55,8 @@ def ar_topk(
     """star_topk or var_topk in turn: the one that has lately sent the larger share of the gradient.
 
     Travels: one rank's choice of places, all ranks' values there, and what share they are.
-    Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", section V.
+    Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", section 5:
+        future work there, by test performance; here by the gain.
     Use when: it is unknown whether the ranks' gradients differ in size, or that changes.
     """
     return _composed(elect, ratio, fused, values, algorithm)

@@ -6,12 +6,15 @@ Differences from the paper:
 
 - By default cuts are placed so that each phase carries equal bytes (`sharding="balanced"`), where they cost
   least if gradients' ready times have been measured, else spread over the whole backward pass. "paper" shards
-  units above the median instead.
-- The step of a cycle in which a unit travels is drawn anew every few cycles. "paper" is the paper's fixed
-  `order`, which never sends a unit whose parameters have gradients in the other steps only.
-- CCR is the median of three dense steps, not that of one, and is rounded to `ccr_decimals` before it is
-  rounded up. A measured interval is at most 64.
-- The schedule's numbers are those of the authors' code; the paper gives none.
+  units of twice the median or more instead.
+- The step of a cycle in which a unit travels is drawn anew every few cycles, so that turns are 1 to 2I − 1
+  steps apart. "paper" is the paper's fixed `order` of equal intervals (its formula; the example in III-A
+  counts otherwise), which never sends a unit whose parameters have gradients in the other steps only.
+- CCR is the median of three dense steps, not that of one, in which buckets go out after the backward pass. It
+  is rounded to `ccr_decimals` before it is rounded up. A measured interval is at most 64.
+- The schedule's numbers are those of the authors' code; the paper gives none. That code adds the residual
+  whole when a unit that is not cut is sent. Here c counts then, too, as the paper says, so less is delivered
+  while c < 1.
 - Norms, biases and other tiny tensors travel densely every step.
 """
 
@@ -60,9 +63,10 @@ def covap(
     - `interval`: I. Without one, dense steps measure CCR, and I = ⌈CCR⌉ after rounding to `ccr_decimals`.
     - `sharding`: "balanced" makes units of equal size for all steps of an interval. Where ready times and
       links have been measured, segments are placed for the least step time; `edges` are then the shares at
-      which they end. "paper" takes units of `unit_mb` as DDP has them, and cuts those above the median into
-      ⌊elements / median⌋ parts, at most I. "off" does not cut. A unit that is much larger than the others
-      then makes every I-th step slow: VGG-19's steps carry 0.33 to 2.99 of the mean at I = 4.
+      which they end. "paper" takes units of `unit_mb` as DDP has them, and cuts those of twice the median or
+      more into ⌊elements / median⌋ parts, at most I. "off" does not cut. A unit that is much larger than the
+      others then makes every I-th step slow: VGG-19's steps carry 0.20 to 2.99 of the mean at I = 4 (Table
+      V).
     - `feedback`: with "schedule" the residual counts times c = min(init_value + ⌊step / ascend_steps⌋ ·
       ascend_range, 1). By default c rises from 0.5 by 0.1 every 50 steps (above I = 8: from 0.2 every 100).
       With "full" c = 1, and nothing is ever lost. With "none" the unsent gradient is dropped.
@@ -81,7 +85,7 @@ def covap(
     segments = None if edges is None else tuple(edges)
     options = Options(sharding, feedback, unit_mb, segments, init_value, ascend_steps, ascend_range, order)
     if not isinstance(ccr_decimals, int) or ccr_decimals < 0:
-        raise ValueError(f"ccr_decimals={ccr_decimals} must be a whole number from 0 on; the paper's is 1")
+        raise ValueError(f"ccr_decimals={ccr_decimals} must be a whole number from 0 on; the paper prints 1")
     if interval is None:
         return measured_for(Decision(partial(from_facts, options=options, decimals=ccr_decimals)))
     return compose(interval, options)
@@ -180,7 +184,8 @@ def schedule(interval: int, options: Options) -> Residual:
 
 
 FRESH = 5
-"""Above this interval the paper expects accuracy to suffer (section V)."""
+"""Common networks stay below this CCR (section V). Far above it the paper expects accuracy to suffer, and
+names no number."""
 
 LONGEST = 64
 """No measured interval is longer: tiny models measure absurd CCRs, and a unit must travel now and then."""

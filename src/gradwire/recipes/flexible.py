@@ -6,6 +6,7 @@ sections 3-D and 3-E. Differences from the paper:
 - By default the ratio with the most gain per second is taken, not a knee (`rule`), and a change of the gain
   plans anew, not of the link alone (`trigger`). `flexible(rule='knee', trigger='link')` is nearest to the
   paper.
+- Compression is taken to be as long at all ratios, as in the authors' code.
 - The gain is that of the exact choice, whatever is chosen by `inner`, from a histogram of the live gradient.
 - The link is told from the steps' own collectives, and every way to send is tried for a few steps.
 - What is unsent moves on to the next choice whole; the ring is the library's. More in
@@ -71,10 +72,10 @@ def flexible(
     STAR), or the rank with the largest choice does ("variance", its VAR); "auto" takes the better of the two.
 
     It plans anew if the time of the steps' own collectives changes by the share `link_change` (no value is
-    published), or if the sent share of the gradient changes by `gain_change` (the paper's 10 %). At first,
-    and if the time of a step changes by `link_change` over the same link, it tries every collective for
-    `every` steps. Ordinary variation of these numbers does not count. It looks at every `every`-th step.
-    With `trigger="link"` it plans anew only if the link changes, as the paper does.
+    published), or if the sent share of the gradient changes by `gain_change` (10 %, at which the paper
+    measures gains again). At first, and if the time of a step changes by `link_change` over the same link, it
+    tries every collective for `every` steps. Ordinary variation of these numbers does not count. It looks at
+    every `every`-th step. With `trigger="link"` it plans anew only if the link changes, as the paper does.
     """
     for name, given, known in (
         ("way", way, WAYS),

@@ -5,9 +5,9 @@ Training". Differences from the paper: by default the cuts are the best for a co
 backward pass, as the engine's does (`gradwire.planning.merge_worker`). Beside a training, on shared cores and
 cold caches, a group costs more than its codec takes alone. How much more is unknown, so real steps decide
 between that plan, one for dearer calls, and one group. In the paper's own cost model, the codec holds up the
-backward pass (`gradwire.planning.merge`). `split="exact"` is the optimum of that model, `split="search"` the
-paper's search on it, and `split="timed"` that search by timing real iterations; it says beforehand how many.
-Vectors and tiny tensors travel densely beside the groups.
+backward pass, in encoding and decoding (`gradwire.planning.merge`). `split="exact"` is the optimum of that
+model, `split="search"` the paper's search on it, and `split="timed"` that search by timing real iterations;
+it says beforehand how many. Vectors and tiny tensors travel densely beside the groups.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ def mergecomp(
     """Any recipe in groups of tensors: fewer calls of a codec, and still overlap with backward.
 
     By default the cuts are found within some 30 steps, five of them dense, and then stay. A run that resumes
-    from an earlier checkpoint stays with one group. `split="timed"` takes at most `steps` steps, by default
-    as many as the paper's search for two groups. If that is too few, for example for three groups of many
-    tensors, neighbouring tensors stay together. The paper's search (`"search"`, `"timed"`) stops when one
-    more group gains less than the share `alpha`, for which no value is published.
+    from an earlier checkpoint stays with one group. `split="timed"` takes at most `steps` steps, and keeps
+    the fastest grouping that it has timed. If they are too few to count three steps of each, fewer count; if
+    they are too few for one, as for three groups of many tensors, neighbouring tensors stay together. The
+    paper's search (`"search"`, `"timed"`) stops when one more group gains less than the share `alpha`. No
+    value is published; 0, the default, is outside the paper's range (0, 1), and never stops for a small gain.
 
     Cuts are chosen by time alone. They may change the loss as well, because a selector chooses within each
     group; so a decision may trade loss for time (figures in `docs/choosing.md`).
@@ -213,7 +214,7 @@ def ready_times(facts: Facts, sizes: Sequence[int]) -> BackwardTiming:
 
 
 def cost_of(exchange: Exchange, facts: Facts, watched: Watched) -> GroupCost:
-    """Encoding, sending and decoding a group, as lines over its elements."""
+    """Encoding a group, sending it, and decoding all payloads of it, as lines over its elements."""
     assert facts.network is not None, "links are measured first"
     assert facts.codec is not None, "so is the codec"
     decode, payloads = facts.codec.decode, facts.payloads
@@ -231,7 +232,7 @@ elements whose two ranks fill two cores (1.24 ms per group against 0.13), less w
 
 def dearer(cost: GroupCost) -> GroupCost:
     """With what a call costs `DEARER` times as high, and what an element costs as it is."""
-    encode, decode = (replace(line, base_s=DEARER * line.base_s) for line in (cost.compress, cost.decode))
+    encode, decode = (replace(line, base_s=DEARER * line.base_s) for line in (cost.encode, cost.decode))
     return GroupCost(encode, cost.communicate, decode)
 
 

@@ -6,8 +6,8 @@ layer (section 4), a dense start.
 
 Differences from the paper:
 
-- The leader's top-k of each layer is exact, because here that takes no longer than sorting by chunks. With
-  `keep` it is chunk-wise: the `keep` largest of every keep·rate elements, which lie far apart
+- The leader's top-k of each layer is exact, as CLT-k is defined; the paper sorts by chunks, to save time.
+  With `keep` that is so here: the `keep` largest of every keep·rate elements, which lie far apart
   (`gradwire.codec.select.rates`).
 - Indices are spread by an all-reduce of packed places (`gradwire.exchange.leader`), with no parameter server.
 - The order of turns is drawn anew every three cycles (`gradwire.exchange.turns`).
@@ -50,7 +50,8 @@ def scalecom(
 
     Travels: one rank's choice of places, a share of each layer, and all ranks' values there.
     Paper: Chen et al. 2020, "ScaleCom".
-    Use when: traffic must fall by 25 to 400 times on any number of ranks; beta=0.3 has lost less so far.
+    Use when: one element in 25 to 400 of each layer is enough, on any number of ranks; beta=0.1 to 0.3 where
+        the learning rate is scaled up with the batch.
     """
     if isinstance(rates, str):
         if rates != "auto":

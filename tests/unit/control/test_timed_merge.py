@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from random import Random
+from statistics import fmean
 
 import pytest
 
-from gradwire.control.timed_merge import GroupingTrial, TimedMerge, contest, groupings, timed_search
+from gradwire.control.timed_merge import (
+    APART,
+    MOST_STEPS,
+    GroupingTrial,
+    TimedMerge,
+    contest,
+    groupings,
+    timed_search,
+)
 from gradwire.planning.cuts import Cuts
 from gradwire.planning.facts import StepObservation
-from gradwire.planning.merge import search_cuts
+from gradwire.planning.merge import search_cuts, step_seconds
+from tests.support.planning_problems import all_groupings, backward, cost
 
 TENSORS = 60
 
@@ -37,21 +47,47 @@ def _run(
     raise AssertionError("the search did not end")
 
 
-def test_it_finds_what_the_search_would_find_and_ends_within_fifty_steps() -> None:
+def test_it_finds_what_the_search_would_find_and_ends_within_its_steps() -> None:
     trial, step = _run(timed_search(TENSORS), lambda cuts, _age: seconds(cuts))
     assert trial.cuts == search_cuts(seconds, TENSORS) == (41,)
-    assert step < 50
+    assert step < MOST_STEPS
 
 
+@pytest.mark.parametrize("most_steps", [49, MOST_STEPS])
 @pytest.mark.parametrize("tensors", [2, 3, 4, 5, 17, 18, 60, 105, 161, 257, 258, 314, 1000])
-def test_wherever_the_best_cut_lies_it_takes_fewer_than_fifty_steps(tensors: int) -> None:
-    stride = -(-tensors // 257)
+def test_wherever_the_best_cut_lies_it_keeps_to_its_steps(tensors: int, most_steps: int) -> None:
     for best in range(1, tensors, max(1, tensors // 60)):
-        trial, step = _run(
-            timed_search(tensors), lambda cuts, _age, at=best: 0.1 + abs(cuts[0] - at) if cuts else 1e9
+        merge = timed_search(tensors, most_steps=most_steps)
+        trial, step = _run(merge, lambda cuts, _age, at=best: 0.1 + abs(cuts[0] - at) if cuts else 1e9)
+        assert abs(trial.cuts[0] - best) < merge.stride
+        assert step < most_steps
+
+
+def test_steps_that_vary_by_a_hundredth_do_not_lead_it_astray() -> None:
+    draw, found, at_random = Random(54), [], []
+    for _ in range(40):
+        of = backward(draw, 54)
+        at = cost(draw, of)
+        of_cuts = {cuts: step_seconds(of, cuts, at) for cuts in all_groupings(54, most=2)}
+        trial, _ = _run(
+            timed_search(54), lambda cuts, _age, of_cuts=of_cuts: of_cuts[cuts] * draw.gauss(1, 0.01)
         )
-        assert abs(trial.cuts[0] - best) < stride
-        assert step < 50
+        found.append(of_cuts[trial.cuts] / min(of_cuts.values()) - 1)
+        at_random.append(fmean(of_cuts.values()) / min(of_cuts.values()) - 1)
+    # 0.5 % of 9 % remain; 1.0 % where the cuts that are compared are neighbours.
+    assert fmean(found) < 0.09 * fmean(at_random)
+
+
+def test_the_fastest_of_all_that_were_timed_stays_wherever_the_search_ends() -> None:
+    timed: dict[Cuts, float] = {}
+
+    def took_s(cuts: Cuts, _age: int) -> float:  # leads the search astray: there are two valleys
+        timed[cuts] = 0.5 if cuts == (23,) else 1.0 + abs(sum(cuts) - 7)
+        return timed[cuts]
+
+    trial, _ = _run(timed_search(TENSORS), took_s)
+    assert len(timed) > 3
+    assert timed[trial.cuts] == min(timed.values())
 
 
 @pytest.mark.parametrize("groups", [3, 4])
@@ -69,8 +105,8 @@ def test_a_search_for_more_groups_keeps_to_its_steps_too(groups: int, tensors: i
     assert merge.stride == 1 or 3 * groupings(finer, groups) > most_steps, "no more stay together than must"
 
 
-def test_of_forty_tensors_three_groups_are_found_in_a_thousand_steps_or_of_neighbours_in_fewer() -> None:
-    assert [timed_search(40, 3, most_steps=most).stride for most in (1000, 200, 49)] == [1, 3, 7]
+def test_of_forty_tensors_three_groups_are_found_in_many_steps_or_of_neighbours_in_fewer() -> None:
+    assert [timed_search(40, 3, most_steps=most).stride for most in (1500, 200, 49)] == [1, 4, 8]
 
 
 def test_a_gain_below_alpha_ends_the_search() -> None:
@@ -95,13 +131,16 @@ def test_no_search_looks_at_more_groupings_than_it_has_time_for(tensors: int) ->
             seen.add(tuple(cuts))
             return abs(cuts[0] - at) if cuts else 1e9
 
-        search_cuts(seconds_of, tensors)
+        search_cuts(seconds_of, tensors, apart=APART)
         most = max(most, len(looked))
     assert most <= groupings(tensors)
 
 
 def test_few_tensors_get_more_steps_each() -> None:
-    ends = [_run(timed_search(tensors), lambda cuts, _age: seconds(cuts))[1] for tensors in (161, 60)]
+    ends = [
+        _run(timed_search(tensors, most_steps=60), lambda cuts, _age: seconds(cuts))[1]
+        for tensors in (161, 60)
+    ]
     assert [(end + 1) % per for end, per in zip(ends, (3, 4), strict=True)] == [0, 0]
 
 
@@ -109,13 +148,14 @@ def test_few_tensors_get_more_steps_each() -> None:
 def test_the_first_step_of_a_grouping_does_not_count(tensors: int) -> None:
     # Of 161 tensors a single step counts, and no median would leave out a cold one beside it.
     trial, _ = _run(
-        timed_search(tensors), lambda cuts, age: 100.0 - seconds(cuts) if age == 0 else seconds(cuts)
+        timed_search(tensors, most_steps=60),
+        lambda cuts, age: 100.0 - seconds(cuts) if age == 0 else seconds(cuts),
     )
     assert trial.cuts == (41,)
 
 
 def test_one_disturbed_step_in_three_does_not_count() -> None:
-    merge = timed_search(TENSORS, most_steps=60)
+    merge = timed_search(TENSORS)
     trial, _ = _run(merge, lambda cuts, age: 9.0 if age == 2 else seconds(cuts), steps=200)
     assert trial.cuts == (41,)
 

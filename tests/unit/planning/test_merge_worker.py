@@ -24,7 +24,7 @@ def test_seconds_are_the_prediction_of_such_a_step(seed: int) -> None:
     for cuts in ((), (7,), (1, 4, 12), layer_wise(15)):
         units = [
             UnitWork(
-                of.ready_s[stop - 1], numel, (Transfer("shift", numel),), CodecCost(at.compress, at.decode)
+                of.ready_s[stop - 1], numel, (Transfer("shift", numel),), CodecCost(at.encode, at.decode)
             )
             for first, stop in groups_of(cuts, 15)
             for numel in [sum(of.numel[first:stop])]
@@ -64,8 +64,8 @@ def test_cuts_move_to_where_other_costs_want_them(tensors: int) -> None:
     for _ in range(10):
         of = backward(draw, tensors)
         cheap = cost(draw, of)
-        encode, decode = (replace(line, base_s=10.0 * line.base_s) for line in (cheap.compress, cheap.decode))
-        dear = replace(cheap, compress=encode, decode=decode)
+        encode, decode = (replace(line, base_s=10.0 * line.base_s) for line in (cheap.encode, cheap.decode))
+        dear = replace(cheap, encode=encode, decode=decode)
         seconds, made = WorkerSeconds(of, dear), worker_cuts(of, cheap)
         found = seconds(moved_cuts(of, dear, made))
         assert found <= seconds(made)

@@ -1,8 +1,9 @@
 """How long published networks compute and communicate, and the same networks with fewer parameters.
 
-Times are from the papers, else estimated, and say so. COVAP's Table I is measured on 64 V100 behind 30 Gbit/s
-per node of eight; "before" is everything that precedes the backward pass. MergeComp, section 3, gives one
-iteration on one GPU and the all-reduce of two over PCIe.
+Times are from the papers, else estimated, and say so. COVAP's Table I is taken to be measured on 64 V100
+behind 30 Gbit/s per node of eight; "before" is everything that precedes the backward pass. MergeComp, section
+3.2, gives one iteration on one GPU, on CIFAR-10, and what is left of the all-reduce of two over PCIe after
+the backward pass: 66 ms (its footnote 3). The whole all-reduce takes 66 to 109 ms; the least is taken.
 """
 
 import math
@@ -90,8 +91,8 @@ _PUBLISHED = {
         64e-3 / 3,
         64e-3 * 2 / 3,
         66e-3,
-        "MergeComp, section 3: 64 ms per iteration; one third of it before backward is assumed",
-        "MergeComp, section 3: 2 GPUs over PCIe",
+        "MergeComp, section 3.2: 64 ms per iteration; one third of it before backward is assumed",
+        "MergeComp, section 3.2: 2 GPUs over PCIe, at least",
     ),
 }
 _GPT2_CCR = 3.5
