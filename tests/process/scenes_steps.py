@@ -138,18 +138,37 @@ def kept_if_asked(recipe: str) -> list[Any]:
 
 
 def many_in_a_row() -> list[str]:
-    """Another optimizer steps than the one given."""
+    """No optimizer steps."""
     model, optimizer, _wire = attached("topk(ratio=0.1)")
     optimizer.zero_grad()
     backward(model, 0)
     optimizer.step()
-    other = optimizer_of(model)
     with told() as lines:
         for number in range(12):
-            other.zero_grad()
+            model.zero_grad()
             backward(model, number)
-            other.step()
     return lines if dist.get_rank() == 0 else []
+
+
+def another_optimizer(recipe: str, steps_from: int, parameters: int | None = None) -> list[Any]:
+    """From a step on another optimizer than the one given steps, all parameters or the first ones.
+
+    One step is left out. What waits when the other begins, and at the end, is told by parameter, as the sum
+    of its magnitudes.
+    """
+    model, optimizer, wire = attached(recipe)
+    other = torch.optim.SGD(list(model.parameters())[:parameters], lr=0.05)
+    waits = []
+    with told() as lines:
+        for number in range(STEPS):
+            if number == steps_from:
+                waits.append({name: float(each.abs().sum()) for name, each in memory_of(wire).items()})
+            model.zero_grad()
+            backward(model, number)
+            if number != BAD:
+                (optimizer if number < steps_from else other).step()
+    waits.append({name: float(each.abs().sum()) for name, each in memory_of(wire).items()})
+    return [digest(model), waits[-1], wire.report().step, wire.report().dropped_steps, lines, waits[0]]
 
 
 def before_the_first_step() -> list[Any]:
@@ -467,6 +486,9 @@ SCENES: dict[str, Callable[[], Any]] = {
     "topk(ratio=0.1), ddp, two exchanges": partial(left_out, RECIPES[2], "ddp", clear, 2),
     "kept if asked": partial(kept_if_asked, "topk(ratio=0.1)"),
     "many in a row": many_in_a_row,
+    **{f"another optimizer, {recipe}": partial(another_optimizer, recipe, 2) for recipe in RECIPES},
+    **{f"the one given, {recipe}": partial(another_optimizer, recipe, STEPS) for recipe in RECIPES},
+    "another optimizer of a part": partial(another_optimizer, "topk(ratio=0.1)", 2, 2),
     "before the first step": before_the_first_step,
     "nothing to drop": nothing_to_drop,
     "without an optimizer": without_an_optimizer,

@@ -45,11 +45,28 @@ def test_a_user_may_say_that_nothing_is_left_out(world: Results) -> None:
     assert value(world, "kept if asked") == [[3, 0], [3, 0]]
 
 
-def test_many_left_out_in_a_row_say_that_another_optimizer_steps(world: Results) -> None:
+def test_many_left_out_in_a_row_say_that_something_else_steps(world: Results) -> None:
     lines, nothing = value(world, "many in a row")
     assert nothing == []
     assert [line.split()[0] for line in lines] == ["step", "10"]
-    assert "the one that steps?" in lines[1]
+    assert "something else than an optimizer" in lines[1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_steps_of_another_optimizer_than_the_one_given_count(world: Results, recipe: str) -> None:
+    given, found = value(world, f"the one given, {recipe}"), value(world, f"another optimizer, {recipe}")
+    assert [each[:4] for each in found] == [each[:4] for each in given], "bit for bit, and one step left out"
+    assert [each[3] for each in given] == [1, 1]
+    for one, other in zip(found, given, strict=True):
+        [said] = [line for line in one[4] if line not in other[4]]
+        assert "SGD, which attach was not given" in said
+
+
+def test_what_another_optimizer_does_not_step_is_left_out(world: Results) -> None:
+    for _, at_the_end, _, dropped, _, before in value(world, "another optimizer of a part"):
+        assert dropped == 1, "a step in which some parameters are stepped is no step that is left out"
+        changed = {name.split(".")[-2] for name, waits in at_the_end.items() if waits != before[name]}
+        assert len(changed) == 1, "of the others as much waits as before"
 
 
 def test_what_cannot_be_seen_can_be_said(world: Results) -> None:

@@ -12,10 +12,12 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from gradwire._api.unwrap import Optimizers
 from gradwire.errors import GradwireError, GradwireWarning
@@ -97,14 +99,28 @@ class Steps:
     def watch(self, model: nn.Module) -> None:
         """Register the hooks on the optimizers, for as long as `model` lives."""
         for record in self._records:
-            for handle in (
-                record.optimizer.register_step_pre_hook(lambda *_, of=record: self._before(of)),
-                record.optimizer.register_step_post_hook(lambda *_, of=record: self._after(of)),
-            ):
-                # An optimizer that outlives the model must not keep the arena alive.
-                unhook = weakref.finalize(model, handle.remove)
-                unhook.atexit = False
-                self._unhook.append(unhook)
+            self._register(record, model)
+        if not self._records or self._skipped == "keep":
+            return
+        mine, of_model = weakref.ref(self), weakref.ref(model)
+
+        def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            steps, model = mine(), of_model()
+            if steps is not None and model is not None:
+                steps._another(optimizer, model)
+
+        self._until(model, register_optimizer_step_post_hook(stepped))
+
+    def _register(self, record: _Record, model: nn.Module) -> None:
+        optimizer = record.optimizer
+        self._until(model, optimizer.register_step_pre_hook(lambda *_: self._before(record)))
+        self._until(model, optimizer.register_step_post_hook(lambda *_: self._after(record)))
+
+    def _until(self, model: nn.Module, handle: RemovableHandle) -> None:
+        """Remove a hook with the model: an optimizer that outlives it must not keep the arena alive."""
+        unhook = weakref.finalize(model, handle.remove)
+        unhook.atexit = False
+        self._unhook.append(unhook)
 
     def change(self, optimizers: Optimizers, model: nn.Module) -> None:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""
@@ -130,9 +146,10 @@ class Steps:
         if not self._is_pending:
             return
         self._has_looked = True
+        used = self._used()
         for record in self._records:
             if self._recognises(record) and not record.has_made:
-                self._cleared |= self._cleared_of(record)
+                self._cleared |= self._cleared_of(record) - used
 
     def fates(self) -> Fates | None:
         """Fates of the exchanges since the last one began; `None` if all are final, as usual.
@@ -200,7 +217,37 @@ class Steps:
         self._is_pending, self._open, self._is_dropping = False, frozenset(), False
         self._cleared = set()
 
+    def _used(self) -> set[str]:
+        """Parameters whose gradients some optimizer has used since the last exchange began."""
+        return {name for record in self._records if record.has_made for name in self._names_of(record)}
+
     # -- hooks of optimizers
+
+    def _another(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        """Any optimizer has stepped. Follow it, if it steps what none of those that are followed has stepped.
+
+        It may be one inside another, or around it.
+        """
+        if not self._is_pending or any(
+            each.is_inside or each.optimizer is optimizer for each in self._records
+        ):
+            return
+        record = _Record(optimizer, has_ever_stepped=True, has_stepped=True)
+        names = self._names_of(record)
+        if not self._gradients(names).keys() - self._used():
+            return
+        self._records = [each for each in self._records if not self._names_of(each) <= names]
+        self._records.append(record)
+        self._register(record, model)
+        record.used, self.in_a_row = self._first_gradient(record), 0
+        if self._is_first("another"):
+            warnings.warn(
+                f"{type(optimizer).__name__}, which attach was not given, has stepped parameters of this "
+                "model. Its steps count from now on. A recipe that goes by the optimizer's state or momentum "
+                "still goes by the one given: to change that, call wire.detach() and attach again",
+                GradwireWarning,
+                stacklevel=3,
+            )
 
     def _before(self, record: _Record) -> None:
         """Gradients that are gone now leave no trace in the parameters, whatever the step does."""

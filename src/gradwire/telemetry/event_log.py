@@ -82,8 +82,8 @@ class EventLog:
             )
         if self._speaks and in_a_row == _MANY:
             _LOG.warning(
-                "%d steps in a row were left out: is the optimizer given to attach the one that steps? If "
-                "not, nothing is remembered: pass the other one, or skipped='keep'",
+                "%d steps in a row were left out: if something else than an optimizer steps, nothing is "
+                "remembered: pass skipped='keep'",
                 in_a_row,
             )
 
