@@ -150,8 +150,10 @@ def many_in_a_row() -> list[str]:
     return lines if dist.get_rank() == 0 else []
 
 
-def another_optimizer(recipe: str, steps_from: int, parameters: int | None = None) -> list[Any]:
-    """From a step on another optimizer than the one given steps, all parameters or the first ones.
+def another_optimizer(
+    recipe: str, steps_from: int, parameters: int | None = None, *, in_turn: bool = False
+) -> list[Any]:
+    """From a step on another optimizer than the one given steps, or both in turn; all parameters or some.
 
     One step is left out. What waits when the other begins, and at the end, is told by parameter, as the sum
     of its magnitudes.
@@ -166,7 +168,7 @@ def another_optimizer(recipe: str, steps_from: int, parameters: int | None = Non
             model.zero_grad()
             backward(model, number)
             if number != BAD:
-                (optimizer if number < steps_from else other).step()
+                (optimizer if number < steps_from or (in_turn and number % 2) else other).step()
     waits.append({name: float(each.abs().sum()) for name, each in memory_of(wire).items()})
     return [digest(model), waits[-1], wire.report().step, wire.report().dropped_steps, lines, waits[0]]
 
@@ -488,6 +490,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "many in a row": many_in_a_row,
     **{f"another optimizer, {recipe}": partial(another_optimizer, recipe, 2) for recipe in RECIPES},
     **{f"the one given, {recipe}": partial(another_optimizer, recipe, STEPS) for recipe in RECIPES},
+    "two optimizers in turn": partial(another_optimizer, "topk(ratio=0.1)", 2, in_turn=True),
     "another optimizer of a part": partial(another_optimizer, "topk(ratio=0.1)", 2, 2),
     "before the first step": before_the_first_step,
     "nothing to drop": nothing_to_drop,

@@ -62,6 +62,12 @@ def test_steps_of_another_optimizer_than_the_one_given_count(world: Results, rec
         assert "SGD, which attach was not given" in said
 
 
+def test_of_two_optimizers_that_step_in_turn_the_steps_count(world: Results) -> None:
+    given, found = value(world, f"the one given, {TOPK}"), value(world, "two optimizers in turn")
+    assert [each[:4] for each in found] == [each[:4] for each in given]
+    assert [len(each[4]) - len(other[4]) for each, other in zip(found, given, strict=True)] == [1, 1]
+
+
 def test_what_another_optimizer_does_not_step_is_left_out(world: Results) -> None:
     for _, at_the_end, _, dropped, _, before in value(world, "another optimizer of a part"):
         assert dropped == 1, "a step in which some parameters are stepped is no step that is left out"

@@ -54,6 +54,7 @@ class _Record:
     """Whether the last exchange has left nothing but zeros for it."""
     used: tuple[weakref.ref[Tensor], int] | None = None
     """The first gradient that it used last, with its version."""
+    unhook: tuple[Callable[[], object], ...] = ()
 
     @property
     def has_made(self) -> bool:
@@ -109,18 +110,14 @@ class Steps:
             if steps is not None and model is not None:
                 steps._another(optimizer, model)
 
-        self._until(model, register_optimizer_step_post_hook(stepped))
+        self._unhook.append(_until(model, register_optimizer_step_post_hook(stepped)))
 
     def _register(self, record: _Record, model: nn.Module) -> None:
         optimizer = record.optimizer
-        self._until(model, optimizer.register_step_pre_hook(lambda *_: self._before(record)))
-        self._until(model, optimizer.register_step_post_hook(lambda *_: self._after(record)))
-
-    def _until(self, model: nn.Module, handle: RemovableHandle) -> None:
-        """Remove a hook with the model: an optimizer that outlives it must not keep the arena alive."""
-        unhook = weakref.finalize(model, handle.remove)
-        unhook.atexit = False
-        self._unhook.append(unhook)
+        record.unhook = (
+            _until(model, optimizer.register_step_pre_hook(lambda *_: self._before(record))),
+            _until(model, optimizer.register_step_post_hook(lambda *_: self._after(record))),
+        )
 
     def change(self, optimizers: Optimizers, model: nn.Module) -> None:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""
@@ -128,6 +125,7 @@ class Steps:
         for unhook in self._unhook:
             unhook()
         self._unhook.clear()
+        self._let_go(self._records)
         self._records = [_Record(each) for each in optimizers]
         self.watch(model)
 
@@ -217,6 +215,11 @@ class Steps:
         self._is_pending, self._open, self._is_dropping = False, frozenset(), False
         self._cleared = set()
 
+    def _let_go(self, records: Iterable[_Record]) -> None:
+        for record in records:
+            for unhook in record.unhook:
+                unhook()
+
     def _used(self) -> set[str]:
         """Parameters whose gradients some optimizer has used since the last exchange began."""
         return {name for record in self._records if record.has_made for name in self._names_of(record)}
@@ -236,8 +239,9 @@ class Steps:
         names = self._names_of(record)
         if not self._gradients(names).keys() - self._used():
             return
-        self._records = [each for each in self._records if not self._names_of(each) <= names]
-        self._records.append(record)
+        instead = [each for each in self._records if self._names_of(each) <= names]
+        self._let_go(instead)
+        self._records = [*(each for each in self._records if each not in instead), record]
         self._register(record, model)
         record.used, self.in_a_row = self._first_gradient(record), 0
         if self._is_first("another"):
@@ -334,6 +338,13 @@ class Steps:
         if there and self._device.is_host and not record.got_zeros and are_zero(there.values()):
             return names
         return names - there.keys()
+
+
+def _until(model: nn.Module, handle: RemovableHandle) -> Callable[[], object]:
+    """Remove a hook with the model: an optimizer that outlives it must not keep the arena alive."""
+    unhook = weakref.finalize(model, handle.remove)
+    unhook.atexit = False
+    return unhook
 
 
 def _same(one: tuple[weakref.ref[Tensor], int], other: tuple[weakref.ref[Tensor], int]) -> bool:
