@@ -173,6 +173,85 @@ def another_optimizer(
     return [digest(model), waits[-1], wire.report().step, wire.report().dropped_steps, lines, waits[0]]
 
 
+def overlapping() -> list[Any]:
+    """An optimizer of some parameters that was not given steps and clears them; then the one given steps."""
+    found = []
+    for in_parts in (False, True):
+        model, optimizer, wire = attached("topk(ratio=0.1)")
+        part = torch.optim.SGD(list(model.parameters())[:2], lr=0.05)
+        with told() as lines:
+            for number in range(STEPS):
+                model.zero_grad()
+                backward(model, number)
+                if in_parts and number > 1:
+                    part.step()
+                    part.zero_grad()
+                optimizer.step()
+        found.append([digest(model), same_sums(wire), wire.report().dropped_steps, len(lines)])
+    return found
+
+
+def same_sums(wire: gradwire.Wire) -> list[float]:
+    """What waits, by parameter."""
+    return [float(each.abs().sum()) for each in memory_of(wire).values()]
+
+
+def closure_of_another() -> list[Any]:
+    """Several exchanges inside a step of an optimizer that was not given: all are final."""
+    model, optimizer, wire = attached("topk(ratio=0.1)")
+    optimizer.zero_grad()
+    backward(model, 0)
+    optimizer.step()
+    other = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=4, line_search_fn=None)
+
+    def closure() -> Tensor:
+        other.zero_grad()
+        return backward(model, 1)
+
+    with told() as lines:
+        other.step(closure)
+    return [wire.report().dropped_steps, len(lines)]
+
+
+def follows() -> list[Any]:
+    """`wire.follow`: no warning any more; what does not suit is refused on all ranks, and nothing changes."""
+    model, optimizer, wire = attached("dgc(ratio=0.1, warmup_steps=0)")
+    optimizer.zero_grad()
+    backward(model, 0)
+    optimizer.step()
+    other, refused = optimizer_of(model), []
+    uneven = torch.optim.SGD(model.parameters(), lr=0.05 + dist.get_rank())
+    foreign = optimizer_of(nn.Linear(1, 1))
+    for wrong in (torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), uneven, foreign):
+        try:
+            wire.follow(wrong)
+        except Exception as error:
+            refused.append(type(error).__name__)
+    stays = wire.attached.optimizers == (optimizer,)
+    wire.follow(other)
+    with told() as lines:
+        for number in range(3):
+            other.zero_grad()
+            backward(model, number)
+            other.step()
+        other.zero_grad()
+        wire.detach()
+        other.step()
+        third = optimizer_of(model)
+        for number in range(2):
+            third.zero_grad()
+            backward(model, number)
+            third.step()
+    momentum = [line for line in lines if "momentum is no longer applied" in line]
+    return [
+        stays,
+        refused,
+        wire.attached.optimizers == (),
+        len(lines) - len(momentum),
+        wire.report().dropped_steps,
+    ]
+
+
 def before_the_first_step() -> list[Any]:
     """Nothing is recognised before the optimizer has ever stepped; it can be said."""
     model, optimizer, wire = attached("topk(ratio=0.1)")
@@ -491,6 +570,9 @@ SCENES: dict[str, Callable[[], Any]] = {
     **{f"another optimizer, {recipe}": partial(another_optimizer, recipe, 2) for recipe in RECIPES},
     **{f"the one given, {recipe}": partial(another_optimizer, recipe, STEPS) for recipe in RECIPES},
     "two optimizers in turn": partial(another_optimizer, "topk(ratio=0.1)", 2, in_turn=True),
+    "overlapping": overlapping,
+    "closure of another": closure_of_another,
+    "follows": follows,
     "another optimizer of a part": partial(another_optimizer, "topk(ratio=0.1)", 2, 2),
     "before the first step": before_the_first_step,
     "nothing to drop": nothing_to_drop,

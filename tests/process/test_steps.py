@@ -71,8 +71,26 @@ def test_of_two_optimizers_that_step_in_turn_the_steps_count(world: Results) -> 
 def test_what_another_optimizer_does_not_step_is_left_out(world: Results) -> None:
     for _, at_the_end, _, dropped, _, before in value(world, "another optimizer of a part"):
         assert dropped == 1, "a step in which some parameters are stepped is no step that is left out"
-        changed = {name.split(".")[-2] for name, waits in at_the_end.items() if waits != before[name]}
-        assert len(changed) == 1, "of the others as much waits as before"
+        changed = {name for name, waits in at_the_end.items() if waits != before[name]}
+        assert {name.rpartition(".")[0] for name in changed} == {"0"}, "the layer that it steps"
+        assert all(waits > 0.0 for waits in before.values()), "of the others as much waits as before"
+
+
+def test_of_two_optimizers_that_share_parameters_no_step_is_undone(world: Results) -> None:
+    for whole, in_parts in value(world, "overlapping"):
+        assert in_parts[:3] == whole[:3]
+        assert (whole[3], in_parts[3]) == (0, 1)
+
+
+def test_exchanges_inside_a_step_of_another_optimizer_are_final(world: Results) -> None:
+    assert value(world, "closure of another") == [[0, 1], [0, 1]]
+
+
+def test_another_optimizer_may_be_followed(world: Results) -> None:
+    ranks = value(world, "follows")
+    assert [each[0] for each in ranks] == [True, True]
+    assert [each[1] for each in ranks] == [["ValueError", "RanksDisagree", "ValueError"]] * 2
+    assert [each[2:] for each in ranks] == [[True, 0, 0]] * 2
 
 
 def test_what_cannot_be_seen_can_be_said(world: Results) -> None:

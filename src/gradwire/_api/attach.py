@@ -239,7 +239,7 @@ def _assemble(
 
     worker = Worker(lambda error: backward.engine.crash(error), ended, begun=transports.device.stay)
     uses: dict[str, float] = {}
-    level, replicas = None, source.replicas_of(optimizers)
+    level, replicas = None, source.replicas_of(lambda: backward.steps.optimizers)
     carry: Sequence[Comm] = (transports.everyone,)
     if transports.cpu is not None:
         carry = _carriers(transports.cpu, *transports.parts, checksums=asked.checksums)
@@ -261,7 +261,7 @@ def _assemble(
         uses=lambda: uses,
         replica=transports.parts[0].group if transports.parts else None,
         buffers=source.passenger,
-        check=partial(source.suits, optimizers=optimizers),
+        check=lambda layout: source.suits(layout, backward.steps.optimizers),
         source_state=source.source_state,
         prepare=partial(prepare_for, rank=transports.everyone.rank, world=carry[-1].world),
     )
@@ -296,7 +296,7 @@ def _assemble(
     source.begin(backward, counted, scaled=asked.scaler is not None)
     backward.event_log.attached()
     source.claim()
-    return Attached(source.model, source, backward, optimizers, asked.scaler, worker)
+    return Attached(source.model, source, backward, asked.scaler, worker)
 
 
 def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:

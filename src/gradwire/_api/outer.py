@@ -144,6 +144,13 @@ class OuterWire(Wire):
         assert isinstance(attached.source, LocalSteps), "made for it"
         self._local = attached.source
 
+    def follow(self, optimizer: Any) -> None:
+        """Raise `ValueError`: local steps are those of the optimizer that `outer` was given."""
+        raise ValueError(
+            "local steps are counted by the optimizer that gradwire.outer was given: call wire.detach() at "
+            "the end of a phase, and gradwire.outer again with the optimizer of the next one"
+        )
+
     @property
     def attempts(self) -> int:
         """Attempted steps so far: those that an optimizer made, and those that were left out."""

@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gradwire._api.checks import warn_without_optimizer
+from gradwire._api.checks import check_optimizers, warn_without_optimizer
 from gradwire._api.report import Report, report_of
 from gradwire._api.switch import forget_unsent, mean_unsent, switch
-from gradwire._api.unwrap import Optimizers
-from gradwire.agreement.agree import on_all_ranks
+from gradwire._api.unwrap import Optimizers, optimizers_of
+from gradwire.agreement.agree import OptimizerText, on_all_ranks, require_same_optimizer
 from gradwire.checkpoint import file_set, state
 from gradwire.checkpoint.state import Missing, Saved
 from gradwire.errors import GradwireWarning
@@ -40,10 +40,14 @@ class Attached:
     model: nn.Module  # the source refers to it weakly
     source: Source
     backward: Backward
-    optimizers: Optimizers
     scaler: torch.amp.GradScaler | None
     # The worker ends with the model, and a wire without its worker could only hang.
     worker: Worker
+
+    @property
+    def optimizers(self) -> Optimizers:
+        """Those that step the model's parameters, as far as they were given."""
+        return self.backward.steps.optimizers
 
 
 def _loss_scale(scaler: torch.amp.GradScaler | None) -> float:
@@ -53,10 +57,10 @@ def _loss_scale(scaler: torch.amp.GradScaler | None) -> float:
 class Wire:
     """The handle on one attached model. Its methods are for the training thread, between steps.
 
-    `save`, `load`, `mean_state_dict`, `load_state_dict`, `diagnose`, `switch`, `flush` and `detach` are
-    collectives: call them on all ranks, between the same steps. If some ranks make another call, or are in a
-    step, all those ranks raise `RanksDisagree`, which names ranks and calls. If some ranks make no call, the
-    others raise `TransportError` at the process group's timeout, with the same names.
+    `save`, `load`, `mean_state_dict`, `load_state_dict`, `diagnose`, `switch`, `follow`, `flush` and
+    `detach` are collectives: call them on all ranks, between the same steps. If some ranks make another call,
+    or are in a step, all those ranks raise `RanksDisagree`, which names ranks and calls. If some ranks make
+    no call, the others raise `TransportError` at the process group's timeout, with the same names.
     """
 
     def __init__(self, attached: Attached) -> None:
@@ -364,6 +368,36 @@ class Wire:
         if covered and not self._covers_momentum:
             self._warn_of_momentum()
 
+    def follow(self, optimizer: Any) -> None:
+        """Let another optimizer, or several, step the parameters from now on. A collective.
+
+        It is for a second phase of training. `optimizer` is as for `attach`. Recipes go by its momentum and
+        state from then on. Without this call its steps count as well, with a warning.
+
+        Raises `ValueError` for optimizers that `attach` would refuse, `PeerFailed` on the other ranks, and
+        `RanksDisagree` if optimizers differ between ranks. In these cases nothing has changed on any rank.
+
+        Example::
+
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # after a phase with Adam
+            wire.follow(optimizer)
+        """
+        control = self._engine.env.control
+
+        def given() -> tuple[Optimizers, OptimizerText]:
+            optimizers = optimizers_of(optimizer)
+            check_optimizers(optimizers, self._source.module)
+            self._source.suits(self._engine.layout, optimizers)
+            return optimizers, OptimizerText.of(optimizers)
+
+        def agreed() -> Optimizers:
+            optimizers, text = on_all_ranks(given, "follow", control)
+            require_same_optimizer(text, control)
+            return optimizers
+
+        optimizers = self._backward.together("follow()", agreed)
+        self._backward.steps.change(optimizers, self.attached.model)
+
     @property
     def _covers_momentum(self) -> bool:
         return any(lane.memory.covers_momentum for lane in self._engine.layout.lanes)
@@ -466,5 +500,6 @@ class Wire:
         retired = self._flush("detach()", self._engine.retired)
         self._backward.call(lambda: self._engine.restore(retired))
         self._source.retire()
+        self._backward.steps.end()
         if covered:
             self._warn_of_momentum()

@@ -112,7 +112,7 @@ class ShardedParameters(PlainParameters):
         }
         return {name: shards.get(id(each), each) for name, each in super().current().items()}
 
-    def replicas_of(self, optimizers: Optimizers) -> Replicas:
+    def replicas_of(self, optimizers: Callable[[], Optimizers]) -> Replicas:
         """This rank's shards of what all replicas hold alike."""
         return partial(self._replicated, super().replicas_of(optimizers))
 

@@ -187,7 +187,7 @@ class Source(ABC):
         """
         return None
 
-    def replicas_of(self, optimizers: Optimizers) -> Replicas:
+    def replicas_of(self, optimizers: Callable[[], Optimizers]) -> Replicas:
         """The values of a parameter that all ranks hold alike, by name; none without an optimizer."""
         return partial(_replicated, self.parameters, optimizers)
 
@@ -264,11 +264,11 @@ class Source(ABC):
 
 
 def _replicated(
-    parameters: Mapping[str, nn.Parameter], optimizers: Optimizers, name: str
+    parameters: Mapping[str, nn.Parameter], optimizers: Callable[[], Optimizers], name: str
 ) -> Replicated | None:
     """Looked up when asked for: users add and change parameter groups while training."""
     parameter = parameters[name]
-    for optimizer in optimizers:
+    for optimizer in optimizers():
         for group in optimizer.param_groups:
             if any(parameter is each for each in group["params"]):
                 state = optimizer.state.get(parameter, {})

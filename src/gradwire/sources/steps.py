@@ -11,13 +11,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradwire._api.unwrap import Optimizers
 from gradwire.errors import GradwireError, GradwireWarning
@@ -54,7 +54,6 @@ class _Record:
     """Whether the last exchange has left nothing but zeros for it."""
     used: tuple[weakref.ref[Tensor], int] | None = None
     """The first gradient that it used last, with its version."""
-    unhook: tuple[Callable[[], object], ...] = ()
 
     @property
     def has_made(self) -> bool:
@@ -88,6 +87,8 @@ class Steps:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._parameters, self._device = parameters, device
         self._records = [_Record(each) for each in optimizers]
+        self._others: list[_Record] = []
+        """Optimizers that were not given and have stepped since the last exchange began."""
         self._unhook: list[Callable[[], object]] = []
         self._skipped, self._alone, self._raises = skipped, alone, raises
         self._may_differ = may_differ
@@ -97,37 +98,39 @@ class Steps:
         self._passes = 1
         self._warned: set[str] = set()
 
+    @property
+    def optimizers(self) -> Optimizers:
+        """Those that are followed."""
+        return tuple(each.optimizer for each in self._records)
+
     def watch(self, model: nn.Module) -> None:
         """Register the hooks on the optimizers, for as long as `model` lives."""
         for record in self._records:
-            self._register(record, model)
-        if not self._records or self._skipped == "keep":
-            return
-        mine, of_model = weakref.ref(self), weakref.ref(model)
-
-        def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            steps, model = mine(), of_model()
-            if steps is not None and model is not None:
-                steps._another(optimizer, model)
-
-        self._unhook.append(_until(model, register_optimizer_step_post_hook(stepped)))
-
-    def _register(self, record: _Record, model: nn.Module) -> None:
-        optimizer = record.optimizer
-        record.unhook = (
-            _until(model, optimizer.register_step_pre_hook(lambda *_: self._before(record))),
-            _until(model, optimizer.register_step_post_hook(lambda *_: self._after(record))),
-        )
+            for handle in (
+                record.optimizer.register_step_pre_hook(lambda *_, of=record: self._before(of)),
+                record.optimizer.register_step_post_hook(lambda *_, of=record: self._after(of)),
+            ):
+                # An optimizer that outlives the model must not keep the arena alive.
+                unhook = weakref.finalize(model, handle.remove)
+                unhook.atexit = False
+                self._unhook.append(unhook)
+        if self._records and self._skipped == "drop":
+            _watch_all(self)
 
     def change(self, optimizers: Optimizers, model: nn.Module) -> None:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""
+        self.end()
+        self._records = [_Record(each) for each in optimizers]
+        self.watch(model)
+
+    def end(self) -> None:
+        """Follow no optimizer any more."""
         self.forget()
         for unhook in self._unhook:
             unhook()
         self._unhook.clear()
-        self._let_go(self._records)
-        self._records = [_Record(each) for each in optimizers]
-        self.watch(model)
+        _EVERYONE.discard(self)
+        self._records, self._others = [], []
 
     # -- what happens, in the order of a step
 
@@ -144,10 +147,9 @@ class Steps:
         if not self._is_pending:
             return
         self._has_looked = True
-        used = self._used()
         for record in self._records:
             if self._recognises(record) and not record.has_made:
-                self._cleared |= self._cleared_of(record) - used
+                self._clear(record)
 
     def fates(self) -> Fates | None:
         """Fates of the exchanges since the last one began; `None` if all are final, as usual.
@@ -161,9 +163,9 @@ class Steps:
             self.look()
         final = set[str]()
         dropped, stands = set(self._cleared), set[str]()
-        for record in self._records:
+        for record in (*self._records, *self._others):
             names = self._names_of(record) - self._cleared
-            if record.has_made:
+            if record.has_made or (record.is_inside and record in self._others):
                 final |= names
             elif self._is_dropping:
                 dropped |= names
@@ -189,7 +191,8 @@ class Steps:
         self._passes = self._passes + compresses if goes_on else 1
         self._is_pending, self._has_looked, self._is_dropping, self._is_local = True, False, False, False
         self._cleared = set()
-        for record in self._records:
+        self._others = [each for each in self._others if each.is_inside]
+        for record in (*self._records, *self._others):
             record.has_stepped, record.skipped, record.is_new = False, None, True
 
     def exchange_ended(self) -> None:
@@ -215,49 +218,44 @@ class Steps:
         self._is_pending, self._open, self._is_dropping = False, frozenset(), False
         self._cleared = set()
 
-    def _let_go(self, records: Iterable[_Record]) -> None:
-        for record in records:
-            for unhook in record.unhook:
-                unhook()
-
-    def _used(self) -> set[str]:
-        """Parameters whose gradients some optimizer has used since the last exchange began."""
-        return {name for record in self._records if record.has_made for name in self._names_of(record)}
-
     # -- hooks of optimizers
 
-    def _another(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-        """Any optimizer has stepped. Follow it, if it steps what none of those that are followed has stepped.
+    def _other_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Any optimizer is about to step. One that was not given may be inside another, or around it."""
+        known = (*self._records, *self._others)
+        if not self._is_pending or any(each.is_inside or each.optimizer is optimizer for each in known):
+            return
+        record = _Record(optimizer, has_ever_stepped=True, is_new=True)
+        if self._names_of(record):
+            self._others.append(record)
+            self._before(record)
 
-        It may be one inside another, or around it.
-        """
-        if not self._is_pending or any(
-            each.is_inside or each.optimizer is optimizer for each in self._records
-        ):
+    def _other_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        record = next((each for each in self._others if each.optimizer is optimizer), None)
+        if record is None:
             return
-        record = _Record(optimizer, has_ever_stepped=True, has_stepped=True)
-        names = self._names_of(record)
-        if not self._gradients(names).keys() - self._used():
+        mine = [each for each in self._records if each.has_stepped]
+        if self._names_of(record) <= {name for each in mine for name in self._names_of(each)}:
+            self._others.remove(record)  # around one that was given
+            record.is_inside = False
             return
-        instead = [each for each in self._records if self._names_of(each) <= names]
-        self._let_go(instead)
-        self._records = [*(each for each in self._records if each not in instead), record]
-        self._register(record, model)
-        record.used, self.in_a_row = self._first_gradient(record), 0
-        if self._is_first("another"):
-            warnings.warn(
-                f"{type(optimizer).__name__}, which attach was not given, has stepped parameters of this "
-                "model. Its steps count from now on. A recipe that goes by the optimizer's state or momentum "
-                "still goes by the one given: to change that, call wire.detach() and attach again",
-                GradwireWarning,
-                stacklevel=3,
-            )
+        self._after(record)
+        groups = {id(group) for each in self._records for group in each.optimizer.param_groups}
+        if {id(group) for group in optimizer.param_groups} <= groups or not self._is_first("another"):
+            return
+        warnings.warn(
+            f"{type(optimizer).__name__}, which attach was not given, has stepped parameters of this model. "
+            "Its steps count, but recipes that go by an optimizer go by the one given: call "
+            "wire.follow(optimizer) when another one takes over",
+            GradwireWarning,
+            stacklevel=5,
+        )
 
     def _before(self, record: _Record) -> None:
         """Gradients that are gone now leave no trace in the parameters, whatever the step does."""
         record.is_inside = True
         if self._is_pending and not record.has_stepped and self._recognises(record, inside=True):
-            self._cleared |= self._cleared_of(record)
+            self._clear(record)
 
     def _after(self, record: _Record) -> None:
         record.is_inside, record.has_stepped, record.has_ever_stepped = False, True, True
@@ -326,6 +324,13 @@ class Steps:
                     return weakref.ref(parameter.grad), parameter.grad._version
         return None
 
+    def _clear(self, record: _Record) -> None:
+        """Note what was taken away from an optimizer, unless another one had used it, or is about to."""
+        if cleared := self._cleared_of(record):
+            others = (each for each in (*self._records, *self._others) if each is not record)
+            used = (each for each in others if each.has_made or each.is_inside)
+            self._cleared |= cleared - {name for each in used for name in self._names_of(each)}
+
     def _cleared_of(self, record: _Record) -> set[str]:
         """The parameters of an optimizer whose gradient was taken away since the exchange.
 
@@ -340,11 +345,30 @@ class Steps:
         return names - there.keys()
 
 
-def _until(model: nn.Module, handle: RemovableHandle) -> Callable[[], object]:
-    """Remove a hook with the model: an optimizer that outlives it must not keep the arena alive."""
-    unhook = weakref.finalize(model, handle.remove)
-    unhook.atexit = False
-    return unhook
+_EVERYONE: weakref.WeakSet[Steps] = weakref.WeakSet()
+"""Of this process."""
+
+
+def _watch_all(steps: Steps) -> None:
+    """Let `steps` hear of every optimizer's steps. torch must not lose a hook while it goes through them."""
+    _hear_of_all()
+    _EVERYONE.add(steps)
+
+
+@cache
+def _hear_of_all() -> None:
+    register_optimizer_step_pre_hook(_begins)
+    register_optimizer_step_post_hook(_ended)
+
+
+def _begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for steps in list(_EVERYONE):
+        steps._other_begins(optimizer)
+
+
+def _ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for steps in list(_EVERYONE):
+        steps._other_ended(optimizer)
 
 
 def _same(one: tuple[weakref.ref[Tensor], int], other: tuple[weakref.ref[Tensor], int]) -> bool:
