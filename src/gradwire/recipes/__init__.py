@@ -1,4 +1,5 @@
-"""Recipes: named compositions, a file for each paper. `catalogue` says in which module each is.
+"""Recipes: named compositions. A paper has a file; so has a family, whose papers share their parts.
+`catalogue` says in which module each is.
 
 The other files are no recipes. `narrow`, `units` and `low_bits` are parts of several, `parse` reads their
 texts, and `trial`, `drain` and `regroup` make compositions out of other recipes while a training runs.

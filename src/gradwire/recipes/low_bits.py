@@ -1,4 +1,7 @@
-"""The common part of recipes in few bits: a mean of codes, with or without error feedback."""
+"""The common part of recipes in few bits: a mean of codes, with or without error feedback.
+
+Apart from `blocks`, because `truncate` needs no kernels of blocks, and what is imported is compiled.
+"""
 
 from typing import Literal, get_args
 

@@ -1,6 +1,9 @@
-"""bf16: all-reduce in bfloat16, on gloo too (torch refuses its own hook there by name).
+"""fp16, bf16: all-reduce in half precision, bf16 on gloo too (torch refuses its own hook there by name).
 
-With `sum="fp32"` only what travels is bfloat16: all-to-all, one sum in float32, all-gather (see
+Differences from torch's `fp16_compress_hook`: the mean is taken before the cast as there, and an overflow is
+agreed on by all ranks before anything is committed.
+
+With `bf16(sum="fp32")` only what travels is bfloat16: all-to-all, one sum in float32, all-gather (see
 `gradwire.exchange.scatter_reduce`). The bytes are those of an all-reduce. A value is rounded twice, whatever
 the number of ranks; in an all-reduce every addition rounds once more. Megatron-LM's
 `reduce_scatter_with_fp32_accumulation` is the first half of it.
@@ -16,6 +19,17 @@ from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.recipes.base import Composition, register
 
 Sum = Literal["bf16", "fp32"]
+
+
+@register
+def fp16() -> Composition:
+    """All-reduce in float16: half the bytes, overflow above 65504.
+
+    Travels: every value in 16 bits.
+    Paper: Micikevicius et al. 2018, "Mixed precision training".
+    Use when: the network is at most twice too slow; three more bits of precision than bf16.
+    """
+    return Composition(reduce(cast(torch.float16)))
 
 
 @register

@@ -1,0 +1,42 @@
+"""powersgd, acpsgd: low-rank factors of every matrix, by one step of power iteration.
+
+Papers: PowerSGD is of Vogels et al. 2019. ACP-SGD takes its two factors in turns, one per step (Zhang, Zhang,
+Shi, Chu and Li 2023).
+
+Differences from the papers: see `gradwire.exchange.low_rank`; beyond that, vectors and tiny tensors travel
+densely, as all do in PowerSGD's paper that are no matrices.
+
+- powersgd: a matrix is compressed wherever that makes it smaller (torch's hook asks for a factor of 2). There
+  is no dense start unless `warmup_steps` asks for one, as in the paper; torch's hook sends its first 1000
+  steps densely, which is safer and, on a link that needs compression, slow.
+"""
+
+from gradwire.exchange.compose import remember, warm
+from gradwire.exchange.low_rank import acp_sgd, power_sgd
+from gradwire.exchange.turns import Order
+from gradwire.recipes.base import Composition, register
+
+
+@register
+def powersgd(rank: int = 1, warmup_steps: int = 0) -> Composition:
+    """Rank-r factors of every gradient matrix with error feedback; two small all-reduces per unit.
+
+    Travels: rank·(rows + columns) values of every matrix, whatever the number of ranks.
+    Paper: Vogels et al. 2019, "PowerSGD: practical low-rank gradient compression".
+    Use when: traffic must fall by 50 to 300 times on any number of ranks; rank 2 to 4 where 1 costs accuracy.
+    """
+    return Composition(remember(warm(warmup_steps, power_sgd(rank))))
+
+
+@register
+def acpsgd(rank: int = 1, warmup_steps: int = 0, order: Order = "random") -> Composition:
+    """One of two low-rank factors per step with error feedback; one small all-reduce per unit.
+
+    Travels: rank·rows values of every matrix in one step, rank·columns in the next.
+    Paper: Zhang et al. 2023, "Evaluation and optimization of gradient compression for distributed
+        deep learning".
+    Use when: as powersgd, where its two dependent all-reduces per unit cost more than half as many factors.
+
+    Which of the two begins is drawn anew every six steps; with the `order` "paper" it is always the first.
+    """
+    return Composition(remember(warm(warmup_steps, acp_sgd(rank, order))))
