@@ -1,10 +1,11 @@
-"""The tables of codecs and exchanges; recipes have theirs in `tests/support/recipes.py`."""
+"""The tables of selectors, codecs and exchanges; recipes have theirs in `tests/support/recipes.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from gradwire.codec.blocks import blocks
 from gradwire.codec.cast import cast
 from gradwire.codec.levels import four_levels
 from gradwire.codec.select.base import Selector
+from gradwire.codec.select.chunks import ChunkTopK
 from gradwire.codec.select.rates import rated_top_k
 from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
@@ -26,10 +28,11 @@ from gradwire.contrib.lwtopk import layer_top_k
 from gradwire.contrib.mstopk import ms_top_k
 from gradwire.contrib.oktopk import ok_topk
 from gradwire.contrib.randomk import RandomK, random_k
-from gradwire.contrib.sidco import sidco_top_k
+from gradwire.contrib.sidco import Fit, sidco_top_k
 from gradwire.contrib.signs_by_vote import Signum, majority_vote
 from gradwire.contrib.sketchsgd import sketch
 from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
+from gradwire.contrib.threshold import fixed_threshold
 from gradwire.contrib.truncate import upper_bits
 from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import Exchange
@@ -106,6 +109,11 @@ def left_by_bracket(selector: Selector) -> Callable[[int], float]:
 def left_by_chunks(keep: int, chunk: int) -> Callable[[int], float]:
     """γ = 1 − keep/chunk; a unit shorter than a chunk keeps a larger share."""
     return lambda numel: 1.0 - min(keep, numel) / max(1, min(chunk, numel))
+
+
+def left_by_bins(size: int, at_most: float) -> Callable[[int], float]:
+    """γ = 1 − b/(d·n) of bins of n elements whose largest travel, or the largest b of d near these."""
+    return lambda numel: 1.0 - top_k(at_most).count(numel, AT) / max(numel, 1) / max(1, min(size, numel))
 
 
 def left_by_rounding(dtype: torch.dtype) -> Callable[[int], float]:
@@ -203,6 +211,59 @@ def raised_scale(kind: BlockKind) -> float:
     above 2^15·Lη that is within the relative 2^-13 of `left_by_blocks`; below, it is less than (2^9·Lη)².
     """
     return 2.0**9 * LARGEST[kind] * 2 * half_smallest(F32)
+
+
+@dataclass(frozen=True)
+class SelectorCase:
+    """A selector, and how much it leaves of x: ‖left‖² ≤ γ‖x‖² + n·floor² of n elements, n ≥ 1."""
+
+    selector: Selector
+    gamma: Callable[[int], float]
+    floor: float = 0.0
+    everywhere: bool = True
+    """Whether the largest of the whole unit are chosen before any others."""
+
+    def __str__(self) -> str:
+        fields = [f"{value}" for value in vars(self.selector).values() if not isinstance(value, bool)]
+        return f"{type(self.selector).__name__}({', '.join(fields)})"
+
+
+def _selected(
+    bound: Callable[[Selector], Callable[[int], float]], *selectors: Selector, everywhere: bool = True
+) -> Iterator[SelectorCase]:
+    """Cases of one kind of bound."""
+    return (SelectorCase(each, bound(each), everywhere=everywhere) for each in selectors)
+
+
+SELECTORS = (
+    *_selected(left_by, top_k(0.001), top_k(0.1), top_k(1.0), everything(), reused_threshold(0.01)),
+    *_selected(left_by, *(layer_top_k(ratio) for ratio in (0.001, 0.1, 1.0)), everywhere=False),
+    SelectorCase(ramp(top_k, 0.01, 4), left_by(top_k(0.01))),  # from step 4 on
+    SelectorCase(rated_top_k(100), left_by_chunks(1, 100)),
+    SelectorCase(rated_top_k(7, {"p[13]": 50}), left_by_chunks(1, 50), everywhere=False),
+    SelectorCase(rated_top_k(100, keep=1), left_by_chunks(1, 100), everywhere=False),
+    SelectorCase(rated_top_k(3, keep=5), left_by_chunks(5, 15), everywhere=False),
+    SelectorCase(rated_top_k(1, keep=7), left_by_chunks(7, 7), everywhere=False),
+    SelectorCase(rated_top_k(7, {"p[13]": 50, "p*": 10}, keep=2), left_by_chunks(2, 100), everywhere=False),
+    SelectorCase(ChunkTopK(100, 1), left_by_chunks(1, 100), everywhere=False),
+    SelectorCase(ChunkTopK(64, 7), left_by_chunks(7, 64), everywhere=False),
+    *_selected(left_by_bracket, *(ms_top_k(ratio) for ratio in (0.001, 0.01, 0.3, 0.99, 1.0))),
+    *_selected(left_by_bracket, ms_top_k(0.05, 1), ms_top_k(0.05, 3)),
+    *_selected(left_by_half, *(sampled_top_k(ratio) for ratio in (0.001, 0.01, 0.3, 1.0))),
+    *_selected(left_by_half, sampled_top_k(0.01, sample=1.0), sidco_top_k(1.0)),
+    *_selected(left_by_half, *(sidco_top_k(ratio, 3, fit) for ratio in (0.01, 0.3) for fit in get_args(Fit))),
+    *_selected(left_by_half, *(sidco_top_k(0.001, stages) for stages in (1, 2, 5))),
+    SelectorCase(fixed_threshold(1.0), left_by(top_k(0.1)), floor=1.0),
+    SelectorCase(fixed_threshold(1e-3, at_most=1.0), lambda numel: 0.0, floor=1e-3),
+    SelectorCase(fixed_threshold(1e-42, at_most=0.01), left_by(top_k(0.01)), floor=1e-42),
+    # Each bin sends its largest, unless the bound cuts: then the largest bound/n of those near the maxima.
+    SelectorCase(ada_comp(), left_by_bins(500, 0.1)),
+    SelectorCase(ada_comp(50, at_most=1.0), left_by_bins(50, 1.0)),
+    SelectorCase(ada_comp(10, at_most=0.05), left_by_bins(10, 0.05)),
+    # In every draw; in the mean over draws they leave 1 − k/d, as in `CODECS`.
+    SelectorCase(random_k(0.1), lambda numel: 1.0, everywhere=False),
+    SelectorCase(random_k(1.0), left_by(random_k(1.0))),
+)
 
 
 BLOCKS: tuple[tuple[BlockKind, int], ...] = (
