@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument(
         "--warmup",
         type=int,
-        default=60,
+        default=110,
         help="steps; a contest with one group needs about 30, the timed search up to 100",
     )
     parser.add_argument("--json", type=Path)

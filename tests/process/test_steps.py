@@ -49,7 +49,7 @@ def test_many_left_out_in_a_row_say_that_something_else_steps(world: Results) ->
     lines, nothing = value(world, "many in a row")
     assert nothing == []
     assert [line.split()[0] for line in lines] == ["step", "10"]
-    assert "something else than an optimizer" in lines[1]
+    assert "something other than an optimizer" in lines[1]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

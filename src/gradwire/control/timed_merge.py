@@ -1,11 +1,11 @@
 """Times groupings on real iterations and keeps the fastest: MergeComp's Algorithm 2, or a contest of a few.
 
 Wang et al. 2021, section 4.3. Differences from the paper: every grouping runs for a few steps of the ongoing
-training. The first two are not counted, because another's still counts there and buffers are cold; the median
-of the others counts, three where the budget allows it. A search compares cuts that lie an eighth of its
-bracket apart: neighbours differ by less than a step varies. It has a budget of steps, by default 100, where
-the paper's search for two groups takes fewer than 50. If that is too few for all tensors, neighbouring
-tensors stay together. All ranks see the same times, those of the slowest.
+training. The first two are not counted: the first has the time of the grouping before, and in the second
+buffers are cold. The median of the others counts, three where the budget allows it. A search compares cuts
+that lie an eighth of its bracket apart: neighbours differ by less than a step varies. It has a budget of
+steps, by default 100, where the paper's search for two groups takes fewer than 50. If that is too few for all
+tensors, neighbouring tensors stay together. All ranks see the same times, those of the slowest.
 """
 
 from __future__ import annotations

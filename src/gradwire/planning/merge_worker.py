@@ -4,7 +4,8 @@ MergeComp's cost model (`merge.py`) lets compression hold up the backward pass, 
 a worker beside it encodes, and decodes what has come back in the meantime, so that what a group costs
 depends on where the others are; no simple recurrence finds the optimum. So the exact optima of simpler
 problems, in which one resource holds up the others, are compared, and the best is moved cut by cut. Of 250
-random problems of up to ten tensors, 245 plans were optimal by brute force, and the worst took 5.7 % longer.
+random problems of up to ten tensors, 245 plans were optimal by brute force, and the worst took 1.1 % longer
+(another 250, with an earlier set of simpler problems: 5.7 %).
 """
 
 from __future__ import annotations

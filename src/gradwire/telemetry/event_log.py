@@ -82,7 +82,7 @@ class EventLog:
             )
         if self._speaks and in_a_row == _MANY:
             _LOG.warning(
-                "%d steps in a row were left out: if something else than an optimizer steps, nothing is "
+                "%d steps in a row were left out: if something other than an optimizer steps, nothing is "
                 "remembered: pass skipped='keep'",
                 in_a_row,
             )
