@@ -50,8 +50,8 @@ def scalecom(
 
     Travels: one rank's choice of places, a share of each layer, and all ranks' values there.
     Paper: Chen et al. 2020, "ScaleCom".
-    Use when: one element in 25 to 400 of each layer is enough, on any number of ranks; beta=0.1 to 0.3 where
-        the learning rate is scaled up with the batch.
+    Use when: one element in 25 to 400 of each layer is enough, on any number of ranks. The paper has
+        beta=0.1 to 0.3 where the learning rate is scaled up with the batch.
     """
     if isinstance(rates, str):
         if rates != "auto":
