@@ -248,7 +248,7 @@ class Steps:
             "Its steps count, but recipes that go by an optimizer go by the one given: call "
             "wire.follow(optimizer) when another one takes over",
             GradwireWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
     def _before(self, record: _Record) -> None:
