@@ -3,8 +3,8 @@
 Networks' tensors become ready in reverse order, by their multiply-adds; codecs cost what they cost on this
 machine (measured here on one thread for 2^8 … 2^20 elements and fitted by B + γ·x, encode and decode
 apart, or read from `--costs`); the link is the α and β of the options. All ways to cut are compared under
-two models of a step: MergeComp's, in which encoding holds up the backward pass and whose optimum the
-dynamic program is, and that of this package's engine, in which a worker beside it encodes and decodes.
+two models of a step: MergeComp's, in which encoding and decoding hold up the backward pass and whose optimum
+the dynamic program is, and that of this package's engine, in which a worker beside it encodes and decodes.
 There, and as a check of the former, the optimum is found by brute force on the same network with
 neighbouring tensors joined until 13 are left; at full size the engine's plan stands beside one that was
 searched for 25 times as long.
@@ -255,7 +255,7 @@ def main() -> None:
     costs = {name: group_cost(*entry, network, arguments.world) for name, entry in found.items()}
     names = ("layers", "one", "even2", "even3", "even4", "Alg2", "exact", "worker")
     head = "".join(f"{name:>7}" for name in names)
-    print("\nseconds over those of the model's own plan: encoding inside the backward pass, beside it;")
+    print("\nseconds over those of the model's own plan: the codec inside the backward pass, beside it;")
     print(f"groups of both plans; both over brute force on few tensors\n{'':<21} │{head} │{head} │")
     rows = []
     for name in NETWORKS:

@@ -23,7 +23,6 @@ OTHERS = {
     ("step/runner.py", "step.record"),
     ("step/worker.py", "self._thread.join"),
     ("kernels/device/common.py", "tl.join"),
-    ("integrations/training.py", "before.follow"),
     ("lab/demo/race.py", "live.follow"),
     ("lab/emulate/delayed_group.py", "carrier.join"),
     ("lab/emulate/fork.py", "self._process.join"),

@@ -213,8 +213,8 @@ def closure_of_another() -> list[Any]:
     return [wire.report().dropped_steps, len(lines)]
 
 
-def follows() -> list[Any]:
-    """`wire.follow`: no warning any more; what does not suit is refused on all ranks, and nothing changes."""
+def switches_optimizer() -> list[Any]:
+    """No warning any more; what does not suit is refused on all ranks, and then nothing has changed."""
     model, optimizer, wire = attached("dgc(ratio=0.1, warmup_steps=0)")
     optimizer.zero_grad()
     backward(model, 0)
@@ -224,11 +224,11 @@ def follows() -> list[Any]:
     foreign = optimizer_of(nn.Linear(1, 1))
     for wrong in (torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), uneven, foreign):
         try:
-            wire.follow(wrong)
+            wire.switch_optimizer(wrong)
         except Exception as error:
             refused.append(type(error).__name__)
     stays = wire.attached.optimizers == (optimizer,)
-    wire.follow(other)
+    wire.switch_optimizer(other)
     with told() as lines:
         for number in range(3):
             other.zero_grad()
@@ -246,10 +246,56 @@ def follows() -> list[Any]:
     return [
         stays,
         refused,
-        wire.attached.optimizers == (),
+        wire.attached.optimizers == (other,),
         len(lines) - len(momentum),
         wire.report().dropped_steps,
     ]
+
+
+def switched_after_detach() -> str:
+    """A detached wire knows its optimizer, so that momentum is not applied twice."""
+    model = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    wire = gradwire.attach(model, optimizer, "topk(ratio=0.1)")
+    backward(model, 0)
+    optimizer.step()
+    optimizer.zero_grad()
+    wire.detach()
+    optimizer.step()
+    try:
+        wire.switch("dgc(ratio=0.1, warmup_steps=0)")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def goes_by_the_other() -> list[float]:
+    """The share of a gradient that arrives where the optimizer could tell, then could not: by gcomp."""
+    model, optimizer, wire = attached("gcomp")
+    other = torch.optim.SGD(model.parameters(), lr=1e-12)
+    shares = []
+    for now in (optimizer, other):
+        if now is other:
+            wire.switch_optimizer(other)
+        now.zero_grad()
+        backward(model, 0)
+        whole = torch.cat([each.grad.reshape(-1) for each in model.parameters() if each.grad is not None])
+        shares.append(float(whole.count_nonzero()) / whole.numel())
+        now.step()
+    return shares
+
+
+def part_of_the_one_given() -> list[Any]:
+    """The one given is around another that steps in its place, as in sharpness-aware minimization."""
+    model, optimizer, wire = attached("topk(ratio=0.1)")
+    inner = optimizer_of(model)
+    inner.param_groups = optimizer.param_groups
+    with told() as lines:
+        for number in range(3):
+            model.zero_grad()
+            backward(model, number)
+            inner.step()
+    return [wire.report().dropped_steps, lines]
 
 
 def before_the_first_step() -> list[Any]:
@@ -572,7 +618,10 @@ SCENES: dict[str, Callable[[], Any]] = {
     "two optimizers in turn": partial(another_optimizer, "topk(ratio=0.1)", 2, in_turn=True),
     "overlapping": overlapping,
     "closure of another": closure_of_another,
-    "follows": follows,
+    "switches optimizer": switches_optimizer,
+    "switched after detach": switched_after_detach,
+    "goes by the other": goes_by_the_other,
+    "part of the one given": part_of_the_one_given,
     "another optimizer of a part": partial(another_optimizer, "topk(ratio=0.1)", 2, 2),
     "before the first step": before_the_first_step,
     "nothing to drop": nothing_to_drop,

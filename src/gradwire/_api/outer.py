@@ -144,7 +144,7 @@ class OuterWire(Wire):
         assert isinstance(attached.source, LocalSteps), "made for it"
         self._local = attached.source
 
-    def follow(self, optimizer: Any) -> None:
+    def switch_optimizer(self, optimizer: Any) -> None:
         """Raise `ValueError`: local steps are those of the optimizer that `outer` was given."""
         raise ValueError(
             "local steps are counted by the optimizer that gradwire.outer was given: call wire.detach() at "

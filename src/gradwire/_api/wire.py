@@ -57,10 +57,10 @@ def _loss_scale(scaler: torch.amp.GradScaler | None) -> float:
 class Wire:
     """The handle on one attached model. Its methods are for the training thread, between steps.
 
-    `save`, `load`, `mean_state_dict`, `load_state_dict`, `diagnose`, `switch`, `follow`, `flush` and
-    `detach` are collectives: call them on all ranks, between the same steps. If some ranks make another call,
-    or are in a step, all those ranks raise `RanksDisagree`, which names ranks and calls. If some ranks make
-    no call, the others raise `TransportError` at the process group's timeout, with the same names.
+    `save`, `load`, `mean_state_dict`, `load_state_dict`, `diagnose`, `switch`, `switch_optimizer`, `flush`
+    and `detach` are collectives: call them on all ranks, between the same steps. If some ranks make another
+    call, or are in a step, all those ranks raise `RanksDisagree`, which names ranks and calls. If some ranks
+    make no call, the others raise `TransportError` at the process group's timeout, with the same names.
     """
 
     def __init__(self, attached: Attached) -> None:
@@ -368,7 +368,7 @@ class Wire:
         if covered and not self._covers_momentum:
             self._warn_of_momentum()
 
-    def follow(self, optimizer: Any) -> None:
+    def switch_optimizer(self, optimizer: Any) -> None:
         """Let another optimizer, or several, step the parameters from now on. A collective.
 
         It is for a second phase of training. `optimizer` is as for `attach`. Recipes go by its momentum and
@@ -380,7 +380,7 @@ class Wire:
         Example::
 
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # after a phase with Adam
-            wire.follow(optimizer)
+            wire.switch_optimizer(optimizer)
         """
         control = self._engine.env.control
 
@@ -391,11 +391,11 @@ class Wire:
             return optimizers, OptimizerText.of(optimizers)
 
         def agreed() -> Optimizers:
-            optimizers, text = on_all_ranks(given, "follow", control)
+            optimizers, text = on_all_ranks(given, "switch_optimizer", control)
             require_same_optimizer(text, control)
             return optimizers
 
-        optimizers = self._backward.together("follow()", agreed)
+        optimizers = self._backward.together("switch_optimizer()", agreed)
         self._backward.steps.change(optimizers, self.attached.model)
 
     @property
@@ -500,6 +500,6 @@ class Wire:
         retired = self._flush("detach()", self._engine.retired)
         self._backward.call(lambda: self._engine.restore(retired))
         self._source.retire()
-        self._backward.steps.end()
+        self._backward.steps.forget()
         if covered:
             self._warn_of_momentum()

@@ -25,7 +25,7 @@ def attached(
     """
     if before is not None and before.attached.model is inside(model):
         if before.attached.optimizers != optimizers_of(optimizer):
-            before.follow(optimizer)
+            before.switch_optimizer(optimizer)
         return before
     with _some_group(world):
         return attach(model, optimizer, *arguments, **options)

@@ -93,6 +93,7 @@ class Steps:
         self._skipped, self._alone, self._raises = skipped, alone, raises
         self._may_differ = may_differ
         self._has_looked = self._is_pending = self._is_dropping = self._is_local = False
+        self._compresses = False
         self._cleared: set[str] = set()
         self._open: frozenset[str] = frozenset()
         self._passes = 1
@@ -119,18 +120,12 @@ class Steps:
 
     def change(self, optimizers: Optimizers, model: nn.Module) -> None:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""
-        self.end()
-        self._records = [_Record(each) for each in optimizers]
-        self.watch(model)
-
-    def end(self) -> None:
-        """Follow no optimizer any more."""
         self.forget()
         for unhook in self._unhook:
             unhook()
         self._unhook.clear()
-        _EVERYONE.discard(self)
-        self._records, self._others = [], []
+        self._records, self._others = [_Record(each) for each in optimizers], []
+        self.watch(model)
 
     # -- what happens, in the order of a step
 
@@ -190,7 +185,7 @@ class Steps:
         goes_on = fates is not None and not fates.made and bool(fates.open)
         self._passes = self._passes + compresses if goes_on else 1
         self._is_pending, self._has_looked, self._is_dropping, self._is_local = True, False, False, False
-        self._cleared = set()
+        self._cleared, self._compresses = set(), compresses
         self._others = [each for each in self._others if each.is_inside]
         for record in (*self._records, *self._others):
             record.has_stepped, record.skipped, record.is_new = False, None, True
@@ -214,7 +209,7 @@ class Steps:
         self._is_dropping = True
 
     def forget(self) -> None:
-        """Leave out of account what was exchanged so far: another state was loaded."""
+        """Leave out of account what was exchanged so far: another state was loaded, or nothing is unsent."""
         self._is_pending, self._open, self._is_dropping = False, frozenset(), False
         self._cleared = set()
 
@@ -241,12 +236,13 @@ class Steps:
             return
         self._after(record)
         groups = {id(group) for each in self._records for group in each.optimizer.param_groups}
-        if {id(group) for group in optimizer.param_groups} <= groups or not self._is_first("another"):
+        is_part = {id(group) for group in optimizer.param_groups} <= groups  # as of sharpness-aware ones
+        if is_part or not (self._compresses and self._is_first("another")):
             return
         warnings.warn(
             f"{type(optimizer).__name__}, which attach was not given, has stepped parameters of this model. "
             "Its steps count, but recipes that go by an optimizer go by the one given: call "
-            "wire.follow(optimizer) when another one takes over",
+            "wire.switch_optimizer(optimizer) when another one takes over",
             GradwireWarning,
             stacklevel=4,
         )
