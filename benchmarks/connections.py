@@ -37,7 +37,7 @@ from gradwire.comm.groups import borrow
 from gradwire.environment import CONNECTIONS
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.emulate.ranks import INTERFACE_VARIABLE
-from gradwire.measure.connections import LONG_S
+from gradwire.planning.costs import LONG_S
 
 ONE = "1"
 SETTINGS = {ONE: 1, "1 again": 1, "when due": 1, "2": 2, "4": 4, "8": 8}

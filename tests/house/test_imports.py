@@ -78,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
     "_api": set(),
     "_api.unwrap": set(),
     "_api.checks": {"_api.unwrap", "errors", "exchange", "step", "step.arena"},
-    "_api.connections": {"comm", "environment", "errors", "measure"},
+    "_api.connections": {"comm", "environment", "errors", "measure", "planning"},
     "_api.prepare": STEP,
     "_api.switch": STEP | {"step.engine"},
     "_api.report": BELOW | {"quantities"},

@@ -17,6 +17,7 @@ import gradwire
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.ahead import Receive
 from gradwire.comm.groups import borrow
+from gradwire.comm.hops import ring_all_gather
 from gradwire.environment import CONNECTIONS
 
 SIZES = (0, 1, 5, 16_385, 70_001, 1_400_003)
@@ -65,7 +66,7 @@ def bits() -> list[bool]:
 
 
 def trained(
-    connections: str, nodes: Nodes | None = None, recipe: str = "dense"
+    connections: str, nodes: Nodes | str | None = None, recipe: str = "dense"
 ) -> tuple[list[Tensor], int, int]:
     """Parameters after three steps, the connections that the report names, and how many groups there are."""
     torch.manual_seed(0)
@@ -103,6 +104,21 @@ def ahead() -> dict[str, Any]:
     return {"same": same}
 
 
+def gathers_in_a_ring() -> list[bool]:
+    """Whether ranks gather in a ring on long links, alone on nodes and together; whether bits are alike."""
+    ways, left = [], []
+    with mock.patch("gradwire._api.connections.LONG_S", 0.0):
+        for per_node in ("1", "2"):
+            with (
+                mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": per_node}),
+                mock.patch("gradwire.comm.process_group.ring_all_gather", wraps=ring_all_gather) as ring,
+            ):
+                parameters, *_ = trained("1", "auto", "topk(ratio=0.001)")
+            ways.append(ring.called)
+            left.append(parameters)
+    return [*ways, all(torch.equal(*each) for each in zip(*left, strict=True))]
+
+
 def attached(nodes: Nodes | None = None) -> dict[str, Any]:
     """One connection, three, and three again."""
     (one, *_), (three, told, made), (_, again, in_all) = (trained(text, nodes) for text in ("1", "3", "3"))
@@ -129,5 +145,6 @@ SCENES: dict[str, Callable[[], Any]] = {
     "attached": attached,
     "refused": refused,
     "ahead": ahead,
+    "gathers in a ring": gathers_in_a_ring,
     "on nodes": partial(attached, ((0, 1), (2, 3))),
 }

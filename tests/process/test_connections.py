@@ -36,3 +36,11 @@ def test_links_between_nodes_take_several_connections_too(tmp_path: Path) -> Non
     results = perform("tests.process.scenes_connections", 4, tmp_path, ["on nodes"])
     for seen in value(results, "on nodes"):
         assert seen == {"same": True, "told": [3, 3], "groups": 0}
+
+
+def test_what_ranks_gather_crosses_a_long_link_of_their_node_once(tmp_path: Path) -> None:
+    results = perform("tests.process.scenes_connections", 4, tmp_path, ["gathers in a ring"])
+    for alone, together, same in value(results, "gathers in a ring"):
+        assert not alone
+        assert together
+        assert same

@@ -167,6 +167,8 @@ def carried(
                 kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
             ):
                 transports = _on_nodes(nodes, table, transports, where)
+            elif table is not None and transports.carrier is not None:
+                transports.carrier.shares_links = True
         if transports.carrier is not None and transports.cpu is not None:
             connect_more(transports.carrier, transports.cpu)
     return _assemble(asked, chosen, source, using, transports)

@@ -11,7 +11,8 @@ from gradwire.comm import ProcessGroupComm
 from gradwire.comm import groups as lending
 from gradwire.environment import connections_asked
 from gradwire.errors import TransportError
-from gradwire.measure.connections import LONG_S, Tried, round_trip_s, tried
+from gradwire.measure.connections import Tried, round_trip_s, tried
+from gradwire.planning.costs import LONG_S
 
 _LOG = logging.getLogger("gradwire")
 _CPU = torch.device("cpu")

@@ -157,6 +157,9 @@ class ProcessGroupComm(HoppingComm):
         self.world: int = group.size()
         self.announces_ahead = False
         """Whether receives are announced ahead. Set it on all ranks between the same collectives."""
+        self.shares_links = False
+        """Whether ranks share a node's link. What all gather then crosses it once, in a ring, instead of from
+        each rank to each. Set it on all ranks alike."""
         self._progress: Progress | None = None
         self._short_bytes = SHORT_BYTES
         _has_comms.set()
@@ -241,7 +244,7 @@ class ProcessGroupComm(HoppingComm):
         out[self.rank].copy_(tensor)
         if self.world == 2:
             return self._swap(out[1 - self.rank], tensor)
-        if announced:  # as many bytes as a ring, and one latency
+        if announced and not self.shares_links:  # as many bytes as a ring, and one latency
             neighbours = [self._neighbours(by) for by in range(1, self.world)]
             return self._messages(
                 [(out[source].view(-1), source) for _target, source in neighbours],

@@ -6,12 +6,12 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from gradwire.control.controller import WarmupController, cost_of
-from gradwire.control.forecast import best_cut, forecast_by
+from gradwire.control.forecast import best_cut, coarser, forecast_by
 from gradwire.control.main_lane import main_lane
 from gradwire.kernels import compiler
 from gradwire.measure.clock import BackwardWatch
@@ -48,17 +48,26 @@ class AutoController(WarmupController):
         layout_of: Callable[[Composition, torch.device], Layout],
     ) -> None:
         super().__init__(decision, specs, env, watch)
-        self._layout_of = partial(_imagined, layout_of)
-        # Now, and not in a step that is timed, or for which others wait.
-        self._built = _built(decision.candidates)
-        self.may_follow = tuple(self._built.values())
-        self._codecs = {text: self._made_ready(composition) for text, composition in self._built.items()}
+        # All is built now, and not in a step that is timed, or for which others wait.
+        built = _built(decision.candidates)
+        self.may_follow = tuple(built.values())
+        self._ways = {text: self._ways_of(text, own, layout_of) for text, own in built.items()}
+        self._codecs = {text: self._made_ready(*ways[0]) for text, ways in self._ways.items()}
         with compiler.foreseeing():
-            self._built |= _built(decision.foreseen)
+            for text, own in _built(decision.foreseen).items():
+                self._ways[text] = self._ways_of(text, own, layout_of)
 
-    def _made_ready(self, composition: Composition) -> tuple[float, ...]:
+    def _ways_of(
+        self, text: str, own: Composition, layout_of: Callable[[Composition, torch.device], Layout]
+    ) -> tuple[_Way, ...]:
+        """The composition that `text` builds, and it in fewer units, each with its layout."""
+        meta = torch.device("meta")
+        first = _Way(own, layout_of(own, meta))
+        others = coarser(text, main_lane(first.layout, self.specs, ()))
+        return (first, *(_Way(each, layout_of(each, meta)) for each in others))
+
+    def _made_ready(self, composition: Composition, layout: Layout) -> tuple[float, ...]:
         """Compile the kernels of a candidate; the four numbers of its codec's cost, infinite if unknown."""
-        layout = self._layout_of(composition)
         self.env.compile_for(layout)
         if self.env.placement_choices is not None:
             from gradwire.control.placement_choice import timed  # loaded where there is something to choose
@@ -83,27 +92,34 @@ class AutoController(WarmupController):
         forecasts: dict[str, Forecast] = {}
         if facts.backward is not None and facts.network is not None:
             with compiler.foreseeing():
-                for text, own in self._built.items():
+                for text, ways in self._ways.items():
                     # The codec of what is only foreseen has not been timed.
                     if (cost := costs.get(text, FREE)) is not None:
-                        composition, found = self._forecast(facts, text, own)
-                        recut[text], forecasts[text] = composition.text, found.coded(cost)
+                        way, found = self._forecast(facts, ways)
+                        recut[text], forecasts[text] = way.composition.text, found.coded(cost)
         return super().decide(replace(facts, forecasts=forecasts, recut=recut))
 
-    def _forecast(self, facts: Facts, text: str, own: Composition) -> tuple[Composition, Forecast]:
-        """The cuts of `text`, and the predicted time of a step of it.
+    def _forecast(self, facts: Facts, ways: Sequence[_Way]) -> tuple[_Way, Forecast]:
+        """The best way to cut a recipe, and the predicted time of a step of it.
 
-        Cuts are compared with a nominal codec, because in fewer units less of its work hides.
+        Ways are compared with a nominal codec, because in fewer units less of its work hides.
         """
 
-        def price(composition: Composition) -> Forecast:
-            layout = self._layout_of(composition)
-            cut = self.env.for_layout(stays=layout.stays_on_device).placement.granularity
-            found = forecast_by(facts, layout, self.specs, cut)
+        def price(way: _Way) -> Forecast:
+            cut = self.env.for_layout(stays=way.layout.stays_on_device).placement.granularity
+            found = forecast_by(facts, way.layout, self.specs, cut)
             assert found is not None, "ready times and links are known"
             return found.coded(NOMINAL_CODEC)
 
-        return best_cut(text, own, main_lane(self._layout_of(own), self.specs, facts.bucket_cuts), price)
+        own, *others = ways
+        return best_cut(own, others, price)
+
+
+class _Way(NamedTuple):
+    """A composition, and how parameters would travel under it."""
+
+    composition: Composition
+    layout: Layout
 
 
 def _built(texts: Sequence[str]) -> dict[str, Composition]:
@@ -115,7 +131,3 @@ def _built(texts: Sequence[str]) -> dict[str, Composition]:
         except ValueError as error:
             _LOG.warning("not considered: %s", error)
     return found
-
-
-def _imagined(layout_of: Callable[[Composition, torch.device], Layout], composition: Composition) -> Layout:
-    return layout_of(composition, torch.device("meta"))

@@ -28,7 +28,7 @@ from gradwire.measure.probe import BUDGET_S, name_of, network_of, probe, slowest
 from gradwire.memory import UNSENT
 from gradwire.placement import Device
 from gradwire.planning.change_detection import THRESHOLD, StepWatch
-from gradwire.planning.collectives import calibrated
+from gradwire.planning.collectives import calibrated, serial_bytes
 from gradwire.planning.costs import ENOUGH, CodecCost, Line, Link
 from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.forecast import overhead_factor
@@ -411,7 +411,11 @@ def surveyed(
         # smallest tell the latency, and dense steps have told the bandwidth.
         budget_s = min(BUDGET_S, (facts.dense_s or math.inf) / len(verbs))
         where, clock = memory.where, clock_of(memory)
-        probed = network_of(probe(comm, verbs, budget_s=budget_s, control=control, where=where, clock=clock))
+        byte_s = facts.allreduce_s / max(serial_bytes("all_reduce", gradient_bytes, comm.world), 1.0)
+        found = probe(
+            comm, verbs, budget_s=budget_s, control=control, where=where, clock=clock, byte_s=byte_s
+        )
+        probed = network_of(found)
         number = len(facts.collectives_s)
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
         sent_bytes = Round("all_reduce", int(gradient_bytes), torch.uint8).wire_bytes(comm.world)

@@ -8,11 +8,11 @@ its seconds on the network, so that measured links, clusters, nodes and late wor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -48,6 +48,7 @@ INSIDE = 16.0
 measured it: PCIe 4.0 with 16 lanes is 20 times 10 Gbit/s."""
 
 Rounds = tuple[Round, ...]
+T = TypeVar("T")
 
 
 def specs_of_profile(profile: Profile) -> tuple[ParameterSpec, ...]:
@@ -241,24 +242,28 @@ def forecast_as_cut(
     def price(each: Composition) -> Forecast:
         return forecast(each, specs, backward, cluster, assumed, two_levels=two_levels)
 
-    cut, found = best_cut(text, own, main, price)
+    cut, found = best_cut(own, coarser(text, main), price)
     return cut, found.coded(codec or FREE)
 
 
-def best_cut(
-    text: str, composition: Composition, main: MainLane, price: Callable[[Composition], Forecast]
-) -> tuple[Composition, Forecast]:
-    """`composition`, which `text` builds, or the same in fewer units where that is faster by `LEAD`.
+def coarser(text: str, main: MainLane) -> Iterator[Composition]:
+    """The recipe `text`, whose lane is `main`, in fewer units; none where its units are DDP's buckets."""
+    if main.lane is not None:
+        yield from in_fewer_units(text, main.numel, len(main.cuts) + 1)
+
+
+def best_cut(own: T, others: Iterable[T], price: Callable[[T], Forecast]) -> tuple[T, Forecast]:
+    """`own`, or the best of `others`, which are it in fewer units, where that is faster by `LEAD`.
 
     How a recipe cuts by itself depends on no measured link. Where the delay of a message outweighs its bytes,
-    each further unit costs its rounds. `main` is the recipe's lane; `price` forecasts a composition.
+    each further unit costs its rounds. `price` forecasts one of them.
     """
-    own = price(composition)
-    if main.lane is None or own.step_s() <= (1.0 + LEAD) * own.compute_s:
-        return composition, own
-    others = [(each, price(each)) for each in in_fewer_units(text, main.numel, len(main.cuts) + 1)]
-    best, found = min(others, key=lambda pair: pair[1].step_s(), default=(composition, own))
-    return (best, found) if found.step_s() < (1.0 - LEAD) * own.step_s() else (composition, own)
+    first = price(own)
+    if first.step_s() <= (1.0 + LEAD) * first.compute_s:
+        return own, first
+    priced = [(each, price(each)) for each in others]
+    best, found = min(priced, key=lambda pair: pair[1].step_s(), default=(own, first))
+    return (best, found) if found.step_s() < (1.0 - LEAD) * first.step_s() else (own, first)
 
 
 def bucket_cuts(numel: Sequence[int]) -> tuple[int, ...]:

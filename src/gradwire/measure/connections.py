@@ -17,9 +17,7 @@ import torch
 from gradwire.comm.base import Comm
 from gradwire.measure.clock import now_s
 from gradwire.measure.probe import slowest
-
-LONG_S = 0.005
-"""A round trip from which on more is measured. In a shorter one 4 MB are more than 6.4 Gbit/s."""
+from gradwire.planning.costs import LONG_S
 
 MOST = 8
 """Connections at most. Each takes a process group: sockets, threads, and about ten round trips to make it."""

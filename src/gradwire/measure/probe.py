@@ -118,6 +118,8 @@ WIRE_BYTES = (512, 4096, 32768, 131072, 524288, 2097152)
 """The sizes that are tried: from what is all latency to what outlasts any burst."""
 
 REPETITIONS = 7
+FEWEST = 3
+"""Of the two smallest sizes, where more would not fit: there latency is long, and varies by a small share."""
 BUDGET_S = 0.25
 """For the probe of one verb."""
 CPU = torch.device("cpu")
@@ -142,6 +144,7 @@ def probe(
     clock: Callable[[], float] = now_s,
     control: Comm | None = None,
     where: torch.device = CPU,
+    byte_s: float = 0.0,
 ) -> tuple[Probed, ...]:
     """Measure `verbs`, of `VERBS` and `OWN`, over `comm`; the same numbers on every rank. A collective.
 
@@ -149,7 +152,8 @@ def probe(
     at `where`, whose `clock` waits for what is in the current stream.
 
     Each gets `budget_s` seconds, and the two smallest sizes in any case: sizes grow until the next would
-    not fit. Raises `ValueError` for a verb that cannot be probed, and for a world of one.
+    not fit. Which one that is need not be tried where a byte is known to take `byte_s`. Raises `ValueError`
+    for a verb that cannot be probed, and for a world of one.
     """
     if comm.world < 2:
         raise ValueError("a link needs two ranks: start several, with torchrun or `gradwire net run`")
@@ -157,7 +161,7 @@ def probe(
     if unknown:
         raise ValueError(f"verbs={unknown}: can probe {', '.join((*VERBS, *OWN))}")
     return tuple(
-        _probed(comm, control or comm, verb, budget_s, wire_bytes, repetitions, clock, where)
+        _probed(comm, control or comm, verb, budget_s, wire_bytes, repetitions, clock, where, byte_s)
         for verb in verbs
     )
 
@@ -196,18 +200,23 @@ def _probed(
     repetitions: int,
     clock: Callable[[], float],
     where: torch.device,
+    byte_s: float,
 ) -> Probed:
     points: list[tuple[float, float]] = []
     left_s = budget_s
     for number, size in enumerate(wire_bytes):
         payload = payload_for(verb, size, comm.world)
+        serial = serial_bytes(verb, payload, comm.world)
+        if number >= 2 and byte_s * serial * (repetitions + 1) > left_s:
+            break
         # One by itself tells what the others would cost, and takes the first connection's share.
         alone_s = max(slowest(control, _durations(comm, verb, payload, 1, clock, where)))
         if number >= 2 and alone_s * (repetitions + 1) > left_s:
             break
-        taken = shortest(control, _durations(comm, verb, payload, repetitions, clock, where))
+        fitting = min(repetitions, max(FEWEST, int(left_s / alone_s) - 1))
+        taken = shortest(control, _durations(comm, verb, payload, fitting, clock, where))
         left_s -= alone_s + sum(taken)
-        points.append((serial_bytes(verb, payload, comm.world), median(taken)))
+        points.append((serial, median(taken)))
     fit = straight_line(points)
     return Probed(verb, link_of(verb, comm.world, fit), fit)
 

@@ -10,7 +10,7 @@ the nodes, and gathers inside again (`gradwire.sources.nodes`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -60,7 +60,7 @@ class Cluster:
             return self.measured
         inside = self.inside
         if inside is None or self.per_node == 1:
-            return Network(self.link)
+            return self._direct(self.link, self.workers)
         if self.nodes == 1:
             return Network(inside)
         links = {}
@@ -68,6 +68,15 @@ class Cluster:
             share = self._crossing(verb, name) / algorithm.volume(self.workers)
             links[f"{verb}/{name}"] = Link(self.link.alpha_s, max(share * self.link.beta_s, inside.beta_s))
         return Network(self.link, links)
+
+    @staticmethod
+    def _direct(link: Link, world: int) -> Network:
+        """`link` between `world` ranks that have one each. Where it is long, all messages of a gather and of
+        an all-to-all leave at once: each has a share of one latency, as if that had been measured."""
+        if not link.is_long or world < 2:
+            return Network(link)
+        shared = replace(link, alpha_s=link.alpha_s / (world - 1))
+        return Network(link, {"all_gather/ring": shared, "all_to_all/pairs": shared})
 
     def seconds(self, sent: Sends) -> float:
         """The time of one collective of all ranks."""
@@ -129,7 +138,7 @@ class Cluster:
 
     @property
     def _shared(self) -> Network:
-        return Network(Link(self.link.alpha_s, self.per_node * self.link.beta_s))
+        return self._direct(Link(self.link.alpha_s, self.per_node * self.link.beta_s), self.nodes)
 
 
 def slowest(spread: float, workers: int, steps: int, seed: int = 0) -> tuple[float, ...]:

@@ -72,12 +72,23 @@ ENOUGH = Cores()
 """Cores that nothing has to wait for."""
 
 
+LONG_S = 0.005
+"""A round trip from which on a link is long: receives are announced ahead, so that a message takes one
+latency and all messages of a rank leave at once, and more connections are tried. In a shorter one the 4 MB of
+a connection's window are more than 6.4 Gbit/s."""
+
+
 @dataclass(frozen=True)
 class Link:
     """Latency of one hop in seconds, and seconds per byte: 1/β of the papers is the bandwidth."""
 
     alpha_s: float
     beta_s: float
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a round trip takes `LONG_S` or more."""
+        return 2.0 * self.alpha_s >= LONG_S
 
 
 NOMINAL = Link(alpha_s=3e-4, beta_s=4e-8)

@@ -239,8 +239,8 @@ def test_the_guides_table_is_what_is_predicted() -> None:
 
 
 def test_the_advice_counts_what_auto_would_cut_otherwise() -> None:
-    """Over 10 ms each unit more costs its rounds: no recipe that cuts by itself is as fast."""
-    found = gradwire.plan("resnet50", workers=32, rate_bit_per_s=1e10, delay_s=1e-2, step_s=0.18)
+    """Over 2.4 ms each unit more costs its rounds: no recipe that cuts by itself is as fast."""
+    found = gradwire.plan("resnet50", workers=32, rate_bit_per_s=1e10, delay_s=2.4e-3, step_s=0.18)
     assert found.auto.startswith("mergecomp(")
     [takes_ms] = re.findall(r"fall to (\d+) ms with \S+ in fewer units", found.advice)
-    assert float(takes_ms) < 500 * found.fastest.step_s
+    assert float(takes_ms) < 750 * found.fastest.step_s

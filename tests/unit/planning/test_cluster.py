@@ -45,6 +45,22 @@ def test_ranks_that_all_talk_to_all_share_the_link_and_a_ring_does_not() -> None
     assert cluster.node_bytes(Transfer("all_to_all", 4.0)) == 4.0  # two ranks, to two others each
 
 
+@pytest.mark.parametrize("verb", ["all_gather", "all_to_all"])
+def test_on_a_long_link_all_messages_of_a_rank_leave_at_once(verb: str) -> None:
+    near, far = (Cluster(4, Link(alpha_s, 1e-8)) for alpha_s in (2e-3, 20e-3))
+    sent = Transfer(verb, 4.0)
+    assert near.seconds(sent) == pytest.approx(3 * 2e-3 + near.node_bytes(sent) * 1e-8)
+    assert far.seconds(sent) == pytest.approx(20e-3 + far.node_bytes(sent) * 1e-8)
+    assert 16e-3 < far.latency_s(sent) < 20e-3
+
+
+def test_ranks_that_share_a_long_link_gather_in_a_ring_and_between_nodes_at_once() -> None:
+    gathered, far = Transfer("all_gather", 4.0), Link(20e-3, 1e-8)
+    assert Cluster(8, far, 2, INSIDE).node_bytes(gathered) == 7 * 4.0
+    assert Cluster(8, far, 2, INSIDE).seconds(gathered) > 7 * 20e-3
+    assert Cluster(8, far, 2, INSIDE).between_s(gathered) == pytest.approx(20e-3 + 2 * 3 * 4.0 * 1e-8)
+
+
 def test_two_levels_at_the_same_time_share_the_link() -> None:
     cluster = Cluster(4, LINK, per_node=2, inside=INSIDE)
     # Each of two ranks reduces its half with one other: 2·1/2 of 2 bytes, and both at once.
