@@ -40,6 +40,7 @@ from typing import Any
 
 from benchmarks.time_to_quality import entry_of, final_loss, mean_of, read, seconds_to
 
+from gradwire.control.choice import LATE
 from gradwire.lab import emulate
 from gradwire.lab.bench.measurement import Setting as Running
 from gradwire.lab.bench.process_set import prepare_workers
@@ -48,7 +49,8 @@ from gradwire.lab.bench.settings import BOUND, TrainingTask
 from gradwire.lab.bench.statistics import mixed, paired, slowest
 
 WITHIN = ("fp16", "int8", "int4(collective='all_gather')")
-"""Raced beside `auto`. They leave at most 0.12 steps' worth of gradient late; the limit is 0.15."""
+"""Raced beside `auto`. Most often they leave at most 0.12 steps' worth of gradient late; the limit is 0.15.
+One that a trial found to leave more does not count as within it."""
 FIXED = (*WITHIN, "int4")
 """And `int4`, which leaves 0.18: what the limit costs."""
 PEERS = ("ddp", "ddp again")
@@ -247,7 +249,9 @@ def judged(line: dict[str, Any], references: Sequence[dict[str, Any]]) -> Judged
     step_s, slices_s = line["step_s"], line["slices_s"]
     if not step_s.get("auto") or not step_s.get("ddp"):
         return None
-    best = min((name for name in ("ddp", *WITHIN) if step_s[name]), key=lambda name: step_s[name])
+    late = {row["recipe"]: row["late"] or 0.0 for row in line["choices"]}
+    within = [name for name in WITHIN if late.get(name, 0.0) <= LATE]
+    best = min((name for name in ("ddp", *within) if step_s[name]), key=lambda name: step_s[name])
     over_ddp = paired(slices_s["auto"], slices_s["ddp"])
     ends = [final_loss(each) for each in references]
     gaps: tuple[float, ...] = ()

@@ -163,12 +163,12 @@ def carried(
             transports = with_parts(transports, source.members, where)
         elif nodes is not None:
             table = agreed(kind_of(nodes), mine(), everyone)
-            if table is not None and (
-                kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
-            ):
-                transports = _on_nodes(nodes, table, transports, where)
-            elif table is not None and transports.carrier is not None:
-                transports.carrier.shares_links = True
+            if table is not None:
+                adds_up = kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
+                flat = transports
+                transports = _on_nodes(nodes, table, flat, where) if adds_up else flat
+                if transports is flat and flat.carrier is not None:
+                    flat.carrier.shares_links = True
         if transports.carrier is not None and transports.cpu is not None:
             connect_more(transports.carrier, transports.cpu)
     return _assemble(asked, chosen, source, using, transports)

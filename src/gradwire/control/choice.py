@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from gradwire.planning.change_detection import error_of, middle_of, noise_of
@@ -189,9 +190,17 @@ class Comparison:
         """The option to try next; `None` if no further trial is worth it.
 
         Worth it are those whose prediction, which may be off, promises more than the best one so far: to
-        reach the target where that does not, or to be faster. The mildest of them comes first.
+        reach the target where that does not, or to be faster. The mildest of them comes first. Where those
+        that ran took less than was predicted, the others promise as much less: predictions of one model on
+        one link err alike.
         """
-        best, untried = self.best(), [each for each in self.options if each.took_s is None]
+        share = min(1.0, self._share_taken())
+        untried = [
+            replace(each, predicted_s=share * each.predicted_s)
+            for each in self.options
+            if each.took_s is None
+        ]
+        best = self.best()
         if self.dense_hides or (best is not None and self._reaches(best)):
             return None
         to_beat_s = self.dense_s if best is None else best.expected_s
@@ -202,7 +211,12 @@ class Comparison:
         first = reaching or able
         least_s = min(each.predicted_s for each in first)
         worth = [each for each in able if each in reaching or each.predicted_s <= (1.0 + OFF) * least_s]
-        return min(worth, key=lambda each: (each.assumed, each.predicted_s))
+        return self.option(min(worth, key=lambda each: (each.assumed, each.predicted_s)).recipe)
+
+    def _share_taken(self) -> float:
+        """The time of those that ran over their predictions, in the median; 1 before any has run."""
+        shares = [each.took_s / each.predicted_s for each in self.options if each.took_s is not None]
+        return median(shares) if shares else 1.0
 
     def offer(self) -> str:
         """A clause on what a higher limit of lateness would gain at best; empty if that is nothing.

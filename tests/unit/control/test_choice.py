@@ -125,6 +125,26 @@ def test_a_lateness_that_still_rises_is_not_settled_on() -> None:
     assert rows["int4"].verdict == "its lateness still rose"
 
 
+# Predicted for BERT in small on two ranks at 200 Mbit/s and 5 ms.
+BERT: Setting = (
+    259.0,
+    1427.0,
+    {"int4": (505.0, 0.2), "gathered": (522.0, 0.12), "int8": (713.0, 0.012), "fp16": (798.0, 4e-4)},
+)
+
+
+@pytest.mark.parametrize(("share", "following"), [(0.85, "int8"), (1.1, "none")])
+def test_where_recipes_take_less_than_predicted_others_promise_as_much_less(
+    share: float, following: str
+) -> None:
+    comparison = _comparison(BERT, limit=0.15)
+    for expected, late in (("gathered", 0.18), ("int4", 0.23), ("fp16", 0.0)):
+        assert _next(comparison) == expected
+        took_s = 0.69 if expected == "fp16" else share * comparison.option(expected).predicted_s
+        comparison = comparison.after_trial(expected, took_s, late)
+    assert _next(comparison) == following
+
+
 def test_trials_go_from_mild_to_strong_among_those_that_promise_most() -> None:
     options = {"int8": (80.0, 0.01), "int4": (75.0, 0.18), "fp16": (110.0, 0.0004), "gcomp": (300.0, 0.0)}
     comparison = _comparison((56.0, 185.0, options), limit=0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,31 @@ def test_a_small_budget_leaves_out_large_sizes_but_never_the_two_smallest() -> N
     assert probed
     assert all(len(each.fit.points) == 2 for each in _probed(2, budget_s=0.0)[0])
     assert all(len(each.fit.points) == len(WIRE_BYTES) for each in _probed(2, budget_s=100.0)[0])
+
+
+def _elapsed_s(**options: Any) -> tuple[float, int]:
+    """How long a probe of all-reduces took, by the clock of the link, and how many points it has."""
+
+    def rank(inner: ThreadComm) -> tuple[float, int]:
+        comm = SlowComm(inner, ALPHA_S, BETA_S)
+        start_s = comm.clock()
+        (found,) = probe(comm, ["all_reduce"], clock=comm.clock, **options)
+        return comm.clock() - start_s, len(found.fit.points)
+
+    return run_ranks(2, rank)[0]
+
+
+def test_a_size_that_is_known_not_to_fit_is_not_tried() -> None:
+    (tried_s, points), (known_s, as_many) = (_elapsed_s(budget_s=0.1, byte_s=each) for each in (0.0, BETA_S))
+    assert points == as_many < len(WIRE_BYTES)
+    assert known_s < tried_s - ALPHA_S
+
+
+def test_where_latency_is_long_the_smallest_sizes_are_sent_a_few_times() -> None:
+    smallest = WIRE_BYTES[:2]
+    (few_s, points), (many_s, _) = (_elapsed_s(budget_s=each, wire_bytes=smallest) for each in (0.0, 100.0))
+    assert points == 2
+    assert few_s == pytest.approx(many_s / 2)  # one by itself and three, instead of seven
 
 
 def test_other_verbs_are_taken_to_be_like_the_first() -> None:
