@@ -192,13 +192,14 @@ class Comparison:
         Worth it are those whose prediction, which may be off, promises more than the best one so far: to
         reach the target where that does not, or to be faster. The mildest of them comes first. Where those
         that ran took less than was predicted, the others promise as much less: predictions of one model on
-        one link err alike.
+        one link err alike. None is tried that is assumed to be later than one found above the limit.
         """
         share = min(1.0, self._share_taken())
+        latest = min((each.assumed for each in self.options if not self._is_within(each)), default=math.inf)
         untried = [
             replace(each, predicted_s=share * each.predicted_s)
             for each in self.options
-            if each.took_s is None
+            if each.took_s is None and each.assumed <= latest
         ]
         best = self.best()
         if self.dense_hides or (best is not None and self._reaches(best)):

@@ -137,12 +137,17 @@ BERT: Setting = (
 def test_where_recipes_take_less_than_predicted_others_promise_as_much_less(
     share: float, following: str
 ) -> None:
+    comparison = _comparison(BERT, limit=0.15).after_trial("gathered", share * 0.522, 0.18)
+    assert _next(comparison) == "fp16"
+    assert _next(comparison.after_trial("fp16", 0.67, 0.0)) == following
+
+
+def test_none_is_tried_that_is_assumed_to_be_later_than_one_that_was_too_late() -> None:
     comparison = _comparison(BERT, limit=0.15)
-    for expected, late in (("gathered", 0.18), ("int4", 0.23), ("fp16", 0.0)):
-        assert _next(comparison) == expected
-        took_s = 0.69 if expected == "fp16" else share * comparison.option(expected).predicted_s
-        comparison = comparison.after_trial(expected, took_s, late)
-    assert _next(comparison) == following
+    assert _next(comparison.after_trial("gathered", 0.522, 0.18)) == "fp16"
+    assert _next(comparison.after_trial("gathered", 0.522, 0.14, settled=False)) == "int4"
+    # The other way round a milder one may be within it.
+    assert _next(comparison.after_trial("int4", 0.505, 0.23)) == "gathered"
 
 
 def test_trials_go_from_mild_to_strong_among_those_that_promise_most() -> None:
