@@ -26,7 +26,7 @@ CANDIDATES: dict[str, float] = {
     "int8(collective='all_gather')": 0.01,
     "fp8": 0.04,
     "int4": 0.18,
-    "int4(collective='all_gather')": 0.18,
+    "int4(collective='all_gather')": 0.12,
     "topk(ratio=0.1, values='fp16')": 1.2,
     "topk(ratio=0.03, values='fp16')": 2.5,
     "topk(ratio=0.01, values='fp16')": 5.0,
