@@ -49,7 +49,7 @@ from gradwire.lab.bench.settings import BOUND, TrainingTask
 from gradwire.lab.bench.statistics import mixed, paired, slowest
 
 WITHIN = ("fp16", "int8", "int4(collective='all_gather')")
-"""Raced beside `auto`. Most often they leave at most 0.12 steps' worth of gradient late; the limit is 0.15.
+"""Raced beside `auto`. They leave up to about 0.12 steps' worth of gradient late; the limit is 0.15.
 One that a trial found to leave more does not count as within it."""
 FIXED = (*WITHIN, "int4")
 """And `int4`, which leaves 0.18: what the limit costs."""

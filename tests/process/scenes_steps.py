@@ -570,13 +570,13 @@ def unseen(how: str, guard_every: int) -> list[Any]:
                 elif how == "twice" and number == 2:
                     backward(model, number)
                     optimizer.step()
-                elif how == "around" and number >= 2:
+                elif (how == "detach, around" and number > 2) or (how == "around" and number >= 2):
                     backward(model.module, number)
                 elif how == "cast" and number >= 2:
                     model.double()
                     inputs, targets = (each.double() for each in batch(number))
                     nn.functional.mse_loss(model(inputs), targets).backward()
-                elif how == "detach" and number == 2:
+                elif how.startswith("detach") and number == 2:
                     wire.detach()
                 else:
                     backward(model, number)
@@ -646,6 +646,7 @@ SCENES: dict[str, Callable[[], Any]] = {
         f"unseen, {how}": partial(unseen, how, 0) for how in ("around", "no_sync", "flush", "detach", "twice")
     },
     "unseen, local_every": partial(unseen, "local_every", 0),
+    "unseen, detach, around": partial(unseen, "detach, around", 1),
     "unseen, guarded": partial(unseen, "around", 4),
     "ranks differ": partial(ranks_differ, "covap(interval=2)"),  # the last, as ranks cannot go on
 }

@@ -186,7 +186,7 @@ def test_a_step_without_an_exchange_is_said_once(world: Results) -> None:
         assert "never exchanged" in raised
 
 
-@pytest.mark.parametrize("how", ["no_sync", "flush", "detach", "twice", "local_every"])
+@pytest.mark.parametrize("how", ["no_sync", "flush", "detach", "detach, around", "twice", "local_every"])
 def test_steps_that_need_no_exchange_are_no_such_case(world: Results, how: str) -> None:
     assert value(world, f"unseen, {how}") == [[[], ""]] * 2
 

@@ -500,6 +500,6 @@ class Wire:
         retired = self._flush("detach()", self._engine.retired)
         self._backward.call(lambda: self._engine.restore(retired))
         self._source.retire()
-        self._backward.steps.forget()
+        self._backward.steps.retire()
         if covered:
             self._warn_of_momentum()

@@ -192,12 +192,13 @@ class Comparison:
         Worth it are those whose prediction, which may be off, promises more than the best one so far: to
         reach the target where that does not, or to be faster. The mildest of them comes first. Where those
         that ran took less than was predicted, the others promise as much less: predictions of one model on
-        one link err alike. None is tried that is assumed to be later than one found above the limit.
+        one link err alike. Communication cannot take less than nothing. None is tried that is assumed to be
+        later than one found above the limit.
         """
         share = min(1.0, self._share_taken())
         latest = min((each.assumed for each in self.options if not self._is_within(each)), default=math.inf)
         untried = [
-            replace(each, predicted_s=share * each.predicted_s)
+            replace(each, predicted_s=max(share * each.predicted_s, min(each.predicted_s, self.backward_s)))
             for each in self.options
             if each.took_s is None and each.assumed <= latest
         ]

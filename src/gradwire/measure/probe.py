@@ -25,7 +25,7 @@ import torch
 from gradwire.comm.base import Algorithm, Comm, Round, Verb, drain, gathered, issue_alone
 from gradwire.measure.clock import now_s
 from gradwire.planning.collectives import hops, payload_for, serial_bytes
-from gradwire.planning.costs import Line, Link, Network
+from gradwire.planning.costs import LONG_S, Line, Link, Network
 
 Point = tuple[float, float]
 """Size and seconds; sizes at least 0, seconds above 0."""
@@ -119,7 +119,7 @@ WIRE_BYTES = (512, 4096, 32768, 131072, 524288, 2097152)
 
 REPETITIONS = 7
 FEWEST = 3
-"""Of the two smallest sizes, where more would not fit: there latency is long, and varies by a small share."""
+"""Of the two smallest sizes, where one takes long and more do not fit: such times vary by a small share."""
 BUDGET_S = 0.25
 """For the probe of one verb."""
 CPU = torch.device("cpu")
@@ -213,7 +213,9 @@ def _probed(
         alone_s = max(slowest(control, _durations(comm, verb, payload, 1, clock, where)))
         if number >= 2 and alone_s * (repetitions + 1) > left_s:
             break
-        fitting = min(repetitions, max(FEWEST, int(left_s / alone_s) - 1))
+        fitting = repetitions
+        if alone_s >= LONG_S / 2:
+            fitting = min(repetitions, max(FEWEST, int(left_s / alone_s) - 1))
         taken = shortest(control, _durations(comm, verb, payload, fitting, clock, where))
         left_s -= alone_s + sum(taken)
         points.append((serial, median(taken)))

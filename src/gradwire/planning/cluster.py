@@ -60,23 +60,24 @@ class Cluster:
             return self.measured
         inside = self.inside
         if inside is None or self.per_node == 1:
-            return self._direct(self.link, self.workers)
+            return self._direct(self.link)
         if self.nodes == 1:
             return Network(inside)
         links = {}
         for (verb, name), algorithm in ALGORITHMS.items():
             share = self._crossing(verb, name) / algorithm.volume(self.workers)
             links[f"{verb}/{name}"] = Link(self.link.alpha_s, max(share * self.link.beta_s, inside.beta_s))
+        if self.link.is_long:  # a gather is a ring, in which each payload crosses the link of a node once
+            links["all_to_all/pairs"] = replace(links["all_to_all/pairs"], at_once=True)
         return Network(self.link, links)
 
     @staticmethod
-    def _direct(link: Link, world: int) -> Network:
-        """`link` between `world` ranks that have one each. Where it is long, all messages of a gather and of
-        an all-to-all leave at once: each has a share of one latency, as if that had been measured."""
-        if not link.is_long or world < 2:
+    def _direct(link: Link) -> Network:
+        """Ranks with a `link` each. Where it is long, messages of gather and all-to-all leave at once."""
+        if not link.is_long:
             return Network(link)
-        shared = replace(link, alpha_s=link.alpha_s / (world - 1))
-        return Network(link, {"all_gather/ring": shared, "all_to_all/pairs": shared})
+        at_once = replace(link, at_once=True)
+        return Network(link, {"all_gather/ring": at_once, "all_to_all/pairs": at_once})
 
     def seconds(self, sent: Sends) -> float:
         """The time of one collective of all ranks."""
@@ -138,7 +139,7 @@ class Cluster:
 
     @property
     def _shared(self) -> Network:
-        return self._direct(Link(self.link.alpha_s, self.per_node * self.link.beta_s), self.nodes)
+        return self._direct(Link(self.link.alpha_s, self.per_node * self.link.beta_s))
 
 
 def slowest(spread: float, workers: int, steps: int, seed: int = 0) -> tuple[float, ...]:

@@ -122,7 +122,8 @@ _AT_ONCE = tuple(
         ("shift", "direct"),
     )
 )
-"""Ways whose messages leave a rank at once on a long link. There a gather is no ring."""
+"""Ways whose messages leave a rank at once on a long link. There a gather is no ring, unless ranks share
+nodes."""
 
 GLOO: Mapping[str, str] = {
     "all_reduce": "ring",
@@ -171,7 +172,9 @@ def latency_of(round_: Sends, world: int, network: Network) -> float:
     [0.03, 0.0]
     """
     found, link = _run_by(round_, network)
-    if world == 1 or not (found in _AT_ONCE or (world == 2 and found is ALGORITHMS["all_reduce", "ring"])):
+    if world == 1 or not (
+        link.at_once or found in _AT_ONCE or (world == 2 and found is ALGORITHMS["all_reduce", "ring"])
+    ):
         return 0.0
     return found.messages(world) * max(link.alpha_s - HOP_S, 0.0)
 
@@ -181,7 +184,8 @@ def _run_by(round_: Sends, network: Network, algorithm: str | None = None) -> tu
     named = _named_in(round_, algorithm)
     found = algorithm_of(round_.verb, named)
     name = f"{round_.verb}/{named or GLOO[round_.verb]}"
-    return found, network.calibrated.get(name) or network.of(round_.verb)
+    link = network.calibrated.get(name) or network.of(round_.verb)
+    return (replace(found, messages=_once) if link.at_once else found), link
 
 
 def _named_in(round_: Sends, otherwise: str | None = None) -> str | None:

@@ -84,6 +84,8 @@ class Link:
 
     alpha_s: float
     beta_s: float
+    at_once: bool = False
+    """Whether all messages of a collective leave at once, so that it takes one latency."""
 
     @property
     def is_long(self) -> bool:

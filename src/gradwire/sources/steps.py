@@ -93,7 +93,7 @@ class Steps:
         self._skipped, self._alone, self._raises = skipped, alone, raises
         self._may_differ = may_differ
         self._has_looked = self._is_pending = self._is_dropping = self._is_local = False
-        self._compresses = False
+        self._compresses = self._is_retired = False
         self._cleared: set[str] = set()
         self._open: frozenset[str] = frozenset()
         self._passes = 1
@@ -186,6 +186,7 @@ class Steps:
         self._passes = self._passes + compresses if goes_on else 1
         self._is_pending, self._has_looked, self._is_dropping, self._is_local = True, False, False, False
         self._cleared, self._compresses = set(), compresses
+        self._is_retired = self._is_retired and not compresses
         self._others = [each for each in self._others if each.is_inside]
         for record in (*self._records, *self._others):
             record.has_stepped, record.skipped, record.is_new = False, None, True
@@ -212,6 +213,11 @@ class Steps:
         """Leave out of account what was exchanged so far: another state was loaded, or nothing is unsent."""
         self._is_pending, self._open, self._is_dropping = False, frozenset(), False
         self._cleared = set()
+
+    def retire(self) -> None:
+        """Gradients travel as without gradwire until a recipe compresses again: no step lacks an exchange."""
+        self.forget()
+        self._is_retired = True
 
     # -- hooks of optimizers
 
@@ -266,7 +272,7 @@ class Steps:
                 GradwireWarning,
                 stacklevel=4,
             )
-        if not (record.is_new or self._is_local or self._alone or self._may_differ()):
+        if not (record.is_new or self._is_local or self._alone or self._is_retired or self._may_differ()):
             self._check_unseen(record)
         record.is_new = False
         record.used = self._first_gradient(record)

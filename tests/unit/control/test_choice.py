@@ -142,6 +142,14 @@ def test_where_recipes_take_less_than_predicted_others_promise_as_much_less(
     assert _next(comparison.after_trial("fp16", 0.67, 0.0)) == following
 
 
+def test_no_prediction_falls_below_the_step_without_communication() -> None:
+    options = {"bf16": (400.0, 0.003), "int8": (108.0, 0.01), "int4": (106.0, 0.18)}
+    comparison = _comparison((100.0, 600.0, options), limit=0.3, target=1.05)
+    assert _next(comparison.after_trial("bf16", 0.3, 0.0)) == "int8"
+    faster = comparison.after_trial("bf16", 0.3, 0.0).after_trial("int8", 0.104, 0.01)
+    assert _next(faster) == "none"  # 100 ms at best, and not 83
+
+
 def test_none_is_tried_that_is_assumed_to_be_later_than_one_that_was_too_late() -> None:
     comparison = _comparison(BERT, limit=0.15)
     assert _next(comparison.after_trial("gathered", 0.522, 0.18)) == "fp16"

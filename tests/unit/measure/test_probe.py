@@ -149,7 +149,7 @@ def _elapsed_s(**options: Any) -> tuple[float, int]:
 
 
 def test_a_size_that_is_known_not_to_fit_is_not_tried() -> None:
-    (tried_s, points), (known_s, as_many) = (_elapsed_s(budget_s=0.1, byte_s=each) for each in (0.0, BETA_S))
+    (tried_s, points), (known_s, as_many) = (_elapsed_s(budget_s=0.2, byte_s=each) for each in (0.0, BETA_S))
     assert points == as_many < len(WIRE_BYTES)
     assert known_s < tried_s - ALPHA_S
 
@@ -158,7 +158,7 @@ def test_where_latency_is_long_the_smallest_sizes_are_sent_a_few_times() -> None
     smallest = WIRE_BYTES[:2]
     (few_s, points), (many_s, _) = (_elapsed_s(budget_s=each, wire_bytes=smallest) for each in (0.0, 100.0))
     assert points == 2
-    assert few_s == pytest.approx(many_s / 2)  # one by itself and three, instead of seven
+    assert few_s < 0.6 * many_s  # one by itself and three instead of seven, and what ranks tell each other
 
 
 def test_other_verbs_are_taken_to_be_like_the_first() -> None:
