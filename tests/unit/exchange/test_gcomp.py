@@ -226,7 +226,8 @@ def steps_of(
     """One step on two ranks; what they issued, and then the step is committed."""
 
     def body(comm: ThreadComm) -> list[Round]:
-        x, metered = torch.randn(4000) * scale, MeteredComm(comm)
+        drawn = torch.Generator().manual_seed(2 * number + comm.rank)  # ranks are threads
+        x, metered = torch.randn(4000, generator=drawn) * scale, MeteredComm(comm)
         ctx = ExchangeContext(
             number, 0, comm.rank, 2, parts=(Part("w", (4000,), 0, 4000),), kept=kept[comm.rank]
         )
