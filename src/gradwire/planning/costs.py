@@ -84,7 +84,7 @@ class Link:
 
     alpha_s: float
     beta_s: float
-    at_once: bool = False
+    at_once: bool = field(default=False, repr=False)
     """Whether all messages of a collective leave at once, so that it takes one latency."""
 
     @property
