@@ -269,6 +269,23 @@ def switched_after_detach() -> str:
     return ""
 
 
+def left_out_after_detach() -> list[float]:
+    """Losses after a detached wire's rank 1 has left out a step, as ranks of plain DDP may."""
+    model, optimizer, wire = attached("topk(ratio=0.1)")
+    backward(model, 0)
+    optimizer.step()
+    optimizer.zero_grad()
+    wire.detach()
+    optimizer.step()
+    losses = []
+    for number in range(1, 5):
+        optimizer.zero_grad()
+        losses.append(float(backward(model, number)))
+        if number != 2 or dist.get_rank() == 0:
+            optimizer.step()
+    return losses
+
+
 def goes_by_the_other() -> list[float]:
     """The share of a gradient that arrives where the optimizer could tell, then could not: by gcomp."""
     model, optimizer, wire = attached("gcomp")
@@ -620,6 +637,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "closure of another": closure_of_another,
     "switches optimizer": switches_optimizer,
     "switched after detach": switched_after_detach,
+    "left out after detach": left_out_after_detach,
     "goes by the other": goes_by_the_other,
     "part of the one given": part_of_the_one_given,
     "another optimizer of a part": partial(another_optimizer, "topk(ratio=0.1)", 2, 2),

@@ -91,6 +91,10 @@ def test_a_detached_wire_knows_its_optimizer(world: Results) -> None:
     assert all("momentum" in text for text in value(world, "switched after detach"))
 
 
+def test_after_detach_a_rank_may_leave_out_a_step_by_itself(world: Results) -> None:
+    assert all(len(losses) == 4 for losses in value(world, "left out after detach"))
+
+
 def test_recipes_go_by_the_optimizer_that_took_over(world: Results) -> None:
     for before, after in value(world, "goes by the other"):
         assert before > 0.9

@@ -152,7 +152,9 @@ class Steps:
         Asked when the next exchange begins, or a call that needs the memory.
         """
         is_usual = not (self._is_dropping or self._cleared or self._open)
-        if not self._is_pending or (is_usual and all(each.has_made for each in self._records)):
+        if not self._is_pending or self._is_retired:
+            return None
+        if is_usual and all(each.has_made for each in self._records):
             return None
         if not self._has_looked:
             self.look()
@@ -215,7 +217,8 @@ class Steps:
         self._cleared = set()
 
     def retire(self) -> None:
-        """Gradients travel as without gradwire until a recipe compresses again: no step lacks an exchange."""
+        """Gradients travel as without gradwire until a recipe compresses again. Until then all exchanges are
+        final, and no step lacks one."""
         self.forget()
         self._is_retired = True
 

@@ -77,7 +77,7 @@ def test_where_a_round_is_mostly_delay_recipes_are_cut_into_fewer_units(text: st
 
 def test_cuts_of_an_unknown_codec_are_compared_as_if_it_took_time() -> None:
     """Or what happens to hide in few units would count for nothing."""
-    near = Cluster(4, Link(3e-3, 3e-8))
+    near = Cluster(4, Link(1e-3, 3e-8))
     unknown, free = (forecast_as_cut("signsgd", SPECS, BACKWARD, near, each) for each in (None, FREE))
     nominal, _ = forecast_as_cut("signsgd", SPECS, BACKWARD, near, NOMINAL_CODEC)
     assert unknown[0].text == nominal.text != free[0].text
