@@ -40,6 +40,8 @@ from gradwire.kernels.topk import topk_indices
 
 WORLD = 8
 BLOCK = 256
+AHEAD = 4_000_000
+"""Cycles of a device: some two milliseconds, in which the host makes a dozen launches."""
 GOAL_DENSE = 1.02
 GOAL_HIDDEN = 0.97
 """Copies out and back beside the computation."""
@@ -68,13 +70,17 @@ class Figure(NamedTuple):
 Measure = Callable[[], list[Figure]]
 
 
-def seconds(call: Callable[[], object], repetitions: int = 15) -> float:
-    """The median time of `call` on the device, after three calls that compile and warm up."""
+def seconds(call: Callable[[], object], repetitions: int = 15, ahead: int = AHEAD) -> float:
+    """The median time of `call` on the device, after three calls that compile and warm up.
+
+    The device is busy for `ahead` cycles first, so that it does not wait for launches.
+    """
     for _ in range(3):
         call()
     times = []
     for _ in range(repetitions):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(ahead)
         start.record()
         call()
         stop.record()
@@ -292,6 +298,7 @@ def one_rank() -> Iterator[None]:
 def attach_figures(place: PlacementName, steps: int = 20) -> list[Figure]:
     """`dense` in a placement beside DDP, and beside no communication, in turns; and what memory it takes."""
     with one_rank():
+        trained(None)  # libraries take memory of their own, once
         plain, quiet, dense, int8 = (
             trained(None),
             trained(QUIET),
@@ -299,7 +306,7 @@ def attach_figures(place: PlacementName, steps: int = 20) -> list[Figure]:
             trained("int8", place),
         )
         times = [
-            [seconds(partial(_repeated, each.step, steps), 1) / steps for each in (plain, quiet, dense)]
+            [seconds(partial(_repeated, each.step, steps), 1, 0) / steps for each in (plain, quiet, dense)]
             for _ in range(5)
         ]
         busy_s = [host_seconds(each.step, 20) for each in (int8, plain)]

@@ -75,7 +75,7 @@ def test_kernel_tests_run_interpreted_and_one_wrong_bit_fails_one_of_them() -> N
     command += ["--match", "tie_beyond or more_than_one_of_a_chunk"]
     done = run(command, PYTHONPATH="src", PYTEST_PLUGINS="tests.device.wrong_bit")
     assert done.returncode == 1
-    assert "of 220 | 1 | 1 | 0 |" in done.stdout
+    assert "of 160 | 1 | 1 | 0 |" in done.stdout
     assert "::test_a_tie_beyond_the_first_tile_of_a_chunk_stays_on_the_left: " in done.stdout
 
 

@@ -33,9 +33,11 @@ class _Noting:
 def test_a_kernel_runs_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = _Noting()
     monkeypatch.setattr(torch.cuda, "device", kernel.within)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with FakeTensorMode():
-        there = torch.empty(2, device="cuda:1")
+        here, there = (torch.empty(2, device=f"cuda:{index}") for index in range(2))
     launch(kernel, 1, 5, there)
+    launch(kernel, 1, 5, here)
     launch(kernel, 1, torch.empty(2))
-    assert kernel.seen == [[torch.device("cuda:1")], []]
+    assert kernel.seen == [[torch.device("cuda:1")], [], []]
     assert kernel.entered == []

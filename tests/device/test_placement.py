@@ -221,7 +221,7 @@ def test_each_placement_has_its_way_inside_a_node_and_to_everyone(
     asked: Any, streams: bool, names: list[str]
 ) -> None:
     def rank(comm: ThreadComm) -> None:
-        worker: Any = SimpleNamespace(post=nothing, crashed=nothing)
+        worker: Any = SimpleNamespace(post=nothing, post_after=nothing, crashed=nothing)
         parts: Any = parted(comm, 2)
         cpu: Any = comm
         lines = Transports(Near(), comm, cpu, cpu if streams else None, parts, parts if streams else ())
@@ -244,7 +244,7 @@ def test_waits_that_hide_nothing_are_named_once(
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", value)
 
     def rank(comm: ThreadComm) -> str:
-        worker: Any = SimpleNamespace(post=nothing, crashed=nothing)
+        worker: Any = SimpleNamespace(post=nothing, post_after=nothing, crashed=nothing)
         streamed: Any = comm
         placement, _ = placements("auto", Transports(Near(), comm, None, streamed), (comm,), worker)
         return placement.name

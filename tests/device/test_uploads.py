@@ -33,8 +33,12 @@ def test_the_host_waits_for_no_table(name: str) -> None:
     assert elsewhere.reads == []
 
 
-def test_numbers_go_to_a_gpu_from_pinned_memory() -> None:
-    numbers, gpu = Mock(), torch.device("cuda", 0)
+def test_numbers_go_to_a_gpu_from_pinned_memory_once() -> None:
+    gpu = torch.device("cuda", 0)
+    there = Mock(device=gpu)
+    sent_to(there, gpu)
+    there.pin_memory.assert_not_called()
+    numbers = Mock(device=torch.device("cpu"))
     assert sent_to(numbers, gpu) is numbers.pin_memory.return_value.to.return_value
     numbers.pin_memory.return_value.to.assert_called_once_with(gpu, non_blocking=True)
 

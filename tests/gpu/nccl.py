@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire import recipes
 from gradwire._api.configuration import PlacementName
 from tests.gpu.outcomes import Skip, Tell, each
+from tests.support.recipes import EVERY_RECIPE
 from tests.support.where import WHERE
 
 STEPS, BAD, WARM = 6, 3, 3
@@ -60,18 +62,24 @@ def run(tell: Tell, match: str | None = None) -> None:
                 "no wait for it by way of the host": partial(
                     same_as_ddp, Setting(no_waits=True, place="host")
                 ),
-                **{text: partial(goes_on, text) for text in ("topk(ratio=0.1)", "int8", "powersgd", "covap")},
                 **{
-                    f"no wait with {text} from step {WARM} on": partial(
+                    f"no wait with {label} from step {WARM} on": partial(
                         goes_on, text, Setting(width=256, no_waits=True, from_step=WARM)
                     )
-                    for text in ("topk(ratio=0.1)", "int8", "powersgd", "covap(interval=2)")
+                    for label, text in EVERY_RECIPE.items()
+                    if _never_waits(text)
                 },
                 "torch.compile": partial(same_as_ddp, Setting(compiled=True)),
                 "a captured graph is refused": captured,  # last: what follows an ended capture is torch's
             },
         )
     dist.destroy_process_group()
+
+
+def _never_waits(text: str) -> bool:
+    """Whether a recipe has the host read nothing, neither what is sent nor the times by which some adapt."""
+    built = recipes.recipe(text).build()
+    return built.exchange.laws.stays_on_device and built.next is None and built.watch is None
 
 
 def device() -> torch.device:
@@ -145,12 +153,17 @@ def captured() -> None:
     """A backward pass inside a graph raises, and names the reason."""
     if not hasattr(torch.cuda, "CUDAGraph"):
         raise Skip("this torch captures no graphs")
-    model = DistributedDataParallel(nn.Linear(8, 8).to(device()), device_ids=[0])
-    gradwire.attach(model, recipe="int8")
-    inputs = torch.ones(2, 8, device=device())
-    model(inputs).sum().backward()
+    # As torch wants it of DDP: on another stream than the first, and after ten steps in which it takes times.
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        model = DistributedDataParallel(nn.Linear(8, 8).to(device()), device_ids=[0])
+        gradwire.attach(model, recipe="int8")
+        inputs = torch.ones(2, 8, device=device())
+        for _ in range(11):
+            model(inputs).sum().backward()
+    torch.cuda.synchronize()
     try:
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
             model(inputs).sum().backward()
     except Exception as error:
         # The end of the capture raises an error of its own, during this one.

@@ -21,7 +21,8 @@ def run(tell: Tell, match: str | None = None) -> None:
     labels = [label for label in SCENES if match is None or match in label]
     for world in WORLDS:
         trainings(tell, world, labels)
-    run_tests(tell, FAULTS, match)
+    # In one process: each would start the ranks of all scenes, and each rank takes half a gigabyte there.
+    run_tests(tell, FAULTS, match, workers=1)
 
 
 def trainings(tell: Tell, world: int, labels: Sequence[str]) -> None:

@@ -42,15 +42,15 @@ CALLS = (
     (
         Part("versions", 35, "versions, whether numba works with this NumPy, the rate of a copy"),
         Part(
-            "nccl", 120, "DDP over NCCL with one rank: waits of the host, futures, streams, scaler, compile"
+            "nccl", 200, "DDP over NCCL with one rank: waits of the host, futures, streams, scaler, compile"
         ),
         Part("benchmarks", 180, "host time of a unit, kernels beside a copy, DDP, an emulated link"),
-        Part("kernels", 220, "tests of kernels for devices, compiled: bits equal to the CPU's"),
+        Part("kernels", 160, "tests of kernels for devices, compiled: bits equal to the CPU's"),
     ),
     (
-        Part("processes", 240, "trainings on 2 and 4 gloo ranks: the CPU's bits, NaN, killed ranks", True),
+        Part("processes", 220, "trainings on 2 and 4 gloo ranks: the CPU's bits, NaN, killed ranks", True),
         Part(
-            "laws", 150, "laws of exchanges and steps, on ranks as threads with tensors on the device", True
+            "laws", 200, "laws of exchanges and steps, on ranks as threads with tensors on the device", True
         ),
         Part("faults", 120, "compute-sanitizer over small kernel tests: memory errors and races"),
     ),

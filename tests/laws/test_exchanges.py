@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.comm.base import DONE
+from gradwire.contrib.sketchsgd import Sketch
 from gradwire.exchange.base import run
 from gradwire.kernels.range import LARGEST_SUM
 from gradwire.measure.metered import MeteredComm
@@ -19,6 +20,7 @@ from tests.laws.rows import Outcome, Row, groups, perform
 from tests.support.bits import bits
 from tests.support.gradients import KINDS, Kind, coded
 from tests.support.rounds import allows
+from tests.support.where import WHERE
 
 pytestmark = pytest.mark.timeout(600)  # a bundle of the full table on a busy machine
 
@@ -72,7 +74,8 @@ def tolerance(row: Row, came: Tensor) -> Tensor:
     M·(1 + u)^n, and n of them make n·u/(1 − n·u) (Higham, Accuracy and Stability, lemma 3.1). Below the
     normal range a rounding errs by at most one smallest subnormal instead. Where payloads are summed in
     a narrower type, u is that type's (sums of subnormals are exact in any). The test itself takes three
-    means in float64: 3W + 3 roundings more.
+    means in float64: 3W + 3 roundings more. A GPU's atomic sums, torch's `index_add_` among them, take what
+    is below the normal range of float32 for zero (PTX ISA, `red`): up to W + 1 times.
     """
     n = row.world + 4
     own = torch.finfo(row.dtype)
@@ -81,7 +84,8 @@ def tolerance(row: Row, came: Tensor) -> Tensor:
     if row.case.coarse:
         n += row.case.coarse
         came = torch.full_like(came, float(came.max()) * row.world if came.numel() else 0.0)
-    return came * (n * u / (1 - n * u) + test) + n * own.smallest_normal * own.eps
+    flushed = 0.0 if WHERE.type == "cpu" else (row.world + 1) * torch.finfo(torch.float32).smallest_normal
+    return came * (n * u / (1 - n * u) + test) + n * own.smallest_normal * own.eps + flushed
 
 
 def test_rounds_are_those_that_were_announced(outcomes: list[Outcome]) -> None:
@@ -123,6 +127,8 @@ def test_global_generators_are_not_touched(outcomes: list[Outcome]) -> None:
 
 def test_same_inputs_at_the_same_moment_give_the_same_bits(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
+        if WHERE.type != "cpu" and isinstance(outcome.row.case.exchange, Sketch):
+            pytest.skip("a sketch is summed by atomics there, in any order")
         for held, again in zip(outcome.ranks, perform(outcome.row).ranks, strict=True):
             assert bits(held.mean) == bits(again.mean), outcome.row
             assert bits(held.unsent) == bits(again.unsent), outcome.row
@@ -240,7 +246,7 @@ def test_a_total_decoder_takes_whatever_has_come(case: ExchangeCase) -> None:
     last = len(case.exchange.rounds(row.size, row.dtype, row.context(0)))
 
     def body(comm: ThreadComm, seed: int) -> Tensor:
-        x, mean = row.inputs()[comm.rank], torch.zeros(row.size)
+        x, mean = row.inputs()[comm.rank], torch.zeros(row.size, device=WHERE)
         brought = torch.Generator().manual_seed(seed)
         finish = case.exchange.start(x, mean, Replacing(comm, last, brought), row.context(comm.rank))
         before = x.clone()

@@ -153,6 +153,7 @@ LOOKS: dict[str, Callable[[Tensor], Any]] = {
     "equal": lambda x: torch.equal(x, x),
     "a mask as an index": lambda x: x[x > 0],
     "a mask as a place": assign,
+    "a number at places": lambda x: x.__setitem__(x[:2].long().clamp(0, 2), 1.0),
     "masked_select": lambda x: x.masked_select(x > 0),
     "torch.tensor": lambda x: torch.tensor([1.0, 2.0], device=x.device),
     "torch.as_tensor": lambda x: torch.as_tensor(3.0, device=x.device),
@@ -173,7 +174,7 @@ def test_what_only_enqueues_is_none() -> None:
     def enqueue(x: Tensor) -> None:
         torch.where(x > 0, x, 0.0).cumsum(0).scatter_(0, x.abs().argsort(), x)
         x.masked_fill_(x > 1, torch.full_like(x, 2.0).max())
-        torch.zeros(3, device=x.device)[x[:2].long().clamp(0, 2)] = 1.0
+        torch.zeros(3, device=x.device).index_fill_(0, x[:2].long().clamp(0, 2), 1.0)
         torch.ones(1000).to(x.device, non_blocking=True)
 
     reads, _found = placed(Row(ExchangeCase("enqueue", Planted(enqueue)), 2, 1000, F32, NORMAL, (12, 0)))

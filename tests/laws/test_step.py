@@ -93,7 +93,8 @@ def test_a_step_agrees_conserves_and_costs_what_it_predicts(
     tolerance = 32 * (2 * world + 3) * EPS.get(name, torch.finfo(torch.float32).eps)
     for step in range(STEPS):
         here = [of_rank[step] for of_rank in outcomes]
-        assert all(outcome.step.committed and outcome.error is None for outcome in here)
+        assert [outcome.error for outcome in here] == [None] * world
+        assert all(outcome.step.committed for outcome in here)
         assert all(torch.equal(outcome.flat(), here[0].flat()) for outcome in here), "consensus"
         if name in FORGETTING:
             continue

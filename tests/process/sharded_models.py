@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from tests.support.models import SHAPE, batch
+from tests.support.where import WHERE
 
 
 class Blocks(nn.Module):
@@ -51,7 +52,8 @@ class Blocks(nn.Module):
 
 @cache
 def mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    sizes = 2, dist.get_world_size() // 2
+    return init_device_mesh(WHERE.type, sizes, mesh_dim_names=("replicate", "shard"))
 
 
 def sharded(

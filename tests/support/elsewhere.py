@@ -133,6 +133,10 @@ class _Functions(TorchFunctionMode):
         if func is Tensor.new_tensor and isinstance(args[0], There):
             self._owner.note("numbers of the host are copied there")
             return There(torch.tensor(args[1], dtype=args[0].dtype))
+        if func is Tensor.__setitem__ and not isinstance(args[2], Tensor) and tree_any(_is_place, args[1]):
+            self._owner.note("a number of the host is copied there")
+        if func is Tensor.pin_memory and isinstance(args[0], There):
+            raise MixedError("only memory of the host can be pinned")
         if func in (Tensor.numpy, Tensor.tolist) and isinstance(args[0], There):
             self._owner.note(func.__name__)
             return func(args[0].inner)
@@ -197,6 +201,10 @@ class _Operators(TorchDispatchMode):
 
 def _is_there(device: Any) -> bool:
     return device is not None and torch.device(device) == WHERE
+
+
+def _is_place(each: Any) -> bool:
+    return isinstance(each, There)
 
 
 def _is_mask(each: Any) -> bool:

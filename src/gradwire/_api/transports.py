@@ -165,11 +165,11 @@ def placements(
     """
     device, control, comm = transports.device, carriers[0], carriers[-1]
     inside = carriers[1] if transports.parts else None
-    by_host = host(comm, worker.post, device, control, inside)
+    by_host = host(comm, worker.post, device, control, inside, worker.post_after)
     if device.is_host or asked == "host":
         return by_host, None
     if transports.streamed is None:
-        return staged(comm, worker.post, device, control, inside), by_host
+        return staged(comm, worker.post, device, control, inside, worker.post_after), by_host
     if os.environ.get(_BLOCKING, "0") not in ("", "0") and control.rank == 0:
         _LOG.warning(
             "%s is set: the host waits for each collective of NCCL, so that none of it is hidden behind the "

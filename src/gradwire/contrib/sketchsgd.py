@@ -76,8 +76,9 @@ class Sketch:
         def finish() -> None:
             pending.wait()
             kept = topk_indices(values, count)
-            x[indices[kept]] = 0.0
-            put(mean, indices[kept], values[kept])
+            places = indices[kept].long()
+            x.index_fill_(0, places, 0.0)
+            put(mean, places, values[kept])
 
         return finish
 

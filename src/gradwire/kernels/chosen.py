@@ -105,7 +105,7 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
     rank = torch.arange(planes.count, device=device)
     above_rank = indices.long() - rank
     row = torch.zeros(planes.blocks * BLOCK, dtype=torch.int64, device=device)
-    row[(above_rank >> planes.low_bits) + rank] = 1
+    row.index_fill_(0, (above_rank >> planes.low_bits) + rank, 1)
     code = _tables(device)[0][_numbers(row.view(-1, BLOCK))]
     words = torch.zeros(planes.words, dtype=torch.int32, device=device)
     places = _in_a_row(_bits(code >> 9, _LONGEST_PLACE), code >> 6 & 7, planes.count)

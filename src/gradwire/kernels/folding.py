@@ -29,9 +29,12 @@ class Folded(NamedTuple):
         >>> Folded(torch.tensor([False, True]), torch.tensor(True)).read()
         ((1,), True)
         """
-        idle = self.idle
-        numbers = tuple(idle.nonzero().view(-1).tolist()) if isinstance(idle, Tensor) else idle
-        return numbers, bool(self.finite)
+        idle, finite = self.idle, self.finite
+        if isinstance(idle, Tensor) and isinstance(finite, Tensor):
+            *marks, finite = torch.cat([idle, finite.view(1)]).tolist()  # once, for all that is waited for
+            return tuple(number for number, is_idle in enumerate(marks) if is_idle), finite
+        assert not isinstance(idle, Tensor), "both are there, or none"
+        return idle, bool(finite)
 
 
 def _fits(

@@ -21,7 +21,7 @@ def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
     """
     places = indices.long()
     values = x[places] * weight
-    x[places] = 0.0
+    x.index_fill_(0, places, 0.0)  # x[places] = 0.0 would upload the zero, and wait for it
     return values
 
 
@@ -70,7 +70,7 @@ def pack_bits(indices: Tensor, words: int) -> Tensor:
     tensor([5, 2], dtype=torch.int32)
     """
     bits = torch.zeros(words * 32, dtype=torch.int64, device=indices.device)
-    bits[indices.long()] = 1
+    bits.index_fill_(0, indices.long(), 1)
     weights = 1 << torch.arange(32, device=indices.device)
     # The sum of a word's weights is below 2^32: its low 32 bits are the word.
     return (bits.view(words, 32) * weights).sum(1).to(torch.int32)

@@ -14,21 +14,22 @@ R = TypeVar("R")
 
 
 def sent_to(numbers: Tensor, device: torch.device) -> Tensor:
-    """`numbers` of the host on `device`, for which the host does not wait; on the CPU they are themselves.
+    """`numbers` on `device`, for which the host does not wait; what is there already is itself.
 
     A copy from other than pinned memory would wait for all that the device still has to do.
 
     >>> sent_to(torch.tensor([1.0]), torch.device("cpu"))
     tensor([1.])
     """
-    if device.type == "cuda":
+    if device.type == "cuda" and numbers.device.type == "cpu":
         numbers = numbers.pin_memory()  # which torch keeps until it has been read
     return numbers.to(device, non_blocking=True)
 
 
 def stream_of(device: torch.device) -> int:
     """A number of the current stream, in whose order uploads are; 0 on the CPU."""
-    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
+    # As Triton asks for it: a `torch.cuda.Stream` would cost as much as a launch.
+    return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
 
 
 def kept_by_stream(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:

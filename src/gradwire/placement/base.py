@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeAlias, TypeVar
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from gradwire.placement.transfer import BufferTransfer, CopyTransfer, InPlaceTra
 T = TypeVar("T")
 Job: TypeAlias = Callable[[], None]
 Post: TypeAlias = Callable[[Job], None]
+PostAfter: TypeAlias = Callable[[Job, Callable[[BaseException | None], None]], None]
 Wait: TypeAlias = Callable[[threading.Event, Job], None]
 """Block until an event is set; call a function twice a second meanwhile, which ends the wait by raising."""
 Resolve: TypeAlias = Literal["now", "late"]
@@ -48,6 +50,9 @@ class Placement:
     memory: Device = field(default_factory=HostDevice)
     transfer: BufferTransfer = field(default_factory=InPlaceTransfer)
     resolve: Resolve = "now"
+    post_after: PostAfter | None = None
+    """Likewise, once another function has returned, which may wait for the device meanwhile; with what that
+    has raised."""
     wait: Wait | None = None
     """How the thread that trains waits for a step's end, if it runs what is left to do itself."""
     why: str = ""
@@ -75,6 +80,7 @@ def host(
     device: Device | None = None,
     control: Comm | None = None,
     inside: Comm | None = None,
+    post_after: PostAfter | None = None,
 ) -> Placement:
     """Memory and codecs on the CPU, bytes over `comm`, which carries tensors on the CPU.
 
@@ -84,21 +90,40 @@ def host(
     """
     device, control = HostDevice() if device is None else device, control or comm
     transfer = InPlaceTransfer() if device.is_host else CopyTransfer(device)
-    return Placement("host", comm, control, post, device, transfer=transfer, inside=inside, everyone=control)
+    return Placement(
+        "host",
+        comm,
+        control,
+        post,
+        device,
+        transfer=transfer,
+        post_after=None if device.is_host else post_after,
+        inside=inside,
+        everyone=control,
+    )
 
 
 def staged(
-    comm: Comm, post: Post, device: Device, control: Comm | None = None, inside: Comm | None = None
+    comm: Comm,
+    post: Post,
+    device: Device,
+    control: Comm | None = None,
+    inside: Comm | None = None,
+    post_after: PostAfter | None = None,
 ) -> Placement:
     """Memory and codecs on the `device`, bytes over `comm`, which carries tensors on the CPU.
 
     Payloads are copied to pinned memory and back. The verdict, and all else that ranks agree on, travels over
     `control`, by default `comm`, without a detour.
     """
-    transfer = StreamTransfer(device)
+    transfer = StreamTransfer(device, follows=False)
 
     def posted(job: Job) -> None:
         post(lambda: _within(transfer.working, job))
+
+    def posted_after(ready: Job, job: Callable[[BaseException | None], None]) -> None:
+        assert post_after is not None, "see below"
+        post_after(ready, lambda error: _within(transfer.working, partial(job, error)))
 
     control = control or comm
     return Placement(
@@ -109,6 +134,7 @@ def staged(
         device,
         memory=device,
         transfer=transfer,
+        post_after=None if post_after is None else posted_after,
         inside=None if inside is None else StagedComm(inside, device),
         everyone=StagedComm(control, device),
     )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Pending, Round
-from gradwire.placement.device import Device
+from gradwire.placement.device import Device, Event
 from gradwire.placement.transfer import FailedTransfer, InPlaceBuffer, TransferredBuffer
 
 
@@ -50,17 +51,36 @@ class _Staged:
             self._out.copy_(self._received, non_blocking=True)
 
 
+@dataclass(frozen=True)
+class _AwaitedBuffer:
+    """A tensor that the engine works on in place once the device has come to an event."""
+
+    buffer: Tensor
+    event: Event
+
+    def ready(self) -> None:
+        self.event.synchronize()
+
+    def copy_back(self) -> None:
+        pass
+
+
 class StreamTransfer:
     """The engine works on the gradients where they are, in a stream of its own. See `BufferTransfer`."""
 
     pinned_bytes = 0
 
-    def __init__(self, device: Device) -> None:
-        self._device, self._stream = device, device.new_stream()
+    def __init__(self, device: Device, *, follows: bool = True) -> None:
+        """Whether the engine's stream `follows` the one that computes at once, as where one thread enqueues
+        for both. Else the host waits before it enqueues for the engine. The thread that computes runs far
+        ahead of the device, so the engine's stream would otherwise wait for gradients that come later."""
+        self._device, self._stream, self._follows = device, device.new_stream(), follows
 
     def start(self, _key: Hashable, source: Tensor) -> TransferredBuffer:
-        """The engine's stream waits for the current one; nothing is copied."""
+        """Nothing is copied."""
         try:
+            if not self._follows:
+                return _AwaitedBuffer(source, self._device.current().record_event())
             self.follow()
         except BaseException as error:
             return FailedTransfer(source, error)

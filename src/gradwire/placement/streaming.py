@@ -22,6 +22,10 @@ from gradwire.comm.base import Comm, Pending, Round
 _AWAKE_S = 0.5
 
 
+def _by_library(round_: Round) -> Round:
+    return round_ if round_.algorithm == "library" else replace(round_, algorithm="library")
+
+
 class StreamComm(Comm):
     """`Comm` over one whose collectives are enqueued: waiting for one puts the current stream after it.
 
@@ -38,7 +42,7 @@ class StreamComm(Comm):
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Enqueue the collective by the library's own algorithm; the host does not wait."""
-        return _Enqueued(self._comm.issue(replace(round_, algorithm="library"), tensor, out))
+        return _Enqueued(self._comm.issue(_by_library(round_), tensor, out))
 
 
 class _Enqueued:
@@ -60,7 +64,7 @@ class ThroughComm(Comm):
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         sent = tensor.to(self._where, copy=True)
         received = sent if out is tensor else torch.empty_like(out, device=self._where)
-        return _Through(self._comm.issue(replace(round_, algorithm="library"), sent, received), received, out)
+        return _Through(self._comm.issue(_by_library(round_), sent, received), received, out)
 
 
 class _Through:

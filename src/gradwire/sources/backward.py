@@ -21,7 +21,7 @@ from gradwire.step.arrival import Arrival
 from gradwire.step.context import Fates
 from gradwire.step.engine import Engine
 from gradwire.step.step import Step
-from gradwire.step.worker import Job, Worker
+from gradwire.step.worker import Job, Worker, failure_of
 from gradwire.telemetry.event_log import EventLog
 from gradwire.telemetry.history import History
 
@@ -43,6 +43,14 @@ _BROKE_OFF = (
     "a backward pass broke off before all gradients were there: its step can get no verdict, and other ranks "
     "may wait for it. Start all ranks again, from their last checkpoint"
 )
+
+
+def _at_once() -> None:
+    """There is nothing to wait for."""
+
+
+def _in_turn(ready: Job, job: Callable[[BaseException | None], None]) -> None:
+    job(failure_of(ready))
 
 
 class Backward:
@@ -75,7 +83,8 @@ class Backward:
         self.listeners: list[Callable[[], None]] = []
         """Called at the end of each backward pass that raises nothing, on its thread."""
         self._source, self._worker = source, worker
-        self._held: list[Job] = []
+        self._held: list[tuple[Job, Callable[[BaseException | None], None]]] = []
+        """What to wait for, and then to do on the engine's thread, with what the waiting has raised."""
         self._transferred: list[TransferredBuffer] = []
         self._ended = threading.Event()
         self._ended.set()
@@ -120,7 +129,9 @@ class Backward:
         self._ended.clear()
         self._all_given = False
         self._placement = self.placement
-        self._held, self._transferred = [partial(self._taker.open, now_s())], []
+        self._held, self._transferred = [], []
+        opened_s = now_s()
+        self._held.append((_at_once, lambda _error: self._taker.open(opened_s)))
 
     def entered(self) -> None:
         """A backward pass has begun, on the thread of that pass; no parameter has its gradient yet."""
@@ -191,14 +202,14 @@ class Backward:
             arrival = replace(arrival, at_s=self.engine.watch.exact())
         transferred = self._placement.transfer.start(arrival.index, arrival.buffer)
         self._transferred.append(transferred)
-        self._held.append(partial(self._arrive, arrival, transferred))
+        self._held.append((transferred.ready, partial(self._arrive, arrival, transferred)))
         # In a step taken apart, communication would slow the computation that shares its cores.
         if self.overlap and not self.engine.is_serial:
             self._post_held()
 
     def all_brought(self) -> None:
         """All gradients of the step have been brought, outside a backward pass: `finish` waits for it."""
-        self._held.append(self._taker.close)
+        self._held.append((_at_once, lambda _error: self._taker.close()))
         self._post_held()
         self._all_given = True
 
@@ -220,21 +231,21 @@ class Backward:
             if self._placement.wait is not None:  # or what is left to do would be done in the next pass
                 self._await_end()
 
-    def _arrive(self, arrival: Arrival, transferred: TransferredBuffer) -> None:
-        """On the engine's thread: wait for a copy, if it is one."""
-        failure = arrival.failure
-        try:
-            transferred.ready()
-        except BaseException as error:
-            failure = failure or error
+    def _arrive(self, arrival: Arrival, transferred: TransferredBuffer, error: BaseException | None) -> None:
+        """On the engine's thread: the gradients are there, or could not be copied."""
+        failure = arrival.failure or error
         if transferred.buffer is not arrival.buffer or failure is not arrival.failure:
             arrival = replace(arrival, buffer=transferred.buffer, at_s=now_s(), failure=failure)
         self._taker.arrive(arrival)
 
     def _post_held(self) -> None:
+        """What was brought, once it is there, while the engine does what else there is to do."""
         held, self._held = self._held, []
-        for job in held:
-            self._placement.post(job)
+        for ready, job in held:
+            if self._placement.post_after is None:
+                self._placement.post(partial(_in_turn, ready, job))
+            else:
+                self._placement.post_after(ready, job)
 
     @property
     def is_sound(self) -> bool:

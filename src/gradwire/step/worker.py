@@ -28,6 +28,8 @@ class Worker:
     ) -> None:
         """`begun` runs first on the thread, `ended` last; who waits for it looks every `awake_s`."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._begun = begun
+        self._waiter: Worker | None = None
         self.crashed, self._ended, self._awake_s = crashed, ended, awake_s
         """Takes what a job raises."""
         self.is_connected = True
@@ -39,6 +41,21 @@ class Worker:
     def post(self, job: Job) -> None:
         """Queue `job`; returns at once."""
         self._jobs.put(job)
+
+    def post_after(self, ready: Job, job: Callable[[BaseException | None], None]) -> None:
+        """Queue `job` once `ready` has returned, which may block, in the order of these calls and of `call`.
+
+        Another thread waits for that, so that the worker does what else is posted meanwhile. `job` is called
+        with what `ready` has raised, if anything.
+        """
+        if self._waiter is None:
+            self._waiter = Worker(self.crashed, begun=self._begun, awake_s=self._awake_s)
+
+        def post() -> None:
+            error = failure_of(ready)
+            self.post(lambda: job(error))
+
+        self._waiter.post(post)
 
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` on the worker and return its result, or raise its exception.
@@ -57,7 +74,10 @@ class Worker:
                 self.is_connected &= not isinstance(error, TransportError)
                 future.set_exception(error)
 
-        self.post(job)
+        if self._waiter is None:
+            self.post(job)
+        else:
+            self._waiter.post(lambda: self.post(job))
         self.wait(done)
         return future.result()
 
@@ -80,6 +100,8 @@ class Worker:
         A thread that comes back from native code while the interpreter shuts down aborts the process,
         hence the wait; a job that hangs in a broken transport outlasts it.
         """
+        if self._waiter is not None:
+            self._waiter.stop(timeout_s)
         self._jobs.put(None)
         if threading.current_thread() is not self._thread:  # the garbage collector runs anywhere
             self._thread.join(timeout_s)
@@ -92,6 +114,15 @@ class Worker:
                 self.crashed(error)
             del job  # or what it holds would stay until the next
         self._ended()
+
+
+def failure_of(job: Job) -> BaseException | None:
+    """What `job` raises, if anything."""
+    try:
+        job()
+    except BaseException as error:
+        return error
+    return None
 
 
 def wait_for(

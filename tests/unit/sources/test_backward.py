@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.comm import Comm, run_ranks
+from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.errors import GradwireError, TransportError
 from gradwire.placement import HostDevice, Resolve, host
+from gradwire.placement.transfer import InPlaceBuffer, InPlaceTransfer, TransferredBuffer
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
@@ -104,6 +105,67 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Res
             expected = sum(gradients(each, 0)[name] for each in range(3)) / 3
             # Three products and two sums of numbers below 8, each rounded once.
             assert torch.allclose(mean, torch.as_tensor(expected), rtol=0, atol=5 * 8 * 2**-24)
+
+
+class Heard(Comm):
+    """A comm that notes when a payload of another verb than the verdict's is waited for."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.rank, self.world, self._comm = comm.rank, comm.world, comm
+        self.decoded = threading.Event()
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        pending = self._comm.issue(round_, tensor, out)
+
+        def wait() -> None:
+            pending.wait()
+            self.decoded.set()
+
+        return cast(Pending, SimpleNamespace(wait=wait, then=pending.then))
+
+
+@dataclass(frozen=True)
+class Later(InPlaceBuffer):
+    """It is there once `event` is set; or too late, after some seconds."""
+
+    event: threading.Event
+
+    def ready(self) -> None:
+        if not self.event.wait(10.0):
+            raise TimeoutError("nothing was decoded while this gradient was computed")
+
+
+class Slow(InPlaceTransfer):
+    """The last gradient is computed until something of the first has been decoded."""
+
+    def __init__(self, last: int, event: threading.Event) -> None:
+        self._last, self._event = last, event
+
+    def start(self, key: Hashable, source: Tensor) -> TransferredBuffer:
+        return Later(source, self._event) if key == self._last else InPlaceBuffer(source)
+
+
+def test_what_has_come_is_decoded_while_a_device_still_computes() -> None:
+    """The thread that trains runs far ahead of a device, and has brought all before the first is computed."""
+
+    def rank(comm: Comm) -> bool:
+        source, heard = ByName(), Heard(comm)
+        worker = Worker(crashed=lambda error: backward.engine.crash(error))
+
+        def engine(concluded: Hear, resolved: Hear) -> Engine:
+            transfer = Slow(len(source.specs) - 1, heard.decoded)
+            placement = replace(host(heard, worker.post), transfer=transfer, post_after=worker.post_after)
+            env = EngineEnvironment(placement, concluded, resolved)
+            return Engine(source.specs, recipe("topk(ratio=0.1)"), env)
+
+        backward = Backward(source, worker, engine)
+        try:
+            source.one_step(backward, gradients(comm.rank, 0), list(range(len(source.specs))))
+            return backward.engine.step == 1
+        finally:
+            worker.stop()
+
+    assert all(run_ranks(2, rank))
 
 
 class Nothing(Source):

@@ -35,6 +35,24 @@ def test_call_runs_on_the_worker_after_what_was_posted_and_returns() -> None:
     worker.stop()
 
 
+def test_what_waits_holds_up_what_comes_after_it_and_nothing_else() -> None:
+    worker, _ = _worker()
+    there, seen, both = threading.Event(), list[str](), threading.Event()
+
+    def ready() -> None:
+        there.wait()
+        raise KeyError("the job hears of it")
+
+    worker.post_after(ready, lambda error: seen.append(f"waited for, {type(error).__name__}"))
+    worker.post_after(lambda: None, lambda error: (seen.append(f"after it, {error}"), both.set()))
+    worker.post(lambda: (seen.append("meanwhile"), there.set()))
+    assert both.wait(10.0)
+    assert worker.call(lambda: list(seen)) == ["meanwhile", "waited for, KeyError", "after it, None"]
+    worker.post_after(lambda: None, lambda _error: seen.append("before the call"))
+    assert worker.call(lambda: seen[-1]) == "before the call"
+    worker.stop()
+
+
 def test_call_raises_what_the_function_raised_and_the_worker_goes_on() -> None:
     worker, crashes = _worker()
 

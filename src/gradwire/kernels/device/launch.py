@@ -23,7 +23,8 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
         return
     where = next(each.device for each in arguments if isinstance(each, Tensor))
     # Triton launches on the thread's current device, which need not be the one that has the tensors.
-    with torch.cuda.device(where) if where.type == "cuda" else nullcontext():
+    is_current = where.type != "cuda" or where.index == torch.cuda.current_device()
+    with nullcontext() if is_current else torch.cuda.device(where):
         kernel[(programs,)](*arguments, **{"num_warps": WARPS, **constants}, enable_fp_fusion=False)
 
 
