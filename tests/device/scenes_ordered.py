@@ -6,8 +6,9 @@ Together they rely on every order that gradwire makes, which `test_orders.py` sh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +23,17 @@ from torch.utils._pytree import tree_map_only
 import gradwire
 from gradwire._api.attach import _transferred
 from gradwire._api.configuration import PlacementName
+from gradwire.agreement.guard import Guard
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.measure.clock import clock_of, stopwatch_for
-from gradwire.placement import Accelerator, CopyTransfer
+from gradwire.placement import Accelerator, CopyTransfer, StreamTransfer, TransferredBuffer
 from gradwire.placement.device import fetch
+from gradwire.placement.transfer import InPlaceBuffer
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.ddp.source import DDPBuckets
 from gradwire.step.context import Replicated
+from gradwire.step.environment import EngineEnvironment
+from gradwire.step.step import Step
 from tests.device.scenes_placed import Branches, on, watched
 from tests.device.test_staging import Transport
 from tests.support.models import batch, optimizer_of, perceptron
@@ -75,6 +80,47 @@ def watched_alone(asked: PlacementName = "host", *, streams: bool = False) -> li
             optimizer.step()
             wire.report()
     return [*device.races, *idle(device)]
+
+
+@dataclass(frozen=True)
+class _Late(InPlaceBuffer):
+    """A buffer for which nobody waits before the step has been opened."""
+
+    there: TransferredBuffer
+    opened: threading.Event
+
+    def ready(self) -> None:
+        assert self.opened.wait(10.0)
+        self.there.ready()
+
+
+def compared() -> list[str]:
+    """As a step opens, before anything of it is there, a guard reads what the optimizer has just written."""
+    device, opened, start, before = Near(), threading.Event(), StreamTransfer.start, Guard.before
+
+    def late(self: StreamTransfer, key: Hashable, source: Tensor) -> TransferredBuffer:
+        return _Late(source, start(self, key, source), opened)
+
+    def noted(self: Guard, step: Step, env: EngineEnvironment) -> None:
+        before(self, step, env)
+        opened.set()
+
+    ddp = DistributedDataParallel(perceptron())
+    optimizer = optimizer_of(ddp)
+    with on(device):
+        wire = gradwire.attach(ddp, optimizer, "topk(ratio=0.1)", placement="device", guard_every=1)
+    with (
+        patch.object(StreamTransfer, "start", late),
+        patch.object(Guard, "before", noted),
+        watched(device, wire),
+    ):
+        for step in range(STEPS):
+            opened.clear()
+            inputs, targets = batch(step)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(ddp(inputs), targets).backward()
+            optimizer.step()
+    return device.races
 
 
 def interrupted() -> list[str]:
@@ -269,6 +315,7 @@ SCENES: dict[str, Callable[[], list[str]]] = {
     "by way of the host": partial(watched_alone),
     "staged": partial(watched_alone, "auto"),
     "streamed": partial(watched_alone, "auto", streams=True),
+    "compared": compared,
     "promised": promised,
     "interrupted": interrupted,
     "moved": moved,

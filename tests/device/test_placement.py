@@ -229,6 +229,7 @@ def test_each_placement_has_its_way_inside_a_node_and_to_everyone(
         assert [each.name for each in found] == names
         kinds = {"stream": StreamComm, "staged": StagedComm, "host": ThreadComm}
         for each in found:
+            assert (each.post_after is None) == (each.name == "stream"), "the host waits for a device"
             assert each.inside is not None
             assert each.everyone is not None
             assert {type(each.comm), type(each.inside), type(each.everyone)} == {kinds[each.name]}

@@ -107,9 +107,9 @@ def test_what_comes_damaged_by_way_of_the_host_fails_the_step_on_all_ranks() -> 
     assert not own_counts
 
 
-def brought(device: Simulated) -> list[str]:
+def brought(device: Simulated, *, follows: bool = True) -> list[str]:
     """One gradient of the default stream is brought, reduced in the engine's, and read in the default one."""
-    transfer = StreamTransfer(device)
+    transfer = StreamTransfer(device, follows=follows)
     with device.watching():
         gradient = torch.ones(4)
         there = transfer.start(0, gradient)
@@ -125,4 +125,6 @@ def brought(device: Simulated) -> list[str]:
 def test_the_engine_s_stream_comes_after_the_gradient_and_before_its_reader() -> None:
     assert brought(Near()) == []
     assert "mul_ on the stream 1 against aten::ones" in brought(Near("wait_event"))[0]
+    assert brought(Near(), follows=False) == []
+    assert "mul_ on the stream 1 against aten::ones" in brought(Near("synchronize"), follows=False)[0]
     assert "add on the default stream against aten::mul_" in brought(Near("join"))[0]

@@ -29,12 +29,11 @@ class Folded(NamedTuple):
         >>> Folded(torch.tensor([False, True]), torch.tensor(True)).read()
         ((1,), True)
         """
-        idle, finite = self.idle, self.finite
-        if isinstance(idle, Tensor) and isinstance(finite, Tensor):
-            *marks, finite = torch.cat([idle, finite.view(1)]).tolist()  # once, for all that is waited for
-            return tuple(number for number, is_idle in enumerate(marks) if is_idle), finite
-        assert not isinstance(idle, Tensor), "both are there, or none"
-        return idle, bool(finite)
+        if not isinstance(self.idle, Tensor):
+            return self.idle, bool(self.finite)
+        finite = torch.as_tensor(self.finite).view(1)
+        *marks, is_finite = torch.cat([self.idle, finite]).tolist()  # at once: each read waits for the device
+        return tuple(number for number, is_idle in enumerate(marks) if is_idle), is_finite
 
 
 def _fits(

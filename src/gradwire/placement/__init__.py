@@ -4,7 +4,13 @@ from gradwire.placement.base import Placement, Post, Resolve, host, staged, stre
 from gradwire.placement.device import Accelerator, Device, HostDevice, device_at, fetch
 from gradwire.placement.staging import StagedComm, StreamTransfer
 from gradwire.placement.streaming import Inline, LaterComm, StreamComm, ThroughComm
-from gradwire.placement.transfer import BufferTransfer, CopyTransfer, InPlaceTransfer, TransferredBuffer
+from gradwire.placement.transfer import (
+    BufferTransfer,
+    CopyTransfer,
+    InPlaceTransfer,
+    TransferredBuffer,
+    Waited,
+)
 
 __all__ = [
     "Accelerator",
@@ -23,6 +29,7 @@ __all__ = [
     "StreamTransfer",
     "ThroughComm",
     "TransferredBuffer",
+    "Waited",
     "device_at",
     "fetch",
     "host",

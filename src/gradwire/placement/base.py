@@ -16,12 +16,12 @@ from gradwire.granularity import Granularity, granularity
 from gradwire.placement.device import Device, HostDevice, fetch
 from gradwire.placement.staging import StagedComm, StreamTransfer
 from gradwire.placement.streaming import Inline, LaterComm, StreamComm
-from gradwire.placement.transfer import BufferTransfer, CopyTransfer, InPlaceTransfer
+from gradwire.placement.transfer import BufferTransfer, CopyTransfer, InPlaceTransfer, Waited
 
 T = TypeVar("T")
 Job: TypeAlias = Callable[[], None]
 Post: TypeAlias = Callable[[Job], None]
-PostAfter: TypeAlias = Callable[[Job, Callable[[BaseException | None], None]], None]
+PostAfter: TypeAlias = Callable[[Job, Callable[[Waited], None]], None]
 Wait: TypeAlias = Callable[[threading.Event, Job], None]
 """Block until an event is set; call a function twice a second meanwhile, which ends the wait by raising."""
 Resolve: TypeAlias = Literal["now", "late"]
@@ -51,8 +51,8 @@ class Placement:
     transfer: BufferTransfer = field(default_factory=InPlaceTransfer)
     resolve: Resolve = "now"
     post_after: PostAfter | None = None
-    """Likewise, once another function has returned, which may wait for the device meanwhile; with what that
-    has raised."""
+    """Runs a function as `post` does, but once another has returned, which waits for the device. None where
+    nothing is waited for."""
     wait: Wait | None = None
     """How the thread that trains waits for a step's end, if it runs what is left to do itself."""
     why: str = ""
@@ -121,9 +121,9 @@ def staged(
     def posted(job: Job) -> None:
         post(lambda: _within(transfer.working, job))
 
-    def posted_after(ready: Job, job: Callable[[BaseException | None], None]) -> None:
+    def posted_after(ready: Job, job: Callable[[Waited], None]) -> None:
         assert post_after is not None, "see below"
-        post_after(ready, lambda error: _within(transfer.working, partial(job, error)))
+        post_after(ready, lambda waited: _within(transfer.working, partial(job, waited)))
 
     control = control or comm
     return Placement(

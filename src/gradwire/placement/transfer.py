@@ -5,15 +5,34 @@ The engine works on the gradients in place (`InPlaceTransfer`), or on copies on 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from gradwire.measure.clock import now_s
 from gradwire.placement.device import Device, Event, Stream
+
+
+class Waited(NamedTuple):
+    """How it went to wait for something."""
+
+    at_s: float
+    """When that was over, on the clock of `now_s`."""
+    error: BaseException | None
+
+    @classmethod
+    def of(cls, ready: Callable[[], None]) -> Waited:
+        """Call `ready`, which may block."""
+        error: BaseException | None = None
+        try:
+            ready()
+        except BaseException as raised:
+            error = raised
+        return cls(now_s(), error)
 
 
 class TransferredBuffer(Protocol):
@@ -24,7 +43,7 @@ class TransferredBuffer(Protocol):
         """The engine reads it after `ready`, and writes to it before `copy_back`."""
 
     def ready(self) -> None:
-        """Block the engine's thread until `buffer` may be read. Raises if the copy failed."""
+        """Block the calling thread until `buffer` may be read. Raises if the copy failed."""
 
     def copy_back(self) -> None:
         """Copy `buffer` back into the tensor, once per step. Returns when the copy is enqueued."""

@@ -13,7 +13,7 @@ from torch.autograd import Variable, profiler
 from gradwire.agreement.calls import Calls
 from gradwire.errors import GradwireError
 from gradwire.measure.clock import now_s
-from gradwire.placement import HostDevice, Placement, TransferredBuffer
+from gradwire.placement import HostDevice, Placement, TransferredBuffer, Waited
 from gradwire.sources.nodes.level import NodeReducer
 from gradwire.sources.source import Source
 from gradwire.sources.steps import Steps
@@ -21,7 +21,7 @@ from gradwire.step.arrival import Arrival
 from gradwire.step.context import Fates
 from gradwire.step.engine import Engine
 from gradwire.step.step import Step
-from gradwire.step.worker import Job, Worker, failure_of
+from gradwire.step.worker import Job, Worker
 from gradwire.telemetry.event_log import EventLog
 from gradwire.telemetry.history import History
 
@@ -49,8 +49,8 @@ def _at_once() -> None:
     """There is nothing to wait for."""
 
 
-def _in_turn(ready: Job, job: Callable[[BaseException | None], None]) -> None:
-    job(failure_of(ready))
+def _in_turn(ready: Job, job: Callable[[Waited], None]) -> None:
+    job(Waited.of(ready))
 
 
 class Backward:
@@ -83,8 +83,8 @@ class Backward:
         self.listeners: list[Callable[[], None]] = []
         """Called at the end of each backward pass that raises nothing, on its thread."""
         self._source, self._worker = source, worker
-        self._held: list[tuple[Job, Callable[[BaseException | None], None]]] = []
-        """What to wait for, and then to do on the engine's thread, with what the waiting has raised."""
+        self._held: list[tuple[Job, Callable[[Waited], None]]] = []
+        """What to wait for, and then to do on the engine's thread."""
         self._transferred: list[TransferredBuffer] = []
         self._ended = threading.Event()
         self._ended.set()
@@ -129,9 +129,11 @@ class Backward:
         self._ended.clear()
         self._all_given = False
         self._placement = self.placement
+        # What the engine reads as the step opens, such as parameters, may still be written.
+        self._placement.transfer.follow()
         self._held, self._transferred = [], []
         opened_s = now_s()
-        self._held.append((_at_once, lambda _error: self._taker.open(opened_s)))
+        self._held.append((_at_once, lambda _: self._taker.open(opened_s)))
 
     def entered(self) -> None:
         """A backward pass has begun, on the thread of that pass; no parameter has its gradient yet."""
@@ -209,7 +211,7 @@ class Backward:
 
     def all_brought(self) -> None:
         """All gradients of the step have been brought, outside a backward pass: `finish` waits for it."""
-        self._held.append((_at_once, lambda _error: self._taker.close()))
+        self._held.append((_at_once, lambda _: self._taker.close()))
         self._post_held()
         self._all_given = True
 
@@ -231,11 +233,13 @@ class Backward:
             if self._placement.wait is not None:  # or what is left to do would be done in the next pass
                 self._await_end()
 
-    def _arrive(self, arrival: Arrival, transferred: TransferredBuffer, error: BaseException | None) -> None:
+    def _arrive(self, arrival: Arrival, transferred: TransferredBuffer, waited: Waited) -> None:
         """On the engine's thread: the gradients are there, or could not be copied."""
-        failure = arrival.failure or error
-        if transferred.buffer is not arrival.buffer or failure is not arrival.failure:
-            arrival = replace(arrival, buffer=transferred.buffer, at_s=now_s(), failure=failure)
+        failure = arrival.failure or waited.error
+        # Where nothing is waited for, or in a step taken apart, it is known better when they were there.
+        is_late = self._placement.post_after is not None and not self.engine.is_serial
+        if transferred.buffer is not arrival.buffer or failure is not arrival.failure or is_late:
+            arrival = replace(arrival, buffer=transferred.buffer, at_s=waited.at_s, failure=failure)
         self._taker.arrive(arrival)
 
     def _post_held(self) -> None:

@@ -3,7 +3,8 @@
 The stations in order. `Engine` calls each of them, on one thread, in the same order on every rank:
 
 1. A source hands a bucket to `Backward.submit`, on autograd's thread. That posts a job, by `Placement.post`:
-   to the `Worker`, or, where collectives are work in a stream, to the thread that brings gradients.
+   to the `Worker`, or, where collectives are work in a stream, to the thread that brings gradients. By
+   `post_after` another thread of the worker waits first until a device has computed the bucket.
    sources/backward.py, worker.py
 2. `Engine.open`, `arrive` for each bucket, `close`: a step begins, takes buckets by number, has them all.
    Features that are on hear of its beginning, as a `StepObserver`.

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from gradwire.errors import GradwireError, TransportError
+from gradwire.placement import Waited
 
 T = TypeVar("T")
 Job = Callable[[], None]
@@ -42,20 +43,22 @@ class Worker:
         """Queue `job`; returns at once."""
         self._jobs.put(job)
 
-    def post_after(self, ready: Job, job: Callable[[BaseException | None], None]) -> None:
+    def post_after(self, ready: Job, job: Callable[[Waited], None]) -> None:
         """Queue `job` once `ready` has returned, which may block, in the order of these calls and of `call`.
 
-        Another thread waits for that, so that the worker does what else is posted meanwhile. `job` is called
-        with what `ready` has raised, if anything.
+        Another thread waits for that, so that the worker does what else is posted meanwhile.
         """
         if self._waiter is None:
-            self._waiter = Worker(self.crashed, begun=self._begun, awake_s=self._awake_s)
+            self._waiter = Worker(self._waiter_crashed, begun=self._begun, awake_s=self._awake_s)
 
         def post() -> None:
-            error = failure_of(ready)
-            self.post(lambda: job(error))
+            waited = Waited.of(ready)
+            self.post(lambda: job(waited))
 
         self._waiter.post(post)
+
+    def _waiter_crashed(self, error: BaseException) -> None:
+        self.post(lambda: self.crashed(error))
 
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` on the worker and return its result, or raise its exception.
@@ -88,7 +91,8 @@ class Worker:
         """
 
         def awake() -> None:
-            if not self._thread.is_alive() and not event.is_set():
+            alive = self._thread.is_alive() and (self._waiter is None or self._waiter._thread.is_alive())
+            if not alive and not event.is_set():
                 raise GradwireError("gradwire's thread has ended: nothing can be asked of it any more")
             look()
 
@@ -100,10 +104,14 @@ class Worker:
         A thread that comes back from native code while the interpreter shuts down aborts the process,
         hence the wait; a job that hangs in a broken transport outlasts it.
         """
-        if self._waiter is not None:
+        ours = [self._thread]
+        if self._waiter is None:
+            self._jobs.put(None)
+        else:
+            ours.append(self._waiter._thread)
+            self._waiter.post(lambda: self._jobs.put(None))
             self._waiter.stop(timeout_s)
-        self._jobs.put(None)
-        if threading.current_thread() is not self._thread:  # the garbage collector runs anywhere
+        if threading.current_thread() not in ours:  # the garbage collector runs anywhere
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -114,15 +122,6 @@ class Worker:
                 self.crashed(error)
             del job  # or what it holds would stay until the next
         self._ended()
-
-
-def failure_of(job: Job) -> BaseException | None:
-    """What `job` raises, if anything."""
-    try:
-        job()
-    except BaseException as error:
-        return error
-    return None
 
 
 def wait_for(

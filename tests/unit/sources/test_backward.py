@@ -108,7 +108,7 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Res
 
 
 class Heard(Comm):
-    """A comm that notes when a payload of another verb than the verdict's is waited for."""
+    """A comm that notes when it is first waited for a payload, which is then decoded."""
 
     def __init__(self, comm: Comm) -> None:
         self.rank, self.world, self._comm = comm.rank, comm.world, comm

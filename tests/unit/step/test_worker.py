@@ -43,14 +43,26 @@ def test_what_waits_holds_up_what_comes_after_it_and_nothing_else() -> None:
         there.wait()
         raise KeyError("the job hears of it")
 
-    worker.post_after(ready, lambda error: seen.append(f"waited for, {type(error).__name__}"))
-    worker.post_after(lambda: None, lambda error: (seen.append(f"after it, {error}"), both.set()))
+    worker.post_after(ready, lambda waited: seen.append(f"waited for, {type(waited.error).__name__}"))
+    worker.post_after(lambda: None, lambda waited: (seen.append(f"after it, {waited.error}"), both.set()))
     worker.post(lambda: (seen.append("meanwhile"), there.set()))
     assert both.wait(10.0)
     assert worker.call(lambda: list(seen)) == ["meanwhile", "waited for, KeyError", "after it, None"]
-    worker.post_after(lambda: None, lambda _error: seen.append("before the call"))
+    later = threading.Event()
+    worker.post_after(lambda: later.wait() and None, lambda _: seen.append("before the call"))
+    threading.Timer(0.05, later.set).start()
     assert worker.call(lambda: seen[-1]) == "before the call"
     worker.stop()
+
+
+def test_what_is_still_waited_for_is_done_before_the_end() -> None:
+    seen, later = list[str](), threading.Event()
+    worker = Worker(crashed=lambda _error: None, ended=lambda: seen.append("ended"))
+    worker.post_after(lambda: later.wait() and None, lambda _: seen.append("waited for"))
+    threading.Timer(0.05, later.set).start()
+    worker.stop()
+    worker.stop()
+    assert seen == ["waited for", "ended"]
 
 
 def test_call_raises_what_the_function_raised_and_the_worker_goes_on() -> None:
