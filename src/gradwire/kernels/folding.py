@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class Folded(NamedTuple):
         """
         if not isinstance(self.idle, Tensor):
             return self.idle, bool(self.finite)
-        finite = torch.as_tensor(self.finite).view(1)
+        finite = cast(Tensor, self.finite).view(1)
         *marks, is_finite = torch.cat([self.idle, finite]).tolist()  # at once: each read waits for the device
         return tuple(number for number, is_idle in enumerate(marks) if is_idle), is_finite
 

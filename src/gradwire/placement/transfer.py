@@ -5,7 +5,7 @@ The engine works on the gradients in place (`InPlaceTransfer`), or on copies on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from gradwire.measure.clock import now_s
 from gradwire.placement.device import Device, Event, Stream
 
 
@@ -21,18 +20,8 @@ class Waited(NamedTuple):
     """How it went to wait for something."""
 
     at_s: float
-    """When that was over, on the clock of `now_s`."""
+    """When that was over, on the clock of `gradwire.measure.clock.now_s`."""
     error: BaseException | None
-
-    @classmethod
-    def of(cls, ready: Callable[[], None]) -> Waited:
-        """Call `ready`, which may block."""
-        error: BaseException | None = None
-        try:
-            ready()
-        except BaseException as raised:
-            error = raised
-        return cls(now_s(), error)
 
 
 class TransferredBuffer(Protocol):

@@ -21,7 +21,7 @@ from gradwire.step.arrival import Arrival
 from gradwire.step.context import Fates
 from gradwire.step.engine import Engine
 from gradwire.step.step import Step
-from gradwire.step.worker import Job, Worker
+from gradwire.step.worker import Job, Worker, wait_until
 from gradwire.telemetry.event_log import EventLog
 from gradwire.telemetry.history import History
 
@@ -50,7 +50,7 @@ def _at_once() -> None:
 
 
 def _in_turn(ready: Job, job: Callable[[Waited], None]) -> None:
-    job(Waited.of(ready))
+    job(wait_until(ready))
 
 
 class Backward:
@@ -84,7 +84,7 @@ class Backward:
         """Called at the end of each backward pass that raises nothing, on its thread."""
         self._source, self._worker = source, worker
         self._held: list[tuple[Job, Callable[[Waited], None]]] = []
-        """What to wait for, and then to do on the engine's thread."""
+        """A wait, and a function for the engine's thread that follows it."""
         self._transferred: list[TransferredBuffer] = []
         self._ended = threading.Event()
         self._ended.set()
@@ -243,7 +243,7 @@ class Backward:
         self._taker.arrive(arrival)
 
     def _post_held(self) -> None:
-        """What was brought, once it is there, while the engine does what else there is to do."""
+        """Post all that was brought, each once it is there. The engine goes on meanwhile."""
         held, self._held = self._held, []
         for ready, job in held:
             if self._placement.post_after is None:

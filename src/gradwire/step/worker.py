@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from gradwire.errors import GradwireError, TransportError
+from gradwire.measure.clock import now_s
 from gradwire.placement import Waited
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class Worker:
             self._waiter = Worker(self._waiter_crashed, begun=self._begun, awake_s=self._awake_s)
 
         def post() -> None:
-            waited = Waited.of(ready)
+            waited = wait_until(ready)
             self.post(lambda: job(waited))
 
         self._waiter.post(post)
@@ -122,6 +123,16 @@ class Worker:
                 self.crashed(error)
             del job  # or what it holds would stay until the next
         self._ended()
+
+
+def wait_until(ready: Job) -> Waited:
+    """Call `ready`, which may block."""
+    error: BaseException | None = None
+    try:
+        ready()
+    except BaseException as raised:
+        error = raised
+    return Waited(now_s(), error)
 
 
 def wait_for(
