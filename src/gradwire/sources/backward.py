@@ -237,8 +237,8 @@ class Backward:
         """On the engine's thread: the gradients are there, or could not be copied."""
         failure = arrival.failure or waited.error
         # Where nothing is waited for, or in a step taken apart, it is known better when they were there.
-        is_late = self._placement.post_after is not None and not self.engine.is_serial
-        if transferred.buffer is not arrival.buffer or failure is not arrival.failure or is_late:
+        was_awaited = self._placement.post_after is not None and not self.engine.is_serial
+        if transferred.buffer is not arrival.buffer or failure is not arrival.failure or was_awaited:
             arrival = replace(arrival, buffer=transferred.buffer, at_s=waited.at_s, failure=failure)
         self._taker.arrive(arrival)
 
