@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.errors import GradwireError, TransportError
+from gradwire.measure.clock import now_s
 from gradwire.placement import HostDevice, Resolve, host
 from gradwire.placement.transfer import InPlaceBuffer, InPlaceTransfer, TransferredBuffer
 from gradwire.recipes import recipe
@@ -41,6 +42,7 @@ class ByName(Source):
     def __init__(self) -> None:
         self.specs = specs()
         self.calls: list[str] = []
+        self.last_arrival_s = 0.0
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -51,6 +53,7 @@ class ByName(Source):
 
     def step_ended(self, step: Step) -> None:
         self.calls.append(f"settle {step.committed}")
+        self.last_arrival_s = step.last_arrival_s
 
     def release(self) -> None:
         self.calls.append("release")
@@ -112,13 +115,15 @@ class Heard(Comm):
 
     def __init__(self, comm: Comm) -> None:
         self.rank, self.world, self._comm = comm.rank, comm.world, comm
-        self.decoded = threading.Event()
+        self.decoded, self.decoded_s = threading.Event(), 0.0
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         pending = self._comm.issue(round_, tensor, out)
 
         def wait() -> None:
             pending.wait()
+            if not self.decoded.is_set():
+                self.decoded_s = now_s()
             self.decoded.set()
 
         return cast(Pending, SimpleNamespace(wait=wait, then=pending.then))
@@ -161,6 +166,9 @@ def test_what_has_come_is_decoded_while_a_device_still_computes() -> None:
         backward = Backward(source, worker, engine)
         try:
             source.one_step(backward, gradients(comm.rank, 0), list(range(len(source.specs))))
+            assert source.last_arrival_s > heard.decoded_s > 0.0, (
+                "when it was there, not when it was enqueued"
+            )
             return backward.engine.step == 1
         finally:
             worker.stop()
