@@ -49,10 +49,6 @@ def _at_once() -> None:
     """There is nothing to wait for."""
 
 
-def _in_turn(ready: Job, job: Callable[[Waited], None]) -> None:
-    job(wait_until(ready))
-
-
 class Backward:
     """The link between a source and the engine: `open`, `submit` every flat buffer, `close`.
 
@@ -246,10 +242,10 @@ class Backward:
         """Post all that was brought, each once it is there. The engine goes on meanwhile."""
         held, self._held = self._held, []
         for ready, job in held:
-            if self._placement.post_after is None:
-                self._placement.post(partial(_in_turn, ready, job))
-            else:
-                self._placement.post_after(ready, job)
+            (self._placement.post_after or self._post_in_turn)(ready, job)
+
+    def _post_in_turn(self, ready: Job, job: Callable[[Waited], None]) -> None:
+        self._placement.post(lambda: job(wait_until(ready)))
 
     @property
     def is_sound(self) -> bool:

@@ -50,16 +50,13 @@ class Worker:
         Another thread waits for that, so that the worker does what else is posted meanwhile.
         """
         if self._waiter is None:
-            self._waiter = Worker(self._waiter_crashed, begun=self._begun, awake_s=self._awake_s)
+            self._waiter = Worker(lambda error: self.post(lambda: self.crashed(error)), begun=self._begun)
 
         def post() -> None:
             waited = wait_until(ready)
             self.post(lambda: job(waited))
 
         self._waiter.post(post)
-
-    def _waiter_crashed(self, error: BaseException) -> None:
-        self.post(lambda: self.crashed(error))
 
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` on the worker and return its result, or raise its exception.
@@ -92,8 +89,7 @@ class Worker:
         """
 
         def awake() -> None:
-            alive = self._thread.is_alive() and (self._waiter is None or self._waiter._thread.is_alive())
-            if not alive and not event.is_set():
+            if not self._thread.is_alive() and not event.is_set():
                 raise GradwireError("gradwire's thread has ended: nothing can be asked of it any more")
             look()
 
