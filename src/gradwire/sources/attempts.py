@@ -12,8 +12,9 @@ from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
 from gradwire._api.unwrap import Optimizers
-from gradwire.sources.observe import Once, leave_out_of_copies, tensors_in, untraced
+from gradwire.sources.observe import Once, leave_out_of_copies, tensors_in
 from gradwire.sources.steps import are_zero
+from gradwire.sources.untraced import untraced
 
 _Marks: TypeAlias = list[tuple[int, int]]
 
@@ -51,8 +52,8 @@ class Attempts:
         self._handles = hooks
         for number, optimizer in enumerate(optimizers):
             self._handles += [
-                optimizer.register_step_pre_hook(lambda *_: self._before_step()),
-                optimizer.register_step_post_hook(lambda *_, of=number: self._after_step(of)),
+                optimizer.register_step_pre_hook(untraced(lambda *_: self._before_step())),
+                optimizer.register_step_post_hook(untraced(lambda *_, of=number: self._after_step(of))),
             ]
         weakref.finalize(model, _remove, self._handles).atexit = False
 

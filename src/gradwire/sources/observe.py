@@ -18,6 +18,7 @@ from gradwire.measure.uses import FirstForward
 from gradwire.placement import Device, fetch
 from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
+from gradwire.sources.untraced import untraced
 
 
 def register_observers(
@@ -39,15 +40,6 @@ def register_observers(
     hooks.append(model.register_forward_hook(_begin_backward(backward, scaled=scaled)))
     backward.steps.watch(model)
     return hooks
-
-
-def untraced(hook: Callable[..., None]) -> Callable[..., None]:
-    """`hook`, of which a compiled model sees nothing: bookkeeping does not belong into its graph.
-
-    This loads torch's compiler, as DDP's constructor does.
-    """
-    hidden: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
-    return hidden
 
 
 def leave_out_of_copies(model: nn.Module, hooks: Iterable[RemovableHandle], **instead: Any) -> None:

@@ -28,9 +28,9 @@ from gradwire.sources.observe import (
     refuse_changed,
     register_observers,
     tensors_in,
-    untraced,
 )
 from gradwire.sources.source import Source
+from gradwire.sources.untraced import untraced
 from gradwire.step.arena import specs_of
 from gradwire.step.step import Passenger, Step
 

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gradwire._api.unwrap import Optimizers
 from gradwire.errors import GradwireError, GradwireWarning
 from gradwire.placement import Device, fetch
+from gradwire.sources.untraced import untraced
 from gradwire.step.context import Fates
 
 Skipped = Literal["drop", "keep"]
@@ -108,8 +109,8 @@ class Steps:
         """Register the hooks on the optimizers, for as long as `model` lives."""
         for record in self._records:
             for handle in (
-                record.optimizer.register_step_pre_hook(lambda *_, of=record: self._before(of)),
-                record.optimizer.register_step_post_hook(lambda *_, of=record: self._after(of)),
+                record.optimizer.register_step_pre_hook(untraced(lambda *_, of=record: self._before(of))),
+                record.optimizer.register_step_post_hook(untraced(lambda *_, of=record: self._after(of))),
             ):
                 # An optimizer that outlives the model must not keep the arena alive.
                 unhook = weakref.finalize(model, handle.remove)
@@ -253,7 +254,7 @@ class Steps:
             "Its steps count, but recipes that go by an optimizer go by the one given: call "
             "wire.switch_optimizer(optimizer) when another one takes over",
             GradwireWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def _before(self, record: _Record) -> None:
@@ -273,7 +274,7 @@ class Steps:
                 f"{self._passes} backward passes were exchanged before one optimizer step: each micro-batch "
                 "was compressed and sent. Wrap all but the last in wire.no_sync().",
                 GradwireWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         if not (record.is_new or self._is_local or self._alone or self._is_retired or self._may_differ()):
             self._check_unseen(record)
@@ -290,7 +291,7 @@ class Steps:
         if self._raises:
             raise GradwireError(_UNSEEN)
         if self._is_first("unseen"):
-            warnings.warn(_UNSEEN, GradwireWarning, stacklevel=5)
+            warnings.warn(_UNSEEN, GradwireWarning, stacklevel=6)
 
     def _is_first(self, kind: str) -> bool:
         """Whether a warning of this kind has not been given yet."""
@@ -362,8 +363,8 @@ def _watch_all(steps: Steps) -> None:
 
 @cache
 def _hear_of_all() -> None:
-    register_optimizer_step_pre_hook(_begins)
-    register_optimizer_step_post_hook(_ended)
+    register_optimizer_step_pre_hook(untraced(_begins))
+    register_optimizer_step_post_hook(untraced(_ended))
 
 
 def _begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.sources.backward import Backward
 from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
-from gradwire.sources.observe import leave_out_of_copies, register_observers, untraced
+from gradwire.sources.observe import leave_out_of_copies, register_observers
 from gradwire.sources.source import Source
+from gradwire.sources.untraced import untraced
 from gradwire.step.arena import ParameterSpec, specs_of
 from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.step import Passenger, Step
