@@ -345,7 +345,53 @@ def kept_by_one_rank() -> dict[str, Any]:
     return {"groups": groups, "digests": digests, "kept": len(kept)}
 
 
+def _convolutional() -> nn.Module:
+    torch.manual_seed(0)
+    inner = (nn.Conv2d(2, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 4, 3, padding=1))
+    return nn.Sequential(nn.Unflatten(1, (2, 4, 4)), *inner, nn.Flatten(), nn.Linear(64, 8))
+
+
+def memory_format(recipe: str, when: str, **options: Any) -> dict[str, Any]:
+    """`channels_last` at some time: what is raised, and whether training is the same as without.
+
+    All is sent, so that it is DDP's; only sums in other orders may differ.
+    """
+    errors: list[str] = []
+    results = []
+    for changes in (False, True):
+        model = _convolutional()
+        if changes and when == "before ddp":
+            model.to(memory_format=torch.channels_last)
+        wrapped = model if "replicas" in options else DistributedDataParallel(model, **options)
+        if changes and when == "before attach":
+            model.to(memory_format=torch.channels_last)
+        optimizer = optimizer_of(model)
+        over = {"replicas": dist.group.WORLD} if "replicas" in options else {}
+        gradwire.attach(wrapped, optimizer, recipe, policy=lambda _: None, **over)
+        try:
+            train(wrapped, optimizer, range(2))  # type: ignore[arg-type]
+            optimizer.zero_grad()
+            if changes and when in ("later", f"later on rank {dist.get_rank()}"):
+                model.to(memory_format=torch.channels_last)
+            train(wrapped, optimizer, range(2, 5))  # type: ignore[arg-type]
+        except (gradwire.GradwireError, ValueError) as error:
+            errors.append(f"{type(error).__name__}: {error}")
+        results.append([each.detach().clone() for each in model.parameters()])
+        dist.barrier()  # a rank that has ended would break the other's step
+    plain, ours = results
+    return {
+        "errors": errors,
+        "same": all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(plain, ours, strict=True)),
+    }
+
+
+_ALL = "topk(ratio=1.0)"
+
 SCENES: dict[str, Callable[[], Any]] = {
+    "memory format, before ddp": partial(memory_format, "dense", "before ddp"),
+    "memory format, in finer buckets": partial(memory_format, _ALL, "before attach"),
+    "memory format, plain": partial(memory_format, "dense", "later", replicas=True),
+    "memory format, plain, all sent": partial(memory_format, _ALL, "later", replicas=True),
     "two ranks, dense": partial(_equal_training, perceptron),
     "bucket views, dense": partial(_equal_training, perceptron, gradient_as_bucket_view=True),
     "small buckets, dense": partial(_equal_training, perceptron, bucket_cap_mb=0.01),
@@ -371,4 +417,12 @@ SCENES: dict[str, Callable[[], Any]] = {
     "compiled": compiled,
     "attached again": attached_again,
     "kept by one rank": kept_by_one_rank,
+    # Steps that broke off keep their process groups: after all that counts those.
+    "memory format, before attach": partial(memory_format, "dense", "before attach"),
+    "memory format, before attach, views": partial(
+        memory_format, "dense", "before attach", gradient_as_bucket_view=True
+    ),
+    "memory format, later": partial(memory_format, "dense", "later"),
+    "memory format, later, finer": partial(memory_format, _ALL, "later"),
+    "memory format, later on one rank": partial(memory_format, "dense", "later on rank 1"),
 }

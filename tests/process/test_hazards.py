@@ -41,6 +41,34 @@ def test_a_lossy_recipe_learns_and_its_replicas_are_identical(world: Results, sc
     assert all(each["losses"][1] < 0.8 * each["losses"][0] for each in found)
 
 
+@pytest.mark.parametrize("scene", ["before ddp", "in finer buckets", "plain", "plain, all sent"])
+def test_a_memory_format_that_changes_no_bucket_changes_no_training(world: Results, scene: str) -> None:
+    assert value(world, f"memory format, {scene}") == 2 * [{"errors": [], "same": True}]
+
+
+@pytest.mark.parametrize("scene", ["before attach", "before attach, views"])
+def test_buckets_built_for_another_memory_format_are_refused_on_all_ranks(world: Results, scene: str) -> None:
+    for found in value(world, f"memory format, {scene}"):
+        [error] = found["errors"]
+        assert error.startswith("ValueError: the memory format of '")
+        assert "before wrapping the model" in error
+
+
+@pytest.mark.parametrize("scene", ["later", "later, finer"])
+def test_a_memory_format_that_changes_under_ddp_is_refused(world: Results, scene: str) -> None:
+    for found in value(world, f"memory format, {scene}"):
+        [error] = found["errors"]
+        assert error.startswith("ValueError: parameters of this model have changed since attach: ")
+        assert " has strides (" in error
+
+
+def test_a_memory_format_that_changes_on_one_rank_is_heard_of_on_all(world: Results) -> None:
+    one, other = value(world, "memory format, later on one rank")
+    assert one["errors"][0].startswith("RanksDisagree")
+    assert "a forward pass that it refuses" in one["errors"][0]
+    assert other["errors"][0].startswith("ValueError: parameters of this model have changed since attach")
+
+
 def test_a_branch_that_nobody_uses_is_neither_moved_nor_remembered(world: Results) -> None:
     for found in value(world, "unused, lossy"):
         assert found["never_moved"]

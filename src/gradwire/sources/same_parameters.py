@@ -22,11 +22,22 @@ class Known:
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], carried: Collection[str], left_out: Collection[str]
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        carried: Collection[str],
+        left_out: Collection[str],
+        *,
+        in_order: bool = False,
     ) -> None:
-        """Of `parameters` by name, those `carried` and those `left_out`, which are the user's concern."""
+        """Of `parameters` by name, those `carried` and those `left_out`, which are the user's concern.
+
+        `in_order` says that carried ones must keep their strides, too.
+        """
         self._first = tuple(parameters.values())
         self._carried = {name: (parameters[name], _facts(parameters[name])) for name in carried}
+        self._strides = {
+            name: each.stride() for name, (each, _) in self._carried.items() if in_order and each.dim() > 1
+        }
         self._ids = {id(parameter) for parameter, _ in self._carried.values()}
         self._left_out = frozenset(left_out)
         self._out_ids = {id(parameter) for name, parameter in parameters.items() if name in self._left_out}
@@ -47,9 +58,9 @@ class Known:
             more = f"; and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
             raise ValueError(
                 f"parameters of this model have changed since attach: {'; '.join(changes[:_NAMED])}{more}. "
-                "Their gradients would not reach other ranks. Add, replace, cast, move, freeze and thaw "
-                "parameters before wrapping the model and attaching it; to load values later, use "
-                "load_state_dict without assign=True"
+                "Their gradients would not reach other ranks, or not in their places. Add, replace, cast, "
+                "move, freeze and thaw parameters, and change their memory format, before wrapping the model "
+                "and attaching it; to load values later, use load_state_dict without assign=True"
             )
 
     def _without_left_out(self, parameters: Mapping[str, nn.Parameter]) -> Mapping[str, nn.Parameter]:
@@ -70,6 +81,8 @@ class Known:
                 changes.append(f"{name!r} was {'replaced' if stranger else 'removed'}")
             elif (found := _facts(parameter)) != facts:
                 changes.append(f"{name!r} is {_text(*found)}, and was {_text(*facts)}")
+            elif (stride := self._strides.get(name)) is not None and not has_order(parameter, stride):
+                changes.append(f"{name!r} has strides {parameter.stride()}, and had {stride}")
         gone = {name for name, (parameter, _) in self._carried.items() if id(parameter) not in present}
         for name, parameter in now.items():
             if not parameter.requires_grad or id(parameter) in self._ids or name in gone:
@@ -79,6 +92,18 @@ class Known:
             else:
                 changes.append(f"{name!r} was added")
         return changes
+
+
+def has_order(tensor: Tensor, stride: tuple[int, ...]) -> bool:
+    """Whether the elements of `tensor` lie as `stride` says. In a dimension of size 1 any stride does.
+
+    >>> has_order(torch.zeros(2, 3, 1), (3, 1, 3)), has_order(torch.zeros(2, 3, 1), (1, 2, 1))
+    (True, False)
+    """
+    mine = tensor.stride()
+    return mine == stride or all(
+        size == 1 or own == other for size, own, other in zip(tensor.shape, mine, stride, strict=True)
+    )
 
 
 def _facts(parameter: Tensor) -> tuple[torch.dtype, torch.device, torch.Size]:

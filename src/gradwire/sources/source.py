@@ -61,6 +61,9 @@ class Source(ABC):
     is_replicated: ClassVar[bool] = True
     """Whether all ranks hold the same parameters, and not shards of them."""
 
+    keeps_order: ClassVar[bool] = False
+    """Whether parameters must keep their strides, by which something else has laid out their gradients."""
+
     tuning: ClassVar[Tuning] = USUAL
     """Tuning for the way in which its gradients come."""
 
@@ -95,7 +98,8 @@ class Source(ABC):
     @cached_property
     def known(self) -> Known:
         """The parameters as they are when this is first asked for: at the end of attaching."""
-        return Known(self.parameters, [spec.name for spec in self.specs], self.left_out)
+        carried = [spec.name for spec in self.specs]
+        return Known(self.parameters, carried, self.left_out, in_order=self.keeps_order)
 
     def current(self) -> Mapping[str, Tensor]:
         """The parameters of the module by name, as they are now. Only for the thread that trains."""

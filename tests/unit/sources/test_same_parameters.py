@@ -87,6 +87,10 @@ def overwritten_by_a_cast(model: Tied) -> None:
         torch.__future__.set_overwrite_module_params_on_conversion(False)
 
 
+def transposed(model: Tied) -> None:
+    model.second.weight.data = model.second.weight.data.T.contiguous().T
+
+
 def resized(model: Tied) -> None:
     model.second.bias.data = torch.zeros(1)
 
@@ -169,6 +173,36 @@ def test_what_keeps_the_parameters_passes(change: Callable[[Tied], None]) -> Non
     wire = gradwire.attach(model, recipe="dense", replicas=dist.group.WORLD)
     change(model)
     _step(model, model)
+    assert wire.report().step == 1
+
+
+def test_buckets_of_ddp_keep_the_order_of_memory_and_own_ones_do_not_need_it() -> None:
+    for wrapped in (False, True):
+        inner = Tied()
+        model = DistributedDataParallel(inner) if wrapped else inner
+        wire = gradwire.attach(model, recipe="dense", replicas=None if wrapped else dist.group.WORLD)
+        _step(model, inner)
+        model.zero_grad()
+        transposed(inner)
+        if wrapped:
+            with pytest.raises(
+                ValueError, match=r"'second\.weight' has strides \(1, 4\), and had \(4, 1\)\. "
+            ):
+                _step(model, inner)
+        else:
+            _step(model, inner)
+        assert wire.report().step == 2 - wrapped
+
+
+@pytest.mark.filterwarnings("ignore:Grad strides do not match")  # torch's own, which counts all dimensions
+def test_strides_of_dimensions_of_size_1_do_not_count() -> None:
+    inner = nn.Conv2d(4, 4, 1)
+    ddp = DistributedDataParallel(inner)
+    wire = gradwire.attach(ddp, recipe="dense")
+    before = inner.weight.stride()
+    inner.to(memory_format=torch.channels_last)
+    assert inner.weight.stride() != before
+    ddp(torch.ones(1, 4, 2, 2)).sum().backward()
     assert wire.report().step == 1
 
 

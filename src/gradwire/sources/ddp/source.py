@@ -37,8 +37,8 @@ class BucketMap:
     """
 
     def __init__(self, module: nn.Module, specs: Sequence[ParameterSpec]) -> None:
-        known = {spec.name for spec in specs}
-        self._names = {id(p): name for name, p in module.named_parameters() if name in known}
+        self._specs = {spec.name: spec for spec in specs}
+        self._names = {id(p): name for name, p in module.named_parameters() if name in self._specs}
         self._seen: dict[int, tuple[BucketEntry, ...]] = {}
         self._keys: dict[int, list[int]] = {}
 
@@ -48,30 +48,58 @@ class BucketMap:
         Under `backward(create_graph=True)` the buffer has a graph, which the mean over ranks is no part of.
         """
         buffer, index = bucket.buffer().detach(), bucket.index()
-        entries = self._entries(index, bucket.parameters())
+        parameters = bucket.parameters()
+        key = [id(p) for p in parameters]
+        is_new = bool(key) and key != self._keys.get(index)
+        if is_new:
+            self._seen[index] = self._entries(index, parameters)
+        entries = self._seen[index]
         if buffer.is_sparse or buffer.numel() != sum(entry.numel for entry in entries):
             raise ValueError(
                 f"bucket {index} of {buffer.numel()} elements is sparse or does not match its parameters; "
                 "use sparse=False in embeddings"
             )
-        return Arrival(buffer, entries, index)
+        failure = self._out_of_order(buffer, entries, parameters) if is_new else None
+        if is_new and failure is None:
+            self._keys[index] = key
+        return Arrival(buffer, entries, index, failure=failure)
 
     def _entries(self, index: int, parameters: Sequence[Tensor]) -> tuple[BucketEntry, ...]:
-        key = [id(p) for p in parameters]
-        if key and key != self._keys.get(index):
-            self._keys[index] = key
-            unknown = [tuple(p.shape) for p in parameters if id(p) not in self._names]
-            if unknown:
-                raise ValueError(
-                    f"bucket {index} holds parameters of shape {unknown} that were frozen when gradwire "
-                    "was attached; freeze before building DistributedDataParallel"
-                )
-            offsets = accumulate((p.numel() for p in parameters), initial=0)
-            self._seen[index] = tuple(
-                BucketEntry(self._names[id(p)], offset, p.numel())
-                for p, offset in zip(parameters, offsets, strict=False)
+        unknown = [tuple(p.shape) for p in parameters if id(p) not in self._names]
+        if unknown:
+            raise ValueError(
+                f"bucket {index} holds parameters of shape {unknown} that were frozen when gradwire "
+                "was attached; freeze before building DistributedDataParallel"
             )
-        return self._seen[index]
+        offsets = accumulate((p.numel() for p in parameters), initial=0)
+        return tuple(
+            BucketEntry(self._names[id(p)], offset, p.numel())
+            for p, offset in zip(parameters, offsets, strict=False)
+        )
+
+    @torch.no_grad()
+    def _out_of_order(
+        self, buffer: Tensor, entries: Sequence[BucketEntry], parameters: Sequence[Tensor]
+    ) -> ValueError | None:
+        """The error where gradients lie in `buffer` by other strides than those that parameters have now.
+
+        DDP lays a bucket out by the strides of the day on which it made it, tells nobody, and reads the mean
+        by those of today. `p.grad` still is what DDP has copied, so a permutation of it gives that away.
+        """
+        for entry, parameter in zip(entries, parameters, strict=True):
+            gradient, spec = parameter.grad, self._specs[entry.name]
+            if gradient is None or len(spec.shape) < 2:
+                continue
+            flat = buffer[entry.offset : entry.offset + entry.numel]
+            if torch.equal(spec.shaped(flat), gradient):
+                continue
+            if torch.equal(flat.sort().values, gradient.flatten().sort().values):
+                return ValueError(
+                    f"the memory format of {entry.name!r} has changed since DistributedDataParallel was "
+                    "built, whose buckets have another order: elements of its gradient would change places. "
+                    "Call .to(memory_format=…) before wrapping the model"
+                )
+        return None
 
 
 class DDPBuckets(Source):
@@ -82,6 +110,7 @@ class DDPBuckets(Source):
     """
 
     kind = "DistributedDataParallel"
+    keeps_order = True
 
     @property
     def is_exchanging(self) -> bool:
