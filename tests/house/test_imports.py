@@ -77,7 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     "telemetry": ENGINE | {"environment", "sources", "telemetry.history"},
     "_api": set(),
     "_api.unwrap": set(),
-    "_api.checks": {"_api.unwrap", "errors", "exchange", "step", "step.arena"},
+    "_api.checks": {"_api.unwrap", "errors", "exchange", "recipes", "step", "step.arena"},
     "_api.connections": {"comm", "environment", "errors", "measure", "planning"},
     "_api.prepare": STEP,
     "_api.switch": STEP | {"step.engine"},
@@ -116,7 +116,7 @@ ALLOWED: dict[str, set[str]] = {
     "lab.workloads": {"cli.user_code", "lab.data", "planning", "step"},
     "lab.bench": EVERYTHING | {"lab.emulate", "lab.workloads"},
     "lab.demo": EVERYTHING | {"lab.bench", "lab.emulate", "lab.workloads"},
-    "lab.report": {"lab.bench", "lab.demo"},
+    "lab.report": {"lab.bench", "lab.demo", "recipes"},
     "lab.cli": {
         "cli.prerequisites",
         "environment",

@@ -31,6 +31,7 @@ from gradwire.errors import RanksDisagree
 from gradwire.kernels import compiler
 from gradwire.placement import BufferTransfer, device_at
 from gradwire.recipes import Composition, Recipe
+from gradwire.recipes.parse import short
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.nodes.level import NodeReducer
@@ -189,7 +190,7 @@ def _gains(table: NodeTable, chosen: Recipe, source: Source, policy: Policy | No
         _LOG.info(
             "ranks share nodes, but gradients are not added up inside a node first: what %s sends is little "
             "beside the sum inside a node. To add them up, pass nodes= with the ranks of every node",
-            composition.text,
+            short(composition.text),
         )
     return False
 

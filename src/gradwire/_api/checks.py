@@ -12,6 +12,7 @@ from torch import nn
 
 from gradwire._api.unwrap import Optimizers
 from gradwire.errors import GradwireWarning
+from gradwire.recipes.parse import short
 from gradwire.step.arena import Lane
 from gradwire.step.layout import Layout, Policy
 
@@ -51,17 +52,17 @@ def warn_without_optimizer(layout: Layout, optimizers: Optimizers) -> None:
         return
     if any(lane.exchange.laws.asks_optimizer for lane in layout.lanes):
         warnings.warn(
-            f"{layout.main.text} drops what the optimizer cannot see, but attach was given no optimizer: "
-            "gradients are sent without loss, in 0.7 to 0.9 of the bytes. Call "
+            f"{short(layout.main.text)} drops what the optimizer cannot see, but attach was given no "
+            "optimizer: gradients are sent without loss, in 0.7 to 0.9 of the bytes. Call "
             "gradwire.attach(ddp, optimizer, …).",
             GradwireWarning,
             stacklevel=4,
         )
     if any(lane.memory.covers_momentum for lane in layout.lanes):
         warnings.warn(
-            f"{layout.main.text} applies momentum itself, before gradients are sent, but attach was given no "
-            "optimizer. It must be torch.optim.SGD(momentum=0): any other may apply momentum twice. Call "
-            "gradwire.attach(ddp, optimizer, …).",
+            f"{short(layout.main.text)} applies momentum itself, before gradients are sent, but attach was "
+            "given no optimizer. It must be torch.optim.SGD(momentum=0): any other may apply momentum twice. "
+            "Call gradwire.attach(ddp, optimizer, …).",
             GradwireWarning,
             stacklevel=4,
         )
@@ -79,7 +80,7 @@ def check_momentum(layout: Layout, optimizers: Optimizers) -> None:
         plain_sgd = isinstance(optimizer, torch.optim.SGD)
         if not plain_sgd or any(group["momentum"] for group in optimizer.param_groups):
             raise ValueError(
-                f"{layout.main.text} applies momentum itself, before gradients are sent: give it "
+                f"{short(layout.main.text)} applies momentum itself, before gradients are sent: give it "
                 f"torch.optim.SGD(momentum=0), not {type(optimizer).__name__} with a momentum or averages of "
                 "its own, or set the recipe's momentum=0"
             )

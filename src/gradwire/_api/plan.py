@@ -30,7 +30,7 @@ from gradwire.quantities import bytes_text, columns, counted, table_text, wrappe
 from gradwire.recipes.auto import CANDIDATES as CHOICES
 from gradwire.recipes.auto import auto, chosen_by, comparison_of, may_be_within
 from gradwire.recipes.dense import dense
-from gradwire.recipes.parse import steady
+from gradwire.recipes.parse import short, steady
 from gradwire.recipes.trial import said_of
 from gradwire.step.arena import ParameterSpec
 
@@ -149,7 +149,7 @@ class Plan:
             self.advice,
             self.source,
             f"without communication {_ms(self.compute_s)}, dense {_ms(self.dense_s)}, CCR {self.ccr:.2f}",
-            f"auto is expected to choose {self.auto}, because of {self.why}",
+            f"auto is expected to choose {short(self.auto)}, because of {self.why}",
             "assumed, from trainings of other models: how late each recipe leaves the gradient, and so which "
             "of them auto tries",
         ]

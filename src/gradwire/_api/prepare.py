@@ -26,6 +26,7 @@ from gradwire.kernels.pieces import Pieces
 from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT, Gradients
 from gradwire.placement import Device
+from gradwire.recipes.parse import short
 from gradwire.step.arena import Lane, Unit
 from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import Layout
@@ -55,9 +56,9 @@ def _rehearse_timed(layout: Layout, world: int) -> None:
     try:
         rehearse(layout, world)
     except Exception as error:
-        _LOG.warning("kernels of %s could not be prepared: %r", layout.main.text, error)
+        _LOG.warning("kernels of %s could not be prepared: %r", short(layout.main.text), error)
     if (took_s := now_s() - start_s) > LONG_S:
-        _LOG.warning("preparing kernels for %s took %.0f s", layout.main.text, took_s)
+        _LOG.warning("preparing kernels for %s took %.0f s", short(layout.main.text), took_s)
 
 
 def rehearse(layout: Layout, world: int) -> None:

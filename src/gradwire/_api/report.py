@@ -13,6 +13,7 @@ from gradwire.exchange.state import times_led
 from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
 from gradwire.quantities import bytes_text, columns, counted, wrapped
+from gradwire.recipes.parse import short
 from gradwire.sources.backward import Backward
 from gradwire.step.engine import Engine
 from gradwire.telemetry.event_log import what_runs, why_placed
@@ -134,7 +135,7 @@ class Report:
     @property
     def _title(self) -> str:
         nodes = f" on {counted(self.world // self.per_node, 'node')}" if self.per_node > 1 else ""
-        return f"gradwire: {self.recipe}, step {self.step}, {counted(self.world, 'rank')}{nodes}"
+        return f"gradwire: {short(self.recipe)}, step {self.step}, {counted(self.world, 'rank')}{nodes}"
 
     @property
     def _rows(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:

@@ -30,6 +30,7 @@ from gradwire.checkpoint.validate import (
 from gradwire.comm import Comm, gathered
 from gradwire.errors import GradwireWarning, RanksDisagree
 from gradwire.memory import UNSENT
+from gradwire.recipes.parse import short
 from gradwire.step.arena import layout_hash
 from gradwire.step.engine import Engine, Snapshot
 from gradwire.step.layout import Layout
@@ -332,7 +333,8 @@ def _warn_of_another_recipe(engine: Engine) -> None:
     asked = engine.recipe.build()
     if asked.next is None and engine.plan not in (None, asked.text):
         warnings.warn(
-            f"the loaded state goes on with {engine.plan}, not with the recipe {asked.text} given to attach",
+            f"the loaded state goes on with {short(str(engine.plan))}, not with the recipe "
+            f"{short(asked.text)} given to attach",
             GradwireWarning,
             stacklevel=2,
         )

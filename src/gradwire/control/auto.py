@@ -22,7 +22,7 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
 from gradwire.planning.predict import FREE
 from gradwire.recipes import Composition, Decision
-from gradwire.recipes.parse import steady
+from gradwire.recipes.parse import short, steady
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout
@@ -79,7 +79,9 @@ class AutoController(WarmupController):
             cost = codec_cost(composition.exchange, composition.text, memory, budget_s=_BUDGET_S)
         except Exception as error:
             # It is left out. Not a warning, which a user may have made an error.
-            _LOG.warning("%s is left out, as its codec could not be timed: %r", composition.text, error)
+            _LOG.warning(
+                "%s is left out, as its codec could not be timed: %r", short(composition.text), error
+            )
             return _UNKNOWN
         return cost.encode.base_s, cost.encode.slope_s, cost.decode.base_s, cost.decode.slope_s
 

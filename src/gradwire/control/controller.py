@@ -33,6 +33,7 @@ from gradwire.planning.costs import ENOUGH, CodecCost, Line, Link
 from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.forecast import overhead_factor
 from gradwire.recipes import Composition, Decision
+from gradwire.recipes.parse import short
 from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.context import ExchangeContext
 from gradwire.step.environment import EngineEnvironment, StepObserver
@@ -465,7 +466,7 @@ def agreed_cost(composition: Composition, comm: Comm, memory: Device) -> CodecCo
     numbers = slowest(comm, mine)
     if failure is not None:
         # Not a warning, which a user may have made an error: this rank alone would stop, and peers wait.
-        _LOG.warning("the codec of %s could not be measured: %r", composition.text, failure)
+        _LOG.warning("the codec of %s could not be measured: %r", short(composition.text), failure)
     return cost_of(numbers)
 
 

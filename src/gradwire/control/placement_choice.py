@@ -23,6 +23,7 @@ from gradwire.measure.probe import slowest
 from gradwire.placement import Device, HostDevice
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition
+from gradwire.recipes.parse import short
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout
 
@@ -73,7 +74,7 @@ def timed(composition: Composition, layout: Layout, env: EngineEnvironment) -> t
     for exchange, known in env.placement_choices.seconds:
         if exchange == composition.exchange:
             return known
-    device, text = env.placement.device, composition.text
+    device, text = env.placement.device, short(composition.text)
     seconds = (
         *_measured(4, lambda: _codec_s(composition, device), f"the codec of {text} on the device"),
         *_measured(4, lambda: _codec_s(composition, HostDevice()), f"the codec of {text} on the host"),

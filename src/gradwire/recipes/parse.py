@@ -96,6 +96,26 @@ def recipe(text: str | Recipe | Composition) -> Recipe:
     return parsed
 
 
+def short(text: str) -> str:
+    """A recipe's text as a person would write it: without the options that have their defaults.
+
+    It parses to the same composition. A text that no registered recipe has stays as it is.
+
+    >>> short("int4(block=128, feedback=True, collective='all_gather')")
+    "int4(collective='all_gather')"
+    >>> short("int4(block=128, feedback=True, collective='all_reduce')")
+    'int4'
+    """
+    try:
+        parsed = recipe(text)
+    except ValueError:  # a user's own, or words on what is measured
+        return text
+    # Of equal values, 1 and 1.0 among them, the text of the composition has only one.
+    default = {key: repr(value) for key, value in _entry(parsed.name).options.items()}
+    kept = {key: value for key, value in parsed.options.items() if repr(value) != default[key]}
+    return str(Recipe(parsed.name, kept))
+
+
 def _taken(composition: Composition) -> Recipe:
     """The registered recipe that `composition` is by its text, or one of the user's own."""
     text = composition.text

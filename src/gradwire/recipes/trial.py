@@ -21,7 +21,7 @@ from gradwire.planning.change_detection import middle_of
 from gradwire.planning.facts import StepObservation, Watched
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
-from gradwire.recipes.parse import steady
+from gradwire.recipes.parse import short, steady
 
 SKIPPED = 2
 """Steps that are not counted: caches are cold, and DDP rebuilds its buckets in the second."""
@@ -152,7 +152,7 @@ def _watching(
     def judge(shown: StepObservation) -> Composition | None:
         nonlocal changed
         if shown.unhealthy:
-            return replace(dense(), why=f"step {shown.step}: {shown.unhealthy} under {text}")
+            return replace(dense(), why=f"step {shown.step}: {shown.unhealthy} under {short(text)}")
         if shown.late is not None and shown.late > PATIENCE * limit:
             return again() if milder is None else milder(shown.late)
         changed = changed or shown.link_change is not None or shown.step_change_s is not None

@@ -25,6 +25,7 @@ from gradwire.checkpoint.shards import shards_of
 from gradwire.errors import GradwireError
 from gradwire.kernels.range import LARGEST_GRADIENT
 from gradwire.planning.tuning import ROUNDS
+from gradwire.recipes.parse import short
 from gradwire.sources.attempts import Attempts
 from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
@@ -228,8 +229,8 @@ class LocalSteps(Source):
         exchanges = [*(lane.exchange for lane in layout.lanes), *layout.direct.values()]
         if any(each.laws.asks_optimizer for each in exchanges):
             raise ValueError(
-                f"{main.text} reads the state of the optimizer that uses the gradients, but between rounds "
-                "every replica has an optimizer of its own: choose another recipe"
+                f"{short(main.text)} reads the state of the optimizer that uses the gradients, but between "
+                "rounds every replica has an optimizer of its own: choose another recipe"
             )
         direct = {name: each for name, each in layout.direct.items() if name in self._own}
         super().suits(replace(layout, direct=direct), optimizers)

@@ -23,7 +23,7 @@ from gradwire.memory import UNSENT, Residual
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition
 from gradwire.recipes.dense import dense as plain
-from gradwire.recipes.parse import steady
+from gradwire.recipes.parse import short, steady
 from gradwire.step.arena import Lane, ParameterSpec, Slot
 from gradwire.step.arrival import BucketEntry, BucketPlan, bucket_plan
 
@@ -252,7 +252,9 @@ def build(
         elif composition.exchange.laws.in_place:
             direct[spec.name] = composition.exchange
         else:
-            raise ValueError(f"{composition.text!r} forgets what it does not send; wrap it in remember(...)")
+            raise ValueError(
+                f"{short(composition.text)!r} forgets what it does not send; wrap it in remember(...)"
+            )
     lanes = tuple(
         Lane(
             number, group, each.exchange, each.cuts(group, world, tuning.unit_elements), device, memory_dtype

@@ -8,6 +8,7 @@ from dataclasses import replace
 from gradwire.comm import Round
 from gradwire.exchange.base import STEADY
 from gradwire.quantities import bytes_text, counted
+from gradwire.recipes.parse import short
 from gradwire.step.context import ExchangeContext
 from gradwire.step.engine import Engine
 from gradwire.version import __version__
@@ -49,7 +50,7 @@ class EventLog:
             why = f"{main.why}; {main.placement_why}" if main.placement_why else main.why
             if engine.layout.alone:
                 why = what_runs(engine)[1]
-            _LOG.info("from step %d on: %s; %s", engine.step, engine.plan or engine.recipe, why)
+            _LOG.info("from step %d on: %s; %s", engine.step, short(engine.plan or str(engine.recipe)), why)
             if main.warning:  # in the log only: a user may have made Python's warnings errors
                 _LOG.warning("%s", main.warning)
         self._placed()
@@ -102,7 +103,7 @@ def what_runs(engine: Engine) -> tuple[str, str]:
     if engine.layout.alone:
         return engine.plan or str(engine.recipe), "one rank: nothing to send, so gradients are dense"
     if engine.measuring:
-        return f"{engine.recipe} (measuring, dense so far)", "dense steps are being measured"
+        return f"{short(str(engine.recipe))} (measuring, dense so far)", "dense steps are being measured"
     return engine.layout.main.text, engine.layout.main.why
 
 
@@ -113,7 +114,7 @@ def why_placed(engine: Engine) -> str:
         return engine.layout.main.placement_why
     if env.alternative is None or not env.placement.memory.is_host:
         return env.placement.why
-    return f"{engine.layout.main.text} reads numbers on the host, so gradients are carried there"
+    return f"{short(engine.layout.main.text)} reads numbers on the host, so gradients are carried there"
 
 
 def account(engine: Engine) -> str:
@@ -122,19 +123,19 @@ def account(engine: Engine) -> str:
     Never raises: this rank would stop, and its peers would wait.
     """
     dense_bytes = sum(spec.numel * spec.dtype.itemsize for spec in engine.specs)
-    size = bytes_text(dense_bytes)
+    size, recipe = bytes_text(dense_bytes), short(engine.plan or str(engine.recipe))
     if engine.layout.alone:
-        return f"{engine.plan or engine.recipe}, one rank: nothing to send of {size}"
+        return f"{recipe}, one rank: nothing to send of {size}"
     if engine.measuring:
-        return f"{engine.recipe}, {size}, measuring dense steps first"
+        return f"{recipe}, {size}, measuring dense steps first"
     try:
         share = f"{_share(engine):.1%}".replace("%", " %")
     except Exception as error:
         share = f"an unknown share ({error!r})"
     if engine.layout.is_plain:
-        return f"{engine.plan}, {share} of {size}, no memory"
+        return f"{recipe}, {share} of {size}, no memory"
     units = counted(sum(len(lane.units) for lane in engine.layout.lanes), "unit")
-    return f"{engine.plan}, {units}, {share} of {size}, memory {bytes_text(engine.layout.memory_bytes)}"
+    return f"{recipe}, {units}, {share} of {size}, memory {bytes_text(engine.layout.memory_bytes)}"
 
 
 def _share(engine: Engine) -> float:

@@ -43,6 +43,7 @@ def test_the_headline_names_what_auto_would_take() -> None:
     plan = gradwire.plan("resnet50", **SLOW)
     [named] = re.findall(r"with ([^,]+), [\d.]+ times", plan.advice)
     assert recipe(named).build().text == plan.auto
+    assert "auto is expected to choose int4, because" in str(plan)
     assert re.search(r"^int4 .* tries$", str(plan), re.MULTILINE)
     assert re.search(r"^topk\(ratio=0.1\) .* [kMG]B$", str(plan), re.MULTILINE)
 

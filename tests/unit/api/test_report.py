@@ -59,6 +59,14 @@ def test_a_report_prints_what_runs_why_and_what_it_costs() -> None:
     )
 
 
+def test_people_read_a_recipe_without_its_defaults_and_tools_read_all_of_it() -> None:
+    text = "int4(block=128, feedback=True, collective='all_gather')"
+    report = replace(REPORT, recipe=text)
+    assert str(report).startswith("gradwire: int4(collective='all_gather'), step 120")
+    assert "<caption>gradwire: int4(collective=&#x27;all_gather&#x27;), step" in report._repr_html_()
+    assert report.as_dict()["recipe"] == text
+
+
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_long_explanations_are_wrapped_between_words(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))

@@ -162,7 +162,9 @@ def test_a_bench_makes_a_page_too():
 
 def test_only_a_recipe_that_chose_is_said_to_have_chosen():
     rows = bench()["rows"]
-    assert "<code>topk(ratio=0.01)</code>: chosen by the user" in render(bench(rows=rows))
+    assert "<code>topk</code>: chosen by the user" in render(bench(rows=rows))
+    rows[2]["report"]["recipe"] = "topk(ratio=0.02, values='full')"
+    assert "<code>topk(ratio=0.02)</code>: chosen by the user" in render(bench(rows=rows))
     rows[2]["report"] = {"recipe": "topk(ratio=0.01, values='full')", "why": Composition.why}
     assert 'class="chosen"' not in render(bench(rows=rows))
 

@@ -15,6 +15,8 @@ from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import reduce
 from gradwire.recipes import Composition, Recipe, RecipeEntry, entries, names, recipe, register
 from gradwire.recipes.base import REGISTRY
+from gradwire.recipes.parse import short
+from tests.support.recipes import LAWS
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,36 @@ def test_a_composition_names_itself_so_that_a_state_can_find_it_again(text: str)
     assert built.text == text
     again = recipe(built.text).build()
     assert (again.text, again.exchange) == (built.text, built.exchange)
+
+
+@pytest.mark.parametrize("text", sorted(LAWS))
+def test_the_short_text_is_the_same_recipe(text: str) -> None:
+    built = recipe(text).build()
+    again = recipe(short(built.text)).build()
+    assert (again.text, again.exchange) == (built.text, built.exchange)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("int4(block=128, feedback=True, collective='all_reduce')", "int4"),
+        ("int4(block=64, feedback=True, collective='all_gather')", "int4(block=64, collective='all_gather')"),
+        ("topk(ratio=0.1, values='full', reuse=False, fused=False)", "topk(ratio=0.1)"),
+        ("auto(target=0.95, late=0.15)", "auto"),
+        ("auto(late=1)", "auto(late=1)"),
+        ("covap(interval=4)", "covap(interval=4)"),
+        ("auto (measuring, dense so far)", "auto (measuring, dense so far)"),
+        ("mine(block=128)", "mine(block=128)"),
+    ],
+)
+def test_the_short_text_says_only_what_is_not_the_default(text: str, wanted: str) -> None:
+    assert short(text) == wanted
+
+
+def test_equal_values_of_other_types_are_told_apart() -> None:
+    # A composition's text has the value as it was given, and ranks compare texts: the default is 1.0.
+    given = recipe("leader_topk(beta=1)").build().text
+    assert recipe(short(given)).build().text == given != recipe("leader_topk").build().text
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,14 @@ def render(document: dict[str, Any]) -> str:
         lstrip_blocks=True,
         loader=jinja2.FunctionLoader(_resource),
     )
-    environment.filters |= {"seconds": seconds_text, "bytes": bytes_text, "ratio": ratio_text}
+    from gradwire.recipes.parse import short  # with torch, which `gradwire demo --help` does without
+
+    environment.filters |= {
+        "seconds": seconds_text,
+        "bytes": bytes_text,
+        "ratio": ratio_text,
+        "short": short,
+    }
     kind = "report" if "courses" in document else "bench"
     own = _of_demo(document) if kind == "report" else _of_bench(document)
     numbers = b64encode(json.dumps(document).encode()).decode()
