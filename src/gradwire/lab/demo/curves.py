@@ -75,12 +75,10 @@ def ahead(
     return won / whole if whole else None
 
 
-def behind(mine_s: Sequence[float], other_s: Sequence[float], start: int) -> tuple[float, int] | None:
-    """When a step was over, in multiples of the other's time for it: the worst after `start` steps, and its
-    number.
+def lags(mine_s: Sequence[float], other_s: Sequence[float]) -> list[float]:
+    """By how many seconds each of my steps was over later than the other's, from what each step took.
 
-    >>> behind([1.0, 2.2, 2.5], [1.0, 2.0, 3.0], 1)
-    (1.1, 2)
+    >>> lags([1.0, 3.0, 1.0], [2.0, 1.0, 2.0])
+    [-1.0, 1.0, 0.0]
     """
-    pairs = enumerate(zip(mine_s, other_s, strict=False), start=1)
-    return max(((one / two, step) for step, (one, two) in pairs if step > start and two > 0.0), default=None)
+    return list(accumulate(mine - other for mine, other in zip(mine_s, other_s, strict=False)))

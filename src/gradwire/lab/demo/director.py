@@ -50,7 +50,9 @@ def document(
         "courses": [course.as_dict() for course in result.courses],
         "timelines": result.timelines,
         "compile_s": result.compile_s,
-        "checks": [check.as_dict() for check in checks(plan, result, measured_rows)],
+        "checks": [
+            check.as_dict() for check in checks(result.courses, measured_rows, plan.steps, plan.warmup)
+        ],
         "notes": result.notes,
         "seconds": result.seconds,
         "failures": [_failure(item) for item in measured if item.failure is not None],
