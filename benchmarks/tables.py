@@ -39,6 +39,7 @@ from gradwire.lab.demo.findings import (
     to_loss_text,
 )
 from gradwire.lab.demo.plans import TARGET_CCR
+from gradwire.lab.report.charts import WIDE
 from gradwire.lab.report.page import TIMES_LEGEND, file_of, loss_over_time, step_timeline
 
 ROOT = Path(__file__).parents[1]
@@ -107,7 +108,7 @@ def gains(demo: Document) -> str:
         )
     )
     table = "\n".join([head, "|---|---|---|---|---|", *rows])
-    parts = [picture, _filled(about), table, _filled(how), *_excerpt(wire["report"])]
+    parts = [_filled(about), picture, table, _filled(how), *_excerpt(wire["report"])]
     return "\n\n".join(parts)
 
 
@@ -150,7 +151,7 @@ def choices(demo: Document) -> str:
 def pictures(demo: Document) -> dict[str, str]:
     """The SVG files of docs/pictures that show the demonstration, by name."""
     return {
-        "loss-over-time.svg": file_of(loss_over_time(demo), TIMES_LEGEND),
+        "loss-over-time.svg": file_of(loss_over_time(demo, WIDE), TIMES_LEGEND),
         "one-step.svg": file_of(step_timeline(demo)),
     }
 

@@ -167,6 +167,18 @@ def test_the_page_on_adding_a_method_quotes_what_is_there() -> None:
     assert [path for path, block in quoted if block not in (ROOT / path).read_text(encoding="utf-8")] == []
 
 
+def test_a_reader_of_the_front_page_finds_the_line_and_the_papers_before_the_limits() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    first, _, _ = page.partition("\n## ")
+    for system in ("COVAP", "ScaleCom", "MergeComp", "GComp", "AR-Topk", "(docs/papers.md)"):
+        assert system in first
+    for word in ("compresses the gradients", "error feedback", "Convergence", "Overhead"):
+        assert word in first
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    wanted = ["What it gives", "Which line do I write", "Would it help me", "When not to use it"]
+    assert [each for each in headings if each in wanted] == wanted
+
+
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
 
 

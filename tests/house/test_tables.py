@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,14 @@ def test_what_users_miss_stands_above_the_table_and_all_that_was_missed_below_it
     held = tables.gains({**DEMO, "checks": [{**sent, "passed": True}]})
     assert "Missed" not in held
     assert "of the time.**" in " ".join(held.split())
+
+
+def test_the_picture_is_as_wide_as_a_page_and_stands_between_headline_and_table() -> None:
+    [width] = re.findall(r'<svg [^>]*?width="(\d+)"', tables.pictures(DEMO)["loss-over-time.svg"])[:1]
+    assert int(width) > 1012, "the widest that GitHub shows of a page"
+    text = tables.gains(DEMO)
+    places = [text.index(part) for part in ("of the time.**", "loss-over-time.svg", "| gradwire (")]
+    assert places == sorted(places)
 
 
 def test_claims_are_judged_by_the_numbers_that_are_kept() -> None:

@@ -15,7 +15,17 @@ from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
 from gradwire.lab.demo.curves import on_slow_link, smooth
 from gradwire.lab.demo.race import Course
 from gradwire.lab.report import svg
-from gradwire.lab.report.charts import WIDTH, BarPart, Mark, Series, line_chart, stacked, thin
+from gradwire.lab.report.charts import (
+    WIDE,
+    WIDTH,
+    BarPart,
+    Mark,
+    Series,
+    Spot,
+    line_chart,
+    stacked,
+    thin,
+)
 from gradwire.lab.report.page import TIMES_LEGEND, file_of, loss_over_time, render
 from gradwire.recipes.base import Composition
 
@@ -336,12 +346,47 @@ def test_a_mark_has_its_words_where_there_is_room():
     assert anchors == {"start": "early", "end": "late"}
 
 
-def test_marks_say_when_each_side_has_plain_ddps_final_loss():
+def dots(picture):
+    """Class and centre of each dot, in their order."""
+    found = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="[\d.]+" class="fill-(\w+)"', picture)
+    return [(name, float(x), float(y)) for x, y, name in found]
+
+
+def test_a_dot_on_each_curve_says_when_it_has_plain_ddps_final_loss():
     # 40 steps of 0.1 s with falling losses, so the last step of all is the first that is low enough.
-    marks = re.findall(r">([^<>]*: 4.0 s)<", loss_over_time(document()))
-    assert marks == ["gradwire: 4.0 s", "plain DDP: 4.0 s"]
+    picture = loss_over_time(document())
+    assert re.findall(r">([^<>]*: 4.0 s)<", picture) == ["gradwire: 4.0 s", "plain DDP: 4.0 s"]
+    assert [name for name, _, _ in dots(picture)] == ["gradwire", "ddp"]
+    for name, x, y in dots(picture):
+        [points] = re.findall(rf'points="([^"]+)" class="curve dashed {name}"', picture)
+        assert (x, y) == pytest.approx(tuple(map(float, points.split()[-1].split(","))), abs=0.1)
     worse = [course("gradwire", 1) | {"losses": [2.3] * 40}, course("gradwire", 0), course("ddp", 0)]
     assert re.findall(r">([^<>]*: 4.0 s)<", loss_over_time(document(courses=worse))) == ["plain DDP: 4.0 s"]
+
+
+@pytest.mark.parametrize("height", [1.0, 0.01])
+def test_words_at_dots_lie_inside_the_picture_and_not_over_each_other(height):
+    points = tuple((float(step), 1.0) for step in range(101))
+    spots = [Spot(50.0, height, "one", "gradwire"), Spot(100.0, height, "two", "ddp")]
+    picture = line_chart([Series(points, "ddp")], "seconds", "loss", spots=spots, width=WIDE)
+    assert 'viewBox="0 0 760 ' in picture
+    places = re.findall(
+        r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)" class="name">(?:one|two)<', picture
+    )
+    assert [anchor for _, _, anchor in places] == ["start", "end"]
+    (_, first, _), (_, second, _) = places
+    assert abs(float(first) - float(second)) >= 12, "letters of 12 pixels"
+    [axis] = re.findall(r'y1="([\d.]+)"[^>]* class="axis"', picture)
+    assert max(float(first), float(second)) < float(axis)
+
+
+def test_a_legend_has_as_many_entries_on_a_line_as_fit():
+    def lines(width):
+        entries = [("ddp", "plain DDP"), ("gradwire", "gradwire"), ("bound", "no communication")]
+        text = svg.alone(svg.drawing(width, 100, [], "picture"), entries, "")
+        return len(set(re.findall(r'<rect x="[\d.]+" y="([\d.]+)" width="12"', text)))
+
+    assert [lines(width) for width in (1000.0, 230.0, 100.0)] == [1, 2, 3]
 
 
 def test_a_picture_is_a_file_of_its_own():

@@ -11,8 +11,12 @@ from gradwire.lab.report import svg
 WIDTH, HEIGHT = 440.0, 300.0
 """Of one picture. Two stand beside each other on a screen, and one is as wide as a phone."""
 
+WIDE = 760.0
+"""The width of a chart that stands alone on a page."""
+
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 12.0, 32.0, 42.0
 _MOST_POINTS = 300
+_SPOT_LINE, _BELOW, _ABOVE = 15.0, 19.0, 12.0
 # What is one below the other: a line of words, then a bar.
 _WORDS, _BAR_HEIGHT, _LEAST_LABEL = 18.0, 24.0, 64.0
 _ROW = _WORDS + _BAR_HEIGHT + 10.0
@@ -39,6 +43,16 @@ class Band:
 
 
 @dataclass(frozen=True)
+class Spot:
+    """A point of a curve, with words beside it; `class_` is the curve's."""
+
+    x: float
+    y: float
+    words: str
+    class_: str
+
+
+@dataclass(frozen=True)
 class Mark:
     """A place on the horizontal axis, with words beside it."""
 
@@ -52,14 +66,16 @@ def line_chart(
     y_label: str,
     bands: Sequence[Band] = (),
     marks: Sequence[Mark] = (),
+    spots: Sequence[Spot] = (),
+    width: float = WIDTH,
 ) -> str:
     """Curves over common axes. The vertical axis starts at 0 and leaves out the highest 2 % of values."""
     points = [point for curve in series for point in curve.points if math.isfinite(point[1])]
     if not points:
-        return svg.drawing(WIDTH, 40, [svg.text(8, 24, "nothing was measured")], y_label)
+        return svg.drawing(width, 40, [svg.text(8, 24, "nothing was measured")], y_label)
     heights = sorted(y for _, y in points)
     top = heights[int(0.98 * (len(heights) - 1))] * 1.08
-    across = svg.Scale(0.0, max(x for x, _ in points), _LEFT, WIDTH - _RIGHT)
+    across = svg.Scale(0.0, max(x for x, _ in points), _LEFT, width - _RIGHT)
     up = svg.Scale(0.0, top, HEIGHT - _BOTTOM, _TOP)
     parts = _axes(across, up, x_label, y_label)
     for band in bands:
@@ -68,7 +84,8 @@ def line_chart(
         parts += _mark(mark, across, number)
     for curve in series:
         parts += _curve(curve, across, up)
-    return svg.drawing(WIDTH, HEIGHT, parts, f"{y_label} against {x_label}")
+    parts += _spots(spots, across, up)
+    return svg.drawing(width, HEIGHT, parts, f"{y_label} against {x_label}")
 
 
 def thin(points: Sequence[svg.Point], most: int = _MOST_POINTS) -> tuple[svg.Point, ...]:
@@ -119,6 +136,18 @@ def _mark(mark: Mark, across: svg.Scale, number: int) -> list[str]:
         svg.line(x, _TOP, x, HEIGHT - _BOTTOM, "mark"),
         svg.text(place, _TOP + 12 + 16 * number, mark.words, anchor),
     ]
+
+
+def _spots(spots: Sequence[Spot], across: svg.Scale, up: svg.Scale) -> list[str]:
+    """Dots, with their words in lines of their own: below the curves, or above where the axis is too near."""
+    parts = []
+    for line, spot in enumerate(spots):
+        x, y = across(spot.x), up(spot.y)
+        has_room = up(0.0) - y > _BELOW + _SPOT_LINE * (len(spots) - 1)
+        place = y + _BELOW + _SPOT_LINE * line if has_room else y - _ABOVE - _SPOT_LINE * line
+        anchor = "end" if x > (across.start + across.stop) / 2 else "start"
+        parts += [svg.dot(x, y, 4.5, f"fill-{spot.class_}"), svg.text(x, place, spot.words, anchor, "name")]
+    return parts
 
 
 @dataclass(frozen=True)

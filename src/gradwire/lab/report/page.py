@@ -31,7 +31,18 @@ from gradwire.lab.demo.findings import (
 )
 from gradwire.lab.demo.plans import TARGET_CCR
 from gradwire.lab.report import svg
-from gradwire.lab.report.charts import Band, BarPart, Mark, Series, byte_pairs, line_chart, stacked, timeline
+from gradwire.lab.report.charts import (
+    WIDTH,
+    Band,
+    BarPart,
+    Mark,
+    Series,
+    Spot,
+    byte_pairs,
+    line_chart,
+    stacked,
+    timeline,
+)
 
 Document = dict[str, Any]
 
@@ -49,11 +60,11 @@ _PARTS = (
 _ROW_COLOURS = {"bound": "bound", "peer": "ddp", "recipe": "gradwire"}
 
 
-def loss_over_time(document: Document) -> str:
+def loss_over_time(document: Document, width: float = WIDTH) -> str:
     """Means and ranges over seeds, at the mean times of steps; projected steps are dashed.
 
     Plain DDP's losses at the step time of no communication show what a link that costs nothing would give. A
-    line is at the loss that every run of plain DDP ends with, and marks say when each side is there.
+    line is at the loss that every run of plain DDP ends with, and a dot on each curve says when it is there.
     """
     both, bound_s = both_of(document), row_of(document, "bound")["step_s"]
     series, bands = _sides(document, both)
@@ -68,18 +79,20 @@ def loss_over_time(document: Document) -> str:
         "seconds of training on the slow link",
         "training loss",
         bands,
-        [*_marks(document, both, timed=True), *_arrivals(both)],
+        _marks(document, both, timed=True),
+        _arrivals(both),
+        width,
     )
 
 
-def _arrivals(both: Both) -> list[Mark]:
+def _arrivals(both: Both) -> list[Spot]:
     """When the mean of each side has the loss that every run of plain DDP ends with."""
-    marks, target = [], both.target()
-    for name, runs in (("gradwire", both.wire), ("plain DDP", both.ddp)):
+    spots, target = [], both.target()
+    for name, runs in (("gradwire", both.wire), ("ddp", both.ddp)):
         mean_s = None if target is None else runs.mean_reached_s(target)
-        if mean_s is not None:
-            marks.append(Mark(mean_s, f"{name}: {mean_s:.1f} s"))
-    return marks
+        if target is not None and mean_s is not None:
+            spots.append(Spot(mean_s, target, f"{NAMES[name]}: {mean_s:.1f} s", name))
+    return spots
 
 
 def loss_over_steps(document: Document) -> str:

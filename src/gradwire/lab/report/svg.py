@@ -71,6 +71,10 @@ def polygon(points: Iterable[Point], class_: str) -> str:
     return element("polygon", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=class_)
 
 
+def dot(x: float, y: float, radius: float, class_: str) -> str:
+    return element("circle", cx=x, cy=y, r=radius, class_=class_)
+
+
 def box(x: float, y: float, width: float, height: float, class_: str, hint: str = "") -> str:
     """A rectangle; `hint` appears under the pointer. Never thinner than a pixel: short events must show."""
     title = element("title", escape(hint)) if hint else ""
@@ -86,21 +90,28 @@ def drawing(width: float, height: float, parts: Sequence[str], label: str) -> st
 
 
 _ENTRY, _EDGE, _ENLARGED = 18.0, 12.0, 1.5
+# Of an entry of the legend: its square, and a letter. Those of browsers, of 12 pixels, are narrower.
+_SQUARE, _LETTER = 40.0, 6.5
 
 
 def alone(picture: str, legend: Sequence[tuple[str, str]], style: str) -> str:
     """A drawing as a file of its own: on paper, in the colours of `style` (CSS), below its legend.
 
-    An entry of the legend is the class of a curve and its words.
+    An entry of the legend is the class of a curve and its words. A line has as many as fit.
     """
     size = re.search(r'viewBox="0 0 (\S+) (\S+)".* aria-label="([^"]*)"', picture)
     if size is None:
         raise ValueError("not a drawing")
-    width, height, top = float(size[1]), float(size[2]), _EDGE + _ENTRY * len(legend)
+    width, height = float(size[1]), float(size[2])
     parts = [element("style", style), element("rect", width="100%", height="100%", class_="paper")]
-    for row, (class_, words) in enumerate(legend):
-        y = _EDGE + _ENTRY * row
-        parts += [box(_EDGE, y, 12, 12, f"fill-{class_}"), text(_EDGE + 20, y + 10.5, words)]
+    x, y = _EDGE, _EDGE
+    for class_, words in legend:
+        takes = _SQUARE + _LETTER * len(words)
+        if x > _EDGE and x + takes > width:
+            x, y = _EDGE, y + _ENTRY
+        parts += [box(x, y, 12, 12, f"fill-{class_}"), text(x + 20, y + 10.5, words)]
+        x += takes
+    top = y + _ENTRY if legend else _EDGE
     parts.append(element("svg", picture, x=_EDGE, y=top, width=width, height=height))
     whole, tall = width + 2 * _EDGE, top + height + _EDGE
     return element(
