@@ -48,6 +48,10 @@ LATE = 0.15
 plain training over seeds in all that was tried (`docs/choosing.md`). Casts, near-lossless frames and eight
 bits are within it; four bits are about at it."""
 
+ALIKE = 0.01
+"""The share by which the bytes of two recipes may differ that send equally many: cut into other units, a
+recipe pads otherwise."""
+
 ASKED = (1.0, 4.0, 16.0, 64.0)
 """Limits of lateness to ask for instead."""
 
@@ -61,7 +65,8 @@ class Option:
 
     It runs as `text`, which differs from `recipe` where it is cut otherwise than it would be by itself.
     `assumed` and `late` are its lateness, in steps' worth of gradient. A lateness that still rose at the end
-    of the trial is not `settled`. `error_s` is the standard error of `took_s`.
+    of the trial is not `settled`. `error_s` is the standard error of `took_s`. A step sends `wire_bytes` in
+    `calls` collectives.
     """
 
     recipe: str
@@ -73,12 +78,13 @@ class Option:
     took_s: float | None = None
     settled: bool = True
     error_s: float = 0.0
+    calls: float = 1.0
 
     @classmethod
     def of(cls, recipe: str, text: str, forecast: Forecast, assumed: float) -> Option:
         """The option that the cost model predicts."""
         seconds = forecast.step_s() - forecast.backward.before_s
-        return cls(recipe, text, seconds, forecast.wire_bytes, assumed)
+        return cls(recipe, text, seconds, forecast.wire_bytes, assumed, calls=forecast.calls)
 
     @property
     def expected_s(self) -> float:
@@ -192,8 +198,11 @@ class Comparison:
         Worth it are those whose prediction, which may be off, promises more than the best one so far: to
         reach the target where that does not, or to be faster. The mildest of them comes first. Where those
         that ran took less than was predicted, the others promise as much less: predictions of one model on
-        one link err alike. Communication cannot take less than nothing. None is tried that is assumed to be
-        later than one found above the limit.
+        one link err alike. Communication cannot take less than nothing.
+
+        None is tried that is assumed to be later than one found above the limit, or that sends no less than
+        one found not to be faster (`_is_outdone`). Of those that send equally many bytes one is tried before
+        another: a trial tells more where something else travels.
         """
         share = min(1.0, self._share_taken())
         latest = min((each.assumed for each in self.options if not self._is_within(each)), default=math.inf)
@@ -206,18 +215,40 @@ class Comparison:
         if self.dense_hides or (best is not None and self._reaches(best)):
             return None
         to_beat_s = self.dense_s if best is None else best.expected_s
-        able = [each for each in untried if each.predicted_s < (1.0 - LEAD) * to_beat_s]
+        able = [
+            each
+            for each in untried
+            if each.predicted_s < (1.0 - LEAD) * to_beat_s and not self._is_outdone(each, best)
+        ]
         if not able:
             return None
         reaching = [each for each in able if self._reaches(each)]
         first = reaching or able
         least_s = min(each.predicted_s for each in first)
         worth = [each for each in able if each in reaching or each.predicted_s <= (1.0 + OFF) * least_s]
-        return self.option(min(worth, key=lambda each: (each.assumed, each.predicted_s)).recipe)
+        new = [each for each in worth if not any(_send_alike(each, tried) for tried in self._tried)]
+        return self.option(min(new or worth, key=lambda each: (each.assumed, each.predicted_s)).recipe)
+
+    @property
+    def _tried(self) -> list[Option]:
+        return [each for each in self.options if each.took_s is not None]
+
+    def _is_outdone(self, option: Option, best: Option | None) -> bool:
+        """Whether one that was tried sends no more, in no more collectives, and was not faster than `best`,
+        or dense."""
+        return any(
+            _sends_no_less(option, tried) and not self._is_ahead(tried, best)
+            for tried in self._tried
+            if tried is not best
+        )
+
+    def _is_ahead(self, tried: Option, best: Option | None) -> bool:
+        """Whether it is faster than `best`, which it is where too much of the gradient is late."""
+        return self.beats_dense(tried) if best is None else _is_faster(tried, best)
 
     def _share_taken(self) -> float:
         """The time of those that ran over their predictions, in the median; 1 before any has run."""
-        shares = [each.took_s / each.predicted_s for each in self.options if each.took_s is not None]
+        shares = [each.expected_s / each.predicted_s for each in self._tried]
         return median(shares) if shares else 1.0
 
     def offer(self) -> str:
@@ -329,3 +360,12 @@ def is_faster(seconds: float, than_s: float, off_s: float = 0.0) -> bool:
 def _is_faster(one: Option, than: Option) -> bool:
     """Compare times by what both were measured for: more that only one has is no noise of both."""
     return is_faster(one.expected_s, than.expected_s, math.hypot(one.error_s, than.error_s))
+
+
+def _sends_no_less(one: Option, than: Option) -> bool:
+    """Whether it sends as many bytes or more, in as many collectives or more."""
+    return one.wire_bytes >= (1.0 - ALIKE) * than.wire_bytes and one.calls >= than.calls
+
+
+def _send_alike(one: Option, other: Option) -> bool:
+    return math.isclose(one.wire_bytes, other.wire_bytes, rel_tol=ALIKE)

@@ -43,10 +43,10 @@ from tests.support.rig import Rig, flat, gradients, specs
 
 DENSE_S = 0.1
 OPTIONS = (
-    Option("int4", "int4", 0.06, 1e3, 0.18),
-    Option("fp16", "fp16", 0.08, 1e3, 0.0004),
-    Option("topk(ratio=0.1)", "topk(ratio=0.1)", 0.055, 1e3, 1.2),
-    Option("leader_topk(ratio=0.1)", "leader_topk(ratio=0.1)", 0.050, 1e3, 1.6),
+    Option("int4", "int4", 0.06, 1e3, 0.18, calls=2),
+    Option("fp16", "fp16", 0.08, 2e3, 0.0004, calls=1),
+    Option("topk(ratio=0.1)", "topk(ratio=0.1)", 0.055, 8e2, 1.2, calls=2),
+    Option("leader_topk(ratio=0.1)", "leader_topk(ratio=0.1)", 0.050, 4e2, 1.6, calls=2),
 )
 COMPARISON = Comparison(OPTIONS, 0.0, 0.01, DENSE_S, 4e3, noise=9.0, limit=2.0)
 """Nothing is clear before a trial has had all of its steps."""
