@@ -81,9 +81,9 @@ class Option:
     calls: float = 1.0
 
     @classmethod
-    def of(cls, recipe: str, text: str, forecast: Forecast, assumed: float) -> Option:
-        """The option that the cost model predicts."""
-        seconds = forecast.step_s() - forecast.backward.before_s
+    def of(cls, recipe: str, text: str, forecast: Forecast, assumed: float, longer: float = 1.0) -> Option:
+        """The option that the cost model predicts, where steps take `longer` by that factor than it says."""
+        seconds = longer * forecast.step_s() - forecast.backward.before_s
         return cls(recipe, text, seconds, forecast.wire_bytes, assumed, calls=forecast.calls)
 
     @property

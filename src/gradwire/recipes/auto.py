@@ -89,16 +89,21 @@ def auto(target: float = 0.95, late: float = LATE) -> Composition:
 
 
 def comparison_of(facts: Facts, target: float, late: float) -> Comparison:
-    """The options that follow from `facts`; `facts.dense_s` must be known."""
+    """The options that follow from `facts`; `facts.dense_s` must be known.
+
+    Where a dense step took longer than predicted, the predictions of all others are longer by the same
+    factor: they leave out the same.
+    """
     assert facts.dense_s is not None, "asked for by `whole_steps`"
     before_s = 0.0 if facts.backward is None else facts.backward.before_s
+    predicted = facts.forecasts.get("dense")
+    longer = 1.0 if predicted is None else max((before_s + facts.dense_s) / predicted.step_s(), 1.0)
     options = [
-        Option.of(text, facts.recut.get(text, text), found, CANDIDATES[text])
+        Option.of(text, facts.recut.get(text, text), found, CANDIDATES[text], longer)
         for text, found in facts.forecasts.items()
         if text != "dense"
     ]
     dense_bytes = 2 * (facts.world - 1) / facts.world * facts.gradient_bytes
-    predicted = facts.forecasts.get("dense")
     return Comparison(
         tuple(each for each in options if may_be_within(late, each.assumed)),
         before_s,

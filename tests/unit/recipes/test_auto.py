@@ -197,6 +197,30 @@ def test_the_table_says_what_was_predicted_of_dense() -> None:
     assert row.predicted_step_s == CONVNET.forecast("dense").step_s()
 
 
+@pytest.mark.parametrize(("took", "longer"), [(1.3, 1.3), (0.8, 1.0)])
+def test_where_dense_took_longer_than_predicted_others_are_taken_to_be_as_much_longer(
+    took: float, longer: float
+) -> None:
+    """By whole steps. A prediction that was too long says nothing of the others: trials correct them."""
+    facts = _forecast(CHARGPT4)
+    forecasts = _coded(
+        replace(facts, forecasts={**facts.forecasts, "dense": CHARGPT4.forecast("dense")})
+    ).forecasts
+    dense_step_s = forecasts["dense"].step_s()
+    facts = replace(facts, forecasts=forecasts, dense_s=took * dense_step_s - CHARGPT4.before_s)
+    rows = {row.recipe: row for row in _decision().decide(facts).table}
+    assert rows["dense"].predicted_step_s == dense_step_s
+    for text in ("fp16", "int8"):
+        assert rows[text].predicted_step_s == pytest.approx(longer * forecasts[text].step_s(), rel=1e-12)
+
+
+def test_nothing_is_tried_that_is_faster_only_than_a_dense_step_that_was_predicted_too_short() -> None:
+    """Both are predicted to take as long, and dense took a third more."""
+    alike = FAR.forecast("fp16")
+    facts = replace(_forecast(FAR), forecasts={"fp16": alike, "dense": alike})
+    assert _decision().decide(replace(facts, dense_s=1.3 * alike.step_s())).text == "dense"
+
+
 def test_without_links_nothing_is_forecast_and_dense_stays() -> None:
     assert _chosen(replace(_forecast(CHARGPT4), forecasts={})).text == "dense"
 
