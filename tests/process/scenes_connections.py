@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -104,6 +107,34 @@ def ahead() -> dict[str, Any]:
     return {"same": same}
 
 
+def ahead_given_back() -> dict[str, Any]:
+    """Receives that nobody waits for while a model is attached, and once it has gone."""
+    announced: list[weakref.ref[Tensor]] = []
+    receive = dist.irecv
+
+    def noted(tensor: Tensor, **options: Any) -> Any:
+        announced.append(weakref.ref(tensor))
+        return receive(tensor, **options)
+
+    def alive() -> int:
+        gc.collect()
+        return sum(each() is not None for each in announced)
+
+    with mock.patch("gradwire._api.connections.LONG_S", 0.0), mock.patch.object(dist, "irecv", noted):
+        ddp = nn.parallel.DistributedDataParallel(nn.Linear(200, 50))
+        wire = gradwire.attach(ddp, recipe="int8")
+        for _ in range(4):
+            ddp(torch.ones(2, 200)).sum().backward()
+        held = alive()
+        wire.detach()
+        del wire, ddp
+        for _ in range(100):
+            if alive() == 0:
+                break
+            time.sleep(0.05)
+    return {"held": held, "left": alive()}
+
+
 def gathers_in_a_ring() -> list[bool]:
     """Whether ranks gather in a ring on long links, alone on nodes and together; whether bits are alike."""
     ways, left = [], []
@@ -145,6 +176,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "attached": attached,
     "refused": refused,
     "ahead": ahead,
+    "ahead, given back": ahead_given_back,
     "gathers in a ring": gathers_in_a_ring,
     "on nodes": partial(attached, ((0, 1), (2, 3))),
 }

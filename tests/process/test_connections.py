@@ -27,7 +27,11 @@ def test_no_bit_depends_on_the_number_of_connections(world: int, tmp_path: Path)
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_no_bit_depends_on_when_receives_are_announced(world: int, tmp_path: Path) -> None:
-    for seen in value(perform("tests.process.scenes_connections", world, tmp_path, ["ahead"]), "ahead"):
+    results = perform("tests.process.scenes_connections", world, tmp_path, ["ahead", "ahead, given back"])
+    for found in value(results, "ahead, given back"):
+        assert found["held"] > 0
+        assert found["left"] == 0
+    for seen in value(results, "ahead"):
         assert len(seen["same"]) == 7 * 2 * 2
         assert all(seen["same"])
 

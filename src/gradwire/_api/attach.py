@@ -237,6 +237,9 @@ def _assemble(
         for each in transports.comms:
             each.close()
         if backward.is_sound and worker.is_connected:
+            for each in transports.comms:
+                if each.series is not None:
+                    each.series.end()
             for group in transports.groups:
                 give_back(group)
 

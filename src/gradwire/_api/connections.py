@@ -7,7 +7,7 @@ import logging
 import torch
 import torch.distributed as dist
 
-from gradwire.comm import ProcessGroupComm
+from gradwire.comm import ProcessGroupComm, ahead, gathered
 from gradwire.comm import groups as lending
 from gradwire.environment import connections_asked
 from gradwire.errors import TransportError
@@ -52,13 +52,20 @@ def connect_more(carrier: ProcessGroupComm, everyone: ProcessGroupComm) -> Tried
     if asked is not None:
         over(asked)
         carrier.spread(more)
-        carrier.announces_ahead = everyone.announces_ahead = round_trip_s(carrier, everyone) >= LONG_S
+        _announce_ahead(carrier, everyone, round_trip_s(carrier, everyone))
         return None
     found = tried(over, everyone)
-    carrier.announces_ahead = everyone.announces_ahead = found.round_trip_s >= LONG_S
+    _announce_ahead(carrier, everyone, found.round_trip_s)
     carrier.spread(more[: found.connections - 1])
     for group in more[found.connections - 1 :]:
         lending.give_back(group)
     if everyone.rank == 0 and found.times_s:
         _LOG.info("%s", found)
     return found
+
+
+def _announce_ahead(carrier: ProcessGroupComm, everyone: ProcessGroupComm, trip_s: float) -> None:
+    """Begin a series of receives that are announced ahead, if the round trip is long. One all-gather then."""
+    if trip_s >= LONG_S:
+        last = gathered(everyone, torch.tensor([ahead.Series.last], device="cpu"))
+        carrier.series = everyone.series = ahead.Series.after(int(last.max()))

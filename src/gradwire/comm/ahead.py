@@ -8,7 +8,9 @@ gathered among three ranks, 83,000 parameters at 50 Mbit/s and 20 ms one way: 10
 announced as they come due, and 52 ms here.)
 
 Messages of one length between two ranks have a tag of their own. So a receive that was announced ahead never
-gets a message of another length: it waits until one of its own comes, if ever.
+gets a message of another length: it waits until one of its own comes, if ever. gloo cannot take it back. It
+lets go of the memory of one that nobody waits for, and then must never get a message for it: so each attached
+model has a series of tags of its own, and what it has announced can be dropped when it has gone.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,6 +34,10 @@ _SHARE = 8
 """How many lengths may fill the room: one length takes no more than its share, or later ones had none."""
 _FIRST_TAG = 16
 """The lowest tag of a receive that may be announced ahead. Others have lower ones."""
+_SPAN = 2 * (LONGEST_BYTES + 1)
+"""How many tags a series has: two for each length."""
+_MOST_SERIES = (2**31 - _FIRST_TAG) // _SPAN
+"""As many as tags allow, which have 31 bits: 1023."""
 _REMEMBERED = 1024
 """Lengths that are remembered, to tell those that come again."""
 
@@ -83,13 +89,37 @@ class _Announced:
             del self._under_way[key]
 
 
-_announced: WeakKeyDictionary[dist.ProcessGroup, _Announced] = WeakKeyDictionary()
-"""By group, and not by its user: the next one, on all ranks, goes on with what is announced."""
+class Series:
+    """The receives that one attached model announces ahead, under a `number` that is the same on all ranks.
 
+    No other model on these ranks has had that number (`last`).
+    """
 
-def tag_of(message: Tensor, tag: int) -> int:
-    """The tag of `message`, where others of its kind have `tag`: 0 or 1."""
-    return tag if message.nbytes > LONGEST_BYTES else _FIRST_TAG + 2 * message.nbytes + tag
+    last: ClassVar[int] = -1
+    """The highest number so far in this process."""
+
+    def __init__(self, number: int) -> None:
+        Series.last = max(Series.last, number)
+        self._first_tag = _FIRST_TAG + number * _SPAN
+        self._announced: WeakKeyDictionary[dist.ProcessGroup, _Announced] = WeakKeyDictionary()
+
+    @staticmethod
+    def after(last: int) -> Series | None:
+        """The next series, where `last` is the highest number of any rank; `None` when tags are used up."""
+        return Series(last + 1) if last + 1 < _MOST_SERIES else None
+
+    def tag_of(self, message: Tensor, tag: int) -> int:
+        """The tag of `message`, where others of its kind have `tag`: 0 or 1."""
+        return tag if message.nbytes > LONGEST_BYTES else self._first_tag + 2 * message.nbytes + tag
+
+    def over(self, group: dist.ProcessGroup) -> _Announced:
+        """What is announced over `group`."""
+        return self._announced.setdefault(group, _Announced())
+
+    def end(self) -> None:
+        """Let go of all that is announced. Every message of the series has been received, and none is sent
+        any more."""
+        self._announced.clear()
 
 
 class Receive:
@@ -99,10 +129,10 @@ class Receive:
     announced at once as were ever under way together.
     """
 
-    def __init__(self, group: dist.ProcessGroup, out: Tensor, source: int, tag: int) -> None:
+    def __init__(self, series: Series, group: dist.ProcessGroup, out: Tensor, source: int, tag: int) -> None:
         self._out, self._buffer, self._key = out, None, (source, tag)
         self._is_under_way = True
-        self._announced = announced = _announced.setdefault(group, _Announced())
+        self._announced = announced = series.over(group)
         with announced.lock:
             if known := announced.take(self._key):
                 self._buffer, self._work = known

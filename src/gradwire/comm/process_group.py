@@ -155,8 +155,9 @@ class ProcessGroupComm(HoppingComm):
         self.groups: tuple[dist.ProcessGroup, ...] = (group,)
         self.rank: int = group.rank()
         self.world: int = group.size()
-        self.announces_ahead = False
-        """Whether receives are announced ahead. Set it on all ranks between the same collectives."""
+        self.series: ahead.Series | None = None
+        """Of receives that are announced ahead, if they are. Set it on all ranks between the same
+        collectives."""
         self.shares_links = False
         """Whether ranks share a node's link. What all gather then crosses it once, in a ring, instead of from
         each rank to each. Set it on all ranks alike."""
@@ -182,6 +183,11 @@ class ProcessGroupComm(HoppingComm):
         """
         self.groups = (self.group, *more)
         self.connections = len(self.groups)
+
+    @property
+    def announces_ahead(self) -> bool:
+        """Whether receives are announced ahead."""
+        return self.series is not None
 
     def expect(self, byte_s: float) -> None:
         """Adapt to a link of `byte_s` seconds per byte; call it on all ranks between the same collectives."""
@@ -222,7 +228,7 @@ class ProcessGroupComm(HoppingComm):
         """See `HoppingComm.hop`: on a thread beside the caller."""
         if self.world == 1:
             return DONE
-        return self._beside().issue(partial(collective, GroupPeers(self.groups, self.announces_ahead)))
+        return self._beside().issue(partial(collective, GroupPeers(self.groups, self.series)))
 
     def _all_reduce(self, tensor: Tensor) -> Pending:
         """Two addends commute, so a swap gives the same bits as a ring."""
@@ -329,8 +335,7 @@ class ProcessGroupComm(HoppingComm):
                         for verb, each, rank in messages
                     ]
                 )
-            announces = self.announces_ahead
-            return [work for each in messages for work in _striped(self.groups, *each, announces=announces)]
+            return [work for each in messages for work in _striped(self.groups, *each, series=self.series)]
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error
 
@@ -342,18 +347,18 @@ def _striped(
     rank: int,
     tag: int = 0,
     *,
-    announces: bool = False,
+    series: ahead.Series | None = None,
 ) -> list[Any]:
     """The works of `dist.isend` or `dist.irecv`, one for each stripe of `message`."""
     works: list[Any] = []
     for part, group in zip(stripes(message, len(groups)), groups, strict=False):
-        own = ahead.tag_of(part, tag) if announces else tag
+        own = tag if series is None else series.tag_of(part, tag)
         if verb is dist.isend:
             works.append(dist.isend(part, group=group, group_dst=rank, tag=own))
-        elif own == tag:
+        elif series is None or own == tag:
             works.append(dist.irecv(part, group=group, group_src=rank, tag=tag))
         else:
-            works.append(ahead.Receive(group, part, rank, own))
+            works.append(ahead.Receive(series, group, part, rank, own))
     return works
 
 
@@ -372,8 +377,8 @@ HOPS_TAG = 1
 class GroupPeers:
     """`gradwire.comm.hops.Peers` over c10d groups of the same ranks, one for each stripe of a message."""
 
-    def __init__(self, groups: Sequence[dist.ProcessGroup], announces: bool = False) -> None:
-        self._groups, self._announces = groups, announces
+    def __init__(self, groups: Sequence[dist.ProcessGroup], series: ahead.Series | None = None) -> None:
+        self._groups, self._series = groups, series
         self.rank: int = groups[0].rank()
         self.world: int = groups[0].size()
 
@@ -387,7 +392,7 @@ class GroupPeers:
         if tensor.numel() == 0:
             return DONE
         try:
-            announces = self._announces and tensor.is_cpu
-            return ShiftPending(_striped(self._groups, verb, tensor, rank, HOPS_TAG, announces=announces))
+            series = self._series if tensor.is_cpu else None
+            return ShiftPending(_striped(self._groups, verb, tensor, rank, HOPS_TAG, series=series))
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -21,12 +23,15 @@ class _Link:
     """Messages from one peer: those of a tag fill its receives in the order in which these were announced."""
 
     def __init__(self) -> None:
+        self.series = ahead.Series(0)
+        self.buffers: list[weakref.ref[Tensor]] = []
         self.announced: Counter[int] = Counter()
         self._sent: dict[int, list[bytes]] = {}
 
     def irecv(self, out: Tensor, group: object, group_src: int, tag: int) -> Any:
         place, self.announced[tag] = self.announced[tag], self.announced[tag] + 1
         link = self
+        self.buffers.append(weakref.ref(out))
 
         class Coming:
             def wait(self) -> None:
@@ -36,7 +41,7 @@ class _Link:
         return Coming()
 
     def send(self, message: Tensor) -> None:
-        tag = ahead.tag_of(message, 0)
+        tag = self.series.tag_of(message, 0)
         self._sent.setdefault(tag, []).append(message.numpy().tobytes())
 
 
@@ -51,7 +56,7 @@ def came(link: _Link, group: Any, *values: Tensor) -> None:
     """Each is announced, sent, and arrives."""
     for value in values:
         out = torch.full_like(value, -1)
-        receive = ahead.Receive(group, out, 1, ahead.tag_of(value, 0))
+        receive = ahead.Receive(link.series, group, out, 1, link.series.tag_of(value, 0))
         link.send(value)
         receive.wait()
         assert torch.equal(out, value)
@@ -62,7 +67,7 @@ def at_once(link: _Link, group: Any, *values: Tensor) -> None:
     receives = []
     for value in values:
         out = torch.full_like(value, -1)
-        receives.append((value, out, ahead.Receive(group, out, 1, ahead.tag_of(value, 0))))
+        receives.append((value, out, ahead.Receive(link.series, group, out, 1, link.series.tag_of(value, 0))))
         link.send(value)
     for value, out, receive in receives:
         receive.wait()
@@ -72,7 +77,7 @@ def at_once(link: _Link, group: Any, *values: Tensor) -> None:
 
 def waiting(link: _Link, value: Tensor, messages: int) -> int:
     """Receives of this length that are announced, and whose message is not there yet."""
-    return link.announced[ahead.tag_of(value, 0)] - messages
+    return link.announced[link.series.tag_of(value, 0)] - messages
 
 
 def test_what_comes_again_is_announced_before_it_is_due(link: _Link) -> None:
@@ -102,7 +107,7 @@ def test_one_length_does_not_take_the_room_of_others(link: _Link) -> None:
     assert waiting(link, other, 2) == 1
 
 
-def test_lengths_may_alternate_and_the_next_user_of_a_group_goes_on(link: _Link) -> None:
+def test_lengths_may_alternate(link: _Link) -> None:
     group, short, long = _Group(), torch.arange(3.0), torch.arange(70)
     came(link, group, short, long, long + 1, short + 2, short + 3, short.double(), long + 4, short + 5)
     assert waiting(link, short, 4) == waiting(link, long, 3) == 1
@@ -121,10 +126,10 @@ def test_a_peer_that_has_sent_its_last_message_and_gone_costs_no_message(
         raise RuntimeError("Connection closed by peer")
 
     monkeypatch.setattr(dist, "irecv", gone)
-    ahead.Receive(group, out, 1, ahead.tag_of(value, 0)).wait()
+    ahead.Receive(link.series, group, out, 1, link.series.tag_of(value, 0)).wait()
     assert torch.equal(out, value + 2)
     with pytest.raises(RuntimeError, match="closed"):
-        ahead.Receive(group, out, 1, ahead.tag_of(value, 0))
+        ahead.Receive(link.series, group, out, 1, link.series.tag_of(value, 0))
 
 
 def test_what_never_comes_again_is_not_announced(link: _Link) -> None:
@@ -146,9 +151,37 @@ def test_announced_receives_have_bounded_room(link: _Link) -> None:
 
 def test_tags_tell_lengths_and_kinds_apart_and_long_messages_keep_theirs() -> None:
     sizes = [torch.empty(size, dtype=torch.uint8) for size in (1, 2, 16, ahead.LONGEST_BYTES)]
-    tags = {ahead.tag_of(message, kind) for message in sizes for kind in (0, 1)}
+    series = ahead.Series(0)
+    tags = {series.tag_of(message, kind) for message in sizes for kind in (0, 1)}
     assert len(tags) == 8
     assert min(tags) > 1
     assert max(tags) < 2**31
     beyond = torch.empty(ahead.LONGEST_BYTES + 1, dtype=torch.uint8)
-    assert [ahead.tag_of(beyond, kind) for kind in (0, 1)] == [0, 1]
+    assert [series.tag_of(beyond, kind) for kind in (0, 1)] == [0, 1]
+
+
+def test_a_series_that_has_ended_holds_nothing_and_the_next_one_meets_nothing_of_it(link: _Link) -> None:
+    group, value = _Group(), torch.arange(5.0)
+    at_once(link, group, value, value + 1)
+    at_once(link, group, value, value + 1)
+    announced = waiting(link, value, 4)
+    assert sum(each() is not None for each in link.buffers) >= announced == 2
+    link.series.end()
+    gc.collect()
+    assert all(each() is None for each in link.buffers)
+    following = ahead.Series.after(ahead.Series.last)
+    assert following is not None
+    link.series = following
+    came(link, group, value + 2, value + 3)
+    assert waiting(link, value, 2) == 1
+
+
+def test_series_have_tags_of_their_own_as_long_as_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead.Series, "last", -1)
+    longest, least = torch.empty(ahead.LONGEST_BYTES, dtype=torch.uint8), torch.empty(1, dtype=torch.uint8)
+    before, count = 1, 0
+    while (series := ahead.Series.after(ahead.Series.last)) is not None:
+        assert before < series.tag_of(least, 0) < series.tag_of(longest, 1)
+        before, count = series.tag_of(longest, 1), count + 1
+    assert count > 1000
+    assert before < 2**31

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.comm import ProcessGroupComm
+from gradwire.comm import ProcessGroupComm, ahead
 from gradwire.comm.base import DONE
 from gradwire.comm.hops import ALL_REDUCES, STRIPE_BYTES
 
@@ -88,7 +88,7 @@ def on_ranks(
         groups = [cast("dist.ProcessGroup", _Group(number, rank, world)) for number in range(connections)]
         comm = ProcessGroupComm(groups[0])
         comm.spread(groups[1:])
-        comm.announces_ahead = announces
+        comm.series = ahead.Series(0) if announces else None
         try:
             return body(comm)
         finally:
