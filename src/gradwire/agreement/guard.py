@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -14,7 +14,6 @@ from gradwire.comm import Comm, gathered
 from gradwire.errors import RanksDisagree
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.step import Step
-from gradwire.step.verdict import Verdict
 
 _BITS = 24
 """Bits of a checksum: as many as float32, the type of the verdict's table, holds exactly."""
@@ -56,20 +55,19 @@ class Guard:
 
         A guard has its number in every row: ranks that are at different steps can then tell each other so.
         """
-        step.told = (_NOT_DUE,)
-        step.compare = partial(self.error, step=step.number, control=env.control)
+        told = _NOT_DUE
         if step.number % self._every == 0 and not self._uneven():
             read, parameters = env.placement.transfer.read, self._parameters()
             self._sums = {name: _checksum(read(each.detach())) for name, each in parameters.items()}
-            step.told = (float(zlib.crc32(repr(list(self._sums.values())).encode()) % 2**_BITS),)
+            told = float(zlib.crc32(repr(list(self._sums.values())).encode()) % 2**_BITS)
+        step.tell((told,), partial(self.error, step=step.number, control=env.control))
 
-    def error(self, verdict: Verdict, step: int, control: Comm) -> RanksDisagree | None:
+    def error(self, rows: Sequence[tuple[float, ...]], step: int, control: Comm) -> RanksDisagree | None:
         """Why the replicas of `step` are not equal, by what all ranks have told; the same on all of them.
 
         Where they differ, one all-gather of 128 bytes, and one of eight bytes per parameter.
         """
-        told = {row.facts[:1] for row in verdict.rows}
-        if len(told) == 1 or (_NOT_DUE,) in told:
+        if len(set(rows)) == 1 or (_NOT_DUE,) in rows:
             return None
         names = f"{len(self._sums)}: {', '.join(self._sums)}"
         try:

@@ -26,14 +26,14 @@ class StepObserver(Protocol):
     """Looks on at steps: checks, figures and copies that no step needs. One that is off is not in the list.
 
     All that it does runs on the engine's thread. It changes neither gradients nor memory, and issues no
-    collective, but for `Step.compare`, which all ranks call in the same step.
+    collective, but for what it hands to `Step.tell`, which all ranks call in the same step.
     """
 
     def before(self, step: Step, env: EngineEnvironment) -> None:
         """A step begins, and none of its gradients has been taken in.
 
         What else it wants is asked of the step, and is gone with it: to see units (`looks`), or to tell the
-        other ranks something and to hear what they tell (`told`, `compare`). A look that raises fails the
+        other ranks something and to hear what they tell (`tell`). A look that raises fails the
         step on all ranks. An error here ends this step and all later ones, because rows of other ranks may
         have other lengths.
         """

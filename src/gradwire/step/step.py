@@ -33,6 +33,9 @@ from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
 Look: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
 """Sees a unit that has been folded, before its exchange works in it."""
 
+Compare: TypeAlias = Callable[[Sequence[tuple[float, ...]]], GradwireError | None]
+"""Reads numbers of all ranks, by rank; why the step fails on all of them, if it does."""
+
 
 class Passenger(Protocol):
     """Tensors that travel beside a step's gradients, from one rank to all, such as the model's buffers."""
@@ -152,9 +155,7 @@ class Step:
     looks: list[Look] = field(default_factory=list)
     """An observer's function here sees every unit."""
     told: tuple[float, ...] = ()
-    """Numbers of an observer, in front of the facts in this rank's row."""
-    compare: Callable[[Verdict], GradwireError | None] = lambda _verdict: None
-    """Reads what all ranks have told; why the step fails on all of them, if it does."""
+    """Numbers of observers, in front of the facts in this rank's row."""
     arrivals: list[Arrival] = field(default_factory=list)
     destinations: dict[str, tuple[Tensor, BucketEntry]] = field(default_factory=dict)
     """Where means go, by parameter: to the place in a bucket where the gradient came from."""
@@ -195,6 +196,8 @@ class Step:
     """Whether this rank failed when its verdict was out, in which others may have committed the step."""
     measured_s: Callable[[], float] | None = None
     """A device's word on `lasted_s`, where the host goes on before the step has ended there."""
+    _comparisons: list[tuple[slice, Compare]] = field(default_factory=list)
+    """With the place in the row of what each one reads."""
     _doubts: list[bool | Tensor] = field(default_factory=list)
     _waiting: dict[int, Arrival] = field(default_factory=dict)
     _turn: int = 0
@@ -212,6 +215,22 @@ class Step:
         step.started_s = min(watch.take_begun_s(), at_s)
         step.before_s = watch.before_s(step.started_s)
         return step
+
+    def tell(self, numbers: tuple[float, ...], compare: Compare) -> None:
+        """Put `numbers` into this rank's row, and let `compare` read what all ranks have put there.
+
+        Call it before the first gradient is taken in, with as many numbers on all ranks.
+        """
+        begin = len(self.told)
+        self.told += numbers
+        self._comparisons.append((slice(begin, len(self.told)), compare))
+
+    def compare(self, verdict: Verdict) -> GradwireError | None:
+        """Why the step fails on all ranks by what they have told, if it does."""
+        for place, compare in self._comparisons:
+            if (error := compare([row.facts[place] for row in verdict.rows])) is not None:
+                return error
+        return None
 
     def arrive(self, arrival: Arrival) -> None:
         """Note a flat buffer, whose turn may come later."""
