@@ -14,6 +14,11 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.ao.quantization import (
+    MinMaxObserver,
+    MovingAverageMinMaxObserver,
+    PerChannelMinMaxObserver,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -268,6 +273,136 @@ def buffers() -> dict[str, Any]:
         "frozen": same(frozen, values(model.frozen)) and equal_on_all(frozen),
         "mask": model.mask.tolist() == [0.0, -torch.inf],
         "alike": equal_on_all([*values(model), model.norm.running_mean, model.norm.running_var]),
+        "rounds": wire.report().step,
+    }
+
+
+class Seen(nn.Module):
+    """A maximum from -inf on, a mean that is NaN until used, numbers by channel, and a table that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.full((), -torch.inf))
+        self.register_buffer("mean", torch.full((), torch.nan))
+        self.register_buffer("by_channel", torch.empty(0))
+        self.register_buffer("table", torch.ones(1))
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.largest.copy_(torch.maximum(self.largest, inputs.max()))
+        self.mean.copy_(inputs.mean())
+        self.by_channel.resize_(inputs.shape[1]).copy_(inputs.mean(0))
+        self.table = torch.ones(len(self.table) + 1)  # a new tensor in its place
+        return inputs
+
+
+class Observed(nn.Module):
+    """A perceptron, and what looks at it; `on` says whether that runs."""
+
+    def __init__(self, on: bool) -> None:
+        super().__init__()
+        self.body, self.on = perceptron(22), on
+        looks = [MinMaxObserver(), MovingAverageMinMaxObserver(), PerChannelMinMaxObserver(), Seen()]
+        self.looks = nn.ModuleList(looks if on else [])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.body[:2](inputs)  # type: ignore[index]
+        for each in self.looks if self.on else ():
+            each(hidden.detach())
+        out = self.body[2:](hidden)  # type: ignore[index]
+        assert isinstance(out, Tensor)
+        return out
+
+    def seen(self) -> dict[str, Tensor]:
+        return {name: each.clone() for name, each in self.looks.named_buffers()}
+
+
+def same_buffers(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    """Bit for bit, where NaN is NaN."""
+    return left.keys() == right.keys() and all(
+        each.shape == right[name].shape and torch.equal(each.nan_to_num(7.0), right[name].nan_to_num(7.0))
+        for name, each in left.items()
+    )
+
+
+def observed(recipe: str, delay: int) -> dict[str, Any]:
+    """Beside a model without those buffers; saved in the middle of the second round, and resumed."""
+    folder = Path(os.environ[FOLDER]) / f"observed-{recipe}-{delay}"
+
+    def built(on: bool) -> tuple[Observed, torch.optim.Optimizer, gradwire.OuterWire]:
+        model = Observed(on)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        return model, optimizer, outer(model, optimizer, recipe, delay=delay)
+
+    (model, optimizer, wire), (plain, theirs, _other) = built(True), built(False)
+    steps(plain, theirs, range(4 * EVERY + delay))
+    steps(model, optimizer, range(EVERY + 1))
+    wire.save(folder)
+    steps(model, optimizer, range(EVERY + 1, 4 * EVERY + delay))
+    again, their_optimizer, resumed_wire = built(True)
+    again(batch(0)[0])  # shapes of its own
+    resumed_wire.load(folder)
+    steps(again, their_optimizer, range(EVERY + 1, 4 * EVERY + delay))
+    with wire.shared_parameters():
+        shown = model.seen()
+    return {
+        "as without": same(values(model), values(plain)),
+        "alike": equal_on_all(list(model.seen().values())),
+        "shown": all(bool(each.isfinite().all()) for each in shown.values()),
+        "resumed": same(values(model), values(again)) and same_buffers(model.seen(), again.seen()),
+    }
+
+
+def observed_by_some() -> dict[str, Any]:
+    """Only rank 0 looks for two rounds, and so has other shapes: each keeps its own. Then both do."""
+    model = Observed(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    wire = outer(model, optimizer)
+    model.on = dist.get_rank() == 0
+    steps(model, optimizer, range(2 * EVERY))
+    sizes = [each.numel() for name, each in model.seen().items() if name.endswith("by_channel")]
+    largest = float(model.seen()["3.largest"])
+    model.on = True
+    steps(model, optimizer, range(2 * EVERY, 4 * EVERY))
+    last: list[dict[str, Tensor]] = []
+    handle = optimizer.register_step_pre_hook(lambda *_: last.append(model.seen()))
+    steps(model, optimizer, range(4 * EVERY, 5 * EVERY))
+    handle.remove()
+    mean = torch.stack(from_all(last[-1]["3.by_channel"])).mean(0)
+    return {
+        "sizes": sizes,
+        "largest": largest,
+        "error": float((model.seen()["3.by_channel"] - mean).abs().max()),
+        "apart": not equal_on_all([last[-1]["3.by_channel"]]),
+        "alike": equal_on_all([*values(model), model.seen()["3.by_channel"]]),
+        "rounds": wire.report().step,
+    }
+
+
+def statistics_not_finite() -> dict[str, Any]:
+    """BatchNorm's variance is NaN on rank 1: it takes rank 0's, and what it has learned counts."""
+    torch.manual_seed(23)
+    model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 8))
+    optimizer, norm = optimizer_of(model), model[1]
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert isinstance(norm.running_var, Tensor)
+    last: list[list[Tensor]] = []
+
+    def spoil(*_: Any) -> None:
+        if dist.get_rank() == 1:
+            norm.running_var.fill_(torch.nan)
+        last.append([norm.running_var.clone(), *values(model)])
+
+    optimizer.register_step_post_hook(spoil)  # before the hook in which the round comes
+    wire = outer(model, optimizer, outer=plain_sgd)
+    steps(model, optimizer, range(EVERY))
+    first, *learned = last[-1]
+    dist.broadcast(first, 0)
+    means = [torch.stack(from_all(each)).mean(0) for each in learned]
+    return {
+        "theirs": torch.equal(norm.running_var, first),
+        "error": max(float((a - b).abs().max()) for a, b in zip(means, values(model), strict=True)),
+        "alike": equal_on_all(values(model)),
         "rounds": wire.report().step,
     }
 
@@ -660,6 +795,13 @@ SCENES: dict[str, Callable[[], Any]] = {
     "at rest, delayed": partial(at_rest, 2),
     "meeting": meeting,
     "buffers": buffers,
+    **{
+        f"observed, {recipe}, {delay}": partial(observed, recipe, delay)
+        for recipe in ("dense", "diloco", "int4")
+        for delay in (0, 2)
+    },
+    "observed by some": observed_by_some,
+    "statistics not finite": statistics_not_finite,
     "resumed": partial(resumed, "topk(ratio=0.1)", 0, EVERY + 2),
     "resumed, between rounds": partial(resumed, "diloco", 0, 2 * EVERY),
     "resumed, under way": partial(resumed, "topk(ratio=0.1)", 3, EVERY + 1),

@@ -86,6 +86,31 @@ def test_statistics_are_averaged_and_what_is_frozen_stays(world: Results) -> Non
         assert each == {"apart": True, "frozen": True, "mask": True, "alike": True, "rounds": 1}
 
 
+@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize("recipe", ["dense", "diloco", "int4"])
+def test_buffers_that_begin_not_finite_or_change_shape_change_nothing(
+    world: Results, recipe: str, delay: int
+) -> None:
+    for each in value(world, f"observed, {recipe}, {delay}"):
+        assert each == {"as without": True, "alike": True, "shown": True, "resumed": True}
+
+
+def test_a_buffer_of_other_shapes_on_some_ranks_is_each_one_s_own_until_all_have_one(world: Results) -> None:
+    one, other = value(world, "observed by some")
+    assert (one.pop("sizes"), other.pop("sizes")) == ([64], [0])
+    assert one["largest"] == other["largest"] > -1.0  # rank 1 has taken what rank 0 has seen
+    for each in (one, other):
+        assert each.pop("error") <= 1e-7  # roundings of numbers below one
+        del each["largest"]
+        assert each == {"apart": True, "alike": True, "rounds": 5}
+
+
+def test_statistics_that_are_not_finite_are_replaced_and_parameters_stay(world: Results) -> None:
+    for each in value(world, "statistics not finite"):
+        assert each.pop("error") <= 1e-6  # θ₀ − mean(θ₀ − θ), beside the mean
+        assert each == {"theirs": True, "alike": True, "rounds": 1}
+
+
 RESUMED = {
     "resumed": (EVERY + 2, True),
     "resumed, between rounds": (2 * EVERY, True),

@@ -29,14 +29,16 @@ from gradwire.recipes.parse import short
 from gradwire.sources.attempts import Attempts
 from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
+from gradwire.sources.buffer_means import BufferMeans, number_of, put
 from gradwire.sources.plain import group_in, spread
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.sharded import ShardedParameters, is_sharded
 from gradwire.sources.source import Source
 from gradwire.sources.steps import local
 from gradwire.step.arena import ParameterSpec, specs_of
+from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout, Policy, chooser
-from gradwire.step.step import Step
+from gradwire.step.step import Passenger, Step
 
 _LOG = logging.getLogger("gradwire")
 
@@ -44,14 +46,14 @@ OuterFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes the optimizer of the shared parameters, which it is given."""
 
 WEIGHT = "gradwire: weight"
-"""In a round, beside parameters and buffers: does this replica count (1 or 0), has it finished (1 or 0)."""
+"""In a round, beside parameters: does this replica count (1 or 0), has it finished (1 or 0)."""
 
 PATIENCE = 3
 """After so many rounds in a row in which its parameters were not finite, a replica raises."""
 
 
 class LocalSteps(Source):
-    """Δ of a replica's parameters and buffers, in buckets as those of plain modules.
+    """Δ of a replica's parameters, in buckets as those of plain modules.
 
     `parameters` are the shared ones, θ₀, which the outer optimizer steps. Δ is measured from an *anchor*:
     what has landed, in the parameter's own type. For parameters in full precision that land at once, it is θ₀
@@ -99,25 +101,21 @@ class LocalSteps(Source):
         self._own = {spec.name: named[spec.name] for spec in trained}
         self.where = self._here(next(iter(self._own.values()))).device
         self.device = torch.device("cpu") if on_host else self.where
-        buffers = {name: each for name, each in inner.named_buffers() if each.is_floating_point()}
-        averaged = [
-            ParameterSpec(name, tuple(each.shape), each.dtype, each.numel()) for name, each in buffers.items()
-        ]
-        beside = [*averaged, ParameterSpec(WEIGHT, (2,), torch.float32, 2)]
+        weight = ParameterSpec(WEIGHT, (2,), torch.float32, 2)
         if self._shards is not None:
-            beside = [_own_part(spec, self._shards.inside.size()) for spec in beside]
-        self.specs = (*map(_wide, trained), *map(_wide, beside))
+            weight = _own_part(weight, self._shards.inside.size())
+        self.specs = (*map(_wide, trained), weight)
         self._rows = {} if self._shards is None else self._shards.rows
-        shapes = {name: each.shape for name, each in buffers.items()}
         self.parameters = {
-            spec.name: nn.Parameter(self._room(spec, shapes.get(spec.name)), spec.name in self._own)
-            for spec in self.specs
+            spec.name: nn.Parameter(self._room(spec), spec.name in self._own) for spec in self.specs
         }
         self._anchors: dict[str, Tensor] = {}
-        for name, each in (self._own | buffers).items():
+        for name, each in self._own.items():
             shared = self.parameters[name].detach()
-            differs = each.dtype != shared.dtype or (delay > 0 and name in self._own)
+            differs = each.dtype != shared.dtype or delay > 0
             self._anchors[name] = shared.clone() if differs else shared
+        self._floating = [name for name, each in inner.named_buffers() if each.is_floating_point()]
+        self._buffer_means = BufferMeans(self._buffers_here, self.device)
         groups = enumerate(assigned(self.specs, CAP_BYTES))
         self._buckets = [Bucket(index, group, self.device, self._rows) for index, group in groups]
         self._shown: dict[str, Tensor] | None = None
@@ -131,12 +129,11 @@ class LocalSteps(Source):
         self._resumed: bool | None = None
         """Of a round that was under way in a checkpoint: whether it lands. Its means are in the buckets."""
 
-    def _room(self, spec: ParameterSpec, shape: torch.Size | None) -> Tensor:
-        """Zeros in the order of a parameter or of its part that is here, or in the `shape` of a buffer."""
+    def _room(self, spec: ParameterSpec) -> Tensor:
+        """Zeros in the order of a parameter, or of its part that is here."""
         rows = self._rows.get(spec.name)
-        if rows is not None or shape is not None:
-            shape = shape if rows is None else torch.Size((rows, *spec.shape[1:]))
-            return torch.zeros(shape or (), dtype=spec.dtype, device=self.device)
+        if rows is not None:
+            return torch.zeros((rows, *spec.shape[1:]), dtype=spec.dtype, device=self.device)
         return spec.shaped(torch.zeros(spec.numel, dtype=spec.dtype, device=self.device))
 
     # -- who averages with whom
@@ -180,7 +177,7 @@ class LocalSteps(Source):
         return (self.outer,)
 
     def weighed(self, policy: Policy | None) -> Policy:
-        """`policy`, which `check` will look at, but buffers and weights travel whole."""
+        """`policy`, which `check` will look at, but weights travel whole."""
         self._policy = policy
         return lambda spec: chooser(policy)(spec) if spec.name in self._own else "dense"
 
@@ -218,7 +215,7 @@ class LocalSteps(Source):
     def suits(self, layout: Layout, optimizers: Optimizers) -> None:
         """Raise `ValueError` for recipes whose numbers are about steps, or about an optimizer's state.
 
-        Nothing steps buffers and weights, which travel whole beside a recipe that applies momentum.
+        Nothing steps weights, which travel whole beside a recipe that applies momentum.
         """
         main = layout.main
         if main.next is not None or main.watch is not None:
@@ -255,6 +252,8 @@ class LocalSteps(Source):
             for _name, own, shared, anchor in self._tensors():
                 shared.copy_(own)
                 anchor.copy_(shared)
+        self._buffer_means.begin()
+        backward.engine.env.observers.append(self)
         self.attempts.watch(self.model, self._inner)
 
     def retire(self) -> None:
@@ -268,20 +267,21 @@ class LocalSteps(Source):
         return tensor.detach() if self._shards is None else self._shards.local(tensor).detach()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-        """Name, this replica's own tensor, θ₀ and anchor, of all that travels.
-
-        Buffers are looked up: modules put new tensors in their place.
-        """
-        module = self.module
+        """Name, this replica's own tensor, θ₀ and anchor, of each parameter."""
         for name, anchor in self._anchors.items():
-            own = self._here(self._own[name]) if name in self._own else module.get_buffer(name)
-            yield name, own, self.parameters[name].detach(), anchor
+            yield name, self._here(self._own[name]), self.parameters[name].detach(), anchor
+
+    def _buffers_here(self) -> dict[str, Tensor]:
+        """The floating buffers, as they are now: modules put new tensors in their place."""
+        buffers = dict(self.module.named_buffers())
+        return {name: buffers[name] for name in self._floating if name in buffers}
 
     @torch.no_grad()
     def moor(self) -> None:
         """This replica goes on from θ₀, which is now its anchor."""
         for _name, own, shared, anchor in self._tensors():
             _land(own, shared, anchor)
+        self._buffer_means.restore()
         self._reshard()
 
     def _reshard(self) -> None:
@@ -297,10 +297,11 @@ class LocalSteps(Source):
         if self._shown is not None:
             raise GradwireError("the model has the shared parameters already")
         with torch.no_grad():
-            self._shown = {}
+            self._shown = {name: each.clone() for name, each in self._buffers_here().items()}
             for name, own, shared, _anchor in self._tensors():
                 self._shown[name] = own.clone()
                 own.copy_(shared)
+            self._buffer_means.restore()
             self._reshard()
         try:
             yield
@@ -309,6 +310,8 @@ class LocalSteps(Source):
             with torch.no_grad():
                 for name, own, _shared, _anchor in self._tensors():
                     own.copy_(kept[name])
+                for name, each in self._buffers_here().items():
+                    put(each, kept[name])
                 self._reshard()
 
     # -- when a round leaves and lands
@@ -359,6 +362,7 @@ class LocalSteps(Source):
             for bucket in self._buckets:
                 bucket.buffer.zero_()
         self._weight.copy_(torch.tensor([float(counts), float(finished)], device="cpu"))
+        self._buffer_means.pack(backward.placement.transfer, counts=counts)
         if self.delay:
             for name, own in self._own.items():
                 self._anchors[name].copy_(self._here(own))
@@ -422,17 +426,21 @@ class LocalSteps(Source):
     @torch.no_grad()
     def conclude(self) -> None:
         """The outer optimizer steps, and this replica goes on from θ₀′."""
-        for name, own, shared, anchor in self._tensors():
-            if name not in self._own and (mean := self.parameters[name].grad) is not None:
-                shared.sub_(mean)
-                _land(own, shared, anchor)
+        self._buffer_means.land()
         self.outer.step()
-        for name, own, shared, anchor in self._tensors():
-            if name in self._own:
-                (_join if self.delay else _land)(own, shared, anchor)
+        for _name, own, shared, anchor in self._tensors():
+            (_join if self.delay else _land)(own, shared, anchor)
         for each in self.parameters.values():
             each.grad = None
         self._reshard()
+
+    def passenger(self) -> Passenger | None:
+        """Means of the buffers, where there are some."""
+        return self._buffer_means if self._floating else None
+
+    def before(self, step: Step, _env: EngineEnvironment) -> None:
+        """Tell the other ranks the shapes of this one's buffers."""
+        step.tell(self._buffer_means.told, self._buffer_means.heard)
 
     def step_ended(self, step: Step) -> None:
         """Keep the outcome."""
@@ -442,9 +450,8 @@ class LocalSteps(Source):
     def _stay(self) -> None:
         """Nothing lands: the next Δ is measured from θ₀ again, as it was before this round left."""
         if self.delay:
-            for name, own, shared, anchor in self._tensors():
-                if name in self._own:
-                    anchor.copy_(shared.to(own.dtype))
+            for _name, own, shared, anchor in self._tensors():
+                anchor.copy_(shared.to(own.dtype))
 
     # -- what is brought
 
@@ -473,10 +480,7 @@ class LocalSteps(Source):
         views = dict(self._views())
         found = ""
         for name, own, _shared, anchor in self._tensors():
-            there = own.to(anchor.device)
-            torch.sub(anchor, there, out=views[name])
-            if name not in self._own:
-                views[name].masked_fill_(anchor == there, 0.0)  # as -inf in a mask
+            torch.sub(anchor, own.to(anchor.device), out=views[name])
             if views[name].numel():
                 low, high = views[name].aminmax()
                 if not (abs(float(low)) < LARGEST_GRADIENT and abs(float(high)) < LARGEST_GRADIENT):
@@ -529,7 +533,8 @@ class LocalSteps(Source):
             counted, _finished, world = self._said() if self._has_means else (0, 0, 1)
             scale = world / max(counted, 1)
             means = {name: view * scale for name, view in self._views()} if counted else None
-            flight = {"lands_at": self._lands_at, "means": means}
+            buffers = self._buffer_means.come() if counted else {}
+            flight = {"lands_at": self._lands_at, "means": means, "buffers": buffers}
         return {
             **self._save_shared(),
             "own": own | dict(self.module.named_buffers()),
@@ -547,7 +552,12 @@ class LocalSteps(Source):
 
     def _save_shared(self) -> dict[str, Any]:
         shared = {name: self.parameters[name].detach() for name in self._anchors}
-        return {"attempts": self.attempts.count, "shared": shared, "optimizer": self.outer.state_dict()}
+        return {
+            "attempts": self.attempts.count,
+            "shared": shared,
+            "optimizer": self.outer.state_dict(),
+            "buffers": self._buffer_means.base,
+        }
 
     def save_mean(self) -> dict[str, Any]:
         """θ₀ and the outer optimizer's state. Raises `ValueError` in the middle of a round."""
@@ -562,6 +572,7 @@ class LocalSteps(Source):
     def prepared(self, saved: Mapping[str, Any], *, own: bool) -> tuple[str, Callable[[], None]]:
         """A function that takes `saved` up: of another rank's state, or a mean, θ₀ and optimizers only."""
         _require_like("shared parameters", saved["shared"], {n: self.parameters[n] for n in self._anchors})
+        base = _require_names("buffers", saved["buffers"], self._buffer_means.base)
         _require_fits("the outer optimizer", saved["optimizer"], self.outer)
         inner = saved.get("inner")
         if inner is not None:
@@ -572,15 +583,18 @@ class LocalSteps(Source):
             for each, optimizer in zip(inner, self._inner, strict=True):
                 _require_fits("an optimizer", each, optimizer)
         if own and "own" in saved:
-            tensors = {name: each for name, each, _shared, _anchor in self._tensors()}
-            tensors |= dict(self.module.named_buffers())
-            _require_like("parameters and buffers", saved["own"], tensors)
+            found = _require_names(
+                "parameters and buffers", saved["own"], self._own | dict(self.module.named_buffers())
+            )
+            own_parameters = {name: each for name, each, _shared, _anchor in self._tensors()}
+            _require_like("parameters", {name: found[name] for name in self._own}, own_parameters)
             _require_like("anchors", saved["anchors"], self._anchors)
         flight = saved.get("flight")
         if flight is not None and flight["means"] is not None:
             _require_like("means", flight["means"], {n: self.parameters[n] for n in self._anchors})
         whole = own and "own" in saved
-        text = f"{saved['attempts'] % self.every} steps after a round, {flight is not None} {whole}"
+        shapes = number_of([each.shape for each in base.values()])
+        text = f"{saved['attempts'] % self.every} steps after a round, {flight is not None} {whole} {shapes}"
         return text, lambda: self._take_up(saved, whole=whole)
 
     @torch.no_grad()
@@ -591,22 +605,25 @@ class LocalSteps(Source):
         self.outer.load_state_dict(saved["optimizer"])
         for each, optimizer in zip(saved.get("inner", ()), self._inner, strict=False):
             optimizer.load_state_dict(_sharded_state(optimizer, each))
+        self._buffer_means.take_up(saved["buffers"])
         self._lands_at = self._resumed = None
         if flight is not None:
             self._weight.copy_(torch.tensor([1.0, 0.0], device="cpu"))
             for name, view in self._views() if flight["means"] is not None else ():
                 view.copy_(flight["means"][name])
+            self._buffer_means.resume(flight["buffers"])
             self._lands_at, self._resumed = flight["lands_at"], flight["means"] is not None
         if whole:
             buffers = dict(self.module.named_buffers())
             tensors = buffers | {name: own for name, own, _shared, _anchor in self._tensors()}
             for name, each in saved["own"].items():
-                tensors[name].copy_(each)
+                put(tensors[name], each)
             for name, each in saved["anchors"].items():
                 self._anchors[name].copy_(each)
             self._reshard()
             self._left_at, self._unsound = saved["left_at"], saved["unsound"]
         else:
+            self._buffer_means.restore(reshaped=True)
             self.moor()
             self.arrive_now()
             self.moor()
@@ -689,12 +706,20 @@ def _sharded_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
     return {**saved, "state": state}
 
 
-def _require_like(what: str, saved: object, here: Mapping[str, Tensor]) -> None:
-    """Raise `ValueError` unless `saved` has tensors of the same names and shapes as are `here`."""
+def _require_names(what: str, saved: object, here: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """`saved`. Raises `ValueError` unless it has tensors of the names that are `here`."""
     if not isinstance(saved, Mapping) or saved.keys() != here.keys():
         raise ValueError(f"the state's {what} are not those of this model, by name")
+    if strange := [name for name in here if not isinstance(saved[name], Tensor)]:
+        raise ValueError(f"the state's {what} have no tensor of {strange[0]!r}")
+    return saved
+
+
+def _require_like(what: str, saved: object, here: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` unless `saved` has tensors of the same names and shapes as are `here`."""
+    found = _require_names(what, saved, here)
     for name, each in here.items():
-        if not isinstance(saved[name], Tensor) or saved[name].shape != each.shape:
+        if found[name].shape != each.shape:
             raise ValueError(f"the state's {what} have another shape of {name!r} than this model")
 
 

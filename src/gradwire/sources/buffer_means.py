@@ -1,0 +1,183 @@
+"""The mean over replicas of a model's floating buffers, such as BatchNorm's statistics, beside a round."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm, Pending
+from gradwire.kernels.range import LARGEST_GRADIENT
+from gradwire.placement import BufferTransfer, TransferredBuffer
+
+_KEY = "means of buffers"
+
+
+class BufferMeans:
+    """One all-reduce of what buffers have changed by, and of how many replicas have something to say of each.
+
+    A replica says nothing of a buffer that is not finite, or of another shape than all ranks have agreed on.
+    It then sends zeros of the agreed shape, so that lengths are the same on all ranks. The mean is over the
+    other replicas, and all take it. Where all say nothing, each replica keeps its own.
+
+    `base` is the state of the buffers when all ranks last agreed on it, in the type in which they are summed;
+    NaN for those of which they have agreed on the shape alone. It has the same bits on all ranks.
+    """
+
+    failure: BaseException | None = None
+
+    def __init__(self, here: Callable[[], Mapping[str, Tensor]], device: torch.device) -> None:
+        """`here()` are the buffers by name: modules put new tensors in their place. Sums are on `device`."""
+        self._here, self._device = here, device
+        self.base: dict[str, Tensor] = {}
+        self._sent: dict[str, Tensor] = {}
+        """`base`, as it was when this replica's part was packed."""
+        self._shapes: dict[str, torch.Size] = {}
+        """Shapes that buffers had then."""
+        self._come: Mapping[str, Tensor] | None = None
+        self._flat: Tensor
+        self._transfer: BufferTransfer
+        self._transferred: TransferredBuffer
+        self._pending: Pending | None = None
+
+    def begin(self) -> None:
+        """All ranks have equal buffers now."""
+        self.base = {name: _wide(each).to(self._device, copy=True) for name, each in self._here().items()}
+
+    # -- in a round
+
+    @torch.no_grad()
+    def pack(self, transfer: BufferTransfer, *, counts: bool) -> None:
+        """Bring this replica's part: nothing, unless it `counts`. Raises nothing; see `failure`."""
+        self._come, self._sent, self.failure = None, dict(self.base), None
+        self._transfer = transfer
+        kinds = {each.dtype for each in self._sent.values()}
+        numel = sum(each.numel() for each in self._sent.values()) + len(self._sent)
+        kind = torch.float64 if torch.float64 in kinds else torch.float32
+        flat = torch.zeros(numel, dtype=kind, device=self._device)
+        try:
+            here = self._here()
+            self._shapes = {name: here[name].shape for name in self._sent if name in here}
+            for (name, base), part, says in zip(self._sent.items(), *self._parts(flat), strict=True):
+                if counts and self._shapes.get(name) == base.shape:
+                    changed = here[name].to(base) - _known(base)
+                    if _is_sound(changed):
+                        part.copy_(changed.view(-1))
+                        says.fill_(1.0)
+        except Exception as error:
+            self.failure = error
+        self._flat, self._transferred = flat, transfer.start(_KEY, flat)
+
+    def _parts(self, flat: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        """Sums of each buffer, and of how many replicas."""
+        *sums, said = flat.split_with_sizes(
+            [*(each.numel() for each in self._sent.values()), len(self._sent)]
+        )
+        return sums, said
+
+    def is_stale(self, *, late: bool) -> bool:
+        """Buffers travel as they were when the round left."""
+        return False
+
+    def send(self, comm: Comm) -> None:
+        """Issue the all-reduce. Raises `TransportError`."""
+        try:
+            self._transferred.ready()
+        except BaseException as error:
+            self.failure = error
+        self._pending = comm.all_reduce(self._transferred.buffer)
+
+    def wait(self) -> None:
+        """Block until the sum is there. Raises `TransportError` when the all-reduce failed."""
+        assert self._pending is not None, "sent first"
+        self._pending.wait()
+
+    @property
+    def told(self) -> tuple[float, ...]:
+        """For each buffer 24 bits over the shape that it had when it was packed."""
+        return tuple(number_of(self._shapes.get(name)) for name in self._sent)
+
+    def heard(self, rows: Sequence[tuple[float, ...]]) -> None:
+        """By what all ranks have told: where all have a buffer of one shape, the next round goes by that."""
+        for name, told in zip(self._sent, zip(*rows, strict=True), strict=True):
+            shape = self._shapes.get(name)
+            if shape is not None and len(set(told)) == 1 and shape != self.base[name].shape:
+                self.base[name] = self.base[name].new_full(shape, torch.nan)
+
+    # -- when it lands
+
+    def come(self) -> Mapping[str, Tensor]:
+        """The means that the last round has brought, by name."""
+        if self._come is None:
+            self._transferred.copy_back()
+            self._transfer.join()
+            sums, said = self._parts(self._flat)
+            self._come = {
+                name: _known(base) + (summed / by).view(base.shape).to(base.dtype)
+                for (name, base), summed, by in zip(self._sent.items(), sums, said.tolist(), strict=True)
+                if by
+            }
+        return self._come
+
+    def resume(self, come: Mapping[str, Tensor]) -> None:
+        """A round was under way in a checkpoint, and these had come."""
+        self._come = {name: each.to(self._device) for name, each in come.items()}
+
+    @torch.no_grad()
+    def land(self) -> None:
+        """Go on from the means, rounded to the buffers' types."""
+        here = self._here()
+        for name, mean in self.come().items():
+            own = here.get(name)
+            # Elsewhere it may have been replaced since; the base is the same on all ranks nevertheless.
+            self.base[name] = mean if own is None else mean.to(own.dtype).to(mean.dtype)
+            if own is not None and own.shape == mean.shape:
+                own.copy_(mean)
+
+    # -- between rounds
+
+    def take_up(self, base: Mapping[str, Tensor]) -> None:
+        """Go on from another `base`, of a checkpoint."""
+        self.base = {name: each.to(self._device, copy=True) for name, each in base.items()}
+
+    @torch.no_grad()
+    def restore(self, *, reshaped: bool = False) -> None:
+        """Overwrite buffers by `base`, where that is finite and of the same shape.
+
+        With `reshaped` buffers take on the shape as well.
+        """
+        here = self._here()
+        for name, base in self.base.items():
+            own = here.get(name)
+            if own is not None and (reshaped or own.shape == base.shape) and bool(base.isfinite().all()):
+                put(own, base)
+
+
+def put(own: Tensor, value: Tensor) -> None:
+    """Overwrite `own`, in the shape of `value`."""
+    if own.shape != value.shape:
+        own.resize_(value.shape)
+    own.copy_(value)
+
+
+def number_of(told: object) -> float:
+    """24 bits over `told` as a text, which a float32 holds exactly."""
+    return float(zlib.crc32(str(told).encode()) % 2**24)
+
+
+def _wide(buffer: Tensor) -> Tensor:
+    return buffer.detach().to(torch.float64 if buffer.dtype == torch.float64 else torch.float32)
+
+
+def _known(base: Tensor) -> Tensor:
+    """`base`, with zeros where it is not finite: such an element travels whole."""
+    return base.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _is_sound(changed: Tensor) -> bool:
+    if not changed.numel():
+        return False  # there is nothing to say
+    low, high = changed.aminmax()
+    return abs(float(low)) < LARGEST_GRADIENT and abs(float(high)) < LARGEST_GRADIENT
