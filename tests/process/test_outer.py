@@ -191,7 +191,7 @@ REFUSED = {
     "delay": "ValueError: delay=4 is not a number of steps below every=4",
     "every": "ValueError: every=0 is not a number of steps",
     "auto": "ValueError: auto and other recipes that measure",
-    "gcomp": "ValueError: gcomp(mode='near'",
+    "gcomp": "ValueError: gcomp reads the state",
     "no optimizer": "ValueError: outer() counts an optimizer's steps",
     "outer": "ValueError: outer= made an optimizer of other parameters",
     "ranks": "RanksDisagree: ranks disagree on every",
