@@ -203,9 +203,8 @@ def test_what_has_stayed_is_decided_anew_once_link_or_steps_have_changed(
     assert not any(calm_for_long(calm) for _step in range(2 * kept))
 
 
-LINK = Network(Link(6e-3, 1e-9))
-"""On which latency is all, so that of few bits and gathered choices those with fewer rounds are predicted to
-take less."""
+LINK = Network(Link(1e-3, 8e-6))
+"""On which a dense step is predicted to take about what the clock says, and fewer bytes less."""
 MEASURING = DISCARDED + ORDINARY + MEASURED
 TRIAL = 2 * LEAST + 1
 """A step's time and its weight are known at the next verdict. Steps that do not vary leave nothing open, so
