@@ -7,8 +7,7 @@ sent.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -31,10 +30,16 @@ TRIED_TRIPS, TRIED_S = 8, 0.2
 """The message that is tried is the first of `TRIED_BYTES` that takes one connection so many round trips, and
 seconds. In less, latency hides the window."""
 
-_REPETITIONS = 5
+_READINGS, _MORE = 3, 2
+"""Readings of a message, and how many more if those are on both sides of the bound in question. So the median
+of five is on the same side. Lengths that only lead to the one that is tried have one reading."""
+_READINGS_S = 2.0
+"""Messages that take longer have fewer readings, so that these take about as long together. What disturbs a
+message is little beside it then."""
 
-_BATCHES = 5
-"""A rank that waits for its processor looks far away. So many times in a row it seldom does."""
+_TRIPS, _BATCHES, _TRIPS_S = 5, 5, 0.25
+"""A rank that waits for its processor looks far away. So many times in a row it seldom does, and not for so
+many seconds."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +69,26 @@ def tried(over: Callable[[int], Comm | None], control: Comm, clock: Callable[[],
     each other and far from those of another.
 
     Five messages of a number, and 8 bytes per rank where round trips are short and ranks have their
-    processors; seconds where round trips are long.
+    processors. Where they are long, two seconds and a message for each number of connections, and the time in
+    which these are made.
     """
     one, payload_bytes = over(1), 0
     assert one is not None, "there is one connection"
     trip_s, times_s = round_trip_s(one, control, clock), dict[int, float]()
     if trip_s < LONG_S:
         return Tried(trip_s, payload_bytes, times_s, 1)
+    enough_s = max(TRIED_TRIPS * trip_s, TRIED_S)
     for payload_bytes in TRIED_BYTES:
-        times_s[1] = median(_times(one, payload_bytes, control, clock))
-        if times_s[1] >= max(TRIED_TRIPS * trip_s, TRIED_S):
-            break
+        first = _times(one, payload_bytes, 1, control, clock)
+        if first[0] >= enough_s or payload_bytes == TRIED_BYTES[-1]:
+            times_s[1] = _median_s(one, payload_bytes, enough_s, first[0], control, clock, first)
+            if times_s[1] >= enough_s:
+                break
     count = 1
     while count < MOST and (more := over(2 * count)) is not None:
-        times_s[2 * count] = median(_times(more, payload_bytes, control, clock))
-        if times_s[2 * count] > GAIN * times_s[count]:
+        bound_s = GAIN * times_s[count]
+        times_s[2 * count] = _median_s(more, payload_bytes, bound_s, times_s[count], control, clock)
+        if times_s[2 * count] > bound_s:
             break
         count *= 2
     return Tried(trip_s, payload_bytes, times_s, count)
@@ -89,19 +99,41 @@ def round_trip_s(comm: Comm, control: Comm, clock: Callable[[], float] = now_s) 
 
     gloo announces a receive before it sends, so that a message takes a round trip.
     """
-    trip_s = math.inf
+    trips_s = list[float]()
     for _ in range(_BATCHES):
-        trip_s = min(trip_s, *_times(comm, 4, control, clock))
-        if trip_s < LONG_S:
+        trips_s += _times(comm, 4, _TRIPS, control, clock)
+        if min(trips_s) < LONG_S or sum(trips_s) >= _TRIPS_S:
             break
-    return trip_s
+    return min(trips_s)
 
 
-def _times(comm: Comm, payload_bytes: int, control: Comm, clock: Callable[[], float]) -> list[float]:
+def _median_s(
+    comm: Comm,
+    payload_bytes: int,
+    bound_s: float,
+    about_s: float,
+    control: Comm,
+    clock: Callable[[], float],
+    first: Sequence[float] = (),
+) -> float:
+    """How long a message takes, of which one takes `about_s`: the median, of few readings if all are below
+    `bound_s` or none. Some of them may have been taken `first`."""
+    readings = min(_READINGS, max(1, int(_READINGS_S / about_s)))
+    times_s = [*first, *_times(comm, payload_bytes, readings - len(first), control, clock)]
+    if readings == _READINGS and len({each < bound_s for each in times_s}) == 2:
+        times_s += _times(comm, payload_bytes, _MORE, control, clock)
+    return median(times_s)
+
+
+def _times(
+    comm: Comm, payload_bytes: int, messages: int, control: Comm, clock: Callable[[], float]
+) -> list[float]:
     """How long the slowest rank took for each of several messages to the next one."""
+    if messages == 0:
+        return []
     sent = torch.zeros(payload_bytes // 4, device="cpu")
     received, seconds = torch.empty_like(sent), []
-    for _ in range(_REPETITIONS):
+    for _ in range(messages):
         start_s = clock()
         comm.shift(received, sent).wait()
         seconds.append(clock() - start_s)

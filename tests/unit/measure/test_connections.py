@@ -80,6 +80,26 @@ def test_where_a_round_trip_is_short_nothing_more_is_sent() -> None:
     assert not results[0].times_s
 
 
+@pytest.mark.parametrize(("trip_s", "most"), [(0.01, 41), (0.05, 21), (0.1, 19), (0.3, 14)])
+@pytest.mark.parametrize("windows", [0.1, 1, 2, 8])
+def test_the_longer_the_round_trip_the_fewer_messages(trip_s: float, most: int, windows: float) -> None:
+    results, _counts, messages = found([trip_s, trip_s], windows * WINDOW_BYTES / trip_s)
+    assert results[0].connections == max(1, windows)
+    assert messages[0] == messages[1] <= most
+
+
+def test_readings_that_disagree_are_outvoted_by_two_more() -> None:
+    rate = 2 * WINDOW_BYTES / 0.05
+    results, _counts, [usual, _] = found([0.05, 0.05], rate)
+    tried_again = []
+    for late in range(8, usual):  # whichever message of those that count
+        delayed, _counts, [messages, _] = found([0.05, 0.05], rate, delays_s=[0.0] * late + [0.4])
+        assert delayed[0].connections == results[0].connections == 2
+        tried_again.append(messages - usual)
+    assert 2 in tried_again
+    assert max(tried_again) <= 4
+
+
 def test_a_rank_that_waits_for_its_processor_is_not_far_away() -> None:
     results, counts, messages = found([1e-3] * 2, 1e9, delays_s=[0.02] * 13)
     assert (counts, messages) == ([1], [15] * 2)
