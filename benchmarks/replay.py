@@ -152,6 +152,17 @@ def by_bytes(_case: Case, comparison: Comparison) -> Comparison:
     )
 
 
+def by_exposed(_case: Case, comparison: Comparison) -> Comparison:
+    """What communication adds, times what it added to dense over what it was predicted to, if above 1."""
+    assert comparison.dense_predicted_s is not None, "a line has it"
+    alone_s = comparison.backward_s
+    predicted_s = max(comparison.dense_predicted_s - alone_s, 1e-9)
+    times = max((comparison.dense_s - alone_s) / predicted_s, 1.0)
+    return _predicting(
+        comparison, lambda each: each.predicted_s + (times - 1.0) * max(each.predicted_s - alone_s, 0.0)
+    )
+
+
 def by_codec(slowed: float, case: Case, comparison: Comparison) -> Comparison:
     """Codecs take `slowed` times as long for each rank that shares a core, beside what was predicted."""
     return _predicting(
@@ -338,6 +349,7 @@ def corrections(fit: Sequence[Case]) -> dict[str, Correct]:
         "times dense's ratio": by_ratio,
         "times dense's ratio, if above 1": by_ratio_if_longer,
         "dense's error per byte": by_bytes,
+        "dense's ratio of what is exposed": by_exposed,
         f"codecs slowed, {slowed:.1f} per rank and core": codec,
         f"per byte, and codecs slowed by {beside:.1f}": both,
         f"times {times:.2f}": constant,
