@@ -231,14 +231,15 @@ def measure(setting: Setting, mode: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a line says. Without a real model `gaps` is empty and `time` None."""
+    """What a line says. Without a real model `gaps` is empty and `time` None; where `auto` predicts nothing,
+    because communication hides, `predicted` is None."""
 
     regret: float
     best: str
     over_ddp: float
     low: float
     again: float
-    predicted: float
+    predicted: float | None
     settled_at: int | None
     gaps: tuple[float, ...]
     time: float | None
@@ -268,7 +269,7 @@ def judged(line: dict[str, Any], references: Sequence[dict[str, Any]]) -> Judged
         over_ddp=over_ddp.ratio,
         low=over_ddp.low,
         again=paired(slices_s["ddp again"], slices_s["ddp"]).ratio,
-        predicted=(line["predicted_step_s"] or 0.0) / step_s["auto"],
+        predicted=line["predicted_step_s"] and line["predicted_step_s"] / step_s["auto"],
         settled_at=line["settled_at"],
         gaps=gaps,
         time=time,
@@ -304,7 +305,8 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
             f"| {line['setting']}{mark} | `{line['chosen']}` | {verdict.settled_at or 'not settled'} "
             f"| {times} | {verdict.regret:.2f}, `{verdict.best}` "
             f"| {verdict.over_ddp:.2f} ({verdict.again:.2f}) "
-            f"| {verdict.predicted:.2f} | {gaps} | {'' if verdict.time is None else f'{verdict.time:.2f}'} |"
+            f"| {'' if verdict.predicted is None else f'{verdict.predicted:.2f}'} | {gaps} "
+            f"| {'' if verdict.time is None else f'{verdict.time:.2f}'} |"
         )
     return "\n".join([*shown, "", *goals(found)]) if found else "\n".join(shown)
 
@@ -312,7 +314,7 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
 def goals(found: Sequence[Judged]) -> list[str]:
     """What all settings say together, beside what was wanted."""
     regrets = [each.regret for each in found]
-    errors = [abs(each.predicted - 1.0) for each in found]
+    errors = [abs(each.predicted - 1.0) for each in found if each.predicted is not None]
     gaps = [fmean(each.gaps) for each in found if each.gaps]
     late = [each for each in found if each.settled_at is None or each.settled_at > 80]
     said = [

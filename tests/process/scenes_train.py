@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.control.profiler import DISCARDED, ORDINARY
 from tests.support.models import digest, optimizer_of, perceptron, train
 from tests.support.recipes import TRAINS
 
@@ -52,11 +56,43 @@ def learns(recipe: str) -> dict[str, Any]:
     }
 
 
+STEPS = DISCARDED + ORDINARY
+"""After which `auto` knows whether communication hides."""
+
+
+def hides() -> dict[str, Any]:
+    """All ranks compute for long, the first one longest, and little is asked of dense."""
+    ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
+    optimizer = optimizer_of(ddp)
+    wire = gradwire.attach(ddp, optimizer, "auto", target=0.2)
+
+    def computed_for_long(output: Tensor, target: Tensor) -> Tensor:
+        time.sleep(0.05 if dist.get_rank() == 0 else 0.02)
+        return nn.functional.mse_loss(output, target)
+
+    settled = []
+    for step in range(STEPS + 3):
+        train(ddp, optimizer, range(step, step + 1), computed_for_long)
+        settled.append(wire.settled)
+    report = wire.report()
+    alike = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
+    train(alike, optimizer_of(alike), range(STEPS + 3))
+    return {
+        "settled": settled,
+        "recipe": report.recipe,
+        "why": report.why,
+        "facts": report.facts,
+        "digest": digest(ddp),
+        "ddp": digest(alike),
+    }
+
+
 DENSE = ("plain", "bucket views", "small buckets")
 
 SCENES: dict[str, Callable[[], Any]] = {
     "plain": dense_is_ddp,
     "bucket views": partial(dense_is_ddp, gradient_as_bucket_view=True),
     "small buckets": partial(dense_is_ddp, bucket_cap_mb=0.01),
+    "hides": hides,
     **{recipe: partial(learns, recipe) for recipe in TRAINS},
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.scenes_train import DENSE
+from tests.process.scenes_train import DENSE, STEPS
 from tests.support.ranks import Results, perform_in_halves, value
 from tests.support.recipes import TRAINS
 
@@ -52,6 +52,17 @@ def test_who_has_led_is_counted_alike_on_all_ranks(three: Results) -> None:
 def test_an_adaptive_recipe_decides_alike_on_all_ranks(three: Results) -> None:
     for recipe in ("auto", "covap"):
         assert len({each["recipe"] for each in value(three, recipe)}) == 1
+
+
+def test_auto_stays_with_dense_where_communication_hides_and_measures_no_more(three: Results) -> None:
+    found = value(three, "hides")
+    assert len({each["why"] for each in found}) == 1, "the waits are agreed on"
+    for each in found:
+        assert each["settled"] == (STEPS - 1) * [False] + 4 * [True]
+        assert each["recipe"] == "dense"
+        assert each["why"].startswith("communication hides as it is: at most ")
+        assert each["facts"] is None, "no step was taken apart, and no link probed"
+        assert each["digest"] == each["ddp"]
 
 
 @pytest.mark.parametrize("recipe", ["auto", "covap"])

@@ -113,10 +113,15 @@ class WarmupController:
         return self.profiler.row(lambda: step.times(self.specs, self._watch))
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
-        """Once there are enough facts, survey the rest of them, a collective, and decide."""
-        facts = self.profiler.observe(rows, step.lasted_s())
+        """Once there are enough facts, survey the rest of them, a collective, and decide.
+
+        Where communication hides in ordinary steps, none is taken apart, and nothing is surveyed.
+        """
+        took_s = step.lasted_s()
+        facts = self.profiler.observe(rows, took_s, step.exposed(took_s))
         if facts is None:
-            return None
+            exposed = self.profiler.exposed
+            return self.decision.hidden(exposed) if exposed else None
         # Verdicts have more rows where ranks hold shards.
         facts = replace(facts, buckets=tuple(step.direct), world=self.env.comm.world)
         return self.decide(surveyed(facts, self.decision, self.env, self.specs, self.may_follow))

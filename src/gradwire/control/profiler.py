@@ -23,10 +23,11 @@ class WarmupProfiler:
     after bucket when the backward pass is over, so that neither slows the other down. `numel` are the
     elements of the parameters in layout order.
 
-    A rank's row says how long its last step took, and in a step taken apart also that step's `Times.row`.
+    A rank's row says how long its last step took, which share of it was exposed (`Step.exposed`), and in a
+    step taken apart also that step's `Times.row`.
 
     >>> profiler = WarmupProfiler()
-    >>> rows = [(0.0,), (9.0,), *3 * [(3.5, 1.0, 0.5, 2.0, 0.25)]]
+    >>> rows = [(0.0, 0.0), (9.0, 0.5), *3 * [(3.5, 0.5, 1.0, 0.5, 2.0, 0.25)]]
     >>> [profiler.observe([row]) is not None for row in rows]
     [False, False, False, False, True]
     """
@@ -34,8 +35,9 @@ class WarmupProfiler:
     def __init__(self, numel: Sequence[int] = (), ordinary: int = 0) -> None:
         self._seen = 0
         self._numel, self._ordinary = tuple(numel), ordinary
-        self._previous_s = 0.0
+        self._told = (0.0, 0.0)
         self._ordinary_s: list[float] = []
+        self._exposed: list[float] = []
         self._steps: list[Facts] = []
 
     @property
@@ -43,19 +45,35 @@ class WarmupProfiler:
         """Whether the next step, or the one that runs, is taken apart."""
         return self._seen >= DISCARDED + self._ordinary
 
+    @property
+    def exposed(self) -> tuple[float, ...]:
+        """The shares that were exposed of the ordinary steps that are known, of which one is not yet.
+
+        Only when they have run, before the first step that would be taken apart; else empty. A share is that
+        of the rank that computed longest: others wait for it, too, and not for the network alone.
+        """
+        is_time = self._ordinary > 0 and self._seen == DISCARDED + self._ordinary
+        return tuple(self._exposed) if is_time else ()
+
     def row(self, times: Callable[[], Times]) -> tuple[float, ...]:
         """This rank's row of a verdict; `times` are asked for only in a step that is taken apart."""
-        return (self._previous_s, *(times().row if self.is_serial else ()))
+        return (*self._told, *(times().row if self.is_serial else ()))
 
-    def observe(self, rows: Sequence[Sequence[float]], took_s: float = 0.0) -> Facts | None:
-        """Take every rank's row; facts once there are enough. `took_s` is how long this step took here."""
+    def observe(
+        self, rows: Sequence[Sequence[float]], took_s: float = 0.0, exposed: float = 0.0
+    ) -> Facts | None:
+        """Take every rank's row; facts once there are enough.
+
+        `took_s` is how long this step took here, and `exposed` the share of it that was.
+        """
         if DISCARDED < self._seen <= DISCARDED + self._ordinary:
             self._ordinary_s.append(max(row[0] for row in rows))
+            self._exposed.append(min(row[1] for row in rows))
         if self.is_serial:
-            ranks = [Times.of_row(row[1:], len(self._numel)) for row in rows]
+            ranks = [Times.of_row(row[2:], len(self._numel)) for row in rows]
             self._steps.append(facts_of_step(ranks, self._numel))
         self._seen += 1
-        self._previous_s = took_s
+        self._told = took_s, exposed
         if len(self._steps) < MEASURED:
             return None
         facts = replace(typical(self._steps), steps=self._seen)

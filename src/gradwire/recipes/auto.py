@@ -1,17 +1,20 @@
 """auto: the fastest of the recipes that leave little of the gradient late, as trials find it.
 
-First, dense steps are timed as a whole, then in parts. The cost model predicts a step of every candidate,
-which says what is worth a trial. A trial is training: it measures what a step takes here, and how much of the
-gradient is late (`gradwire.recipes.trial`). The choice is a pure function of numbers that all ranks have
-agreed on (`gradwire.control.choice`).
+First, dense steps are timed as a whole. If communication hides in them, dense stays. Otherwise some more are
+timed in parts, and the cost model predicts a step of every candidate, which says what is worth a trial. A
+trial is training: it measures what a step takes here, and how much of the gradient is late
+(`gradwire.recipes.trial`). The choice is a pure function of numbers that all ranks have agreed on
+(`gradwire.control.choice`).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 
-from gradwire.control.choice import ASSUMED_OFF, LATE, Comparison, Option
+from gradwire.control.choice import ASSUMED_OFF, CERTAIN, LATE, Comparison, Option
 from gradwire.control.profiler import ORDINARY
-from gradwire.planning.change_detection import error_of
+from gradwire.planning.change_detection import deviation, error_of
 from gradwire.planning.facts import Facts
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import dense, measured_for
@@ -83,6 +86,7 @@ def auto(target: float = 0.95, late: float = LATE) -> Composition:
             whole_steps=True,
             candidates=("dense", *(text for text in CANDIDATES if worth[text])),
             foreseen=tuple(text for text in CANDIDATES if not worth[text]),
+            hidden=lambda exposed: dense_where_hidden(exposed, target, late, again),
             resume=lambda composition: watched(composition, again, late),
         )
     )
@@ -117,6 +121,21 @@ def comparison_of(facts: Facts, target: float, late: float) -> Comparison:
         facts.dense_noise,
         later=tuple(each for each in options if not may_be_within(late, each.assumed)),
     )
+
+
+def dense_where_hidden(
+    exposed: Sequence[float], target: float, late: float, again: Again
+) -> Composition | None:
+    """Dense, where so small a share of a step is `exposed` that dense certainly reaches `target`.
+
+    The upper bound of the share counts, by how much steps vary. That computing may be slower beside
+    communication is not in it.
+    """
+    most = median(exposed) + CERTAIN * error_of(deviation(exposed), len(exposed))
+    if most >= 1.0 - target:
+        return None
+    why = f"communication hides as it is: at most {most:.1%} of a step waits for it"
+    return watched(replace(dense(), why=why), again, late)
 
 
 def may_be_within(late: float, assumed: float) -> bool:

@@ -132,6 +132,10 @@ class Decision:
     It gets their forecasts (`Facts.forecasts`), and those of recipes that it has only `foreseen` and may not
     take.
 
+    With `whole_steps`, it may also be made before any step is taken apart: `hidden` gets the shares of whole
+    steps in which the slowest rank waited for communication, and makes what runs if they are small enough;
+    `None` to go on measuring. There are no facts then.
+
     A run that goes on from a checkpoint begins with what was decided before: `resume` makes of it what runs.
     """
 
@@ -141,6 +145,7 @@ class Decision:
     whole_steps: bool = False
     candidates: tuple[str, ...] = ()
     foreseen: tuple[str, ...] = ()
+    hidden: Callable[[Sequence[float]], Composition | None] = lambda _exposed: None
     resume: Callable[[Composition], Composition] = lambda composition: composition
 
 

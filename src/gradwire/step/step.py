@@ -270,6 +270,14 @@ class Step:
         """Seconds from the end of the step before to the last gradient: all that this rank did by itself."""
         return self.before_s + self.last_arrival_s - self.started_s
 
+    def exposed(self, took_s: float) -> float:
+        """The share of the time since the step before in which nothing was left to compute here.
+
+        `took_s` is how long it `lasted_s`. On the rank that computes longest, that is what communication adds
+        to the step; others wait for that rank, too.
+        """
+        return 1.0 - self.computing_s / (self.before_s + took_s)
+
     def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
         """Note how many more pieces of each of `units` are folded; returns those complete now."""
         ready = []

@@ -75,10 +75,33 @@ def test_rows_of_ordinary_steps_are_short() -> None:
 
     for _ in range(DISCARDED + ORDINARY):
         row = profiler.row(asked)
-        assert len(row) == 1
-        assert profiler.observe([row], 1.0) is None
+        assert len(row) == 2
+        assert profiler.observe([row], 1.0, 0.25) is None
     times = Times(1.0, (2.0,), 0.5, (0.1, 0.2))
-    assert profiler.row(lambda: times) == (1.0, *times.row)
+    assert profiler.row(lambda: times) == (1.0, 0.25, *times.row)
+
+
+def test_exposed_shares_are_known_once_before_any_step_is_taken_apart() -> None:
+    """By step those of the rank that computed longest, which is not always the same."""
+    ranks = [WarmupProfiler(ordinary=ORDINARY) for _ in range(2)]
+    shares = [(0.9, 0.8), (0.7, 0.6), *((0.01 * step, 0.5) for step in range(ORDINARY - 1)), (0.5, 0.2)]
+    found = []
+    for step_shares in [*shares, *MEASURED * [(0.4, 0.3)]]:
+        rows = [each.row(lambda: Times(1.0, (2.0,))) for each in ranks]
+        for each, share in zip(ranks, step_shares, strict=True):
+            each.observe(rows, 1.0, share)
+        found.append([each.exposed for each in ranks])
+    known = tuple(0.01 * step for step in range(ORDINARY - 1))
+    ordinary = DISCARDED + ORDINARY
+    assert found[ordinary - 1] == [known, known], "the last one is not heard of yet"
+    assert all(each == [(), ()] for each in found[: ordinary - 1] + found[ordinary:])
+
+
+def test_without_ordinary_steps_nothing_is_known_of_what_is_exposed() -> None:
+    profiler = WarmupProfiler()
+    for _ in range(DISCARDED + MEASURED):
+        profiler.observe([profiler.row(lambda: Times(1.0, (2.0,)))], 1.0, 0.5)
+        assert profiler.exposed == ()
 
 
 def test_without_ordinary_steps_nobody_knows_what_one_takes() -> None:
