@@ -19,6 +19,7 @@ from statistics import median
 
 from gradwire.planning.costs import BackwardTiming, Line
 from gradwire.planning.cuts import even_cuts
+from gradwire.planning.forecast import CALL_S
 from gradwire.planning.merge import GroupCost, optimal_cuts
 from gradwire.planning.predict import ready_of_element
 
@@ -84,8 +85,8 @@ def paper_cuts(
 def balanced_edges(backward: BackwardTiming, interval: int, communicate: Line) -> tuple[float, ...]:
     """The ends of the best segments, as shares of all elements: the `edges` of `phased_cuts`.
 
-    All steps of the interval then carry as much, and each ends as early as possible. `communicate` is the
-    time of a unit of x elements on the wire.
+    All steps of the interval then carry as much, and each ends as early as possible. A unit costs the processor
+    a call. `communicate` is the time of a unit of x elements on the wire.
 
     >>> balanced_edges(BackwardTiming(0.0, (1.0, 10.0), (60, 40), 10.0), 4, Line(0.1, 0.01))
     (0.6,)
@@ -98,11 +99,13 @@ def _segments(backward: BackwardTiming, interval: int, communicate: Line) -> lis
     """The elements at which segments begin and end.
 
     A step sends one unit of every segment, 1/I of it, ready at the latest when the segment is; so the best
-    segments are the best groups of tensors for a wire that is I times as fast.
+    segments are the best groups of tensors for a wire that is I times as fast. Each takes calls, for whose
+    processor time the backward pass waits: without that, as many segments as there are pieces would be best
+    where everything hides.
     """
     pieces = _divisible(backward, interval)
     wire = Line(communicate.base_s, communicate.slope_s / interval)
-    segments = optimal_cuts(pieces, GroupCost(Line(0.0, 0.0), wire))
+    segments = optimal_cuts(pieces, GroupCost(Line(CALL_S, 0.0), wire))
     ends = list(accumulate(pieces.numel, initial=0))
     return [0, *(ends[cut] for cut in segments), ends[-1]]
 

@@ -70,6 +70,16 @@ def test_balanced_cuts_end_no_later_than_others(of: BackwardTiming, interval: in
 
 
 @every_model
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.95])
+@pytest.mark.parametrize("interval", [1, 2, 3, 7])
+def test_segments_are_few_where_everything_hides(of: BackwardTiming, share: float, interval: int) -> None:
+    # A step's bytes take this share of the backward pass, so only the last unit can be seen.
+    wire = Line(2e-4, share * interval * of.total_s / sum(of.numel))
+    segments = (1 + len(balanced_cuts(of, interval, wire))) / interval
+    assert segments <= 20
+
+
+@every_model
 def test_without_an_interval_it_is_the_best_grouping_of_pieces(of: BackwardTiming) -> None:
     cuts = balanced_cuts(of, 1, WIRE)
     (found,) = cycle(of, cuts, 1)
