@@ -84,7 +84,11 @@ def gains(demo: Document) -> str:
         f"**{headline(demo)}.** `make demo` trains a {model} of {facts['parameters'] / 1e6:.2f} M "
         f"parameters on {facts['data'].split(',')[0]}, over {_plain(link_text(demo))}, on "
         f"{settings['workers']} ranks that share {demo['machine']['cores']} cores. "
-        + (f"The link is {TARGET_CCR} times too slow. " if settings["rate_chosen_here"] else "")
+        + (
+            f"By choice, an all-reduce there takes {TARGET_CCR} times as long as the backward pass. "
+            if settings["rate_chosen_here"]
+            else ""
+        )
         + "Bytes are counted at the network interface."
     )
     picture = "![training loss against time, plain DDP and gradwire](docs/pictures/loss-over-time.svg)"
@@ -98,10 +102,11 @@ def gains(demo: Document) -> str:
     ]
     seeds = min(len(both.ddp.courses), len(both.wire.courses))
     first = max(course.uncounted for course in courses_of(demo) if course.name == "gradwire")
-    spread = f"with the range over {seeds} seeds of each" if seeds > 1 else "of one seed"
+    spread = f"the mean over {seeds} seeds, with their range" if seeds > 1 else "one seed"
     how = (
-        f"Means {spread}; losses are means of {WINDOW} steps. Times to a loss count every step, figures per "
-        f"step those from step {first + 1} on, after the choice. Measured on {_when(demo)}, on "
+        f"Plain DDP's final loss is that of its worst seed; losses are means of {WINDOW} steps. Times to it "
+        f"and accuracies are those of {spread}. Times count every step, figures per step those from step "
+        f"{first + 1} on, after the choice. Measured on {_when(demo)}, on "
         f"{demo['machine']['processor']}. "
         + " ".join(
             [*_claims(demo), *_choices(both.wire), *(note for note in demo["notes"] if "busy" in note)]
@@ -113,12 +118,14 @@ def gains(demo: Document) -> str:
 
 
 def _claims(demo: Document) -> list[str]:
-    """What choosing took, how many claims of the page hold, and all that do not."""
+    """What choosing cost, how many claims of the page hold, and all that do not."""
     cost = Choosing.of(courses_of(demo), demo["settings"]["warmup"])
-    told = [] if cost is None else [f"Measuring before the choice took {cost.cost_s:.1f} s."]
+    told = []
+    if cost is not None:
+        told.append(f"Until the choice, gradwire's steps took {cost.cost_s:.1f} s longer than plain DDP's.")
     missed = [check["worse"] for check in demo["checks"] if check["passed"] is False]
     held = sum(check["passed"] is True for check in demo["checks"])
-    told.append(f"{held} of {len(demo['checks'])} claims of its page hold.")
+    told.append(f"Of the claims on the run's page, {held} of {len(demo['checks'])} hold.")
     return [*told, f"Missed: {'; '.join(missed)}."] if missed else told
 
 
@@ -138,8 +145,9 @@ def _excerpt(report: Document | None) -> list[str]:
     why, *others = [row for row in rows if row.strip().startswith(EXCERPT)]
     why = f"{'; '.join(why.split('; ')[:2])}; …"
     shown = textwrap.fill(why, COLUMNS, subsequent_indent=" " * 15, break_on_hyphens=False)
-    said = f"`print(wire.report())` begins like this, after {report['step']} steps:"
-    return [said, "\n".join(["```text", title, shown, *others, "```"])]
+    said = f"`print(wire.report())` begins like this, after {report['step']} steps."
+    said += ' The times in "why" are those before the choice:'
+    return [_filled(said), "\n".join(["```text", title, shown, *others, "```"])]
 
 
 def choices(demo: Document) -> str:

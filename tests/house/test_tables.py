@@ -39,7 +39,7 @@ def test_what_users_miss_stands_above_the_table_and_all_that_was_missed_below_it
     above, _, below = text.partition("| plain DDP |")
     assert "of the time, but its accuracy is worse.**" in above
     assert "bytes" not in above.partition("| |")[0].replace("Bytes are counted", "")
-    assert "1 of 3 claims of its page hold. Missed: worse by 0.14; bytes off by +9 %." in below
+    assert "Of the claims on the run's page, 1 of 3 hold. Missed: worse by 0.14; bytes off by +9 %." in below
     held = tables.gains({**DEMO, "checks": [{**sent, "passed": True}]})
     assert "Missed" not in held
     assert "of the time.**" in " ".join(held.split())
