@@ -113,7 +113,7 @@ class Series:
         return tag if message.nbytes > LONGEST_BYTES else self._first_tag + 2 * message.nbytes + tag
 
     def over(self, group: dist.ProcessGroup) -> _Announced:
-        """What is announced over `group`."""
+        """Receives that are announced over `group`."""
         return self._announced.setdefault(group, _Announced())
 
     def end(self) -> None:
