@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,12 +16,14 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.ao.quantization import (
     MinMaxObserver,
     MovingAverageMinMaxObserver,
     PerChannelMinMaxObserver,
 )
+from torch.distributed.checkpoint.state_dict import set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -274,6 +279,258 @@ def buffers() -> dict[str, Any]:
         "mask": model.mask.tolist() == [0.0, -torch.inf],
         "alike": equal_on_all([*values(model), model.norm.running_mean, model.norm.running_var]),
         "rounds": wire.report().step,
+    }
+
+
+State = dict[str, Tensor]
+Way = Callable[[nn.Module, State], Any]
+
+
+def copied(state: State) -> State:
+    return {name: each.clone() for name, each in state.items()}
+
+
+def load_all(model: nn.Module, state: State) -> None:
+    model.load_state_dict(copied(state))
+
+
+def load_compiled(model: nn.Module, state: State) -> None:
+    compiled = torch.compile(model, backend="eager")
+    compiled.load_state_dict({f"_orig_mod.{name}": each for name, each in copied(state).items()})
+
+
+def load_parts(model: nn.Module, state: State) -> None:
+    for name, part in model.named_children():
+        inside = {key.removeprefix(f"{name}."): each for key, each in state.items() if key.startswith(name)}
+        part.load_state_dict(copied(inside))
+
+
+def load_twice(model: nn.Module, state: State) -> None:
+    model.load_state_dict({name: torch.zeros_like(each) for name, each in state.items()})
+    model.load_state_dict(copied(state))
+
+
+def stored(state: State) -> Path:
+    """A checkpoint of DCP: a collective."""
+    folder = Path(os.environ[FOLDER]) / f"dcp-{digest_of(state)}"
+    if not folder.exists():
+        dcp.save({"model": copied(state)}, checkpoint_id=folder)
+    dist.barrier()
+    return folder
+
+
+def digest_of(state: State) -> str:
+    return "-".join(f"{len(name)}{tuple(each.shape)}" for name, each in state.items())[:100]
+
+
+def load_by_dcp(model: nn.Module, state: State) -> None:
+    """DCP writes into the parameters themselves, and then loads them into themselves."""
+    dcp.load({"model": model}, checkpoint_id=stored(state))
+
+
+def load_by_setting(model: nn.Module, state: State) -> None:
+    set_model_state_dict(model, copied(state))  # type: ignore[arg-type]
+
+
+def rested(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, count: int) -> None:
+    """Steps that learn nothing."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    steps(model, optimizer, range(first, first + count))
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def loaded(way: Way, recipe: str, delay: int) -> dict[str, Any]:
+    """In the middle of a round, where one with a `delay` is under way. Nothing is learned for two rounds."""
+    model, state = model_and_state(24)[0], copied(model_and_state(25)[1])
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, recipe, delay=delay)
+    steps(model, optimizer, range(2 * EVERY + 1))
+    way(model, state)
+    target = [state[name] for name, _ in model.named_parameters()]
+    shown = True
+    if delay == 0:  # with a delay training goes on first
+        memory = state_of(wire)["memory"].values()
+        shown = same(shared(wire, model), target) and not any(bool(each.any()) for each in memory)
+    rested(model, optimizer, 2 * EVERY + 1, 2 * EVERY + delay)
+    found = {
+        "shown": shown,
+        "stays": same(values(model), target) and same(shared(wire, model), target),
+    }
+    steps(model, optimizer, range(5 * EVERY, 7 * EVERY))
+    wire.detach()
+    return found | {"learns": not same(values(model), target), "alike": equal_on_all(values(model))}
+
+
+def loaded_apart(which: str) -> dict[str, Any]:
+    """Rank 1 loads alone, or something else than rank 0; then all load the same."""
+    model = perceptron(26)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "int4", delay=1)
+    steps(model, optimizer, range(EVERY + 2))
+    rank = dist.get_rank()
+    if which != "one" or rank == 1:
+        model.load_state_dict(perceptron(27 + rank).state_dict())
+    raised = []
+    for step in range(EVERY + 2, 3 * EVERY + 2):
+        try:
+            steps(model, optimizer, range(step, step + 1))
+        except gradwire.RanksDisagree as error:
+            raised.append(f"{wire.attempts}: {error}")
+    try:
+        wire.detach()
+        ended = ""
+    except gradwire.RanksDisagree as error:
+        ended = str(error)
+    model.load_state_dict(perceptron(29).state_dict())
+    steps(model, optimizer, range(50, 50 + 2 * EVERY))
+    return {"raised": raised, "ended": ended, "alike": equal_on_all(theta0(wire))}
+
+
+def loading_nothing(delay: int) -> dict[str, Any]:
+    """Loads that bring back the values that were there: a run goes on as one without them, bit for bit."""
+
+    def run(at: Callable[[nn.Module], None]) -> list[Tensor]:
+        model, optimizer, wire = model_and_wire("topk(ratio=0.1)", delay)
+        steps(model, optimizer, range(EVERY + 1))
+        at(model)
+        steps(model, optimizer, range(EVERY + 1, 3 * EVERY))
+        return [*values(model), *theta0(wire)]
+
+    def again(model: nn.Module) -> None:
+        load_all(model, model.state_dict())
+
+    def swapped(model: nn.Module) -> None:
+        mine = copied(model.state_dict())
+        model.load_state_dict(model_and_state()[1])
+        model.load_state_dict(mine)
+
+    usual = run(lambda _model: None)
+    return {"again": same(usual, run(again)), "swapped": same(usual, run(swapped))}
+
+
+def model_and_state(seed: int = 30) -> tuple[nn.Module, State]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 8))
+    return model, model.state_dict()
+
+
+def resumed_with_the_model(delay: int, first: str) -> dict[str, Any]:
+    """The user loads each replica's model, too, before the wire or after it."""
+    folder = Path(os.environ[FOLDER]) / f"with-model-{delay}-{first}"
+    model, optimizer, wire = model_and_wire("topk(ratio=0.1)", delay)
+    steps(model, optimizer, range(EVERY + 1))
+    wire.save(folder)
+    mine = copied(model.state_dict())
+    steps(model, optimizer, range(EVERY + 1, 4 * EVERY))
+    again, theirs, other = model_and_wire("topk(ratio=0.1)", delay)
+    steps(again, theirs, range(3))
+    if first == "model":
+        again.load_state_dict(mine)
+    other.load(folder)
+    if first == "wire":
+        again.load_state_dict(mine)
+    steps(again, theirs, range(EVERY + 1, 4 * EVERY))
+    return {"same": same([*values(model), *theta0(wire)], [*values(again), *theta0(other)])}
+
+
+def saved_after_loading() -> dict[str, Any]:
+    """A run that is saved between a load and the next step begins from what was loaded, on all ranks."""
+    folder = Path(os.environ[FOLDER]) / "after-loading"
+    model, optimizer, wire = model_and_wire("diloco", 0)
+    steps(model, optimizer, range(EVERY + 1))
+    state = copied(model_and_state()[1])
+    model.load_state_dict(state)
+    wire.save(folder)
+    again, _theirs, other = model_and_wire("diloco", 0)
+    other.load(folder)
+    target = [state[name] for name, _ in again.named_parameters()]
+    return {"theta": same(values(again), target), "shared": same(shared(other, again), target)}
+
+
+def load_refused() -> dict[str, Any]:
+    model = perceptron(31)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer)
+    steps(model, optimizer, range(2))
+    before, found = values(model), {}
+    try:
+        model.load_state_dict(copied(model.state_dict()), assign=True)
+    except ValueError as error:
+        found["assign"] = str(error)
+    with wire.shared_parameters():
+        try:
+            model.load_state_dict(copied(model.state_dict()))
+        except gradwire.GradwireError as error:
+            found["inside"] = str(error)
+    found["same"] = same(before, values(model))
+    return found
+
+
+def copies_load() -> dict[str, Any]:
+    """A copy, or one that was pickled, has no hook: what is loaded into it changes nothing here."""
+    model = perceptron(32)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer)
+    steps(model, optimizer, range(2))
+    at_start = shared(wire, model)
+    copies = [deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for each in copies:
+        each.load_state_dict(perceptron(33).state_dict())
+        each(batch(0)[0])
+    steps(model, optimizer, range(2, 3))
+    return {
+        "stays": same(at_start, shared(wire, model)),
+        "hooks": [sum(len(part._load_state_dict_pre_hooks) for part in each.modules()) for each in copies],
+    }
+
+
+def edited() -> dict[str, Any]:
+    """The warnings of runs in which something is written between two steps, or nothing is."""
+
+    def said(change: Callable[[int, nn.Module], Any], parts: int = 1) -> list[str]:
+        model = perceptron(34)
+        halves = [model] if parts == 1 else [model[:2], model[2:]]  # type: ignore[index]
+        optimizers = [optimizer_of(each) for each in halves]
+        wire = outer(model, optimizers)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(2 * EVERY + 1):
+                model.zero_grad()
+                for micro in range(2):
+                    loss_of(model, 2 * step + micro).backward()
+                for each in optimizers:
+                    each.step()
+                with wire.shared_parameters(), torch.no_grad():
+                    model(batch(0)[0])
+                change(step, model)
+        return [str(each.message) for each in caught if "parameters of this model were" in str(each.message)]
+
+    @torch.no_grad()
+    def by_hand(step: int, model: nn.Module) -> None:
+        if step in (2, 4):
+            next(model.parameters()).add_(0.01)
+
+    @torch.no_grad()
+    def swap(step: int, model: nn.Module) -> None:
+        mine = values(model)
+        for each in model.parameters():
+            each.mul_(0.5)
+        for each, value_ in zip(model.parameters(), mine, strict=True):
+            each.copy_(value_)
+
+    def load(step: int, model: nn.Module) -> None:
+        if step == 3:
+            load_all(model, perceptron(35).state_dict())
+
+    return {
+        "nothing": said(lambda *_: None),
+        "several": said(lambda *_: None, parts=2),
+        "loaded": said(load),
+        "by hand": said(by_hand),
+        "swapped": said(swap),
     }
 
 
@@ -801,6 +1058,31 @@ SCENES: dict[str, Callable[[], Any]] = {
         for delay in (0, 2)
     },
     "observed by some": observed_by_some,
+    **{
+        f"loaded, {name}": partial(loaded, way, "int4", 2)
+        for name, way in {
+            "compiled": load_compiled,
+            "parts": load_parts,
+            "twice": load_twice,
+            "dcp": load_by_dcp,
+            "set": load_by_setting,
+        }.items()
+    },
+    **{
+        f"loaded, {recipe}, {delay}": partial(loaded, load_all, recipe, delay)
+        for recipe in ("dense", "diloco", "int4", "topk(0.05)", "sparseloco")
+        for delay in (0, 2)
+    },
+    "loaded by one": partial(loaded_apart, "one"),
+    "loaded by all, not the same": partial(loaded_apart, "all"),
+    "loading nothing": partial(loading_nothing, 0),
+    "loading nothing, delayed": partial(loading_nothing, 2),
+    "resumed, model first": partial(resumed_with_the_model, 2, "model"),
+    "resumed, wire first": partial(resumed_with_the_model, 2, "wire"),
+    "saved after loading": saved_after_loading,
+    "load refused": load_refused,
+    "copies load": copies_load,
+    "edited": edited,
     "statistics not finite": statistics_not_finite,
     "resumed": partial(resumed, "topk(ratio=0.1)", 0, EVERY + 2),
     "resumed, between rounds": partial(resumed, "diloco", 0, 2 * EVERY),
@@ -917,6 +1199,40 @@ def resumed_on_two_sites(kind: str) -> dict[str, Any]:
     other.load(folder)
     steps(theirs, their_optimizer, range(EVERY + 1, 3 * EVERY))
     return {"same": same(whole(module), whole(again))}
+
+
+def loaded_on_two_sites(kind: str, way: Way) -> dict[str, Any]:
+    """All ranks load other values in the middle of a round; then rank 3 alone, which all hear of."""
+    sites = mesh()
+    module = ranked()
+    torch.manual_seed(36)
+    source = Ranked()
+    model: nn.Module = module
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(module, process_group=sites["ranks"].get_group())
+    else:
+        fully_shard(module, mesh=sites["ranks"])
+        fully_shard(source, mesh=sites["ranks"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    wire = outer(model, optimizer, "topk(ratio=0.1)", replicas=sites["sites"], delay=1)
+    steps(model, optimizer, range(EVERY + 2))
+    state = copied(source.state_dict())
+    way(module, state)
+    rested(model, optimizer, EVERY + 2, 2 * EVERY)
+    target = whole(source)
+    with wire.shared_parameters():
+        shown = whole(module)
+    found = {"stays": same(whole(module), target), "shared": same(shown, target)}
+    if dist.get_rank() == 3:
+        first = next(module.parameters())
+        other = {"first.weight": first.detach() * 2.0}
+        module.load_state_dict(other, strict=False)
+    raised = ""
+    try:
+        steps(model, optimizer, range(50, 50 + EVERY + 1))
+    except gradwire.RanksDisagree as error:
+        raised = str(error)
+    return found | {"raised": raised}
 
 
 def one_shard_not_finite() -> dict[str, Any]:
@@ -1051,6 +1367,10 @@ SCENES |= {
     "fsdp inside, topk": partial(on_two_sites, "fsdp", "topk(ratio=0.1)"),
     "ddp inside, resumed": partial(resumed_on_two_sites, "ddp"),
     "fsdp inside, resumed": partial(resumed_on_two_sites, "fsdp"),
+    "ddp inside, loaded": partial(loaded_on_two_sites, "ddp", load_all),
+    "fsdp inside, loaded": partial(loaded_on_two_sites, "fsdp", load_all),
+    "fsdp inside, loaded by dcp": partial(loaded_on_two_sites, "fsdp", load_by_dcp),
+    "fsdp inside, set": partial(loaded_on_two_sites, "fsdp", load_by_setting),
     "one shard not finite": one_shard_not_finite,
     **{f"dying {name}": partial(dying, name) for name in DEATHS},
     "going on": going_on,

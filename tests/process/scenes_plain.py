@@ -244,6 +244,49 @@ def refused() -> dict[str, str]:
     }
 
 
+def loading(kind: str, recipe: str) -> dict[str, Any]:
+    """Other values are loaded between two steps, on all ranks alike: beside DDP in plain torch."""
+
+    def run(model: nn.Module, attach: Callable[[nn.Module, torch.optim.Optimizer], Any]) -> list[Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        attach(model, optimizer)
+        for step in range(8):
+            if step == 4:
+                inner = model.module if isinstance(model, DistributedDataParallel) else model
+                inner.load_state_dict(perceptron(9).state_dict())
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        return [each.detach().clone() for each in model.parameters()]
+
+    module = perceptron(8)
+    if kind == "ddp":
+        mine = run(DistributedDataParallel(module), lambda *both: gradwire.attach(*both, recipe))
+    else:
+        options: dict[str, Any] = {"replicas": dist.group.WORLD}
+        mine = run(module, lambda *both: gradwire.attach(*both, recipe, **options))
+    theirs = run(DistributedDataParallel(perceptron(8)), lambda *_: None)
+    return {"as ddp": same(mine, theirs), "digest": digest(module)}
+
+
+def loading_by_one(guard_every: int) -> dict[str, Any]:
+    """Only rank 0 loads, which parts replicas under plain DDP, too; a guard says so."""
+    model = perceptron(8)
+    optimizer = optimizer_of(model)
+    gradwire.attach(model, optimizer, "dense", replicas=dist.group.WORLD, guard_every=guard_every)
+    raised = ""
+    for step in range(4):
+        if step == 2 and dist.get_rank() == 0:
+            model.load_state_dict(perceptron(9).state_dict())
+        optimizer.zero_grad()
+        try:
+            loss_of(model, step).backward()
+        except gradwire.RanksDisagree as error:
+            raised = raised or str(error)
+        optimizer.step()
+    return {"raised": raised, "digest": digest(model)}
+
+
 SCENES: dict[str, Callable[[], Any]] = {
     **{
         f"beside ddp, {recipe}": partial(beside_ddp, six, recipe, branched)
@@ -252,6 +295,13 @@ SCENES: dict[str, Callable[[], Any]] = {
     "beside ddp, kept": partial(beside_ddp, keeping, LOSSY, perceptron),
     "beside ddp, accumulating": partial(beside_ddp, accumulating, LOSSY, perceptron),
     "beside ddp, sending each": partial(beside_ddp, partial(accumulating, silent=0), "dense", perceptron),
+    **{
+        f"loading, {kind}, {recipe}": partial(loading, kind, recipe)
+        for kind in ("ddp", "plain")
+        for recipe in ("dense", "int4", "topk(0.05)")
+    },
+    "loading by one": partial(loading_by_one, 0),
+    "loading by one, guarded": partial(loading_by_one, 1),
     "unused": unused,
     "checkpointed": partial(checkpointed, False, LOSSY),
     "checkpointed, reentrant": partial(checkpointed, True, LOSSY),

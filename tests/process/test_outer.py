@@ -111,6 +111,62 @@ def test_statistics_that_are_not_finite_are_replaced_and_parameters_stay(world: 
         assert each == {"theirs": True, "alike": True, "rounds": 1}
 
 
+LOADED = [name for name in SCENES if name.startswith("loaded, ")]
+
+
+@pytest.mark.parametrize("scene", LOADED)
+def test_what_all_ranks_load_is_what_rounds_go_on_from(world: Results, scene: str) -> None:
+    for each in value(world, scene):
+        assert each == {"shown": True, "stays": True, "learns": True, "alike": True}
+
+
+@pytest.mark.parametrize(("scene", "first"), [("one", "nothing"), ("all, not the same", "values of")])
+def test_ranks_that_load_different_values_hear_of_it_on_all_until_they_load_the_same(
+    world: Results, scene: str, first: str
+) -> None:
+    one, other = value(world, f"loaded by {scene}")
+    assert one == other
+    said = f"ranks disagree on what load_state_dict has brought since the last round: rank 0: {first}"
+    assert [each.partition(": ")[0] for each in one["raised"]] == [str(2 * EVERY + 1), str(3 * EVERY + 1)]
+    assert all(each.partition(": ")[2].startswith(said) for each in one["raised"])
+    assert "; rank 1: values of fingerprint" in one["ended"]
+    assert one["alike"]
+
+
+@pytest.mark.parametrize("delayed", ["", ", delayed"])
+def test_loading_the_values_that_are_there_changes_no_bit(world: Results, delayed: str) -> None:
+    assert value(world, f"loading nothing{delayed}") == [{"again": True, "swapped": True}] * 2
+
+
+@pytest.mark.parametrize("first", ["model", "wire"])
+def test_a_run_resumes_bit_for_bit_where_the_model_is_loaded_too(world: Results, first: str) -> None:
+    assert value(world, f"resumed, {first} first") == [{"same": True}] * 2
+
+
+def test_a_save_after_a_load_has_what_was_loaded(world: Results) -> None:
+    assert value(world, "saved after loading") == [{"theta": True, "shared": True}] * 2
+
+
+def test_a_load_that_would_have_no_effect_is_refused(world: Results) -> None:
+    for each in value(world, "load refused"):
+        assert each["assign"].startswith("load_state_dict(assign=True) puts other parameters in the place")
+        assert "load without assign=True" in each["assign"]
+        assert each["inside"].startswith("load_state_dict was called inside wire.shared_parameters()")
+        assert each["same"]
+
+
+def test_copies_of_a_model_are_loaded_without_effect_here(world: Results) -> None:
+    assert value(world, "copies load") == [{"stays": True, "hooks": [0, 0]}] * 2
+
+
+def test_parameters_that_are_written_between_steps_are_warned_of_once(world: Results) -> None:
+    for each in value(world, "edited"):
+        assert (each["nothing"], each["several"], each["loaded"]) == ([], [], [])
+        for name in ("by hand", "swapped"):
+            [said] = each[name]
+            assert "If their values are back as they were" in said
+
+
 RESUMED = {
     "resumed": (EVERY + 2, True),
     "resumed, between rounds": (2 * EVERY, True),
@@ -229,6 +285,17 @@ def test_machines_compress_between_each_other(sites: Results, kind: str) -> None
     for each in value(sites, f"{kind} inside, topk"):
         assert each["alike"]
         assert each["bytes"] < 4 * each["elements"] / 4
+
+
+@pytest.mark.parametrize(
+    "scene", ["ddp inside, loaded", "fsdp inside, loaded", "fsdp inside, loaded by dcp", "fsdp inside, set"]
+)
+def test_machines_go_on_from_what_all_ranks_load_and_hear_of_one_that_loads_alone(
+    sites: Results, scene: str
+) -> None:
+    for each in value(sites, scene):
+        assert (each["stays"], each["shared"]) == (True, True)
+        assert "rank 2: nothing; rank 3: values of fingerprint" in each["raised"]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

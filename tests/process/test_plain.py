@@ -36,6 +36,22 @@ def test_parameters_and_buffers_are_those_of_ddp_bit_for_bit(world: Results, sce
     assert one["steps"] == BESIDE[scene]
 
 
+@pytest.mark.parametrize("recipe", ["dense", "int4", "topk(0.05)"])
+@pytest.mark.parametrize("kind", ["ddp", "plain"])
+def test_what_all_ranks_load_between_two_steps_is_trained_on(world: Results, kind: str, recipe: str) -> None:
+    one, other = value(world, f"loading, {kind}, {recipe}")
+    assert one["digest"] == other["digest"]
+    assert one["as ddp"] == other["as ddp"] == (recipe == "dense")
+
+
+def test_what_one_rank_loads_parts_replicas_and_a_guard_says_so(world: Results) -> None:
+    one, other = value(world, "loading by one")
+    assert one["raised"] == other["raised"] == ""
+    assert one["digest"] != other["digest"]
+    for each in value(world, "loading by one, guarded"):
+        assert each["raised"].startswith("parameters differ between ranks before step 2")
+
+
 def test_buffers_are_rank_0s(world: Results) -> None:
     one, other = value(world, "beside ddp, dense")
     assert len(one["buffers"]) == 3

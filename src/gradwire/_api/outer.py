@@ -259,6 +259,7 @@ class OuterWire(Wire):
         """
         local = self._local
         local.arrive_now()
+        self._backward.together("detach()", local.agree)
         lands = local.has_learned
         if lands:
             local.leave()

@@ -6,6 +6,7 @@ They are on the CPU: the comm is the engine's `control`.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -84,6 +85,12 @@ def require_undamaged(found: Iterable[Exception | None], control: Comm) -> None:
     failures = [each for each in found if each is not None]
     if control.verifies:
         require_success(failures[0] if failures else None, "receive undamaged bytes", control)
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """CRC-32 of its bytes."""
+    plain = tensor.cpu().contiguous().view(-1)
+    return zlib.crc32(plain.view(torch.uint8).numpy().data)
 
 
 def _all(texts: Sequence[str], comm: Comm) -> torch.Tensor:

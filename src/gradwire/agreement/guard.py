@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradwire.agreement.agree import require_agreement
+from gradwire.agreement.agree import checksum, require_agreement
 from gradwire.comm import Comm, gathered
 from gradwire.errors import RanksDisagree
 from gradwire.step.environment import EngineEnvironment
@@ -58,7 +58,7 @@ class Guard:
         told = _NOT_DUE
         if step.number % self._every == 0 and not self._uneven():
             read, parameters = env.placement.transfer.read, self._parameters()
-            self._sums = {name: _checksum(read(each.detach())) for name, each in parameters.items()}
+            self._sums = {name: checksum(read(each.detach())) for name, each in parameters.items()}
             told = float(zlib.crc32(repr(list(self._sums.values())).encode()) % 2**_BITS)
         step.tell((told,), partial(self.error, step=step.number, control=env.control))
 
@@ -86,11 +86,6 @@ class Guard:
             f"parameters differ between ranks before step {step}: {', '.join(named[:_NAMED])}{more} (from "
             "what most ranks hold, or else the first). Go on from an earlier save"
         )
-
-
-def _checksum(parameter: Tensor) -> int:
-    plain = parameter.cpu().contiguous().view(-1)
-    return zlib.crc32(plain.view(torch.uint8).numpy().data)
 
 
 def _most(column: Tensor) -> Tensor:

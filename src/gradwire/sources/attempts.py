@@ -28,9 +28,21 @@ class Attempts:
     at its end.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        ended: Callable[[], None],
+        *,
+        before_pass: Callable[[bool], None],
+        before_step: Callable[[], None],
+        after_step: Callable[[torch.optim.Optimizer], None],
+    ) -> None:
+        """`before_pass` is called before each forward pass that trains, and told whether it is the first one
+        since a step; the others are called around each step.
+        """
         self.count = 0
         self._parameters, self._ended = tuple(parameters), ended
+        self._on_pass, self._on_step, self._on_stepped = before_pass, before_step, after_step
         self._number = 0
         self._stepped = set[int]()
         self._inside = 0
@@ -53,7 +65,9 @@ class Attempts:
         for number, optimizer in enumerate(optimizers):
             self._handles += [
                 optimizer.register_step_pre_hook(untraced(lambda *_: self._before_step())),
-                optimizer.register_step_post_hook(untraced(lambda *_, of=number: self._after_step(of))),
+                optimizer.register_step_post_hook(
+                    untraced(lambda one, *_, of=number: self._after_step(one, of))
+                ),
             ]
         weakref.finalize(model, _remove, self._handles).atexit = False
 
@@ -92,8 +106,10 @@ class Attempts:
         if not self._inside and (self._stepped or (self._is_pending and self._are_cleared())):
             self._complete()
 
-    def _before_forward(self, _model: nn.Module, _inputs: Any) -> None:
+    def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
         if torch.is_grad_enabled():
+            if model.training and not self._inside:
+                self._on_pass(not self._is_pending)
             self._close()
 
     def _after_forward(self, _model: nn.Module, _inputs: Any, outputs: Any) -> None:
@@ -128,10 +144,12 @@ class Attempts:
         return not there or (all(each.is_cpu for each in there) and are_zero(there))
 
     def _before_step(self) -> None:
+        self._on_step()
         self._inside += 1
 
-    def _after_step(self, number: int) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, number: int) -> None:
         self._inside -= 1
+        self._on_stepped(optimizer)
         if number in self._stepped:  # no pass was seen between its two steps
             self._complete()
         self._stepped.add(number)

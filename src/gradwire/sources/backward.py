@@ -168,6 +168,7 @@ class Backward:
 
     def up_to_date(self) -> None:
         """Count what optimizers have made so far, and nothing of what they have not; on this rank alone."""
+        self._source.settle()
         self.resolve()
         self.steps.look()
         if self.settle() is None:

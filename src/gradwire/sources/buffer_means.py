@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -42,9 +42,11 @@ class BufferMeans:
         self._transferred: TransferredBuffer
         self._pending: Pending | None = None
 
-    def begin(self) -> None:
-        """All ranks have equal buffers now."""
-        self.base = {name: _wide(each).to(self._device, copy=True) for name, each in self._here().items()}
+    def begin(self, names: Container[str] | None = None) -> None:
+        """All ranks have equal buffers now: all of them, or those of `names`."""
+        for name, each in self._here().items():
+            if names is None or name in names:
+                self.base[name] = _wide(each).to(self._device, copy=True)
 
     # -- in a round
 

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def register_observers(
 
 
 def leave_out_of_copies(model: nn.Module, hooks: Iterable[RemovableHandle], **instead: Any) -> None:
-    """Keep `hooks` on the forward pass of `model` out of the state that it hands over.
+    """Keep `hooks` on forward passes or loads of `model` out of the state that it hands over.
 
     A copy cannot share what they refer to: a thread, a process group, and what is unsent of this very model's
     gradients. `copy` and `pickle` ask the object for its `__getstate__`, so it gets one of its own. `instead`
@@ -55,9 +56,9 @@ def leave_out_of_copies(model: nn.Module, hooks: Iterable[RemovableHandle], **in
 
     def state_without_gradwire() -> dict[str, Any]:
         state = dict(original())
-        del state["__getstate__"]
+        state.pop("__getstate__", None)
         state |= instead
-        for name in ("_forward_pre_hooks", "_forward_hooks"):
+        for name in ("_forward_pre_hooks", "_forward_hooks", "_load_state_dict_pre_hooks"):
             state[name] = OrderedDict(item for item in state[name].items() if item[0] not in ours)
         return state
 
@@ -66,6 +67,9 @@ def leave_out_of_copies(model: nn.Module, hooks: Iterable[RemovableHandle], **in
 
 def _state_of(instance: Any) -> Callable[[], dict[str, Any]]:
     """The present `instance.__getstate__`, without a reference to `instance`, which would keep the model."""
+    if isinstance(instance.__getstate__, FunctionType):
+        found: Callable[[], dict[str, Any]] = instance.__getstate__  # ours, for other hooks
+        return found
     if not hasattr(instance.__getstate__, "__func__"):
         alive = weakref.ref(instance)  # a method of C, to which there are no weak ones
         return lambda: vars(alive())
@@ -74,8 +78,8 @@ def _state_of(instance: Any) -> Callable[[], dict[str, Any]]:
     def state() -> dict[str, Any]:
         getstate = method()
         assert getstate is not None, "asked by the model"
-        found: dict[str, Any] = getstate()
-        return found
+        kept: dict[str, Any] = getstate()
+        return kept
 
     return state
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -22,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire._api.checks import check_policy
 from gradwire._api.unwrap import Optimizers, inside, optimizers_of, replicated_in
 from gradwire.checkpoint.shards import shards_of
-from gradwire.errors import GradwireError
+from gradwire.comm import gathered
+from gradwire.errors import GradwireError, RanksDisagree
 from gradwire.kernels.range import LARGEST_GRADIENT
 from gradwire.planning.tuning import ROUNDS
 from gradwire.recipes.parse import short
@@ -30,6 +32,7 @@ from gradwire.sources.attempts import Attempts
 from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
 from gradwire.sources.buffer_means import BufferMeans, number_of, put
+from gradwire.sources.loads import Loads
 from gradwire.sources.plain import group_in, spread
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.sharded import ShardedParameters, is_sharded
@@ -47,6 +50,9 @@ OuterFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 WEIGHT = "gradwire: weight"
 """In a round, beside parameters: does this replica count (1 or 0), has it finished (1 or 0)."""
+
+_THROWN_AWAY = "gradwire: thrown away"
+"""Among what was loaded: a round of which other parameters have not got the result."""
 
 PATIENCE = 3
 """After so many rounds in a row in which its parameters were not finite, a replica raises."""
@@ -120,7 +126,16 @@ class LocalSteps(Source):
         self._buckets = [Bucket(index, group, self.device, self._rows) for index, group in groups]
         self._shown: dict[str, Tensor] | None = None
         self._unsound = 0
-        self.attempts = Attempts(self._own.values(), self._turn)
+        self._loads = Loads(self._own, self._require_own)
+        self._loaded: dict[str, int] = {}
+        """Checksums by name of all that was loaded and is not agreed on by all ranks."""
+        self.attempts = Attempts(
+            self._own.values(),
+            self._turn,
+            before_pass=self._before_pass,
+            before_step=self.settle,
+            after_step=self._loads.stepped,
+        )
         self._left_at = 0
         """Attempted steps when the last round left."""
         self._lands_at: int | None = None
@@ -253,12 +268,15 @@ class LocalSteps(Source):
                 shared.copy_(own)
                 anchor.copy_(shared)
         self._buffer_means.begin()
-        backward.engine.env.observers.append(self)
+        self._outer_began = deepcopy(self.outer.state_dict()["state"])
+        self._loads.watch(module, self._floating)
+        backward.engine.env.observers.insert(0, self)
         self.attempts.watch(self.model, self._inner)
 
     def retire(self) -> None:
         """Make no more rounds."""
         self.attempts.retire()
+        self._loads.retire()
         self.give_up()
 
     # -- a replica's own tensors
@@ -282,10 +300,11 @@ class LocalSteps(Source):
         for _name, own, shared, anchor in self._tensors():
             _land(own, shared, anchor)
         self._buffer_means.restore()
-        self._reshard()
+        self._written()
 
-    def _reshard(self) -> None:
-        """FSDP may hold gathered parameters, which are out of date."""
+    def _written(self) -> None:
+        """Parameters were written here. FSDP may hold gathered ones, which are out of date."""
+        self._loads.note(self._own.values())
         if self._shards is not None:
             for each in self.module.modules():
                 if (reshard := getattr(each, "reshard", None)) is not None:
@@ -296,13 +315,15 @@ class LocalSteps(Source):
         """Within it the model has θ₀; afterwards this replica's own parameters and buffers, bit for bit."""
         if self._shown is not None:
             raise GradwireError("the model has the shared parameters already")
+        self.settle()
+        self._loads.look()
         with torch.no_grad():
             self._shown = {name: each.clone() for name, each in self._buffers_here().items()}
             for name, own, shared, _anchor in self._tensors():
                 self._shown[name] = own.clone()
                 own.copy_(shared)
             self._buffer_means.restore()
-            self._reshard()
+            self._written()
         try:
             yield
         finally:
@@ -312,7 +333,76 @@ class LocalSteps(Source):
                     own.copy_(kept[name])
                 for name, each in self._buffers_here().items():
                     put(each, kept[name])
-                self._reshard()
+                self._written()
+
+    def _require_own(self) -> None:
+        if self._shown is not None:
+            raise GradwireError(
+                "load_state_dict was called inside wire.shared_parameters(), which puts this replica's own "
+                "parameters back at its end: load outside of it"
+            )
+
+    # -- what is loaded
+
+    def _before_pass(self, first: bool) -> None:
+        """A forward pass that trains is about to change buffers: the `first` one since a step, or another."""
+        self.settle()
+        if first:
+            self._loads.look()
+
+    def settle(self) -> None:
+        """Where something was loaded since the last step, θ₀ becomes that.
+
+        It is agreed on when the next round has left. A round under way is about the old θ₀: it is awaited,
+        and thrown away.
+        """
+        if not (loaded := self._loads.taken(self._buffers_here())):
+            return
+        thrown_away = {} if self._lands_at is None else {_THROWN_AWAY: self._lands_at}
+        try:
+            if thrown_away:
+                self.receive()
+                self._stay()
+                self._left_at = -1  # what was learned of other parameters is still to be brought
+        finally:
+            self._begin_from(loaded)
+            is_whole = self._own.keys() <= loaded.keys()
+            self._loaded = loaded if is_whole else self._loaded | thrown_away | loaded
+
+    @torch.no_grad()
+    def _begin_from(self, loaded: Mapping[str, int]) -> None:
+        """θ₀ is what this replica has of the `loaded` names; momentum and memory are about another one."""
+        for each in self.parameters.values():
+            each.grad = None
+        for name, own, shared, anchor in self._tensors():
+            if name in loaded:
+                shared.copy_(own)
+                anchor.copy_(shared)
+        self._buffer_means.begin(loaded)
+        groups = self.outer.state_dict()["param_groups"]
+        self.outer.load_state_dict({"state": deepcopy(self._outer_began), "param_groups": groups})
+        self._backward.call(self._forget_unsent)
+        self._backward.steps.forget()
+
+    def _forget_unsent(self) -> None:
+        engine = self._backward.engine
+        engine.restore(engine.prepared(engine.layout_to_run(engine.layout_of(engine.layout.main))))
+        engine.begin_anew()
+
+    def agree(self) -> None:
+        """Raise `RanksDisagree` on all ranks where they have loaded different values. A collective."""
+        mine = torch.tensor(self._place_and_loaded, dtype=torch.float32, device="cpu")
+        rows = gathered(self._backward.engine.env.control, mine).tolist()
+        if (error := _different_loads(rows)) is not None:
+            raise error
+        self._loaded = {}
+
+    @property
+    def _place_and_loaded(self) -> tuple[float, float]:
+        """The number of this rank's shard, and 24 bits over all that it has loaded; 0 for nothing."""
+        place = 0 if self._shards is None else self._shards.inside.rank()
+        number = (number_of(sorted(self._loaded.items())) or 1.0) if self._loaded else 0.0
+        return float(place), number
 
     # -- when a round leaves and lands
 
@@ -330,6 +420,7 @@ class LocalSteps(Source):
         """Another step has been attempted."""
         if self._shown is not None:
             raise GradwireError("a step was made inside wire.shared_parameters(), which is for evaluation")
+        self.settle()
         count = self.attempts.count
         if self._lands_at is not None and count >= self._lands_at:
             self.arrive()
@@ -384,6 +475,7 @@ class LocalSteps(Source):
 
     def arrive_now(self) -> None:
         """Land what is under way before it is due."""
+        self.settle()
         if self._lands_at is not None:
             self.arrive()
 
@@ -397,6 +489,7 @@ class LocalSteps(Source):
         try:
             if self._resumed is None:
                 self._backward.finish()
+                self._loaded = {}  # all ranks have told
             lands = self._has_means
         finally:
             self._resumed = None
@@ -432,14 +525,15 @@ class LocalSteps(Source):
             (_join if self.delay else _land)(own, shared, anchor)
         for each in self.parameters.values():
             each.grad = None
-        self._reshard()
+        self._written()
 
     def passenger(self) -> Passenger | None:
         """Means of the buffers, where there are some."""
         return self._buffer_means if self._floating else None
 
     def before(self, step: Step, _env: EngineEnvironment) -> None:
-        """Tell the other ranks the shapes of this one's buffers."""
+        """Tell the other ranks what was loaded here, and shapes of buffers."""
+        step.tell(self._place_and_loaded, _different_loads)
         step.tell(self._buffer_means.told, self._buffer_means.heard)
 
     def step_ended(self, step: Step) -> None:
@@ -542,6 +636,7 @@ class LocalSteps(Source):
             "inner": [_local_state(optimizer) for optimizer in self._inner],
             "left_at": self._left_at,
             "unsound": self._unsound,
+            "loaded": self._loaded,
             "flight": flight,
         }
 
@@ -620,16 +715,35 @@ class LocalSteps(Source):
                 put(tensors[name], each)
             for name, each in saved["anchors"].items():
                 self._anchors[name].copy_(each)
-            self._reshard()
+            self._written()
             self._left_at, self._unsound = saved["left_at"], saved["unsound"]
+            self._loaded = dict(saved["loaded"])
         else:
             self._buffer_means.restore(reshaped=True)
             self.moor()
             self.arrive_now()
             self.moor()
             count -= count % self.every
-            self._left_at, self._unsound = count, 0
+            self._left_at, self._unsound, self._loaded = count, 0, {}
         self.attempts.forget(count)
+        self._loads.taken_up(self._buffers_here())
+
+
+def _different_loads(rows: Sequence[Sequence[float]]) -> RanksDisagree | None:
+    """The error if ranks have loaded different values, by place and number of each; the same on all ranks."""
+    places, numbers = zip(*rows, strict=True)
+    first = dict(zip(reversed(places), reversed(numbers), strict=True))
+    has = {bool(number) for number in numbers}
+    if len(has) == 1 and all(first[place] == number for place, number in rows):
+        return None
+    told = "; ".join(
+        f"rank {rank}: {f'values of fingerprint {number:.0f}' if number else 'nothing'}"
+        for rank, number in enumerate(numbers)
+    )
+    return RanksDisagree(
+        f"ranks disagree on what load_state_dict has brought since the last round: {told}. No rank has "
+        "landed. Load the same values on all ranks before the next round, or go on from a save"
+    )
 
 
 def _wide(spec: ParameterSpec) -> ParameterSpec:

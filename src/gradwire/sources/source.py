@@ -238,6 +238,9 @@ class Source(ABC):
 
     # -- between steps
 
+    def settle(self) -> None:
+        """Take in what was done to the model since the last step: a call is about to look at it."""
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Within it, backward passes add to `p.grad` on this rank, and exchange nothing."""
         return self._not_exchanging()
