@@ -85,8 +85,8 @@ def paper_cuts(
 def balanced_edges(backward: BackwardTiming, interval: int, communicate: Line) -> tuple[float, ...]:
     """The ends of the best segments, as shares of all elements: the `edges` of `phased_cuts`.
 
-    All steps of the interval then carry as much, and each ends as early as possible. A unit costs the processor
-    a call. `communicate` is the time of a unit of x elements on the wire.
+    All steps of the interval then carry as much, and each ends as early as possible. A unit costs the
+    processor a call. `communicate` is the time of a unit of x elements on the wire.
 
     >>> balanced_edges(BackwardTiming(0.0, (1.0, 10.0), (60, 40), 10.0), 4, Line(0.1, 0.01))
     (0.6,)
