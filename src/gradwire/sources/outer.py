@@ -667,7 +667,8 @@ class LocalSteps(Source):
     def prepared(self, saved: Mapping[str, Any], *, own: bool) -> tuple[str, Callable[[], None]]:
         """A function that takes `saved` up: of another rank's state, or a mean, θ₀ and optimizers only."""
         _require_like("shared parameters", saved["shared"], {n: self.parameters[n] for n in self._anchors})
-        base = _require_names("buffers", saved["buffers"], self._buffer_means.base)
+        # A state from before buffers travelled beside a round fits a model without floating ones.
+        base = _require_names("buffers", saved.get("buffers", {}), self._buffer_means.base)
         _require_fits("the outer optimizer", saved["optimizer"], self.outer)
         inner = saved.get("inner")
         if inner is not None:
@@ -700,13 +701,13 @@ class LocalSteps(Source):
         self.outer.load_state_dict(saved["optimizer"])
         for each, optimizer in zip(saved.get("inner", ()), self._inner, strict=False):
             optimizer.load_state_dict(_sharded_state(optimizer, each))
-        self._buffer_means.take_up(saved["buffers"])
+        self._buffer_means.take_up(saved.get("buffers", {}))
         self._lands_at = self._resumed = None
         if flight is not None:
             self._weight.copy_(torch.tensor([1.0, 0.0], device="cpu"))
             for name, view in self._views() if flight["means"] is not None else ():
                 view.copy_(flight["means"][name])
-            self._buffer_means.resume(flight["buffers"])
+            self._buffer_means.resume(flight.get("buffers", {}))
             self._lands_at, self._resumed = flight["lands_at"], flight["means"] is not None
         if whole:
             buffers = dict(self.module.named_buffers())
@@ -717,7 +718,7 @@ class LocalSteps(Source):
                 self._anchors[name].copy_(each)
             self._written()
             self._left_at, self._unsound = saved["left_at"], saved["unsound"]
-            self._loaded = dict(saved["loaded"])
+            self._loaded = dict(saved.get("loaded", {}))
         else:
             self._buffer_means.restore(reshaped=True)
             self.moor()
