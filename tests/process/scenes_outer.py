@@ -1010,6 +1010,59 @@ def taking_turns(delay: int) -> dict[str, Any]:
     }
 
 
+class ScheduleFree(torch.optim.SGD):
+    """In the manner of schedulefree's: the model's parameters are others in evaluation."""
+
+    def train(self) -> None:
+        for group in self.param_groups:
+            group["train_mode"] = True
+
+    def eval(self) -> None:
+        for group in self.param_groups:
+            group["train_mode"] = False
+
+
+def two_phases(delay: int) -> dict[str, Any]:
+    """Another optimizer from the middle of a round on, in which the first one's steps count, too."""
+    folder = Path(os.environ[FOLDER]) / f"phases-{delay}"
+
+    def built() -> tuple[nn.Module, gradwire.OuterWire, list[torch.optim.Optimizer]]:
+        model = perceptron(37)
+        optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2), optimizer_of(model, lr=0.5)]
+        return model, outer(model, optimizers[0], "int4", delay=delay), optimizers
+
+    model, wire, (first, second) = built()
+    steps(model, first, range(EVERY + 1))
+    wire.switch_optimizer(second)
+    counts, alike = [wire.attempts], []
+    for step in range(EVERY + 1, 3 * EVERY + delay):
+        before = shared(wire, model)
+        steps(model, second, range(step, step + 1))
+        counts.append(wire.attempts)
+        if not same(before, shared(wire, model)):
+            alike.append((wire.attempts, equal_on_all(shared(wire, model))))
+        if step == 2 * EVERY:
+            wire.save(folder)
+    steps(model, first, range(60, 60 + EVERY))  # which nobody follows any more
+    ended = wire.attempts
+    again, other, (_, theirs) = built()
+    other.switch_optimizer(theirs)
+    other.load(folder)
+    steps(again, theirs, range(2 * EVERY + 1, 3 * EVERY + delay))
+    try:
+        wire.switch_optimizer(ScheduleFree(model.parameters(), lr=0.1))
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    return {
+        "counts": counts,
+        "landed": alike,
+        "ended": ended,
+        "resumed": same(shared(wire, model), shared(other, again)),
+        "refused": refused,
+    }
+
+
 def refused() -> dict[str, str]:
     """The first words of each refusal."""
     found = {}
@@ -1029,6 +1082,7 @@ def refused() -> dict[str, str]:
     tried("gcomp", lambda: outer(model, optimizer, "gcomp"))
     tried("no optimizer", lambda: outer(model, None))
     tried("outer", lambda: outer(model, optimizer, outer=lambda given: optimizer))  # type: ignore[arg-type]
+    tried("schedule-free", lambda: outer(model, ScheduleFree(model.parameters(), lr=0.1)))
     tried("ranks", lambda: outer(model, optimizer, every=4 + dist.get_rank()))
     wire = outer(model, optimizer)
     tried("flush", wire.flush)
@@ -1102,6 +1156,8 @@ SCENES: dict[str, Callable[[], Any]] = {
     "at the end": at_the_end,
     "in turn": partial(taking_turns, 0),
     "in turn, delayed": partial(taking_turns, EVERY - 1),
+    "two phases": partial(two_phases, 0),
+    "two phases, delayed": partial(two_phases, 2),
     "refused": refused,
 }
 

@@ -243,6 +243,19 @@ def test_parts_of_a_model_take_turns_by_wires_of_their_own(
     assert value(world, scene) == [{"alike": True, "in turn": True, "rounds": rounds, "resumed": True}] * 2
 
 
+@pytest.mark.parametrize("delay", [0, 2])
+def test_another_optimizer_takes_over_and_the_count_goes_on(world: Results, delay: int) -> None:
+    for each in value(world, "two phases, delayed" if delay else "two phases"):
+        assert each["counts"] == list(range(EVERY + 1, 3 * EVERY + delay + 1))
+        # With a delay, the round of the first optimizer is under way when the second one takes over.
+        landings = [each * EVERY + delay for each in ((1, 2, 3) if delay else (2, 3))]
+        assert each["landed"] == [[at, True] for at in landings]
+        # The first one's later steps pass for steps that were left out, which the next pass shows.
+        assert each["ended"] == 3 * EVERY + delay + EVERY - 1
+        assert each["resumed"]
+        assert each["refused"].startswith("ScheduleFree has train() and eval()")
+
+
 REFUSED = {
     "delay": "ValueError: delay=4 is not a number of steps below every=4",
     "every": "ValueError: every=0 is not a number of steps",
@@ -250,6 +263,7 @@ REFUSED = {
     "gcomp": "ValueError: gcomp reads the state",
     "no optimizer": "ValueError: outer() counts an optimizer's steps",
     "outer": "ValueError: outer= made an optimizer of other parameters",
+    "schedule-free": "ValueError: ScheduleFree has train() and eval(), as schedule-free optimizers do",
     "ranks": "RanksDisagree: ranks disagree on every",
     "flush": "ValueError: flush() adds to gradients",
     "switch": "ValueError: auto and other recipes that measure",

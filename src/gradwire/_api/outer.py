@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire._api.attach import carried
 from gradwire._api.configuration import Configuration
+from gradwire._api.unwrap import Optimizers
 from gradwire._api.wire import Attached, Wire
 from gradwire.errors import GradwireError
 from gradwire.recipes import Composition, Recipe
@@ -144,12 +145,8 @@ class OuterWire(Wire):
         assert isinstance(attached.source, LocalSteps), "made for it"
         self._local = attached.source
 
-    def switch_optimizer(self, optimizer: Any) -> None:
-        """Raise `ValueError`: local steps are those of the optimizer that `outer` was given."""
-        raise ValueError(
-            "local steps are counted by the optimizer that gradwire.outer was given: call wire.detach() at "
-            "the end of a phase, and gradwire.outer again with the optimizer of the next one"
-        )
+    def _follow(self, optimizers: Optimizers) -> None:
+        self._local.follow(optimizers)
 
     @property
     def attempts(self) -> int:

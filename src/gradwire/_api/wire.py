@@ -372,7 +372,9 @@ class Wire:
         """Let another optimizer, or several, step the parameters from now on. A collective.
 
         It is for a second phase of training. `optimizer` is as for `attach`. Recipes go by its momentum and
-        state from then on. Without this call its steps count as well, with a warning.
+        state from then on. Without this call its steps count as well, with a warning. With `outer` the count
+        of local steps goes on, and rounds come as before. Without this call, steps of another optimizer pass
+        for steps that were left out.
 
         Raises `ValueError` for optimizers that `attach` would refuse, `PeerFailed` on the other ranks, and
         `RanksDisagree` if optimizers differ between ranks. In these cases nothing has changed on any rank.
@@ -387,7 +389,7 @@ class Wire:
         def given() -> tuple[Optimizers, OptimizerText]:
             optimizers = optimizers_of(optimizer)
             check_optimizers(optimizers, self._source.module)
-            self._source.suits(self._engine.layout, optimizers)
+            self._source.suits(self._engine.layout, self._source.applying(optimizers))
             return optimizers, OptimizerText.of(optimizers)
 
         def agreed() -> Optimizers:
@@ -395,7 +397,9 @@ class Wire:
             require_same_optimizer(text, control)
             return optimizers
 
-        optimizers = self._backward.together("switch_optimizer()", agreed)
+        self._follow(self._backward.together("switch_optimizer()", agreed))
+
+    def _follow(self, optimizers: Optimizers) -> None:
         self._backward.steps.change(optimizers, self.attached.model)
 
     @property

@@ -52,24 +52,33 @@ class Attempts:
         self._is_due = False
         """Whether `ended` is still to be called for the last step."""
         self._handles: list[RemovableHandle] = []
+        self._of_optimizers: list[RemovableHandle] = []
 
     def watch(self, model: nn.Module, optimizers: Optimizers) -> None:
         """Register hooks on `model` and `optimizers`, for as long as the model lives."""
-        self._number = len(optimizers)
         hooks = [
             model.register_forward_pre_hook(untraced(self._before_forward), prepend=True),
             model.register_forward_hook(untraced(self._after_forward)),
         ]
         leave_out_of_copies(model, hooks)
-        self._handles = hooks
+        self._handles += hooks
+        self.follow(optimizers)
+        weakref.finalize(model, _remove, self._handles).atexit = False
+
+    def follow(self, optimizers: Optimizers) -> None:
+        """Count the steps of `optimizers`, and no longer those of others."""
+        if self._stepped:  # by some of several, and the others will not
+            self._complete()
+        _remove(self._of_optimizers)
+        self._number, self._of_optimizers = len(optimizers), []
         for number, optimizer in enumerate(optimizers):
-            self._handles += [
+            self._of_optimizers += [
                 optimizer.register_step_pre_hook(untraced(lambda *_: self._before_step())),
                 optimizer.register_step_post_hook(
                     untraced(lambda one, *_, of=number: self._after_step(one, of))
                 ),
             ]
-        weakref.finalize(model, _remove, self._handles).atexit = False
+        self._handles += self._of_optimizers
 
     def retire(self) -> None:
         """Count no more."""

@@ -21,7 +21,8 @@ _EDITED = (
     "parameters of this model were written between an optimizer's step and the next forward pass. If their "
     "values are back as they were, as after an evaluation with averaged weights, nothing is wrong. If not, a "
     "round takes the change for something learned, and the outer optimizer goes on in its direction: bring "
-    "new values in by load_state_dict, on all ranks"
+    "new values in by load_state_dict, on all ranks. If another optimizer has stepped, call "
+    "wire.switch_optimizer(optimizer)"
 )
 _ASSIGNED = (
     "load_state_dict(assign=True) puts other parameters in the place of those that rounds and the optimizer "

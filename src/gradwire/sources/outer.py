@@ -188,8 +188,20 @@ class LocalSteps(Source):
         return dist.get_process_group_ranks(self._shared_by)
 
     def applying(self, optimizers: Optimizers) -> Optimizers:
-        """The outer one."""
+        """The outer one. Raises `ValueError` for local ones that a round cannot go on from."""
+        for each in optimizers:
+            if all(callable(getattr(each, mode, None)) for mode in ("train", "eval")):
+                raise ValueError(
+                    f"{type(each).__name__} has train() and eval(), as schedule-free optimizers do: it keeps "
+                    "parameters of its own, which a round would not reach. Take an optimizer that steps the "
+                    "model's parameters alone, or gradwire.attach, which averages gradients"
+                )
         return (self.outer,)
+
+    def follow(self, optimizers: Optimizers) -> None:
+        """Others make the local steps from now on. Call it between two steps, on all ranks."""
+        self._inner = optimizers
+        self.attempts.follow(optimizers)
 
     def weighed(self, policy: Policy | None) -> Policy:
         """`policy`, which `check` will look at, but weights travel whole."""
