@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -211,14 +211,21 @@ def _float16_autocast(device: str) -> bool:
 
 
 def tensors_in(outputs: Any) -> Iterator[Tensor]:
-    """Tensors inside lists, tuples, mappings and dataclasses, depth first."""
+    """Tensors inside lists, tuples, mappings and dataclasses, depth first.
+
+    >>> from dataclasses import make_dataclass
+    >>> Output = make_dataclass("Output", ["loss"], slots=True)
+    >>> [tensor.item() for tensor in tensors_in([Output(torch.ones(())), {"loss": torch.zeros(())}])]
+    [1.0, 0.0]
+    """
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, Mapping):
         for value in outputs.values():
             yield from tensors_in(value)
     elif is_dataclass(outputs):
-        yield from tensors_in(vars(outputs))
+        held = {each.name: getattr(outputs, each.name, None) for each in fields(outputs)}
+        yield from tensors_in(held | getattr(outputs, "__dict__", {}))  # one with slots has no dictionary
     elif isinstance(outputs, list | tuple):
         for value in outputs:
             yield from tensors_in(value)
