@@ -605,6 +605,31 @@ def unseen(how: str, guard_every: int) -> list[Any]:
     return [lines, raised]
 
 
+def inside_backward(source: str, guard_every: int) -> list[Any]:
+    """One optimizer for each parameter, which steps as soon as the gradient is there."""
+    model: nn.Module = perceptron()
+    replicas = {} if source == "ddp" else {"replicas": dist.group.WORLD}
+    if source == "ddp":
+        model = DistributedDataParallel(model)
+    optimizers = {each: torch.optim.SGD([each], lr=0.05) for each in model.parameters()}
+
+    def hook(parameter: nn.Parameter) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for each in optimizers:
+        each.register_post_accumulate_grad_hook(hook)
+    gradwire.attach(model, list(optimizers.values()), "int4", guard_every=guard_every, **replicas)
+    raised = ""
+    with told() as lines:
+        try:
+            for number in range(3):
+                backward(model, number)
+        except GradwireError as error:
+            raised = str(error)
+    return [lines, raised]
+
+
 RECIPES = ("dense", "int8", "topk(ratio=0.1)", "powersgd(rank=2)", "covap(interval=2)", "gcomp")
 WAYS: dict[str, Callable[..., None]] = {
     "clear": clear,
@@ -666,5 +691,10 @@ SCENES: dict[str, Callable[[], Any]] = {
     "unseen, local_every": partial(unseen, "local_every", 0),
     "unseen, detach, around": partial(unseen, "detach, around", 1),
     "unseen, guarded": partial(unseen, "around", 4),
+    **{
+        f"inside backward, {source}, {guard_every}": partial(inside_backward, source, guard_every)
+        for guard_every in (0, 4)
+        for source in ("ddp", "plain")
+    },
     "ranks differ": partial(ranks_differ, "covap(interval=2)"),  # the last, as ranks cannot go on
 }

@@ -166,6 +166,16 @@ def test_two_passes_per_step_train_every_element(world: Results, recipe: str) ->
     assert share == 1.0
 
 
+@pytest.mark.parametrize("source", ["ddp", "plain"])
+def test_an_optimizer_that_steps_inside_backward_is_told_so(world: Results, source: str) -> None:
+    for lines, raised in value(world, f"inside backward, {source}, 0"):
+        assert raised == ""
+        (line,) = [each for each in lines if "no gradient came" not in each]
+        assert "stepped inside backward(), before the mean over ranks is there" in line
+    for _lines, raised in value(world, f"inside backward, {source}, 4"):
+        assert "stepped inside backward(), before the mean over ranks is there" in raised
+
+
 @pytest.mark.parametrize("kind", ["closure", "lbfgs"])
 def test_closures_are_inside_the_step(world: Results, kind: str) -> None:
     assert value(world, kind) == [[True, 0], [True, 0]]

@@ -38,6 +38,12 @@ _UNSEEN = (
 )
 
 
+_INSIDE = (
+    "an optimizer has stepped inside backward(), before the mean over ranks is there, so the replicas differ "
+    "from now on: call optimizer.step() after backward()"
+)
+
+
 @dataclass
 class _Record:
     """One optimizer, and what it has done since the last exchange began."""
@@ -288,10 +294,11 @@ class Steps:
             return  # nothing was used, or gradients that it had used before
         if are_zero(self._gradients(self._names_of(record)).values()):
             return  # as where code lets an optimizer make its state
+        why = _UNSEEN if torch._C._current_graph_task_id() == -1 else _INSIDE
         if self._raises:
-            raise GradwireError(_UNSEEN)
+            raise GradwireError(why)
         if self._is_first("unseen"):
-            warnings.warn(_UNSEEN, GradwireWarning, stacklevel=6)
+            warnings.warn(why, GradwireWarning, stacklevel=6)
 
     def _is_first(self, kind: str) -> bool:
         """Whether a warning of this kind has not been given yet."""
