@@ -32,6 +32,7 @@ import gradwire
 from gradwire import recipes
 from gradwire.comm import ProcessGroupComm
 from gradwire.sources.backward import Backward
+from tests.process.scenes_steps import CASES, SAM, Case, Task, optimizer_around
 from tests.support.models import batch, digest, optimizer_of, perceptron, same
 from tests.support.ranks import FOLDER
 
@@ -843,23 +844,87 @@ def left_out(way: Callable[[Any, Any], None], skipped: tuple[int, ...]) -> dict[
     return {"counts": counts, "alike": equal_on_all(values(model)), "rounds": wire.report().step}
 
 
-def cleared_late() -> dict[str, Any]:
-    """Rank 1 leaves out the last step before a round, which shows only in the next backward pass."""
+def cleared_late(in_a_row: int) -> dict[str, Any]:
+    """Rank 1 leaves out the last step before a round, or more; that shows only in the next backward pass."""
     model = perceptron(14)
     optimizer = optimizer_of(model)
     wire = outer(model, optimizer, "diloco")
     steps(model, optimizer, range(EVERY - 1))
-    loss = loss_of(model, 100)
-    optimizer.zero_grad()
-    loss.backward()
-    if dist.get_rank() == 0:
-        optimizer.step()
-    loss = loss_of(model, 101)
-    optimizer.zero_grad()
-    loss.backward()  # here rank 1 finds out, and its round comes at the end of the pass
-    optimizer.step()
-    steps(model, optimizer, range(EVERY + 1, 2 * EVERY))
+    for number in range(in_a_row + 1):
+        loss = loss_of(model, 100 + number)
+        optimizer.zero_grad()
+        loss.backward()  # in the second, rank 1 finds out, and its round comes at the end of the pass
+        if number == in_a_row or dist.get_rank() == 0:
+            optimizer.step()
+    steps(model, optimizer, range(EVERY + in_a_row, 2 * EVERY))
     return {"attempts": wire.attempts, "alike": equal_on_all(values(model)), "rounds": wire.report().step}
+
+
+def called(case: Case, wrapped: bool, skipped: tuple[int, ...]) -> dict[str, Any]:
+    """Rank 1 leaves out some steps of a model that is called, and hands over its loss, as a `case` says."""
+    torch.manual_seed(13)
+    model: nn.Module = Task(case.form, frozen=case.frozen, checkpointed=case.checkpointed)
+    if wrapped:
+        alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+        model = nn.parallel.DistributedDataParallel(model, process_group=alone)
+    given = [p for p in model.parameters() if p.requires_grad]
+    parts = [[each] for each in given] if case.by_part else [given]
+    optimizers = [optimizer_around(case.around, part) for part in parts]
+    wire = outer(model, optimizers, "diloco")
+    counts = []
+    for step in range(3 * EVERY):
+        model.zero_grad()
+        case.call(model, step, 1.0).backward()
+        for optimizer in optimizers:
+            if step not in skipped or dist.get_rank() == 0:
+                getattr(optimizer, "update", optimizer.step)()
+        counts.append(wire.attempts)
+    model.zero_grad()
+    wire.detach()
+    return {"counts": counts, "alike": equal_on_all(values(model)), "rounds": wire.report().step}
+
+
+def by_halves(gives_inner: bool) -> list[Any]:
+    """Sharpness-aware minimization; in one of the steps rank 1 leaves out the batch after the first half."""
+    model = perceptron(13)
+    sam = SAM(list(model.parameters()))
+    wire = outer(model, sam.base if gives_inner else sam, "diloco")
+    counts = []
+    for step in range(3 * EVERY):
+        loss_of(model, step).backward()
+        if step == EVERY and dist.get_rank() == 1:
+            sam.zero_grad()
+        else:
+            sam.first_step()
+            loss_of(model, step).backward()
+            sam.second_step()
+        counts.append(wire.attempts)
+    wire.detach()
+    return [counts, equal_on_all(values(model)), wire.report().step]
+
+
+def in_place_of_one() -> list[int]:
+    """Two optimizers share what was given to one, as in a later phase; then one around both."""
+    model = perceptron(15)
+    wire = outer(model, optimizer_of(model), every=100)
+    halves = [optimizer_of(part) for part in (model[:2], model[2:])]  # type: ignore[index]
+    found = []
+    for step in range(3):
+        model.zero_grad()
+        loss_of(model, step).backward()
+        for each in halves:
+            each.step()
+        found.append(wire.attempts)
+    around = optimizer_of(model)
+    around.register_step_pre_hook(lambda *_: halves[0].step())
+    for step in range(3):
+        model.zero_grad()
+        loss_of(model, step).backward()
+        around.step()
+        found.append(wire.attempts)
+    wire.detach()
+    around.step()
+    return [*found, wire.attempts]
 
 
 def counting() -> dict[str, Any]:
@@ -1096,6 +1161,23 @@ def refused() -> dict[str, str]:
     return found
 
 
+CALLED = (
+    "model.forward(x)",
+    "an object",
+    "a namespace",
+    "none",
+    "slots",
+    "none, frozen",
+    "none, checkpointed",
+    "none, twice",
+    "none, penalty",
+    "an optimizer for each parameter",
+    "lookahead",
+    "lookahead without hooks",
+    "around a copy",
+)
+"""Of the cases of `scenes_steps`."""
+
 SCENES: dict[str, Callable[[], Any]] = {
     "follows attach": follows_attach,
     "beside own": partial(beside_own, 0),
@@ -1150,7 +1232,16 @@ SCENES: dict[str, Callable[[], Any]] = {
     "left out, clearing": partial(left_out, leave_out_clearing, (1, 7)),
     "left out, zeroing": partial(left_out, leave_out_zeroing, (2, 3)),
     "left out, saying": partial(left_out, leave_out_saying, (3, 11)),
-    "cleared late": cleared_late,
+    "cleared late": partial(cleared_late, 1),
+    "cleared late, twice": partial(cleared_late, 2),
+    **{
+        f"called, {case}, {'ddp' if wrapped else 'plain'}": partial(called, CASES[case], wrapped, (1, 7))
+        for case in CALLED
+        for wrapped in (False, True)
+    },
+    "halves": partial(by_halves, False),
+    "halves, inner given": partial(by_halves, True),
+    "in place of one": in_place_of_one,
     "counting": counting,
     "uneven": uneven,
     "at the end": at_the_end,

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import logging
+import pickle
 import warnings
+import weakref
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from gradwire.errors import GradwireError, RanksDisagree
@@ -496,6 +504,346 @@ def sharpness_aware(recipe: str) -> list[Any]:
     return [wire.report().step, digest(model), share]
 
 
+# -- how the model is called, what it returns, and which optimizer is given
+
+
+class Held:
+    """An output of a class of the user's own."""
+
+    def __init__(self, loss: Tensor) -> None:
+        self.loss = loss
+
+
+@dataclass(slots=True)
+class Slots:
+    """An output without a dictionary."""
+
+    loss: Tensor
+
+
+class Task(nn.Module):
+    """Computes its own loss, and hands it over in one of several forms; the first layer may be frozen."""
+
+    def __init__(self, form: str = "a tensor", *, frozen: bool = False, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.net = perceptron()
+        self.form, self.checkpointed = form, checkpointed
+        self.kept: list[Tensor] = []
+        next(iter(self.net.children())).requires_grad_(not frozen)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Any:
+        first, *rest = self.net.children()
+        hidden = first(inputs)
+        for layer in rest:
+            inner = self.checkpointed and layer is not rest[-1]
+            hidden = checkpoint(layer, hidden, use_reentrant=True) if inner else layer(hidden)
+        loss = nn.functional.mse_loss(hidden, targets)
+        if self.form == "none":
+            self.kept.append(loss)
+            return None
+        held = {"an object": Held, "a namespace": SimpleNamespace, "slots": Slots}.get(self.form)
+        return loss if held is None else held(loss=loss)
+
+
+def loss_of(outputs: Any, model: nn.Module) -> Tensor:
+    """The loss of a `Task`, whatever wrappers are around it."""
+    if outputs is not None:
+        loss: Tensor = getattr(outputs, "loss", outputs)
+        return loss
+    (task,) = (each for each in model.modules() if isinstance(each, Task))
+    return task.kept.pop()
+
+
+def bad_batch(number: int, factor: float) -> tuple[Tensor, Tensor]:
+    """As for `backward` above."""
+    inputs, targets = batch(number)
+    scale = factor if dist.get_rank() == 1 else 1.0
+    return inputs * scale, targets * scale
+
+
+def call(model: nn.Module, number: int, factor: float) -> Tensor:
+    return loss_of(model(*bad_batch(number, factor)), model)
+
+
+def call_forward(model: nn.Module, number: int, factor: float) -> Tensor:
+    """Round the hooks on the model."""
+    return loss_of(model.forward(*bad_batch(number, factor)), model)
+
+
+def call_twice(model: nn.Module, number: int, factor: float) -> Tensor:
+    """Two forward passes before one backward pass, as of two views of a batch."""
+    both = [model(*bad_batch(number, factor)), model(*bad_batch(number, factor))]
+    one, other = (loss_of(each, model) for each in both)
+    return one / 2 + other / 2
+
+
+def call_with_penalty(model: nn.Module, number: int, factor: float) -> Tensor:
+    """Gradients of gradients: a pass of `autograd.grad` comes before the backward pass."""
+    loss = call(model, number, factor)
+    used = [p for p in model.parameters() if p.requires_grad]
+    return loss + 0.01 * sum(
+        each.square().sum() for each in torch.autograd.grad(loss, used, create_graph=True)
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way in which people call a model and make a step."""
+
+    form: str = "a tensor"
+    call: Callable[[nn.Module, int, float], Tensor] = call
+    leave: Callable[[nn.Module, torch.optim.Optimizer, Any], None] = clear
+    frozen: bool = False
+    checkpointed: bool = False
+    compiled: bool = False
+    accumulates: bool = False
+    views: bool = False
+    by_part: bool = False
+    around: str = ""
+    like: str = ""
+    """The case whose run it must equal where the bad batch never was; of its own, if it is empty."""
+
+
+class Lookahead(torch.optim.Optimizer):
+    """In the style of timm: torch's constructor is not run, so hooks on it never are."""
+
+    def __init__(self, inner: torch.optim.Optimizer, *, hookable: bool) -> None:
+        self._inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+        self.state = defaultdict(dict)
+        self._slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+        self._steps = 0
+        if hookable:  # as later versions of it
+            self._optimizer_step_pre_hooks: Any = OrderedDict()
+            self._optimizer_step_post_hooks: Any = OrderedDict()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = self._inner.step(closure)
+        self._steps += 1
+        if self._steps % 3 == 0:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            for slow, parameter in zip(self._slow, parameters, strict=True):
+                parameter.copy_(slow.lerp_(parameter, 0.5))
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._inner.zero_grad(set_to_none)
+
+
+class Copied(torch.optim.Optimizer):
+    """Around an optimizer with parameter groups of its own."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in inner.param_groups for p in group["params"]], {"lr": 0.0})
+        self.inner = inner
+
+    def update(self) -> None:
+        """Its own `step` is not called."""
+        self.inner.step()
+
+
+def optimizer_around(around: str, parameters: list[nn.Parameter]) -> Any:
+    inner = torch.optim.SGD(parameters, lr=0.05, momentum=0.5 if around else 0.0)
+    if around.startswith("lookahead"):
+        return Lookahead(inner, hookable=around == "lookahead")
+    return Copied(inner) if around else inner
+
+
+CASES: dict[str, Case] = {
+    "model(x)": Case(),
+    "model.forward(x)": Case(call=call_forward, like="model(x)"),
+    "model.forward(x), zeroed in place": Case(call=call_forward, leave=clear_in_place, like="model(x)"),
+    "an object": Case("an object", like="model(x)"),
+    "a namespace": Case("a namespace", like="model(x)"),
+    "none": Case("none", like="model(x)"),
+    "none, zeroed in place": Case("none", leave=clear_in_place, like="model(x)"),
+    "slots": Case("slots", like="model(x)"),
+    "none, gradients as views": Case("none", views=True, like="model(x)"),
+    "penalty": Case(call=call_with_penalty),
+    "none, penalty": Case("none", call=call_with_penalty, like="penalty"),
+    "none, compiled": Case("none", compiled=True, like="model(x)"),
+    "frozen": Case(frozen=True),
+    "none, frozen": Case("none", frozen=True, like="frozen"),
+    "model.forward(x), frozen": Case(call=call_forward, frozen=True, like="frozen"),
+    "checkpointed": Case(checkpointed=True),
+    "none, checkpointed": Case("none", checkpointed=True, like="checkpointed"),
+    "model.forward(x), checkpointed": Case(call=call_forward, checkpointed=True, like="checkpointed"),
+    "twice": Case(call=call_twice),
+    "none, twice": Case("none", call=call_twice, like="twice"),
+    "accumulating": Case(accumulates=True),
+    "none, accumulating": Case("none", accumulates=True, like="accumulating"),
+    "model.forward(x), accumulating": Case(call=call_forward, accumulates=True, like="accumulating"),
+    "an optimizer for each parameter": Case(by_part=True, like="model(x)"),
+    "model.forward(x), an optimizer for each parameter": Case(
+        call=call_forward, by_part=True, like="model(x)"
+    ),
+    "lookahead": Case(around="lookahead"),
+    "lookahead without hooks": Case(around="lookahead without hooks", like="lookahead"),
+    "around a copy": Case(around="copied"),
+}
+CASE_RECIPES = ("dense", "int4", "topk(ratio=0.05)")
+ROWS = [
+    *("model(x)", "model.forward(x)", "an object", "a namespace", "none", "slots"),
+    *("lookahead", "lookahead without hooks", "around a copy"),
+]
+"""Cases that run with all these recipes, the others with the last one."""
+CALLED = [
+    (case, recipe, source)
+    for case in CASES
+    for recipe in (CASE_RECIPES if case in ROWS else CASE_RECIPES[-1:])
+    for source in ("ddp", "plain")
+]
+
+
+def told_apart(case: Case, recipe: str | None, source: str, *, leaves: bool) -> list[Any]:
+    """Train with a bad batch that is left out, or never was. Without a recipe: DDP alone."""
+    torch.manual_seed(0)
+    model: nn.Module = Task(case.form, frozen=case.frozen, checkpointed=case.checkpointed)
+    if source == "ddp":
+        cap_mb = 25 if case.compiled else 0.01  # torch's compiler refuses small ones
+        model = DistributedDataParallel(model, bucket_cap_mb=cap_mb, gradient_as_bucket_view=case.views)
+    given = [p for p in model.parameters() if p.requires_grad]
+    parts = [[each] for each in given] if case.by_part else [given]
+    optimizers = [optimizer_around(case.around, part) for part in parts]
+    replicas = {} if source == "ddp" else {"replicas": dist.group.WORLD}
+    with told() as lines:
+        wire = None if recipe is None else gradwire.attach(model, optimizers, recipe, **replicas)
+        called = torch.compile(model, backend="eager") if case.compiled else model
+        quiet: Any = nullcontext if not case.accumulates else wire.no_sync if wire else model.no_sync
+        for number in range(STEPS):
+            if number == BAD and not leaves:
+                continue
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            factor = 100.0 if number == BAD else 1.0
+            if case.accumulates:
+                with quiet():
+                    case.call(called, number + 50, 1.0).backward()
+            case.call(called, number, factor).backward()
+            for optimizer in optimizers:
+                if number == BAD:
+                    case.leave(model, optimizer, wire)
+                else:
+                    getattr(optimizer, "update", optimizer.step)()
+    return [digest(model), wire and wire.report().step, wire and wire.report().dropped_steps, lines]
+
+
+class SAM(torch.optim.Optimizer):
+    """Sharpness-aware minimization as its users have it, of which `step` is not called."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"rho": 0.05})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.05)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        for p in parameters:
+            self.state[p]["old"] = p.detach().clone()
+            p.add_(p.grad * 0.05 / norm)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = self.state[p]["old"]
+        self.base.step()
+        self.zero_grad()
+
+
+def by_halves(recipe: str | None, source: str, form: str, *, gives_inner: bool = False) -> list[Any]:
+    """Forty steps in two halves."""
+    torch.manual_seed(0)
+    model: nn.Module = Task(form)
+    if source == "ddp":
+        model = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    sam = SAM(list(model.parameters()))
+    replicas = {} if source == "ddp" else {"replicas": dist.group.WORLD}
+    with told() as lines:
+        given = sam.base if gives_inner else sam
+        wire = None if recipe is None else gradwire.attach(model, given, recipe, **replicas)
+        for number in range(40):
+            call(model, number, 1.0).backward()
+            sam.first_step()
+            call(model, number, 1.0).backward()
+            sam.second_step()
+    return [digest(model), wire and wire.report().step, [line for line in lines if "left out" not in line]]
+
+
+def a_copy() -> list[Any]:
+    """Of a model whose outputs cannot be seen: it trains by itself, and so does the module that is left."""
+    model, found = Task("none"), []
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+    wire = gradwire.attach(wrapped, optimizer, "topk(ratio=0.05)")
+    for number in range(3):
+        optimizer.zero_grad()
+        call(wrapped, number, 1.0).backward()
+        optimizer.step()
+    step = wire.report().step
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        before = digest(copied)
+        stepped = torch.optim.SGD(copied.parameters(), lr=0.05)
+        call(copied, 3, 1.0).backward()
+        stepped.step()
+        found += [digest(copied) != before, wire.report().step == step]
+    gone = [weakref.ref(each) for each in (wrapped, wire.attached.source)]
+    parameter = weakref.ref(next(wrapped.parameters()))
+    del wrapped, wire, copied, stepped
+    gc.collect()
+    found += [each() is None for each in gone]  # with the memory, although the parameters live on
+    before = digest(model)
+    optimizer.zero_grad()
+    call(model, 4, 1.0).backward()
+    optimizer.step()
+    found.append(digest(model) != before)
+    del model, optimizer
+    gc.collect()
+    return [*found, parameter() is None]
+
+
+def used_up() -> list[str]:
+    """`drop_step()` after the optimizer inside the one that was given has stepped."""
+    model = DistributedDataParallel(Task())
+    optimizer = optimizer_around("lookahead", list(model.parameters()))
+    wire = gradwire.attach(model, optimizer, "topk(ratio=0.05)")
+    call(model, 0, 1.0).backward()
+    optimizer.step()
+    try:
+        wire.drop_step()
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def inside_backward(source: str, guard_every: int) -> list[Any]:
+    """One optimizer for each parameter, which steps as soon as the gradient is there."""
+    model: nn.Module = perceptron()
+    replicas = {} if source == "ddp" else {"replicas": dist.group.WORLD}
+    if source == "ddp":
+        model = DistributedDataParallel(model)
+    optimizers = {each: torch.optim.SGD([each], lr=0.05) for each in model.parameters()}
+
+    def hook(parameter: nn.Parameter) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for each in optimizers:
+        each.register_post_accumulate_grad_hook(hook)
+    gradwire.attach(model, list(optimizers.values()), "int4", guard_every=guard_every, **replicas)
+    raised = ""
+    with told() as lines:
+        try:
+            for number in range(3):
+                backward(model, number)
+        except GradwireError as error:
+            raised = str(error)
+    return [lines, raised]
+
+
 # -- optimizers that call `backward()` themselves, or leave steps out on the device
 
 
@@ -605,31 +953,6 @@ def unseen(how: str, guard_every: int) -> list[Any]:
     return [lines, raised]
 
 
-def inside_backward(source: str, guard_every: int) -> list[Any]:
-    """One optimizer for each parameter, which steps as soon as the gradient is there."""
-    model: nn.Module = perceptron()
-    replicas = {} if source == "ddp" else {"replicas": dist.group.WORLD}
-    if source == "ddp":
-        model = DistributedDataParallel(model)
-    optimizers = {each: torch.optim.SGD([each], lr=0.05) for each in model.parameters()}
-
-    def hook(parameter: nn.Parameter) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-
-    for each in optimizers:
-        each.register_post_accumulate_grad_hook(hook)
-    gradwire.attach(model, list(optimizers.values()), "int4", guard_every=guard_every, **replicas)
-    raised = ""
-    with told() as lines:
-        try:
-            for number in range(3):
-                backward(model, number)
-        except GradwireError as error:
-            raised = str(error)
-    return [lines, raised]
-
-
 RECIPES = ("dense", "int8", "topk(ratio=0.1)", "powersgd(rank=2)", "covap(interval=2)", "gcomp")
 WAYS: dict[str, Callable[..., None]] = {
     "clear": clear,
@@ -691,6 +1014,33 @@ SCENES: dict[str, Callable[[], Any]] = {
     "unseen, local_every": partial(unseen, "local_every", 0),
     "unseen, detach, around": partial(unseen, "detach, around", 1),
     "unseen, guarded": partial(unseen, "around", 4),
+    **{
+        f"{case}, {recipe}, {source}": partial(told_apart, CASES[case], recipe, source, leaves=True)
+        for case, recipe, source in CALLED
+    },
+    **{
+        f"never: {case}, {recipe}, {source}": partial(told_apart, CASES[case], recipe, source, leaves=False)
+        for case, recipe, source in CALLED
+        if not CASES[case].like
+    },
+    **{
+        f"ddp: {case}": partial(told_apart, CASES[case], None, "ddp", leaves=True)
+        for case in ROWS
+        if not CASES[case].like
+    },
+    **{
+        f"halves, {form}, {recipe}, {source}": partial(by_halves, recipe, source, form)
+        for form in ("a tensor", "none")
+        for recipe in CASE_RECIPES
+        for source in ("ddp", "plain")
+    },
+    "halves, ddp": partial(by_halves, None, "ddp", "a tensor"),
+    **{
+        f"halves, inner given, {recipe}": partial(by_halves, recipe, "ddp", "a tensor", gives_inner=True)
+        for recipe in CASE_RECIPES
+    },
+    "a copy": a_copy,
+    "used up": used_up,
     **{
         f"inside backward, {source}, {guard_every}": partial(inside_backward, source, guard_every)
         for guard_every in (0, 4)

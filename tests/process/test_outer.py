@@ -218,8 +218,28 @@ def test_steps_that_are_left_out_count_as_attempted(world: Results, scene: str) 
         assert (each["alike"], each["rounds"]) == (True, 3)
 
 
-def test_a_step_that_shows_late_to_be_left_out_still_brings_its_round(world: Results) -> None:
-    assert value(world, "cleared late") == [{"attempts": 2 * EVERY, "alike": True, "rounds": 2}] * 2
+@pytest.mark.parametrize("scene", [name for name in SCENES if name.startswith("called")])
+def test_attempts_are_counted_in_time_however_the_model_is_called(world: Results, scene: str) -> None:
+    in_time = list(range(1, 3 * EVERY + 1))
+    shows_late = [step - (step in (2, 8)) for step in in_time]
+    for each, counts in zip(value(world, scene), (in_time, shows_late), strict=True):
+        assert each == {"counts": counts, "alike": True, "rounds": 3}
+
+
+@pytest.mark.parametrize("scene", ["halves", "halves, inner given"])
+def test_the_first_half_of_a_sharpness_aware_step_is_no_attempt(world: Results, scene: str) -> None:
+    in_time = list(range(1, 3 * EVERY + 1))
+    shows_late = [step - (step == EVERY + 1) for step in in_time]
+    assert value(world, scene) == [[counts, True, 3] for counts in (in_time, shows_late)]
+
+
+def test_optimizers_that_were_not_given_step_in_place_of_one_that_was(world: Results) -> None:
+    assert value(world, "in place of one") == [[1, 2, 3, 4, 5, 6, 6]] * 2
+
+
+@pytest.mark.parametrize("scene", ["cleared late", "cleared late, twice"])
+def test_a_step_that_shows_late_to_be_left_out_still_brings_its_round(world: Results, scene: str) -> None:
+    assert value(world, scene) == [{"attempts": 2 * EVERY, "alike": True, "rounds": 2}] * 2
 
 
 def test_what_an_attempted_step_is(world: Results) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.scenes_steps import RECIPES, WAYS
+from tests.process.scenes_steps import CALLED, CASE_RECIPES, CASES, RECIPES, WAYS
 from tests.support.ranks import Results, perform_in_halves, value
 
 pytestmark = pytest.mark.process
@@ -164,6 +164,52 @@ def test_two_passes_per_step_train_every_element(world: Results, recipe: str) ->
     steps, _digest, share = first
     assert steps == 41, "40, and the first pass of all, before the optimizer had ever stepped"
     assert share == 1.0
+
+
+@pytest.mark.parametrize(("case", "recipe", "source"), CALLED)
+def test_a_step_that_is_left_out_is_recognised_however_the_model_is_called(
+    world: Results, case: str, recipe: str, source: str
+) -> None:
+    like = CASES[case].like or case
+    never, found = (value(world, f"{each}, {recipe}, {source}") for each in (f"never: {like}", case))
+    assert [each[:2] for each in found] == [each[:2] for each in never], "bit for bit, and in the same step"
+    assert [each[2] for each in found] == [1, 1]
+    if recipe == "dense":
+        assert [each[0] for each in found] == [each[0] for each in value(world, f"ddp: {like}")]
+    said = [
+        [line for line in each[3] if line not in other[3]] for each, other in zip(found, never, strict=True)
+    ]
+    (line,), nothing = said
+    assert "left out" in line
+    assert nothing == []
+    assert not any("no_sync" in line for each in found for line in each[3])
+
+
+@pytest.mark.parametrize("source", ["ddp", "plain"])
+@pytest.mark.parametrize("recipe", CASE_RECIPES)
+@pytest.mark.parametrize("form", ["a tensor", "none"])
+def test_the_first_half_of_a_sharpness_aware_step_is_dropped(
+    world: Results, form: str, recipe: str, source: str
+) -> None:
+    inner = value(world, f"halves, inner given, {recipe}")
+    found = value(world, f"halves, {form}, {recipe}, {source}")
+    if source == "ddp":
+        assert found == inner, "as if the optimizer inside were given"
+    for digest, steps, lines in found:
+        assert digest == found[0][0]
+        assert steps == 41, "40, and the first half of all, before any optimizer had ever stepped"
+        assert lines == []
+        if recipe == "dense":
+            assert digest == value(world, "halves, ddp")[0][0]
+
+
+def test_a_model_whose_outputs_cannot_be_seen_may_be_copied_and_deleted(world: Results) -> None:
+    assert value(world, "a copy") == [[True] * 8] * 2
+
+
+def test_nothing_is_left_to_drop_where_an_optimizer_inside_has_stepped(world: Results) -> None:
+    for (text,) in value(world, "used up"):
+        assert "no step to leave out" in text
 
 
 @pytest.mark.parametrize("source", ["ddp", "plain"])

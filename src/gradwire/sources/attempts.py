@@ -9,11 +9,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from gradwire._api.unwrap import Optimizers
-from gradwire.sources.observe import Once, leave_out_of_copies, tensors_in
-from gradwire.sources.steps import are_zero
+from gradwire.sources.observe import Entrance, leave_out_of_copies, remove
+from gradwire.sources.steps import are_zero, listen, stop_listening
 from gradwire.sources.untraced import untraced
 
 _Marks: TypeAlias = list[tuple[int, int]]
@@ -22,10 +23,11 @@ _Marks: TypeAlias = list[tuple[int, int]]
 class Attempts:
     """Counts the attempted steps of one replica, on the thread that trains or autograd's.
 
-    A step has been attempted when all optimizers have stepped; when some have, and the next forward or
-    backward pass begins; or when gradients came and were cleared before any optimizer stepped. `ended` is
-    called after each, outside of backward passes: if a step turns out to be left out when a pass has begun,
-    at its end.
+    A step has been attempted when all optimizers have stepped, or others that have their parameters, such as
+    the one inside Lookahead; when some have, and the next forward or backward pass begins; or when gradients
+    came and were cleared before any optimizer stepped. If parameters were written in between, gradients have
+    been used: the first half of a sharpness-aware step is none that was left out. `ended` is called after
+    each, outside of backward passes: if a step turns out to be left out when a pass has begun, at its end.
     """
 
     def __init__(
@@ -43,46 +45,46 @@ class Attempts:
         self.count = 0
         self._parameters, self._ended = tuple(parameters), ended
         self._on_pass, self._on_step, self._on_stepped = before_pass, before_step, after_step
-        self._number = 0
-        self._stepped = set[int]()
-        self._inside = 0
+        self._versions: list[int] = []
+        """Of the parameters, after the last backward pass."""
+        self._optimizers: Optimizers = ()
+        self._stepped = set[torch.optim.Optimizer]()
+        self._inside = set[torch.optim.Optimizer]()
         """Optimizers whose `step` is running: a closure runs forward and backward passes."""
         self._is_pending = False
         """Whether a backward pass has brought gradients that no optimizer has used."""
         self._is_due = False
         """Whether `ended` is still to be called for the last step."""
         self._handles: list[RemovableHandle] = []
-        self._of_optimizers: list[RemovableHandle] = []
 
     def watch(self, model: nn.Module, optimizers: Optimizers) -> None:
         """Register hooks on `model` and `optimizers`, for as long as the model lives."""
+        # FSDP brings gradients past the hooks of shards: there the outputs tell that a pass begins.
+        whole = [each for each in self._parameters if not isinstance(each, DTensor)]
+        self._entrance = Entrance(model, self._entered, whole)
+        self._entrance.watch()
         hooks = [
             model.register_forward_pre_hook(untraced(self._before_forward), prepend=True),
-            model.register_forward_hook(untraced(self._after_forward)),
+            model.register_forward_hook(untraced(_shown_to(self._entrance))),
         ]
         leave_out_of_copies(model, hooks)
-        self._handles += hooks
+        self._handles = hooks
+        weakref.finalize(model, remove, hooks).atexit = False
+        weakref.finalize(model, stop_listening, self).atexit = False
         self.follow(optimizers)
-        weakref.finalize(model, _remove, self._handles).atexit = False
+        listen(self)
 
     def follow(self, optimizers: Optimizers) -> None:
-        """Count the steps of `optimizers`, and no longer those of others."""
+        """Count the steps of `optimizers`, and of others that have their parameters."""
         if self._stepped:  # by some of several, and the others will not
             self._complete()
-        _remove(self._of_optimizers)
-        self._number, self._of_optimizers = len(optimizers), []
-        for number, optimizer in enumerate(optimizers):
-            self._of_optimizers += [
-                optimizer.register_step_pre_hook(untraced(lambda *_: self._before_step())),
-                optimizer.register_step_post_hook(
-                    untraced(lambda one, *_, of=number: self._after_step(one, of))
-                ),
-            ]
-        self._handles += self._of_optimizers
+        self._optimizers = optimizers
 
     def retire(self) -> None:
         """Count no more."""
-        _remove(self._handles)
+        remove(self._handles)
+        self._entrance.unwatch()
+        stop_listening(self)
 
     def drop(self) -> None:
         """The user leaves the step out. Raises `ValueError` if no gradient waits for an optimizer."""
@@ -112,21 +114,20 @@ class Attempts:
     def _close(self) -> None:
         """Another pass begins: the step before it is over, if one was made, or nothing is left of it."""
         self._catch_up()
-        if not self._inside and (self._stepped or (self._is_pending and self._are_cleared())):
+        if self._inside:
+            return
+        if self._stepped:
             self._complete()
+        elif self._is_pending and self._are_cleared():
+            if self._versions == self._versions_now():
+                self._complete()
+            self._is_pending = False
 
     def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
         if torch.is_grad_enabled():
             if model.training and not self._inside:
                 self._on_pass(not self._is_pending)
             self._close()
-
-    def _after_forward(self, _model: nn.Module, _inputs: Any, outputs: Any) -> None:
-        if torch.is_grad_enabled():
-            entered = Once(self._entered)
-            for tensor in tensors_in(outputs):
-                if tensor.requires_grad:
-                    tensor.register_hook(entered)  # type: ignore[no-untyped-call]
 
     def _entered(self) -> None:
         """A backward pass has begun. It may be one of `autograd.grad`, which brings no gradient."""
@@ -137,7 +138,8 @@ class Attempts:
             self._is_pending |= self._marks() != before
             if self._is_due:
                 self._is_due = False
-                self._ended()
+                self._ended()  # a round that lands writes parameters, too
+            self._versions = self._versions_now()
 
         queue: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
         queue(passed)
@@ -147,25 +149,51 @@ class Attempts:
         grads = [each.grad for each in self._parameters]
         return [(0, 0) if grad is None else (id(grad), grad._version) for grad in grads]
 
+    def _versions_now(self) -> list[int]:
+        return [each._version for each in self._parameters]
+
     def _are_cleared(self) -> bool:
         """A device is not read for zeros."""
         there: list[Tensor] = [each.grad for each in self._parameters if each.grad is not None]
         return not there or (all(each.is_cpu for each in there) and are_zero(there))
 
-    def _before_step(self) -> None:
-        self._on_step()
-        self._inside += 1
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Any optimizer is about to step. One that was not given may be inside another, or around it."""
+        if optimizer in self._optimizers or not _parameters_of(optimizer).isdisjoint(
+            _parameters_of(*self._optimizers)
+        ):
+            self._on_step()
+            self._inside.add(optimizer)
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, number: int) -> None:
-        self._inside -= 1
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has stepped. One inside another makes no step of its own."""
+        if optimizer not in self._inside:
+            return
+        self._inside.remove(optimizer)
         self._on_stepped(optimizer)
-        if number in self._stepped:  # no pass was seen between its two steps
+        if self._inside:
+            return
+        if optimizer in self._stepped:  # no pass was seen between its two steps
             self._complete()
-        self._stepped.add(number)
-        if len(self._stepped) == self._number:
+        self._stepped.add(optimizer)
+        if self._have_all_stepped():
             self._complete()
 
+    def _have_all_stepped(self) -> bool:
+        """Whether all that were given have, or others in their place."""
+        left = [each for each in self._optimizers if each not in self._stepped]
+        others = self._stepped.difference(self._optimizers)
+        return not left or (bool(others) and _parameters_of(*left) <= _parameters_of(*self._stepped))
 
-def _remove(handles: Iterable[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+
+def _parameters_of(*optimizers: torch.optim.Optimizer) -> set[int]:
+    groups = (group for each in optimizers for group in each.param_groups)
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def _shown_to(entrance: Entrance) -> Callable[..., None]:
+    def hook(_model: nn.Module, _inputs: Any, outputs: Any) -> None:
+        if torch.is_grad_enabled():
+            entrance.show(outputs)
+
+    return hook

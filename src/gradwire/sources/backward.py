@@ -16,7 +16,7 @@ from gradwire.measure.clock import now_s
 from gradwire.placement import HostDevice, Placement, TransferredBuffer, Waited
 from gradwire.sources.nodes.level import NodeReducer
 from gradwire.sources.source import Source
-from gradwire.sources.steps import Steps
+from gradwire.sources.steps import NOTHING_CAME, Came, Steps
 from gradwire.step.arrival import Arrival
 from gradwire.step.context import Fates
 from gradwire.step.engine import Engine
@@ -131,9 +131,13 @@ class Backward:
         opened_s = now_s()
         self._held.append((_at_once, lambda _: self._taker.open(opened_s)))
 
-    def entered(self) -> None:
-        """A backward pass has begun, on the thread of that pass; no parameter has its gradient yet."""
-        self.steps.backward_begins(exchanges=self._source.is_exchanging)
+    def entered(self, came: Came = NOTHING_CAME) -> None:
+        """A backward pass has begun, on the thread of that pass; only those that `came` have their gradient.
+
+        May be called again in the same pass. While its step runs that says nothing.
+        """
+        if self._all_given:
+            self.steps.backward_begins(exchanges=self._source.is_exchanging, came=came)
 
     def broke_off(self) -> None:
         """A pass has ended before its first gradient, and nothing of its step has been sent.

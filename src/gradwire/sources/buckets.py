@@ -110,10 +110,14 @@ class Bucket:
                     f"the gradient of {name!r} is sparse, and gradwire carries dense ones: use sparse=False "
                     "in embeddings"
                 )
-            elif gradient.data_ptr() != view.data_ptr():
+            elif not self.holds(name, gradient):
                 view.copy_(gradient)
         except BaseException as error:
             self.failure = self.failure or error
+
+    def holds(self, name: str, gradient: Tensor) -> bool:
+        """Whether a parameter's gradient lies here."""
+        return gradient.layout == torch.strided and gradient.data_ptr() == self.views[name].data_ptr()
 
     @property
     def arrival(self) -> Arrival:

@@ -25,20 +25,22 @@ from gradwire.sources.untraced import untraced
 def register_observers(
     source: Source,
     backward: Backward,
+    entrance: Entrance,
     uses: dict[str, float] | None,
     *,
     scaled: bool,
 ) -> list[RemovableHandle]:
     """Register observers on the model of `source`; returns the hooks on its forward pass.
 
-    `uses` is filled in the first forward pass that trains; `scaled`: gradients carry a loss scale.
+    `entrance` is shown the outputs of forward passes that train. `uses` is filled in the first of them;
+    `scaled`: gradients carry a loss scale.
     """
     model, module = source.model, source.module
     # First of all, since FSDP's hook puts gathered parameters in place of the shards.
     hooks = [model.register_forward_pre_hook(_before_forward(backward, source), prepend=True)]
     if uses is not None:
         hooks += _count_uses(model, module, uses)
-    hooks.append(model.register_forward_hook(_begin_backward(backward, scaled=scaled)))
+    hooks.append(model.register_forward_hook(_begin_backward(backward, entrance, scaled=scaled)))
     backward.steps.watch(model)
     return hooks
 
@@ -84,7 +86,7 @@ def _state_of(instance: Any) -> Callable[[], dict[str, Any]]:
     return state
 
 
-def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
+def _begin_backward(backward: Backward, entrance: Entrance, scaled: bool) -> Callable[..., None]:
     @untraced
     def hook(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
         if not torch.is_grad_enabled():
@@ -104,25 +106,70 @@ def _begin_backward(backward: Backward, scaled: bool) -> Callable[..., None]:
             if tensor.requires_grad:
                 tensor.register_hook(begin)  # type: ignore[no-untyped-call]  # torch has not typed it
                 break
-        # Gradients may enter by any output, before those of parameters.
-        entered = Once(backward.entered)
-        for tensor in tensors_in(outputs):
-            if tensor.requires_grad:
-                tensor.register_hook(entered)  # type: ignore[no-untyped-call]
+        entrance.show(outputs)
 
     return hook
 
 
-class Once:
-    """A hook on the outputs of one forward pass that calls `function` where the first gradient enters."""
+class Entrance:
+    """Calls `entered` where a backward pass enters the model. No parameter has its gradient of this pass yet.
 
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function: Callable[[], None] | None = function
+    Gradients may enter by any output of the forward pass, and hooks on the outputs see it. They do not see an
+    object of a class of the user's own, nor a loss that is kept on the module; and `ddp.forward(…)` runs no
+    hook that could show the outputs. Then hooks on `parameters` see it, before the first gradient is written.
+    A reentrant checkpoint nests passes: `entered` is called in each of them.
+    """
 
-    def __call__(self, _gradient: Tensor) -> None:
-        function, self._function = self._function, None
-        if function is not None:
-            function()
+    def __init__(
+        self, model: nn.Module, entered: Callable[[], None], parameters: Iterable[Tensor] = ()
+    ) -> None:
+        """`parameters` are watched as long as the `model` lives, once they are."""
+        self._entered = entered
+        self._parameters = tuple(each for each in parameters if each.requires_grad)
+        self._pass = -1
+        """The last backward pass that was seen to enter, by autograd's number."""
+        self._is_seen = False
+        """Whether one has entered since the last call of `opened`."""
+        self._handles: list[RemovableHandle] = []
+        # Parameters that outlive the model must not keep the arena alive.
+        weakref.finalize(model, remove, self._handles).atexit = False
+
+    def show(self, outputs: Any) -> None:
+        """A forward pass has brought `outputs`."""
+        seen = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
+        for tensor in seen:
+            tensor.register_hook(self._enter)  # type: ignore[no-untyped-call]
+        if not seen:
+            self.watch()
+
+    def watch(self) -> None:
+        """Look at the parameters, too, from now on. To hook them costs more than to leave the hooks there."""
+        if not self._handles:
+            for each in self._parameters:
+                self._handles.append(each.register_hook(self._enter))  # type: ignore[no-untyped-call]
+
+    def unwatch(self) -> None:
+        """The inverse."""
+        remove(self._handles)
+        self._handles.clear()
+
+    def opened(self) -> None:
+        """The first gradients of a pass are there. If it was not seen to enter, the next one will be."""
+        if not self._is_seen:
+            self.watch()
+        self._is_seen = False
+
+    def _enter(self, _gradient: Tensor) -> None:
+        now = torch._C._current_graph_task_id()
+        if now != self._pass:
+            self._pass, self._is_seen = now, True
+            self._entered()
+
+
+def remove(hooks: Iterable[RemovableHandle]) -> None:
+    """Remove them all."""
+    for hook in hooks:
+        hook.remove()
 
 
 def _begin(

@@ -24,10 +24,10 @@ from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import Bucket, assigned, cap_for
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import (
+    Entrance,
     leave_out_of_copies,
     refuse_changed,
     register_observers,
-    tensors_in,
 )
 from gradwire.sources.source import Source
 from gradwire.sources.untraced import untraced
@@ -100,11 +100,8 @@ class PlainParameters(Source):
         if self.group.size() == 1:
             _LOG.info("one rank: gradients stay as they are")
         self._spread_first()
-        hooks = register_observers(self, backward, uses, scaled=scaled)
-        hooks += [
-            model.register_forward_pre_hook(untraced(_refuse_under_ddp)),
-            model.register_forward_hook(untraced(self._wait_for_outputs)),
-        ]
+        hooks = register_observers(self, backward, Entrance(model, self._entered), uses, scaled=scaled)
+        hooks.append(model.register_forward_pre_hook(untraced(_refuse_under_ddp)))
         leave_out_of_copies(model, hooks)
         self._backward = backward
         for spec in self.specs:
@@ -134,20 +131,15 @@ class PlainParameters(Source):
 
     # -- in a backward pass
 
-    def _wait_for_outputs(self, _model: nn.Module, _inputs: Any, outputs: Any) -> None:
-        """Ask for a callback where the backward pass enters the model.
+    def _entered(self) -> None:
+        """The backward pass enters the model.
 
-        Not where it leaves: inside a reentrant checkpoint that is a backward pass within another, which ends
-        before all gradients are there.
+        Where it leaves would be too late: inside a reentrant checkpoint that is a backward pass within
+        another, which ends before all gradients are there.
         """
-        if torch.is_grad_enabled():
-            for tensor in tensors_in(outputs):
-                if tensor.requires_grad:
-                    tensor.register_hook(self._entered)  # type: ignore[no-untyped-call]
-
-    def _entered(self, _gradient: Tensor) -> None:
         if self._at_end() is None:
             self._begin()
+        self._backward.entered()
 
     def _begin(self) -> None:
         """A backward pass begins: ask for a callback at its end.
@@ -163,11 +155,12 @@ class PlainParameters(Source):
 
     def _ready(self, name: str, parameter: Tensor) -> None:
         """The gradient of a parameter is there, in `p.grad`."""
-        if not self.exchanges:
-            return
-        if self._at_end() is None:  # the forward pass went round the model's own
+        if self._at_end() is None:  # no output has told that it enters, as of `model.forward(…)`
             refuse_changed(self._backward, self)
             self._begin()
+            self._backward.entered(came={name: self._is_new(name, parameter)})
+        if not self.exchanges:
+            return
         if not self._is_open:
             self._open()
         bucket = self._homes[name]
@@ -179,6 +172,11 @@ class PlainParameters(Source):
         self._fill(bucket, name)
         if not bucket.missing:
             self._backward.submit(bucket.arrival)
+
+    def _is_new(self, name: str, parameter: Tensor) -> bool:
+        """Whether a gradient was `None` before this pass: one that stood has been added to where it was."""
+        home, gradient = self._homes.get(name), parameter.grad
+        return home is None or gradient is None or not home.holds(name, self.local(gradient))
 
     def _fill(self, bucket: Bucket, name: str) -> None:
         gradient = self.parameters[name].grad

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,11 @@ from gradwire.step.context import Fates
 
 Skipped = Literal["drop", "keep"]
 """Whether a step without an optimizer step leaves no trace in the memory, or its unsent part is kept."""
+
+Came: TypeAlias = Mapping[str, bool]
+"""Parameters whose gradient has been written in this pass already; was it `None` before?"""
+
+NOTHING_CAME: Came = {}
 
 _GLANCE = 1024
 """Elements that are looked at first, to see that a gradient is not zero."""
@@ -114,6 +119,8 @@ class Steps:
     def watch(self, model: nn.Module) -> None:
         """Register the hooks on the optimizers, for as long as `model` lives."""
         for record in self._records:
+            if not hasattr(record.optimizer, "_optimizer_step_post_hooks"):
+                continue  # as of one around another, which has not run torch's constructor
             for handle in (
                 record.optimizer.register_step_pre_hook(untraced(lambda *_, of=record: self._before(of))),
                 record.optimizer.register_step_post_hook(untraced(lambda *_, of=record: self._after(of))),
@@ -123,7 +130,7 @@ class Steps:
                 unhook.atexit = False
                 self._unhook.append(unhook)
         if self._records and self._skipped == "drop":
-            _watch_all(self)
+            listen(self)
 
     def change(self, optimizers: Optimizers, model: nn.Module) -> None:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""
@@ -136,22 +143,22 @@ class Steps:
 
     # -- what happens, in the order of a step
 
-    def backward_begins(self, *, exchanges: bool) -> None:
-        """No gradient of this pass has come yet: now it can be seen which ones were cleared.
+    def backward_begins(self, *, exchanges: bool, came: Came = NOTHING_CAME) -> None:
+        """No gradient of this pass has come but those that `came`: now it can be seen which were cleared.
 
         `exchanges` says whether this pass will exchange its gradients.
         """
         self._is_local |= not exchanges
-        self.look()
+        self.look(came)
 
-    def look(self) -> None:
+    def look(self, came: Came = NOTHING_CAME) -> None:
         """See which gradients have been cleared before their optimizer has stepped; at any time."""
         if not self._is_pending:
             return
         self._has_looked = True
         for record in self._records:
             if self._recognises(record) and not record.has_made:
-                self._clear(record)
+                self._clear(record, came)
 
     def fates(self) -> Fates | None:
         """Fates of the exchanges since the last one began; `None` if all are final, as usual.
@@ -211,7 +218,10 @@ class Steps:
 
         Raises `ValueError` if all of them have been used.
         """
-        if not self._is_pending or (self._records and all(each.has_made for each in self._records)):
+        made = (each for each in (*self._records, *self._others) if each.has_made)
+        used = {name for each in made for name in self._names_of(each)}
+        is_used = self._records and all(self._names_of(each) <= used for each in self._records)
+        if not self._is_pending or is_used:
             raise ValueError(
                 "there is no step to leave out: call drop_step() after a backward pass, instead of the "
                 "optimizer's step"
@@ -231,7 +241,7 @@ class Steps:
 
     # -- hooks of optimizers
 
-    def _other_begins(self, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Any optimizer is about to step. One that was not given may be inside another, or around it."""
         known = (*self._records, *self._others)
         if not self._is_pending or any(each.is_inside or each.optimizer is optimizer for each in known):
@@ -241,16 +251,21 @@ class Steps:
             self._others.append(record)
             self._before(record)
 
-    def _other_ended(self, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has stepped. If it was not given, those that share parameters with it are known to be used."""
         record = next((each for each in self._others if each.optimizer is optimizer), None)
         if record is None:
             return
+        names = self._names_of(record)
         mine = [each for each in self._records if each.has_stepped]
-        if self._names_of(record) <= {name for each in mine for name in self._names_of(each)}:
+        if names <= {name for each in mine for name in self._names_of(each)}:
             self._others.remove(record)  # around one that was given
             record.is_inside = False
             return
         self._after(record)
+        for each in self._records:  # one that is around it may never step itself
+            if not each.has_ever_stepped:
+                each.has_ever_stepped = not names.isdisjoint(self._names_of(each))
         groups = {id(group) for each in self._records for group in each.optimizer.param_groups}
         is_part = {id(group) for group in optimizer.param_groups} <= groups  # as of sharpness-aware ones
         if is_part or not (self._compresses and self._is_first("another")):
@@ -337,14 +352,14 @@ class Steps:
                     return weakref.ref(parameter.grad), parameter.grad._version
         return None
 
-    def _clear(self, record: _Record) -> None:
+    def _clear(self, record: _Record, came: Came = NOTHING_CAME) -> None:
         """Note what was taken away from an optimizer, unless another one had used it, or is about to."""
-        if cleared := self._cleared_of(record):
+        if cleared := self._cleared_of(record, came):
             others = (each for each in (*self._records, *self._others) if each is not record)
             used = (each for each in others if each.has_made or each.is_inside)
             self._cleared |= cleared - {name for each in used for name in self._names_of(each)}
 
-    def _cleared_of(self, record: _Record) -> set[str]:
+    def _cleared_of(self, record: _Record, came: Came) -> set[str]:
         """The parameters of an optimizer whose gradient was taken away since the exchange.
 
         `None` says so by itself. Zeros do not: a unit that rests, or a choice of elements, brings zeros, too.
@@ -352,20 +367,35 @@ class Steps:
         device is not read for that.
         """
         names = self._names_of(record)
-        there = self._gradients(names)
+        there = self._gradients(names - came.keys())
         if there and self._device.is_host and not record.got_zeros and are_zero(there.values()):
             return names
-        return names - there.keys()
+        return names - there.keys() - {name for name, was_cleared in came.items() if not was_cleared}
 
 
-_EVERYONE: weakref.WeakSet[Steps] = weakref.WeakSet()
-"""Of this process."""
+class Listener(Protocol):
+    """Hears of the steps of every optimizer in this process."""
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is about to step."""
+
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has stepped."""
 
 
-def _watch_all(steps: Steps) -> None:
-    """Let `steps` hear of every optimizer's steps. torch must not lose a hook while it goes through them."""
+_LISTENERS: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
+"""In the order in which they began to listen, which must be the same on all ranks: some make rounds then."""
+
+
+def listen(listener: Listener) -> None:
+    """Let it hear, as long as it lives. torch must not lose a hook while it goes through them."""
     _hear_of_all()
-    _EVERYONE.add(steps)
+    _LISTENERS[id(listener)] = listener
+
+
+def stop_listening(listener: Listener) -> None:
+    """The inverse."""
+    _LISTENERS.pop(id(listener), None)
 
 
 @cache
@@ -375,13 +405,13 @@ def _hear_of_all() -> None:
 
 
 def _begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for steps in list(_EVERYONE):
-        steps._other_begins(optimizer)
+    for listener in list(_LISTENERS.values()):
+        listener.optimizer_begins(optimizer)
 
 
 def _ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for steps in list(_EVERYONE):
-        steps._other_ended(optimizer)
+    for listener in list(_LISTENERS.values()):
+        listener.optimizer_ended(optimizer)
 
 
 def _same(one: tuple[weakref.ref[Tensor], int], other: tuple[weakref.ref[Tensor], int]) -> bool:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.sources.backward import Backward
 from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
-from gradwire.sources.observe import leave_out_of_copies, register_observers
+from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
 from gradwire.sources.source import Source
 from gradwire.sources.untraced import untraced
 from gradwire.step.arena import ParameterSpec, specs_of
@@ -183,7 +183,9 @@ class DDPBuckets(Source):
         """Register the communication hook and the observers; make buckets finer where that hides more."""
         ddp, engine = self._ddp, backward.engine
         total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
-        hooks = register_observers(self, backward, uses, scaled=scaled)
+        trained = (self.parameters[spec.name] for spec in self.specs)
+        self._entrance = Entrance(ddp, backward.entered, trained)
+        hooks = register_observers(self, backward, self._entrance, uses, scaled=scaled)
         hooks += [
             ddp.register_forward_pre_hook(_before_forward(self._buffers)),
         ]
@@ -196,6 +198,7 @@ class DDPBuckets(Source):
     def on_bucket(self, backward: Backward, bucket: GradBucket) -> _Future:
         """Hand a bucket to `backward`; the future is set when the step has its verdict."""
         if bucket.index() == 0:
+            self._entrance.opened()
             backward.open()
             self._buffers.pack(backward.placement.transfer, backward.engine.is_serial)
         arrival = self._buckets.arrival(bucket)
