@@ -1108,7 +1108,7 @@ def two_phases(delay: int) -> dict[str, Any]:
             alike.append((wire.attempts, equal_on_all(shared(wire, model))))
         if step == 2 * EVERY:
             wire.save(folder)
-    steps(model, first, range(60, 60 + EVERY))  # which nobody follows any more
+    steps(model, first, range(60, 60 + EVERY))  # which is not followed any more
     ended = wire.attempts
     again, other, (_, theirs) = built()
     other.switch_optimizer(theirs)
