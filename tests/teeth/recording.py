@@ -1,0 +1,268 @@
+"""Which functions each test enters, in all its threads and processes, and how long it takes.
+
+A file of tests is recorded in a process of its own, in a copy of the tree in which every function notes that
+it is entered. Compiled functions cannot: they count as entered with the plain ones of their file, and of
+files that import it. A recording stays until its file of tests changes; remove the folder to record all anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.source import MODULES, ROOT
+from tests.teeth.copies import Copy, copied, dependents
+from tests.teeth.mutants import COMPILED, room
+from tests.teeth.recorder import FOLDER
+
+FOLDERS = ("device", "faults", "golden", "house", "laws", "papers", "process", "soak", "unit")
+"""Of `tests`: those that `make test` runs."""
+RECORDED = ROOT / "out" / "teeth" / "recorded"
+FASTEST = ROOT / "tests" / "teeth" / "fastest.json"
+"""For trees without a recording: of each function the fastest tests that enter it, and no others."""
+KEPT = 6
+WITHIN_S = 3600.0
+"""The longest that a file of tests may take."""
+_COMPILERS = {"kernel", "inlined", "reordered", "jit"}
+TIERS = ("test", "all")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A test that passes in a tree without a fault."""
+
+    test: str
+    """As pytest calls it."""
+    marks: frozenset[str]
+    seconds: float
+    """With the fixtures that it shares with others."""
+    functions: frozenset[str]
+
+    @property
+    def file(self) -> str:
+        """Its file, from the root of the tree."""
+        return self.test.partition("::")[0]
+
+
+def tier_of(item: Item) -> str:
+    """The first of `TIERS` that runs this test."""
+    return "test"
+
+
+def files(paths: Iterable[str] = ()) -> list[str]:
+    """Files of tests in `paths`, all by default, from the root of the tree."""
+    found: set[Path] = set()
+    for path in [ROOT / each for each in paths] or [ROOT / "tests" / each for each in FOLDERS]:
+        found |= {path} if path.is_file() else set(path.rglob("test_*.py"))
+    return sorted(each.relative_to(ROOT).as_posix() for each in found)
+
+
+def is_recorded(file: str, folder: Path = RECORDED) -> bool:
+    """Whether there is a recording of the file as it is."""
+    path = _path(file, folder)
+    return path.exists() and json.loads(path.read_text(encoding="utf-8"))["digest"] == _digest(file)
+
+
+def record(tests: Iterable[str], folder: Path = RECORDED) -> Iterator[tuple[str, int, int]]:
+    """Record these files of tests; of each how many tests there are and how many of them passed.
+
+    (file, 0, 0) for one that has ended its process, or that has taken too long.
+    """
+    names, texts = instrumented()
+    with copied(texts) as copy:
+        for file in tests:
+            found = _recorded(copy, file, names)
+            path = _path(file, folder)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(found), encoding="utf-8")
+            passed = sum(each["passed"] for each in found["items"])
+            yield file, len(found["items"]), passed
+
+
+def _recorded(copy: Copy, file: str, names: list[str]) -> dict[str, Any]:
+    folder = copy.root.parent
+    (folder / "now").write_bytes(bytes(4))
+    (folder / "entries").write_bytes(b"")
+    (folder / "found.json").unlink(missing_ok=True)
+    copy.environment[FOLDER] = str(folder)
+    plugins = ("-p", "no:cacheprovider", "-p", "tests.teeth.recorder")
+    copy.run(["-m", "pytest", "-q", *plugins, file], WITHIN_S)
+    if not (folder / "found.json").exists():
+        return {"digest": _digest(file), "items": [], "functions": [], "sets": []}
+    found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    entered: dict[int, set[int]] = {}
+    for line in (folder / "entries").read_text().splitlines():
+        time, function = map(int, line.split())
+        entered.setdefault(time, set()).add(function)
+    return {"digest": _digest(file)} | _packed(found["items"], found["seconds"], entered, names)
+
+
+def _packed(
+    items: list[dict[str, Any]],
+    seconds: Mapping[str, float],
+    entered: Mapping[int, set[int]],
+    names: list[str],
+) -> dict[str, Any]:
+    """As it is written: each set of functions once, and functions by their place in a list."""
+    sets: dict[frozenset[int], int] = {}
+    packed = []
+    for item in items:
+        times = [0, item["time"], *item["shared"]]
+        own = frozenset().union(*(entered.get(time, set()) for time in times))
+        whole_s = item["seconds"] + sum(seconds[str(each)] for each in item["shared"])
+        packed.append(
+            {
+                "test": item["test"],
+                "marks": item["marks"],
+                "seconds": round(whole_s, 4),
+                "passed": item["passed"],
+                "set": sets.setdefault(own, len(sets)),
+            }
+        )
+    used = sorted(set().union(*sets))
+    place = {function: number for number, function in enumerate(used)}
+    return {
+        "items": packed,
+        "functions": [names[function] for function in used],
+        "sets": [sorted(place[function] for function in each) for each in sets],
+    }
+
+
+def recorded(folder: Path = RECORDED) -> list[Item]:
+    """All tests of which there is a recording, and that passed in it; without one, those of `FASTEST`."""
+    items = []
+    for path in sorted(folder.rglob("*.json")) or [FASTEST] * FASTEST.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        functions = found["functions"]
+        sets = [frozenset(functions[place] for place in each) for each in found["sets"]]
+        items += [
+            Item(each["test"], frozenset(each["marks"]), each["seconds"], sets[each["set"]])
+            for each in found["items"]
+            if each["passed"]
+        ]
+    return items
+
+
+def keep_fastest(folder: Path = RECORDED, to: Path = FASTEST) -> None:
+    """Write a recording of the tests alone that are among the fastest `KEPT` of some function.
+
+    Of a test with parameters it is the fastest case that counts.
+    """
+    kept: dict[str, dict[str, Item]] = {}
+    for item in sorted(recorded(folder), key=lambda each: each.seconds):
+        for function in item.functions:
+            tests = kept.setdefault(function, {})
+            if len(tests) < KEPT:
+                tests.setdefault(item.test.partition("[")[0], item)
+    places = {function: place for place, function in enumerate(sorted(kept))}
+    enters: dict[Item, list[int]] = {}
+    for function, tests in kept.items():
+        for item in tests.values():
+            enters.setdefault(item, []).append(places[function])
+    items = [
+        {
+            "test": item.test,
+            "marks": sorted(item.marks),
+            "seconds": item.seconds,
+            "passed": True,
+            "set": place,
+        }
+        for place, item in enumerate(enters)
+    ]
+    found = {"items": items, "functions": list(places), "sets": [sorted(each) for each in enters.values()]}
+    to.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def covering(function: str, items: Iterable[Item]) -> list[Item]:
+    """The tests that enter a function, given as `path:Class.method`, fastest first."""
+    wanted = {function} if function in _plain() else _nearest(function)
+    return sorted((each for each in items if each.functions & wanted), key=lambda each: each.seconds)
+
+
+def _nearest(function: str) -> set[str]:
+    """Of a function that cannot say that it is entered: those that can, and stand for it."""
+    path = function.partition(":")[0]
+    homes = {path}
+    if room(path) == COMPILED:
+        homes = {f"{Path(path).parent}/{name}.py" for name in dependents({Path(path).stem})}
+    return {each for each in _plain() if each.partition(":")[0] in homes}
+
+
+_known: list[str] = []
+
+
+def _plain() -> frozenset[str]:
+    """All functions that say that they are entered."""
+    if not _known:
+        _known.extend(instrumented()[0])
+    return frozenset(_known)
+
+
+def instrumented() -> tuple[list[str], dict[str, str]]:
+    """Functions by the number that each says when it is entered, and the texts of files that do so."""
+    names: list[str] = []
+    texts = {}
+    for module in MODULES:
+        path = module.path.relative_to(ROOT).as_posix()
+        lines = module.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        for line, column, name in sorted(_entries(module.tree), reverse=True):
+            lines.insert(line - 1, f"{' ' * column}__entered__({len(names)})\n")
+            names.append(f"{path}:{name}")
+        if path == "src/gradwire/__init__.py":
+            lines.insert(_after_docstring(module.tree), _PRELUDE)
+        texts[path] = "".join(lines)
+    return names, texts
+
+
+_PRELUDE = """\
+exec(
+    __import__("pathlib").Path(__file__).parents[2].joinpath("tests/teeth/entered.py").read_text(),
+    {"FOLDER": str(__import__("pathlib").Path(__file__).parents[3])},
+)
+"""
+
+
+def _after_docstring(tree: ast.Module) -> int:
+    return tree.body[0].end_lineno or 0
+
+
+def _entries(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
+    """Where the body of each function begins, after its docstring: line, column and the function's name."""
+
+    def within(node: ast.AST, name: str) -> Iterator[tuple[int, int, str]]:
+        for each in ast.iter_child_nodes(node):
+            inner = name
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = f"{name}.{each.name}".lstrip(".")
+                if not isinstance(each, ast.ClassDef) and not _is_compiled(each):
+                    body = each.body[ast.get_docstring(each) is not None :]
+                    if body and body[0].lineno > each.lineno and not _is_stub(body[0]):
+                        decorators = [one.lineno for one in getattr(body[0], "decorator_list", ())]
+                        yield min(body[0].lineno, *decorators, 10**9), body[0].col_offset, inner
+            yield from within(each, inner)
+
+    return within(tree, "")
+
+
+def _is_compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(
+        ast.unparse(each).partition("(")[0].rpartition(".")[2] in _COMPILERS
+        for each in function.decorator_list
+    )
+
+
+def _is_stub(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _path(file: str, folder: Path) -> Path:
+    return (folder / file).with_suffix(".json")
+
+
+def _digest(file: str) -> str:
+    return hashlib.blake2b((ROOT / file).read_bytes(), digest_size=8).hexdigest()

@@ -1,0 +1,172 @@
+"""The gate of planted faults: what is drawn, how it is judged, and what is kept of it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.looped import looped
+from tests.support.source import ROOT
+from tests.teeth import __main__ as gate
+from tests.teeth import judging, mutants, recording, report, seams
+from tests.teeth.mutants import Fault
+from tests.teeth.recording import Item
+
+PATHS = ("src/gradwire/memory.py", "src/gradwire/step/verdict.py", "src/gradwire/kernels/cpu/blocks.py")
+MEMORY = PATHS[0]
+MIXES = "tests/unit/test_memory.py::test_low_pass_mixes_the_old_memory_with_what_is_left"
+
+
+def _in(body: str) -> list[str]:
+    source = f"def f(x, y: int = 1) -> int:\n    {body}\n"
+    return [place.new for place in mutants.places("src/gradwire/f.py", source.encode())]
+
+
+@looped(
+    ("body", "wrong"),
+    [
+        ("return x", ["return None"]),
+        ("x < y", ["(x <= y)"]),
+        ("x - y", ["(x + y)"]),
+        ("x += y", ["x -= y", "pass"]),
+        ("x and not y", ["(x or not y)", "(y)"]),
+        ("g(1, 2.0)", ["pass", "(g(2.0, 1))", "(2)", "(4.0)"]),
+        ("x.a = True", ["pass", "(False)"]),
+        ("x if y else 0", ["(not y)", "(1)"]),
+        ("[e for e in x if e]", ["(not e)"]),
+        ("raise ValueError(x + 1)", ["pass"]),
+        ("warnings.warn(f'{x + 1}', stacklevel=2)", ["pass"]),
+        ("a: tuple[int, 3] = x", []),
+        ("'text' + x", []),
+        ("zip(x, strict=True)", ["pass"]),
+    ],
+)
+def test_each_part_of_a_body_has_its_ways_to_be_wrong(body: str, wrong: list[str]) -> None:
+    assert _in(body) == wrong
+
+
+def test_a_seed_draws_the_same_faults_and_another_seed_draws_others() -> None:
+    def names(seed: str) -> list[str]:
+        return [fault.name for fault in islice(mutants.drawn(seed, 15, PATHS), 20)]
+
+    assert names("one") == names("one")
+    assert set(names("one")) != set(names("two"))
+
+
+def test_few_faults_are_drawn_in_kernels_that_are_compiled() -> None:
+    rooms = [fault.room for fault in mutants.drawn("one", 3, PATHS)]
+    assert rooms.count(mutants.COMPILED) == 3
+
+
+def test_a_fault_changes_one_body_and_no_signature() -> None:
+    def signatures(text: str) -> list[str]:
+        nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
+        return [ast.dump(ast.Tuple([*node.args.defaults, *node.decorator_list])) for node in nodes]
+
+    for fault in islice(mutants.drawn("one", 15, PATHS), 40):
+        before = (ROOT / fault.path).read_text(encoding="utf-8")
+        outer = {name for name in mutants.changed(before, fault.text) if fault.function.endswith(f":{name}")}
+        assert outer, fault
+        assert signatures(before) == signatures(fault.text), fault
+
+
+def test_a_fault_keeps_its_name_when_lines_move() -> None:
+    source = (ROOT / MEMORY).read_bytes()
+    moved = source.replace(b"\nclass Residual", b"\n\n# More.\n\nclass Residual")
+    assert moved != source
+    now, then = (mutants.places(MEMORY, each) for each in (source, moved))
+    assert [(each.function, each.change, each.number) for each in now] == [
+        (each.function, each.change, each.number) for each in then
+    ]
+
+
+def test_sixty_faults_are_planted_by_hand() -> None:
+    faults = seams.faults()
+    assert len({fault.name for fault in faults}) == 60
+    assert not [fault for fault in faults if fault.text == (ROOT / fault.path).read_text(encoding="utf-8")]
+
+
+def _item(test: str = MIXES) -> Item:
+    return Item(test, frozenset(), 0.01, frozenset())
+
+
+def _with(old: str, new: str) -> Fault:
+    text = (ROOT / MEMORY).read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    return Fault(MEMORY, f"{MEMORY}:LowPass.update", f"{old} → {new}", text.replace(old, new))
+
+
+def test_a_fault_is_killed_by_the_test_that_fails() -> None:
+    verdict = judging.judged(_with("if self.beta < 1.0:", "if self.beta > 1.0:"), [_item()])
+    assert (verdict.state, verdict.tier, verdict.by) == ("killed", "test", MIXES)
+
+
+def test_a_hang_is_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "HANGS_S", 2.0)
+    fault = _with("if self.beta < 1.0:", "while self.beta < 1.0:")
+    verdict = judging.judged(fault, [_item()])
+    assert (verdict.state, verdict.by) == ("killed", MIXES)
+
+
+def test_what_no_test_notices_survives() -> None:
+    verdict = judging.judged(_with("if self.beta < 1.0:", "if self.beta != 1.0:"), [_item()], smoke=True)
+    assert (verdict.state, verdict.ran) == ("survived", 1)
+
+
+def test_a_recording_says_which_tests_enter_a_function(tmp_path: Path) -> None:
+    file = MIXES.partition("::")[0]
+    [(_, tests, passed)] = recording.record([file], tmp_path)
+    assert tests == passed > 40
+    assert recording.is_recorded(file, tmp_path)
+    items = recording.recorded(tmp_path)
+    entering = [each.test for each in recording.covering(f"{MEMORY}:LowPass.update", items)]
+    assert MIXES in entering
+    assert len(entering) < len(items)
+    (tmp_path / "few").mkdir()
+    recording.keep_fastest(tmp_path, tmp_path / "few" / "fastest.json")
+    few = recording.recorded(tmp_path / "few")
+    assert entering[0] in [each.test for each in recording.covering(f"{MEMORY}:LowPass.update", few)]
+
+
+def test_compiled_functions_are_entered_with_those_that_use_them() -> None:
+    cpu = "src/gradwire/kernels/cpu"
+    item = Item("t", frozenset(), 1.0, frozenset({f"{cpu}/blocks.py:encode_blocks"}))
+    assert recording.covering(f"{cpu}/blocks.py:_largest_bits", [item]) == [item]
+    assert recording.covering(f"{cpu}/topk.py:topk_indices", [item]) == []
+
+
+def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+
+    def judged(fault: Fault, *_: Any, **__: Any) -> judging.Verdict:
+        asked.append(fault.name)
+        state = ["smoke", "killed", "survived"][len(asked) % 3]
+        return judging.Verdict(state, "test" if state == "killed" else "", ran=3)
+
+    def drawn(seed: str, compiled: int) -> Iterator[Fault]:
+        return mutants.drawn(seed, compiled, PATHS)
+
+    everything = frozenset(each.function for path in PATHS for each in _places(path))
+    monkeypatch.setattr(recording, "recorded", lambda: [Item("t", frozenset(), 1.0, everything)])
+    monkeypatch.setattr(judging, "judged", judged)
+    monkeypatch.setattr(gate, "drawn", drawn)
+    results, table = tmp_path / "results.jsonl", tmp_path / "table.md"
+    words = ["--as-recorded", "--seed", "x", "--results", str(results), "--report", str(table)]
+    assert gate.main([*words, "--count", "2"]) == 1
+    begun = len(asked)
+    assert gate.main([*words, "--count", "4"]) == 1
+    assert len(set(asked)) == len(asked) > begun
+    assert gate.main([*words, "--count", "4"]) == 1
+    rows = report.read(results)
+    assert list(rows) == asked
+    assert len([row for row in rows.values() if row["state"] != "smoke"]) == 4
+    assert "| **all** | 4 | 2 | 0 | 2 | 0 |" in table.read_text(encoding="utf-8")
+
+
+def _places(path: str) -> tuple[mutants.Place, ...]:
+    return mutants.places(path, (ROOT / path).read_bytes())
