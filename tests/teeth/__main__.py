@@ -96,12 +96,13 @@ def _judge(options: argparse.Namespace) -> list[dict[str, Any]]:
     items = recording.recorded()
     known = report.read(options.results) if options.results else {}
     until_s = time.monotonic() + 60 * (options.minutes or 1e9)
-    tiers = recording.TIERS[: 1 + recording.TIERS.index(options.tier)]
+    last = recording.TIERS.index(options.tier) if not options.minutes else 0
+    tiers = recording.TIERS[: last + 1]
     rows = []
     for half, faults, wanted in _halves(options):
         found = 0
         for fault in faults:
-            if found == wanted:
+            if found == wanted or time.monotonic() > until_s:
                 break
             row = known.get(fault.name)
             if row is None or (options.since and row["commit"] != _commit()):

@@ -14,7 +14,8 @@ from tests.teeth.recording import TIERS, Item, tier_of
 
 LIMIT_S = 900.0
 """For the tests of a tier that enter a fault's function."""
-SMOKE_S = 120.0
+SMOKE_S, COMPILED_S = 120.0, 600.0
+"""For a step, without and with kernels to compile."""
 _START_S = 60.0
 """A process may take so long before its first test, on a busy machine and with kernels to compile."""
 HANGS_S, _SLOWER = 20.0, 5.0
@@ -45,23 +46,28 @@ def judged(
 ) -> Verdict:
     """Plant a fault and run `covering`, tier by tier, each for `limit_s` at most.
 
-    With `smoke`, the state is "smoke" where not even a step can be made with the fault.
+    With `smoke`, the state is "smoke" where not even a step can be made with the fault. Its time counts.
     """
     started_s = time.monotonic()
-    with copied({fault.path: fault.text}, [fault.path] if fault.room == COMPILED else []) as copy:
-        if smoke and copy.run(["-m", "tests.teeth.smoke"], SMOKE_S) != 0:
-            return Verdict("smoke", seconds=time.monotonic() - started_s)
-        ran, in_time = 0, True
+    recompiled = [fault.path] if fault.room == COMPILED else []
+    with copied({fault.path: fault.text}, recompiled) as copy:
+        if smoke or recompiled:
+            words = ["-m", "tests.teeth.smoke", *recompiled]
+            passes = copy.run(words, COMPILED_S if recompiled else SMOKE_S) == 0
+            if smoke and not passes:
+                return Verdict("smoke", seconds=time.monotonic() - started_s)
+        ran, state, until_s = 0, "survived", started_s + limit_s
         for tier in tiers:
-            until_s = time.monotonic() + limit_s
             for tests in _rounds([each for each in covering if tier_of(each) == tier]):
-                by, in_time = _failed(copy, tests, until_s - time.monotonic())
+                by, in_time = _failing(copy, tests, until_s)
                 ran += len(tests)
                 if by:
                     return Verdict("killed", tier, by, ran, time.monotonic() - started_s)
                 if not in_time:
+                    state = "undecided"
                     break
-    return Verdict("survived" if in_time else "undecided", ran=ran, seconds=time.monotonic() - started_s)
+            until_s = time.monotonic() + limit_s
+    return Verdict(state, ran=ran, seconds=time.monotonic() - started_s)
 
 
 def _rounds(items: Sequence[Item]) -> Iterator[list[Item]]:
@@ -78,6 +84,20 @@ def _rounds(items: Sequence[Item]) -> Iterator[list[Item]]:
             full_s, taken_s, tests = 4 * full_s, 0.0, []
     if tests:
         yield tests
+
+
+def _failing(copy: Copy, tests: Sequence[Item], until_s: float) -> tuple[str, bool]:
+    """The test that fails twice, or hangs; and whether the time was enough.
+
+    A test that passes when it runs once more, alone, has failed for another reason, such as a busy machine.
+    """
+    while tests:
+        by, in_time = _failed(copy, tests, until_s - time.monotonic())
+        alone = [each for each in tests if each.test == by]
+        if not alone or _failed(copy, alone, until_s - time.monotonic())[0]:
+            return by, in_time
+        tests = [each for each in tests if each.test != by]
+    return "", True
 
 
 def _failed(copy: Copy, tests: Sequence[Item], left_s: float) -> tuple[str, bool]:

@@ -118,6 +118,19 @@ def test_what_no_test_notices_survives() -> None:
     assert (verdict.state, verdict.ran) == ("survived", 1)
 
 
+def test_a_test_that_fails_once_has_failed_for_another_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = list[list[str]]()
+
+    def failed(_copy: Any, tests: list[Item], _left_s: float) -> tuple[str, bool]:
+        ran.append([each.test for each in tests])
+        return ("b" if len(ran) == 1 else ""), True
+
+    monkeypatch.setattr(judging, "_failed", failed)
+    items = [_item("a"), _item("b"), _item("c")]
+    assert judging.judged(_with("if self.beta < 1.0:", "if True:"), items).state == "survived"
+    assert ran == [["a", "b", "c"], ["b"], ["a", "c"]]
+
+
 def test_a_recording_says_which_tests_enter_a_function(tmp_path: Path) -> None:
     file = MIXES.partition("::")[0]
     [(_, tests, passed)] = recording.record([file], tmp_path)
