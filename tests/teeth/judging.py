@@ -24,9 +24,10 @@ HANGS_S, _SLOWER = 20.0, 5.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """`state` is "killed", "survived", "undecided" or "smoke"; `by` is the test that failed, of `tier`.
+    """`state` is "killed", "survived", "undecided" or "smoke".
 
-    A fault that no test enters survives, with `ran` 0.
+    `by` is the test that failed, of `tier`; if there is none, `tier` is the last one that was run. A fault
+    that no test enters survives, with `ran` 0.
     """
 
     state: str
@@ -67,7 +68,7 @@ def judged(
                     state = "undecided"
                     break
             until_s = time.monotonic() + limit_s
-    return Verdict(state, ran=ran, seconds=time.monotonic() - started_s)
+    return Verdict(state, tiers[-1], ran=ran, seconds=time.monotonic() - started_s)
 
 
 def _rounds(items: Sequence[Item]) -> Iterator[list[Item]]:

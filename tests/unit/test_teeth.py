@@ -159,7 +159,7 @@ def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path, monkeypatch: pyte
     def judged(fault: Fault, *_: Any, **__: Any) -> judging.Verdict:
         asked.append(fault.name)
         state = ["smoke", "killed", "survived"][len(asked) % 3]
-        return judging.Verdict(state, "test" if state == "killed" else "", ran=3)
+        return judging.Verdict(state, "test" if state == "killed" else "all", ran=3)
 
     def drawn(seed: str, compiled: int) -> Iterator[Fault]:
         return mutants.drawn(seed, compiled, PATHS)
