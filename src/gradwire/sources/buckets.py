@@ -53,6 +53,16 @@ def assigned(specs: Sequence[ParameterSpec], cap_bytes: int) -> list[tuple[Param
     return [tuple(spec for _place, spec in bucket) for bucket in ordered]
 
 
+def lies_at(tensor: Tensor, place: Tensor) -> bool:
+    """Whether `tensor` is the memory of `place`, of the same type and in the same order.
+
+    >>> place = torch.zeros(2, 2)
+    >>> lies_at(place.view(2, 2), place), lies_at(place.t(), place), lies_at(place.clone(), place)
+    (True, False, False)
+    """
+    return tensor.data_ptr() == place.data_ptr() and tensor.dtype == place.dtype and tensor.is_set_to(place)
+
+
 class Bucket:
     """Flat memory for the gradients of `specs`, number `index` of a step's buffers."""
 
@@ -76,7 +86,13 @@ class Bucket:
         self.views = {
             spec.name: self._view(entry, spec, (rows or {}).get(spec.name)) for entry, spec in placed
         }
-        """Views by parameter name, in the parameters' shapes."""
+        """Views by parameter name, in the parameters' shapes.
+
+        Nobody else gets these very tensors, as users put other memory behind a gradient
+        (`p.grad.data = p.grad.data.clamp(-1, 1)`): hand out `view.detach()`, of the same memory.
+        """
+        start = self.buffer.data_ptr()
+        self._addresses = range(start, start + self.buffer.nbytes)
         self.missing: set[str] = set()
         """Whose gradient has not come in this step."""
         self.failure: BaseException | None = None
@@ -92,11 +108,10 @@ class Bucket:
         """A step begins: nothing has come."""
         self.missing, self.failure = {entry.name for entry in self.entries}, None
 
-    @torch.no_grad()
-    def fill(self, name: str, gradient: Tensor | None) -> None:
+    def fill(self, name: str, gradient: Tensor | None) -> bool:
         """Copy a parameter's gradient in, unless it lies here already; none counts as zeros.
 
-        Raises nothing, as peers wait for the bucket: see `failure`.
+        Returns whether it lies here. Raises nothing, as peers wait for the bucket: see `failure`.
         """
         self.missing.discard(name)
         view = self.views[name]
@@ -110,14 +125,19 @@ class Bucket:
                     f"the gradient of {name!r} is sparse, and gradwire carries dense ones: use sparse=False "
                     "in embeddings"
                 )
-            elif not self.holds(name, gradient):
-                view.copy_(gradient)
+            elif self.holds(name, gradient):
+                return True
+            else:
+                # In another order, as a matrix that was transposed, it may be here: torch does not copy that.
+                is_here = gradient.data_ptr() in self._addresses
+                view.copy_(gradient.detach().clone() if is_here else gradient.detach())
         except BaseException as error:
             self.failure = self.failure or error
+        return False
 
     def holds(self, name: str, gradient: Tensor) -> bool:
         """Whether a parameter's gradient lies here."""
-        return gradient.layout == torch.strided and gradient.data_ptr() == self.views[name].data_ptr()
+        return gradient.layout == torch.strided and lies_at(gradient, self.views[name])
 
     @property
     def arrival(self) -> Arrival:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from gradwire._api.unwrap import Optimizers
 from gradwire.comm import ProcessGroupComm
 from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import Bucket, assigned, cap_for
@@ -32,6 +34,7 @@ from gradwire.sources.observe import (
 from gradwire.sources.source import Source
 from gradwire.sources.untraced import untraced
 from gradwire.step.arena import specs_of
+from gradwire.step.context import Replicas, Replicated
 from gradwire.step.step import Passenger, Step
 
 _LOG = logging.getLogger("gradwire")
@@ -62,12 +65,18 @@ class PlainParameters(Source):
         """In how many buckets gradients come, about."""
         self._buckets: list[Bucket] = []
         self._homes: dict[str, Bucket] = {}
+        self._hooks: list[RemovableHandle] = []
+        """On parameters."""
         self._is_open = self._exchanges_now = False
         self._at_end: Callable[[], object] = _nothing
         self._known: BufferBroadcast | None = None
         self._packed: BufferBroadcast | None = None
         self._landing: BufferBroadcast | None = None
         self._warned: set[str] = set()
+        self._strides = {name: each.stride() for name, each in self.parameters.items() if each.dim() > 1}
+        """The order of memory in which gradients are, by parameter name."""
+        self._beside: list[tuple[Tensor, Tensor]] = []
+        """Gradients that are no views of buckets, and where their means come."""
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -104,12 +113,21 @@ class PlainParameters(Source):
         hooks.append(model.register_forward_pre_hook(untraced(_refuse_under_ddp)))
         leave_out_of_copies(model, hooks)
         self._backward = backward
-        for spec in self.specs:
-            self._watch(spec.name, self.parameters[spec.name])
+        self._hooks = [self._watch(spec.name, self.parameters[spec.name]) for spec in self.specs]
 
     def _watch(self, name: str, parameter: nn.Parameter) -> RemovableHandle:
         register: Callable[[Any], RemovableHandle] = parameter.register_post_accumulate_grad_hook
         return register(partial(self._ready, name))
+
+    def _come_last(self) -> None:
+        """Let our hooks on parameters run after those that were registered since, as DDP's do.
+
+        A gradient that such a hook puts in the place of ours would be this rank's alone.
+        """
+        for handle in self._hooks:
+            hooks = handle.hooks_dict_ref()
+            if hooks and len(hooks) > 1 and next(reversed(hooks)) != handle.id:
+                hooks[handle.id] = hooks.pop(handle.id)  # torch goes by the order of a plain dict
 
     def _spread_first(self) -> None:
         """Overwrite parameters and buffers by those of the first rank. Raises `TransportError`."""
@@ -117,17 +135,39 @@ class PlainParameters(Source):
         spread(parameters, self._replicas)
         spread(list(self.model.buffers()), self.group)
 
+    def replicas_of(self, optimizers: Callable[[], Optimizers]) -> Replicas:
+        """In the order of memory that gradients have, though parameters may have got another one since."""
+        return partial(self._ordered, super().replicas_of(optimizers))
+
+    def _ordered(self, present: Replicas, name: str) -> Replicated | None:
+        seen, strides = present(name), self._strides.get(name)
+        if seen is None or strides is None or strides == seen.parameter.stride():
+            return seen
+
+        def ordered(tensor: Any) -> Any:
+            if not isinstance(tensor, Tensor) or tensor.stride() != seen.parameter.stride():
+                return tensor
+            room = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+            return room.copy_(tensor)
+
+        state = {key: ordered(each) for key, each in seen.state.items()}
+        return replace(seen, parameter=ordered(seen.parameter), state=state)
+
     # -- what a parameter's gradient is, for sources that keep it elsewhere
 
     def local(self, tensor: Tensor) -> Tensor:
         """The part of a parameter or gradient that is on this rank."""
         return tensor
 
-    def give(self, name: str, view: Tensor) -> None:
-        """Make `view`, the parameter's place in its bucket, its gradient."""
-        parameter = self.parameters[name]
-        if parameter.grad is not view:
-            parameter.grad = view
+    def give(self, name: str, view: Tensor, *, is_there: bool) -> None:
+        """Make the memory of `view`, the parameter's place in its bucket, its gradient, if it is not yet."""
+        parameter, strides = self.parameters[name], self._strides.get(name)
+        if strides is not None and strides != parameter.stride():
+            # Fused optimizers take a gradient's memory to be in the order of the parameter's.
+            parameter.grad = torch.empty_like(parameter).copy_(view)
+            self._beside.append((parameter.grad, view))
+        elif not is_there:
+            parameter.grad = view.detach()
 
     # -- in a backward pass
 
@@ -149,6 +189,7 @@ class PlainParameters(Source):
         """
         if self._at_end is not _nothing and self._exchanges_now and not self._is_open:
             self._backward.broke_off()
+        self._come_last()
         finish = partial(self._finish)
         self._is_open, self._at_end, self._exchanges_now = False, weakref.ref(finish), self.exchanges
         _at_the_end(finish)
@@ -180,9 +221,9 @@ class PlainParameters(Source):
 
     def _fill(self, bucket: Bucket, name: str) -> None:
         gradient = self.parameters[name].grad
-        bucket.fill(name, None if gradient is None else self.local(gradient))
+        is_there = bucket.fill(name, None if gradient is None else self.local(gradient))
         if bucket.failure is None:
-            self.give(name, bucket.views[name])
+            self.give(name, bucket.views[name], is_there=is_there)
 
     def _open(self) -> None:
         self._backward.open()
@@ -260,7 +301,10 @@ class PlainParameters(Source):
             )
 
     def land(self) -> None:
-        """Write the buffers that have come."""
+        """Write the buffers that have come, and means where a gradient is no view of its bucket."""
+        beside, self._beside = self._beside, []
+        for gradient, view in beside:
+            gradient.copy_(view)
         landing, self._landing = self._landing, None
         if landing is not None:
             landing.land()

@@ -140,12 +140,11 @@ class ShardedParameters(PlainParameters):
         """This rank's rows."""
         return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
-    def give(self, name: str, view: Tensor) -> None:
-        """Set the gradient to `view`, sharded like the parameter."""
+    def give(self, name: str, view: Tensor, *, is_there: bool) -> None:
+        """Set the gradient to the memory of `view`, sharded like the parameter, if it is not yet."""
         parameter = self.parameters[name]
         assert isinstance(parameter, DTensor), "checked"
-        now = parameter.grad
-        if now is None or self.local(now).data_ptr() != view.data_ptr():
+        if not is_there:
             parameter.grad = self.sharded_as(parameter, view)
 
     @staticmethod
