@@ -349,7 +349,9 @@ class Steps:
         for group in record.optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in self._names and parameter.grad is not None:
-                    return weakref.ref(parameter.grad), parameter.grad._version
+                    # torch does not cast a sharded gradient to which there are weak references.
+                    grad = getattr(parameter.grad, "_local_tensor", parameter.grad)
+                    return weakref.ref(grad), grad._version
         return None
 
     def _clear(self, record: _Record, came: Came = NOTHING_CAME) -> None:
