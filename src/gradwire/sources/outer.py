@@ -116,10 +116,14 @@ class LocalSteps(Source):
             spec.name: nn.Parameter(self._room(spec), spec.name in self._own) for spec in self.specs
         }
         self._anchors: dict[str, Tensor] = {}
+        self._moored: set[str] = set()
+        """Names of those whose anchor is θ₀ itself."""
         for name, each in self._own.items():
             shared = self.parameters[name].detach()
             differs = each.dtype != shared.dtype or delay > 0
             self._anchors[name] = shared.clone() if differs else shared
+            if not differs:
+                self._moored.add(name)
         self._floating = [name for name, each in inner.named_buffers() if each.is_floating_point()]
         self._buffer_means = BufferMeans(self._buffers_here, self.device)
         groups = enumerate(assigned(self.specs, CAP_BYTES))
@@ -297,9 +301,15 @@ class LocalSteps(Source):
         return tensor.detach() if self._shards is None else self._shards.local(tensor).detach()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-        """Name, this replica's own tensor, θ₀ and anchor, of each parameter."""
-        for name, anchor in self._anchors.items():
-            yield name, self._here(self._own[name]), self.parameters[name].detach(), anchor
+        """Name, this replica's own tensor, θ₀ and anchor, of each parameter.
+
+        θ₀ is looked up: an outer optimizer may put other memory behind it (`p.data = p.data - lr * p.grad`).
+        """
+        for name in self._anchors:
+            shared = self.parameters[name].detach()
+            if name in self._moored:
+                self._anchors[name] = shared
+            yield name, self._here(self._own[name]), shared, self._anchors[name]
 
     def _buffers_here(self) -> dict[str, Tensor]:
         """The floating buffers, as they are now: modules put new tensors in their place."""
@@ -566,12 +576,11 @@ class LocalSteps(Source):
         return dict(self.module.named_parameters()) if self._shards is None else self._shards.current()
 
     def _views(self) -> Iterator[tuple[str, Tensor]]:
-        """Places in the buckets by name, but for the weight."""
+        """Places in the buckets by name, but for the weight: new tensors, to hand out."""
         for bucket in self._buckets:
             for name, view in bucket.views.items():
                 if name != WEIGHT:
-                    shape = self.parameters[name].shape
-                    yield name, view if view.shape == shape else view.view(shape)
+                    yield name, view.view(self.parameters[name].shape)
 
     @property
     def _weight(self) -> Tensor:
