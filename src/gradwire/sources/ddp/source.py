@@ -16,6 +16,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.sources.backward import Backward
+from gradwire.sources.buckets import lies_at
 from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
@@ -36,9 +37,13 @@ class BucketMap:
     rank get buckets without parameters, which then are those it saw last.
     """
 
-    def __init__(self, module: nn.Module, specs: Sequence[ParameterSpec]) -> None:
+    def __init__(self, module: nn.Module, specs: Sequence[ParameterSpec], *, are_views: bool = False) -> None:
+        """`are_views` says whether DDP makes gradients views of its buckets."""
         self._specs = {spec.name: spec for spec in specs}
         self._names = {id(p): name for name, p in module.named_parameters() if name in self._specs}
+        self._are_views = are_views
+        self._places: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        """By bucket, its buffer, and where in it the gradients lie."""
         self._seen: dict[int, tuple[BucketEntry, ...]] = {}
         self._keys: dict[int, list[int]] = {}
 
@@ -62,7 +67,31 @@ class BucketMap:
         failure = self._out_of_order(buffer, entries, parameters) if is_new else None
         if is_new and failure is None:
             self._keys[index] = key
+        if self._are_views and parameters and failure is None:
+            self._bring_home(buffer, index, parameters, entries)
         return Arrival(buffer, entries, index, failure=failure)
+
+    @torch.no_grad()
+    def _bring_home(
+        self, buffer: Tensor, index: int, parameters: Sequence[Tensor], entries: tuple[BucketEntry, ...]
+    ) -> None:
+        """Put gradients back into `buffer` that have got other memory since DDP made them views of it.
+
+        DDP knows its views by the tensors, in which users change the memory: after `p.grad.data = …` it takes
+        the gradient for one that is in the bucket, and sends what an earlier step has left there.
+        """
+        known = self._places.get(index)
+        if known is None or known[0].data_ptr() != buffer.data_ptr() or len(known[1]) != len(entries):
+            named = [(self._specs[entry.name], entry) for entry in entries]
+            places = [spec.shaped(buffer[at.offset : at.offset + at.numel]) for spec, at in named]
+            known = self._places[index] = buffer, places
+        for parameter, place in zip(parameters, known[1], strict=True):
+            grad = parameter.grad
+            if grad is None:
+                place.zero_()
+            elif not lies_at(grad, place):
+                place.copy_(grad.clone())
+                grad.data = place.view(place.shape)
 
     def _entries(self, index: int, parameters: Sequence[Tensor]) -> tuple[BucketEntry, ...]:
         unknown = [tuple(p.shape) for p in parameters if id(p) not in self._names]
@@ -140,7 +169,7 @@ class DDPBuckets(Source):
         self.parameters = dict(ddp.module.named_parameters())
         self.device = next(p.device for p in self.parameters.values() if p.requires_grad)
         self._group: dist.ProcessGroup = ddp.process_group
-        self._buckets = BucketMap(ddp.module, self.specs)
+        self._buckets = BucketMap(ddp.module, self.specs, are_views=ddp.gradient_as_bucket_view)
         self._buffers = Buffers(ddp, self._group.rank(), self._group.size())
         self._futures: list[_Promise] = []
         self._due: list[_Promise] = []
