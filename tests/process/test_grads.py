@@ -1,0 +1,66 @@
+"""Real gloo ranks: whatever memory a loop puts behind its gradients, parameters or θ₀, averaging goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.process.scenes_grads import OF_FOUR, OF_TWO, RECIPES
+from tests.support.ranks import Results, perform, value
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Scenes of two ranks."""
+    return perform("tests.process.scenes_grads", 2, tmp_path_factory.mktemp("two"), list(OF_TWO))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Scenes of four ranks, which are two nodes."""
+    return perform("tests.process.scenes_grads", 4, tmp_path_factory.mktemp("four"), list(OF_FOUR))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("source", ["plain", "ddp", "ddp, views"])
+def test_other_memory_behind_gradients_changes_no_bit(two: Results, source: str, recipe: str) -> None:
+    # Zero tolerance: in place the same numbers are computed, and two addends commute, so dense is DDP.
+    assert value(two, f"{source}, {recipe}") == [{}, {}]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_outer_optimizer_may_move_shared_parameters_and_a_loop_its_own(two: Results, recipe: str) -> None:
+    assert value(two, f"outer, {recipe}") == [{}, {}]
+
+
+@pytest.mark.parametrize("scene", OF_FOUR)
+def test_so_it_is_with_shards_and_on_nodes(four: Results, scene: str) -> None:
+    assert value(four, scene) == [{}] * 4
+
+
+def test_a_fused_optimizer_finds_gradients_in_the_order_of_the_parameters(two: Results) -> None:
+    # A convolution adds up in another order there: a few roundings (eps = 1.2e-7) of numbers below 1 in each
+    # of five steps. Gradients in the wrong order are off by 1e-2.
+    for found in value(two, "fused"):
+        assert found["alike"]
+        assert found["apart"] < 1e-6
+
+
+def test_error_bounds_are_those_of_the_elements_in_whatever_order_a_parameter_is(two: Results) -> None:
+    assert value(two, "bounded") == [{"alike": True, "same": True}] * 2
+
+
+@pytest.mark.parametrize("source", ["ddp", "ddp, views"])
+def test_all_ranks_hear_where_a_cast_has_taken_the_hooks_of_ddp(two: Results, source: str) -> None:
+    assert value(two, f"cast, {source}") == [True, True]
+
+
+@pytest.mark.parametrize("source", ["ddp", "ddp, views"])
+def test_all_ranks_hear_where_parameters_under_ddp_are_in_another_order(two: Results, source: str) -> None:
+    other, here = value(two, f"reordered, {source}")
+    assert (
+        "ValueError: parameters of this model have changed since attach: 'conv.weight' is in memory" in here
+    )
+    assert "RanksDisagree" in other
+    assert "a forward pass that it refuses" in other
