@@ -16,7 +16,6 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.sources.backward import Backward
-from gradwire.sources.buckets import lies_at
 from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
@@ -42,8 +41,9 @@ class BucketMap:
         self._specs = {spec.name: spec for spec in specs}
         self._names = {id(p): name for name, p in module.named_parameters() if name in self._specs}
         self._are_views = are_views
-        self._places: dict[int, tuple[Tensor, list[Tensor]]] = {}
-        """By bucket, its buffer, and where in it the gradients lie."""
+        self._strides = {
+            spec.name: spec.shaped(torch.empty(spec.numel, device="meta")).stride() for spec in specs
+        }
         self._seen: dict[int, tuple[BucketEntry, ...]] = {}
         self._keys: dict[int, list[int]] = {}
 
@@ -68,30 +68,29 @@ class BucketMap:
         if is_new and failure is None:
             self._keys[index] = key
         if self._are_views and parameters and failure is None:
-            self._bring_home(buffer, index, parameters, entries)
+            self._bring_home(buffer, parameters, entries)
         return Arrival(buffer, entries, index, failure=failure)
 
     @torch.no_grad()
     def _bring_home(
-        self, buffer: Tensor, index: int, parameters: Sequence[Tensor], entries: tuple[BucketEntry, ...]
+        self, buffer: Tensor, parameters: Sequence[Tensor], entries: tuple[BucketEntry, ...]
     ) -> None:
         """Put gradients back into `buffer` that have got other memory since DDP made them views of it.
 
         DDP knows its views by the tensors, in which users change the memory: after `p.grad.data = …` it takes
         the gradient for one that is in the bucket, and sends what an earlier step has left there.
         """
-        known = self._places.get(index)
-        if known is None or known[0].data_ptr() != buffer.data_ptr() or len(known[1]) != len(entries):
-            named = [(self._specs[entry.name], entry) for entry in entries]
-            places = [spec.shaped(buffer[at.offset : at.offset + at.numel]) for spec, at in named]
-            known = self._places[index] = buffer, places
-        for parameter, place in zip(parameters, known[1], strict=True):
-            grad = parameter.grad
+        start, itemsize = buffer.data_ptr(), buffer.itemsize
+        for parameter, entry in zip(parameters, entries, strict=True):
+            name, grad, address = entry.name, parameter.grad, start + entry.offset * itemsize
+            if grad is not None and grad.data_ptr() == address and grad.stride() == self._strides[name]:
+                continue
+            place = self._specs[name].shaped(buffer[entry.offset : entry.offset + entry.numel])
             if grad is None:
                 place.zero_()
-            elif not lies_at(grad, place):
+            else:
                 place.copy_(grad.clone())
-                grad.data = place.view(place.shape)
+                grad.data = place
 
     def _entries(self, index: int, parameters: Sequence[Tensor]) -> tuple[BucketEntry, ...]:
         unknown = [tuple(p.shape) for p in parameters if id(p) not in self._names]
