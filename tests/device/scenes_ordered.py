@@ -29,6 +29,7 @@ from gradwire.measure.clock import clock_of, stopwatch_for
 from gradwire.placement import Accelerator, CopyTransfer, StreamTransfer, TransferredBuffer
 from gradwire.placement.device import fetch
 from gradwire.placement.transfer import InPlaceBuffer
+from gradwire.sources.buffer_means import BufferMeans
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.ddp.source import DDPBuckets
 from gradwire.step.context import Replicated
@@ -198,6 +199,25 @@ def buffers() -> list[str]:
     return [each for found in run_ranks(2, rank) for each in found]
 
 
+def means() -> list[str]:
+    """Buffers are averaged by way of the host, and read at once."""
+
+    def rank(comm: ThreadComm) -> list[str]:
+        device = Simulated()
+        with device.watching():
+            held = {"mean": torch.full((8,), float(comm.rank))}
+            averaged = BufferMeans(lambda: held, torch.device("cpu"))
+            averaged.begin()
+            averaged.pack(CopyTransfer(device), counts=True)
+            averaged.send(Transport(comm))
+            averaged.wait()
+            averaged.land()
+            held["mean"].add_(1)
+        return device.races
+
+    return [each for found in run_ranks(2, rank) for each in found]
+
+
 def looked_at() -> list[str]:
     """A parameter is cut and read by way of the host, twice, as GComp asks for it."""
     device = Simulated()
@@ -312,6 +332,7 @@ SCENES: dict[str, Callable[[], list[str]]] = {
     "timed": timed,
     "looked at": looked_at,
     "buffers": buffers,
+    "means": means,
     "by way of the host": partial(watched_alone),
     "staged": partial(watched_alone, "auto"),
     "streamed": partial(watched_alone, "auto", streams=True),

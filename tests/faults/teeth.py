@@ -290,8 +290,8 @@ CHANGES = (
         14,
         "The guard hears, and says nothing.",
         "Guard.error",
-        "if …(_NOT_DUE,) in told:",
-        "if told:",
+        "if …(_NOT_DUE,) in rows:",
+        "if rows:",
         "test_one_bit_on_one_rank_is_noticed_on_all_when_it_is_due",
     ),
     Change(

@@ -145,8 +145,8 @@ class OuterWire(Wire):
         assert isinstance(attached.source, LocalSteps), "made for it"
         self._local = attached.source
 
-    def _follow(self, optimizers: Optimizers) -> None:
-        self._local.follow(optimizers)
+    def _change(self, optimizers: Optimizers) -> None:
+        self._local.change(optimizers)
 
     @property
     def attempts(self) -> int:

@@ -397,9 +397,9 @@ class Wire:
             require_same_optimizer(text, control)
             return optimizers
 
-        self._follow(self._backward.together("switch_optimizer()", agreed))
+        self._change(self._backward.together("switch_optimizer()", agreed))
 
-    def _follow(self, optimizers: Optimizers) -> None:
+    def _change(self, optimizers: Optimizers) -> None:
         self._backward.steps.change(optimizers, self.attached.model)
 
     @property

@@ -71,10 +71,10 @@ class Attempts:
         self._handles = hooks
         weakref.finalize(model, remove, hooks).atexit = False
         weakref.finalize(model, stop_listening, self).atexit = False
-        self.follow(optimizers)
+        self.change(optimizers)
         listen(self)
 
-    def follow(self, optimizers: Optimizers) -> None:
+    def change(self, optimizers: Optimizers) -> None:
         """Count the steps of `optimizers`, and of others that have their parameters."""
         if self._stepped:  # by some of several, and the others will not
             self._complete()

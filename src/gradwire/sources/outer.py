@@ -202,10 +202,10 @@ class LocalSteps(Source):
                 )
         return (self.outer,)
 
-    def follow(self, optimizers: Optimizers) -> None:
+    def change(self, optimizers: Optimizers) -> None:
         """Others make the local steps from now on. Call it between two steps, on all ranks."""
         self._inner = optimizers
-        self.attempts.follow(optimizers)
+        self.attempts.change(optimizers)
 
     def weighed(self, policy: Policy | None) -> Policy:
         """`policy`, which `check` will look at, but weights travel whole."""

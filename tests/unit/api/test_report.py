@@ -51,7 +51,7 @@ def _step(plan: str = "dense", committed: bool = True, metered_bytes: float = 8.
 
 def test_a_report_prints_what_runs_why_and_what_it_costs() -> None:
     assert str(REPORT) == (
-        "gradwire: topk(ratio=0.01), step 120, 4 ranks\n"
+        "gradwire: topk, step 120, 4 ranks\n"
         "  why          as configured\n"
         "  on the wire  3.15 MB per rank and step, 5.0% of plain all-reduce (metered 3.15 MB)\n"
         "  per step     backward 100.0 ms, encode and decode 2.0 ms, exposed communication 0.5 ms\n"
