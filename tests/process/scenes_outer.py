@@ -1108,6 +1108,7 @@ def two_phases(delay: int) -> dict[str, Any]:
             alike.append((wire.attempts, equal_on_all(shared(wire, model))))
         if step == 2 * EVERY:
             wire.save(folder)
+    trained = shared(wire, model)
     steps(model, first, range(60, 60 + EVERY))  # which is not followed any more
     ended = wire.attempts
     again, other, (_, theirs) = built()
@@ -1123,7 +1124,7 @@ def two_phases(delay: int) -> dict[str, Any]:
         "counts": counts,
         "landed": alike,
         "ended": ended,
-        "resumed": same(shared(wire, model), shared(other, again)),
+        "resumed": same(trained, shared(other, again)),
         "refused": refused,
     }
 

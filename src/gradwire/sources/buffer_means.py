@@ -36,7 +36,8 @@ class BufferMeans:
         """`base`, as it was when this replica's part was packed."""
         self._shapes: dict[str, torch.Size] = {}
         """Shapes that buffers had then."""
-        self._come: Mapping[str, Tensor] | None = None
+        self._come: Mapping[str, Tensor] | None = {}
+        """Means that are to land; `None` while they are on their way."""
         self._flat: Tensor
         self._transfer: BufferTransfer
         self._transferred: TransferredBuffer
@@ -111,7 +112,7 @@ class BufferMeans:
     # -- when it lands
 
     def come(self) -> Mapping[str, Tensor]:
-        """The means that the last round has brought, by name."""
+        """The means that the last round has brought and that have not landed, by name."""
         if self._come is None:
             self._transferred.copy_back()
             self._transfer.join()
@@ -137,6 +138,7 @@ class BufferMeans:
             self.base[name] = mean if own is None else mean.to(own.dtype).to(mean.dtype)
             if own is not None and own.shape == mean.shape:
                 own.copy_(mean)
+        self._come = {}
 
     # -- between rounds
 
