@@ -22,6 +22,7 @@ from gradwire.exchange.compose import Remember
 from gradwire.memory import Residual
 from gradwire.sources.nodes import level
 from gradwire.sources.nodes.level import Packing
+from gradwire.step.layout import Layout
 from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING
 from tests.support.rig import BUCKETS, Outcome, Rig, flat, gradients, specs
 
@@ -361,6 +362,29 @@ def test_an_error_of_our_own_ends_the_step_where_it_happened() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:what old rank . had not sent is lost")  # threads share what is ignored
+def test_an_error_of_our_own_over_a_nodes_sum_ends_the_step_and_keeps_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest, left = Layout.bucket_plan, threading.local()
+
+    def planned(*arguments: Any) -> Any:
+        if left.fails:
+            raise MemoryError("no room for a plan")
+        return honest(*arguments)
+
+    monkeypatch.setattr(Layout, "bucket_plan", planned)
+
+    def rank(comm: Comm) -> tuple[str, str]:
+        left.fails = comm.rank == 1
+        try:
+            error = Rig(comm, "topk(ratio=0.1)", per_node=2).step(gradients(comm.rank, 0)).error
+        except RanksDisagree:  # threads notice that rank 1 is gone
+            return "left alone", ""
+        return type(error).__name__, repr(error and error.__cause__)
+
+    assert run_ranks(4, rank)[1] == ("TransportError", "MemoryError('no room for a plan')")
+
+
 def test_survivors_of_a_shard_go_on_without_the_others() -> None:
     def saved(comm: Comm) -> state.State:
         rig = Rig(comm, "topk(ratio=0.1)", per_node=2)

@@ -106,41 +106,57 @@ def _judge(options: argparse.Namespace) -> list[dict[str, Any]]:
     until_s = time.monotonic() + 60 * (options.minutes or 1e9)
     last = recording.TIERS.index(options.tier) if not options.minutes else 0
     tiers = recording.TIERS[: last + 1]
+    tests = [each for each in items if recording.tier_of(each) in tiers]
     rows = []
-    for half, faults, wanted in _halves(options):
-        found = 0
-        for fault in faults:
-            if found == wanted or time.monotonic() > until_s:
-                break
-            row = known.get(fault.name)
-            if row is None or _is_old(row, tiers[-1], options):
-                covering = recording.covering(fault.function, items)
-                if options.as_recorded and not covering:
-                    continue
-                limit_s = min(options.limit, (until_s - time.monotonic()) / (wanted - found))
-                verdict = judging.judged(fault, covering, tiers, limit_s, smoke=half != HAND)
-                row = {"fault": fault.name, "half": half, "room": fault.room, "function": fault.function}
-                row |= {"change": fault.change, "commit": _commit(), "limit": options.limit} | asdict(verdict)
-                if options.results:
-                    report.append(options.results, row)
-                by = verdict.by or f"{verdict.ran} tests"
-                print(f"{verdict.state}: {fault.function}: {fault.change} ({by})", flush=True)
-            known[fault.name] = row
-            if row["state"] != "smoke":
-                rows.append(row)
-                found += 1
-    if options.report:
-        report.written(options.report, known.values(), items)
+    try:
+        for half, faults, wanted in _halves(options):
+            found = 0
+            for fault in faults:
+                if found == wanted or time.monotonic() > until_s:
+                    break
+                row = known.get(fault.name)
+                covering = recording.covering(fault.function, tests)
+                if row is None or _is_old(row, len(covering), options):
+                    if options.as_recorded and not covering:
+                        continue
+                    limit_s = min(options.limit, (until_s - time.monotonic()) / (wanted - found))
+                    verdict = judging.judged(fault, covering, tiers, limit_s, smoke=half != HAND)
+                    row = _row(half, fault, verdict, options.limit)
+                    if options.results:
+                        report.append(options.results, row)
+                    by = verdict.by or f"{verdict.ran} tests"
+                    print(f"{verdict.state}: {fault.function}: {fault.change} ({by})", flush=True)
+                known[fault.name] = row
+                if row["state"] != "smoke":
+                    rows.append(row)
+                    found += 1
+    finally:  # of what there is, where the run is broken off
+        if options.report:
+            report.written(options.report, known.values(), items)
     return rows
 
 
-def _is_old(row: Mapping[str, Any], tier: str, options: argparse.Namespace) -> bool:
-    """Whether a fault is to be judged anew: its function has changed, or more tests run, or run longer."""
+def _row(half: str, fault: Fault, verdict: judging.Verdict, limit_s: float) -> dict[str, Any]:
+    return {
+        "fault": fault.name,
+        "half": half,
+        "room": fault.room,
+        "function": fault.function,
+        "line": fault.line,
+        "change": fault.change,
+        "commit": _commit(),
+        "limit": limit_s,
+        **asdict(verdict),
+    }
+
+
+def _is_old(row: Mapping[str, Any], covering: int, options: argparse.Namespace) -> bool:
+    """Whether a fault is judged anew: its function has changed, or more tests enter it, or have more time."""
     if options.since and row["commit"] != _commit():
         return True
     if row["state"] == "undecided" and row["limit"] < options.limit:
         return True
-    return row["state"] in ("survived", "undecided") and row["tier"] != tier
+    return row["state"] == "survived" and row["ran"] < covering
 
 
 HAND = "by hand"

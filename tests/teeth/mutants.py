@@ -74,6 +74,8 @@ class Fault:
     text: str
     number: int = 0
     """Among equal changes of one function."""
+    line: int = 0
+    """Of the old code; 0 where the change says it all."""
 
     @property
     def name(self) -> str:
@@ -132,7 +134,7 @@ class Place:
         """The whole file with it."""
         old = (ROOT / self.path).read_bytes()
         text = old[: self.start] + self.new.encode() + old[self.end :]
-        return Fault(self.path, self.function, self.change, text.decode(), self.number)
+        return Fault(self.path, self.function, self.change, text.decode(), self.number, self.line)
 
 
 def _paths() -> Iterator[str]:

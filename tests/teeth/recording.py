@@ -42,6 +42,9 @@ class Item:
     seconds: float
     """With the fixtures that it shares with others."""
     functions: frozenset[str]
+    """Those that it enters, and its fixtures."""
+    collected: frozenset[str] = frozenset()
+    """Those that are entered when its file and what that imports are loaded."""
 
     @property
     def file(self) -> str:
@@ -93,7 +96,7 @@ def _recorded(copy: Copy, file: str, names: list[str]) -> dict[str, Any]:
     plugins = ("-p", "no:cacheprovider", "-p", "tests.teeth.recorder")
     copy.run(["-m", "pytest", "-q", *plugins, file], WITHIN_S)
     if not (folder / "found.json").exists():
-        return {"digest": _digest(file), "items": [], "functions": [], "sets": []}
+        return {"digest": _digest(file), "items": [], "functions": [], "sets": [], "collected": []}
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     entered: dict[int, set[int]] = {}
     for line in (folder / "entries").read_text().splitlines():
@@ -112,7 +115,7 @@ def _packed(
     sets: dict[frozenset[int], int] = {}
     packed = []
     for item in items:
-        times = [0, item["time"], *item["shared"]]
+        times = [item["time"], *item["shared"]]
         own = frozenset().union(*(entered.get(time, set()) for time in times))
         whole_s = item["seconds"] + sum(seconds[str(each)] for each in item["shared"])
         packed.append(
@@ -124,12 +127,14 @@ def _packed(
                 "set": sets.setdefault(own, len(sets)),
             }
         )
-    used = sorted(set().union(*sets))
+    collected = entered.get(0, set())
+    used = sorted(collected.union(*sets))
     place = {function: number for number, function in enumerate(used)}
     return {
         "items": packed,
         "functions": [names[function] for function in used],
         "sets": [sorted(place[function] for function in each) for each in sets],
+        "collected": sorted(place[function] for function in collected),
     }
 
 
@@ -139,9 +144,11 @@ def recorded(folder: Path = RECORDED) -> list[Item]:
     for path in sorted(folder.rglob("*.json")) or [FASTEST] * FASTEST.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
         functions = found["functions"]
-        sets = [frozenset(functions[place] for place in each) for each in found["sets"]]
+        *sets, collected = (
+            frozenset(functions[place] for place in each) for each in (*found["sets"], found["collected"])
+        )
         items += [
-            Item(each["test"], frozenset(each["marks"]), each["seconds"], sets[each["set"]])
+            Item(each["test"], frozenset(each["marks"]), each["seconds"], sets[each["set"]], collected)
             for each in found["items"]
             if each["passed"]
         ]
@@ -154,11 +161,13 @@ def keep_fastest(folder: Path = RECORDED, to: Path = FASTEST) -> None:
     Of a test with parameters it is the fastest case that counts.
     """
     kept: dict[str, dict[str, Item]] = {}
-    for item in sorted(recorded(folder), key=lambda each: each.seconds):
-        for function in item.functions:
-            tests = kept.setdefault(function, {})
-            if len(tests) < KEPT:
-                tests.setdefault(item.test.partition("[")[0], item)
+    for of in (lambda item: item.functions, lambda item: item.collected):
+        before = set(kept)
+        for item in sorted(recorded(folder), key=lambda each: each.seconds):
+            for function in of(item) - before:
+                tests = kept.setdefault(function, {})
+                if len(tests) < KEPT:
+                    tests.setdefault(item.test.partition("[")[0], item)
     places = {function: place for place, function in enumerate(sorted(kept))}
     enters: dict[Item, list[int]] = {}
     for function, tests in kept.items():
@@ -175,13 +184,22 @@ def keep_fastest(folder: Path = RECORDED, to: Path = FASTEST) -> None:
         for place, item in enumerate(enters)
     ]
     found = {"items": items, "functions": list(places), "sets": [sorted(each) for each in enters.values()]}
+    found["collected"] = []
     to.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def covering(function: str, items: Iterable[Item]) -> list[Item]:
-    """The tests that enter a function, given as `path:Class.method`, fastest first."""
+    """The tests that enter a function, given as `path:Class.method`, fastest first.
+
+    After them come tests for which it is entered only when their file is loaded: they seldom notice.
+    """
     wanted = {function} if function in _plain() else _nearest(function)
-    return sorted((each for each in items if each.functions & wanted), key=lambda each: each.seconds)
+    found = [
+        (each.functions.isdisjoint(wanted), each.seconds, each)
+        for each in items
+        if not (each.functions.isdisjoint(wanted) and each.collected.isdisjoint(wanted))
+    ]
+    return [each for *_, each in sorted(found, key=lambda row: row[:2])]
 
 
 def _nearest(function: str) -> set[str]:

@@ -19,9 +19,9 @@ HEAD = """\
 # Do the tests notice planted faults? {date}
 
 `python -m tests.teeth`, {machine} with {cores} cores, torch {torch}. Other work may have run beside it.
-{files} files of tests are recorded, {items} tests that pass: {tiers}. A fault is *killed* by a test that
-fails or hangs with it. It is *undecided* if the time for it was over. It has *survived* if all recorded tests
-that enter its function pass.
+Recorded are {items} tests that pass, in {files} files: {tiers}. A fault is *killed* by a test that fails or
+hangs with it. It is *undecided* if the time for it was over. It has *survived* if all recorded tests that
+enter its function pass.
 
 | folder | faults | {columns} | survived | undecided |
 |---|---|{lines}---|---|
@@ -66,9 +66,10 @@ def _line(name: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _named(row: dict[str, Any]) -> str:
-    function = row["function"].removeprefix("src/gradwire/")
+    path, _, function = row["function"].removeprefix("src/gradwire/").partition(":")
+    where = f"{path}:{row['line']}" if row["line"] else path
     change = row["change"].replace("|", "\\|")
-    return f"| {row['fault']} | `{function}` | `` {change} `` | {row['ran']} | {row['state']} |\n"
+    return f"| {row['fault']} | `{where}` {function} | `` {change} `` | {row['ran']} | {row['state']} |\n"
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
