@@ -361,7 +361,6 @@ def test_an_error_of_our_own_ends_the_step_where_it_happened() -> None:
     assert run_ranks(4, rank)[1] == "TransportError"
 
 
-@pytest.mark.filterwarnings("ignore:what old rank . had not sent is lost")  # threads share what is ignored
 def test_an_error_of_our_own_over_a_nodes_sum_ends_the_step_and_keeps_its_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -385,6 +384,7 @@ def test_an_error_of_our_own_over_a_nodes_sum_ends_the_step_and_keeps_its_cause(
     assert run_ranks(4, rank)[1] == ("TransportError", "MemoryError('no room for a plan')")
 
 
+@pytest.mark.filterwarnings("ignore:what old rank . had not sent is lost")  # threads share what is ignored
 def test_survivors_of_a_shard_go_on_without_the_others() -> None:
     def saved(comm: Comm) -> state.State:
         rig = Rig(comm, "topk(ratio=0.1)", per_node=2)

@@ -443,7 +443,24 @@ def of_two() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"reordered, {source}", partial(reordered_on_one, source)
 
 
-OF_TWO: dict[str, Callable[[], Any]] = dict(of_two())
+def unseen_hooks(recipe: str) -> bool:
+    """Whether replicas stay alike where no output is seen, and hooks come after those of gradwire."""
+    model = varied()
+    optimizer = optimizer_of(model)
+    gradwire.attach(model, optimizer, recipe, replicas=dist.group.WORLD)
+    hook(replace, model)
+    for step in range(STEPS):
+        inputs, targets = batch(2 * step + dist.get_rank())
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model.forward(inputs), targets).backward()
+        optimizer.step()
+    return alike([each.detach() for each in model.parameters()])
+
+
+OF_TWO: dict[str, Callable[[], Any]] = {
+    **dict(of_two()),
+    **{f"unseen hooks, {recipe}": partial(unseen_hooks, recipe) for recipe in RECIPES},
+}
 OF_FOUR: dict[str, Callable[[], Any]] = {
     **{f"shards, {recipe}": partial(beside_native, recipe) for recipe in RECIPES},
     "nodes, topk(ratio=0.05)": partial(beside, "plain, on nodes", "topk(ratio=0.05)"),

@@ -30,6 +30,11 @@ def test_other_memory_behind_gradients_changes_no_bit(two: Results, source: str,
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+def test_hooks_that_come_after_ours_part_nothing_where_no_output_is_seen(two: Results, recipe: str) -> None:
+    assert value(two, f"unseen hooks, {recipe}") == [True, True]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_an_outer_optimizer_may_move_shared_parameters_and_a_loop_its_own(two: Results, recipe: str) -> None:
     assert value(two, f"outer, {recipe}") == [{}, {}]
 

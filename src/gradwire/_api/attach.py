@@ -236,10 +236,11 @@ def _assemble(
     def ended() -> None:
         for each in transports.comms:
             each.close()
-        if backward.is_sound and worker.is_connected:
-            for each in transports.comms:
-                if each.series is not None:
-                    each.series.end()
+        is_sound = backward.is_sound and worker.is_connected
+        for each in transports.comms:
+            if each.series is not None:
+                each.series.end() if is_sound else each.series.keep()
+        if is_sound:
             for group in transports.groups:
                 give_back(group)
 

@@ -29,6 +29,9 @@ _diloco: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.7,
 """Douillard et al. 2023: the outer optimizer of DiLoCo."""
 
 
+_NO_RESULT = "the last round ended without a result, as something was not finite"
+
+
 @dataclass(frozen=True)
 class Method:
     """A published method: its recipe, and its outer optimizer."""
@@ -191,7 +194,7 @@ class OuterWire(Wire):
             local.leave(finished=True)
             lands, all_finished = local.receive()
             if all_finished is None:
-                raise GradwireError("the last round ended without a result, as something was not finite")
+                raise GradwireError(_NO_RESULT)
             if lands:
                 local.conclude()
         local.attempts.forget(-(-local.attempts.count // local.every) * local.every)
@@ -260,7 +263,9 @@ class OuterWire(Wire):
         lands = local.has_learned
         if lands:
             local.leave()
-            local.receive()
+            _lands, all_finished = local.receive()
+            if all_finished is None:
+                raise GradwireError(_NO_RESULT)
         lands |= not self._engine.layout.is_plain
         retired = self._flush("detach()", self._engine.retired)
         self._backward.call(lambda: self._engine.restore(retired))

@@ -373,8 +373,8 @@ class Wire:
 
         It is for a second phase of training. `optimizer` is as for `attach`. Recipes go by its momentum and
         state from then on. Without this call its steps count as well, with a warning. With `outer` the count
-        of local steps goes on, and rounds come as before. Without this call, steps of another optimizer count
-        if it has all parameters of the one given.
+        of local steps goes on, and rounds come as before. Without this call its steps count, too, if
+        of some parameters only, when the next pass begins.
 
         Raises `ValueError` for optimizers that `attach` would refuse, `PeerFailed` on the other ranks, and
         `RanksDisagree` if optimizers differ between ranks. In these cases nothing has changed on any rank.

@@ -121,6 +121,14 @@ class Series:
         any more."""
         self._announced.clear()
 
+    def keep(self) -> None:
+        """Hold receives that are announced while their groups live: after a failure messages may come late."""
+        _KEPT.append(self._announced)
+
+
+_KEPT: list[WeakKeyDictionary[dist.ProcessGroup, _Announced]] = []
+"""Of models whose last step failed."""
+
 
 class Receive:
     """A receive into `out` of a message with `tag` from rank `source`.

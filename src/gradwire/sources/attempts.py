@@ -53,6 +53,9 @@ class Attempts:
         """Optimizers whose `step` is running: a closure runs forward and backward passes."""
         self._is_pending = False
         """Whether a backward pass has brought gradients that no optimizer has used."""
+        self._is_half = False
+        """Whether gradients were cleared after parameters had been written, as in the first half of a
+        sharpness-aware step."""
         self._is_due = False
         """Whether `ended` is still to be called for the last step."""
         self._handles: list[RemovableHandle] = []
@@ -76,9 +79,15 @@ class Attempts:
 
     def change(self, optimizers: Optimizers) -> None:
         """Count the steps of `optimizers`, and of others that have their parameters."""
-        if self._stepped:  # by some of several, and the others will not
+        if self._has_begun:  # by some of several, and the others will not
             self._complete()
+        self._stepped.clear()
+        self._inside.clear()
         self._optimizers = optimizers
+
+    def written(self) -> None:
+        """Parameters were written by gradwire, or loaded: that uses no gradient."""
+        self._versions = self._versions_now()
 
     def retire(self) -> None:
         """Count no more."""
@@ -97,12 +106,13 @@ class Attempts:
 
     def forget(self, count: int) -> None:
         """Another state was loaded, of so many attempted steps."""
-        self.count, self._is_pending, self._is_due = count, False, False
+        self.count, self._is_pending, self._is_due, self._is_half = count, False, False, False
         self._stepped.clear()
+        self._inside.clear()
 
     def _complete(self) -> None:
         self.count += 1
-        self._is_pending, self._is_due = False, True
+        self._is_pending, self._is_due, self._is_half = False, True, False
         self._stepped.clear()
         self._catch_up()
 
@@ -116,12 +126,20 @@ class Attempts:
         self._catch_up()
         if self._inside:
             return
-        if self._stepped:
+        if self._has_begun:
             self._complete()
         elif self._is_pending and self._are_cleared():
-            if self._versions == self._versions_now():
+            if self._versions == self._versions_now() or self._is_half:
                 self._complete()
+            else:
+                self._is_half = True
             self._is_pending = False
+        self._stepped.clear()
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether some optimizer has begun a step. One that was not given ends none once that is over."""
+        return bool(self._stepped) and (self._is_pending or not self._stepped.isdisjoint(self._optimizers))
 
     def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
         if torch.is_grad_enabled():
@@ -136,10 +154,12 @@ class Attempts:
 
         def passed() -> None:
             self._is_pending |= self._marks() != before
-            if self._is_due:
-                self._is_due = False
-                self._ended()  # a round that lands writes parameters, too
-            self._versions = self._versions_now()
+            try:
+                if self._is_due:
+                    self._is_due = False
+                    self._ended()  # a round that lands writes parameters, too
+            finally:
+                self._versions = self._versions_now()
 
         queue: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
         queue(passed)
@@ -159,9 +179,9 @@ class Attempts:
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Any optimizer is about to step. One that was not given may be inside another, or around it."""
-        if optimizer in self._optimizers or not _parameters_of(optimizer).isdisjoint(
-            _parameters_of(*self._optimizers)
-        ):
+        if optimizer in self._inside:
+            self._inside.clear()  # its last step has raised
+        if not _parameters_of(optimizer).isdisjoint(map(id, self._parameters)):
             self._on_step()
             self._inside.add(optimizer)
 
@@ -173,7 +193,7 @@ class Attempts:
         self._on_stepped(optimizer)
         if self._inside:
             return
-        if optimizer in self._stepped:  # no pass was seen between its two steps
+        if optimizer in self._stepped and self._has_begun:  # no pass was seen between its two steps
             self._complete()
         self._stepped.add(optimizer)
         if self._have_all_stepped():

@@ -67,7 +67,7 @@ class BufferMeans:
                 if counts and self._shapes.get(name) == base.shape:
                     changed = here[name].to(base) - _known(base)
                     if _is_sound(changed):
-                        part.copy_(changed.view(-1))
+                        part.copy_(changed.reshape(-1))
                         says.fill_(1.0)
         except Exception as error:
             self.failure = error

@@ -109,6 +109,11 @@ class Loads:
                 before = checksum(here)
             self._marks[name] = _Mark(_state(tensor), before)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether something may have been loaded that was not taken yet."""
+        return bool(self._marks)
+
     def taken(self, buffers: Mapping[str, Tensor]) -> dict[str, int]:
         """Names of tensors that were loaded since this was asked last, with checksums of their values.
 

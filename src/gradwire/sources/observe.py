@@ -112,12 +112,13 @@ def _begin_backward(backward: Backward, entrance: Entrance, scaled: bool) -> Cal
 
 
 class Entrance:
-    """Calls `entered` where a backward pass enters the model. No parameter has its gradient of this pass yet.
+    """Calls `entered` where a backward pass enters the model. No parameter has its gradient of it before.
 
     Gradients may enter by any output of the forward pass, and hooks on the outputs see it. They do not see an
     object of a class of the user's own, nor a loss that is kept on the module; and `ddp.forward(…)` runs no
     hook that could show the outputs. Then hooks on `parameters` see it, before the first gradient is written.
-    A reentrant checkpoint nests passes: `entered` is called in each of them.
+    A reentrant checkpoint nests passes: `entered` is called in each of them, later ones when some gradients
+    are there.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Entrance:
     ) -> None:
         """`parameters` are watched as long as the `model` lives, once they are."""
         self._entered = entered
-        self._parameters = tuple(each for each in parameters if each.requires_grad)
+        self._unwatched = list(parameters)
         self._pass = -1
         """The last backward pass that was seen to enter, by autograd's number."""
         self._is_seen = False
@@ -143,15 +144,23 @@ class Entrance:
             self.watch()
 
     def watch(self) -> None:
-        """Look at the parameters, too, from now on. To hook them costs more than to leave the hooks there."""
-        if not self._handles:
-            for each in self._parameters:
+        """Look at the parameters, too, from now on. To hook them costs more than to leave the hooks there.
+
+        One that is frozen takes no hook. It is left for the next call.
+        """
+        frozen = []
+        for each in self._unwatched:
+            if each.requires_grad:
                 self._handles.append(each.register_hook(self._enter))  # type: ignore[no-untyped-call]
+            else:
+                frozen.append(each)
+        self._unwatched = frozen
 
     def unwatch(self) -> None:
-        """The inverse."""
+        """Look at no parameter any more, for good."""
         remove(self._handles)
         self._handles.clear()
+        self._unwatched = []
 
     def opened(self) -> None:
         """The first gradients of a pass are there. If it was not seen to enter, the next one will be."""

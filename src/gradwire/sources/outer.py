@@ -327,6 +327,7 @@ class LocalSteps(Source):
     def _written(self) -> None:
         """Parameters were written here. FSDP may hold gathered ones, which are out of date."""
         self._loads.note(self._own.values())
+        self.attempts.written()
         if self._shards is not None:
             for each in self.module.modules():
                 if (reshard := getattr(each, "reshard", None)) is not None:
@@ -354,7 +355,8 @@ class LocalSteps(Source):
                 for name, own, _shared, _anchor in self._tensors():
                     own.copy_(kept[name])
                 for name, each in self._buffers_here().items():
-                    put(each, kept[name])
+                    if name in kept:
+                        put(each, kept[name])
                 self._written()
 
     def _require_own(self) -> None:
@@ -378,6 +380,8 @@ class LocalSteps(Source):
         It is agreed on when the next round has left. A round under way is about the old θ₀: it is awaited,
         and thrown away.
         """
+        if self._loads.is_pending:
+            self.attempts.written()
         if not (loaded := self._loads.taken(self._buffers_here())):
             return
         thrown_away = {} if self._lands_at is None else {_THROWN_AWAY: self._lands_at}
@@ -388,7 +392,7 @@ class LocalSteps(Source):
                 self._left_at = -1  # what was learned of other parameters is still to be brought
         finally:
             self._begin_from(loaded)
-            is_whole = self._own.keys() <= loaded.keys()
+            is_whole = self._own.keys() | self._buffer_means.base.keys() <= loaded.keys()
             self._loaded = loaded if is_whole else self._loaded | thrown_away | loaded
 
     @torch.no_grad()
@@ -764,7 +768,8 @@ def _different_loads(rows: Sequence[Sequence[float]]) -> RanksDisagree | None:
     )
     return RanksDisagree(
         f"ranks disagree on what load_state_dict has brought since the last round: {told}. No rank has "
-        "landed. Load the same values on all ranks before the next round, or go on from a save"
+        "landed. A rank that had the values already counts as one that has loaded nothing. Load the same new "
+        "values on all ranks before the next round, or go on from a save"
     )
 
 

@@ -65,8 +65,8 @@ class PlainParameters(Source):
         """In how many buckets gradients come, about."""
         self._buckets: list[Bucket] = []
         self._homes: dict[str, Bucket] = {}
-        self._hooks: list[RemovableHandle] = []
-        """On parameters."""
+        self._hooks: dict[str, RemovableHandle] = {}
+        """On parameters, by name."""
         self._is_open = self._exchanges_now = False
         self._at_end: Callable[[], object] = _nothing
         self._known: BufferBroadcast | None = None
@@ -113,20 +113,21 @@ class PlainParameters(Source):
         hooks.append(model.register_forward_pre_hook(untraced(_refuse_under_ddp)))
         leave_out_of_copies(model, hooks)
         self._backward = backward
-        self._hooks = [self._watch(spec.name, self.parameters[spec.name]) for spec in self.specs]
+        self._hooks = {spec.name: self._watch(spec.name, self.parameters[spec.name]) for spec in self.specs}
 
     def _watch(self, name: str, parameter: nn.Parameter) -> RemovableHandle:
         register: Callable[[Any], RemovableHandle] = parameter.register_post_accumulate_grad_hook
         return register(partial(self._ready, name))
 
-    def _come_last(self) -> None:
+    def _come_last(self, running: str) -> None:
         """Let our hooks on parameters run after those that were registered since, as DDP's do.
 
-        A gradient that such a hook puts in the place of ours would be this rank's alone.
+        A gradient that such a hook puts in the place of ours would be this rank's alone. The order of hooks
+        must stay for the parameter whose hooks are `running`.
         """
-        for handle in self._hooks:
+        for name, handle in self._hooks.items():
             hooks = handle.hooks_dict_ref()
-            if hooks and len(hooks) > 1 and next(reversed(hooks)) != handle.id:
+            if name != running and hooks and not _is_last(handle):
                 hooks[handle.id] = hooks.pop(handle.id)  # torch goes by the order of a plain dict
 
     def _spread_first(self) -> None:
@@ -181,15 +182,15 @@ class PlainParameters(Source):
             self._begin()
         self._backward.entered()
 
-    def _begin(self) -> None:
-        """A backward pass begins: ask for a callback at its end.
+    def _begin(self, running: str = "") -> None:
+        """A backward pass begins: ask for a callback at its end. It may be inside hooks of a parameter.
 
         Only autograd keeps the callback. It lets it go as soon as the pass breaks off, by an exception that
         the user may catch; by that the next pass is known for another one.
         """
         if self._at_end is not _nothing and self._exchanges_now and not self._is_open:
             self._backward.broke_off()
-        self._come_last()
+        self._come_last(running)
         finish = partial(self._finish)
         self._is_open, self._at_end, self._exchanges_now = False, weakref.ref(finish), self.exchanges
         _at_the_end(finish)
@@ -198,7 +199,7 @@ class PlainParameters(Source):
         """The gradient of a parameter is there, in `p.grad`."""
         if self._at_end() is None:  # no output has told that it enters, as of `model.forward(…)`
             refuse_changed(self._backward, self)
-            self._begin()
+            self._begin(running=name)
             self._backward.entered(came={name: self._is_new(name, parameter)})
         if not self.exchanges:
             return
@@ -210,13 +211,21 @@ class PlainParameters(Source):
                 f"parameter {name!r} got a second gradient in one backward pass, after the first was sent: "
                 "is it used in several checkpoints? Use checkpoint(…, use_reentrant=False)"
             )
+        if not _is_last(self._hooks[name]):
+            return  # a hook that is to run after this one may put another gradient there: see `_finish`
         self._fill(bucket, name)
         if not bucket.missing:
             self._backward.submit(bucket.arrival)
 
     def _is_new(self, name: str, parameter: Tensor) -> bool:
-        """Whether a gradient was `None` before this pass: one that stood has been added to where it was."""
-        home, gradient = self._homes.get(name), parameter.grad
+        """Whether a gradient was `None` before this pass.
+
+        One that stood has been added to where it was, in its bucket. Where that cannot be told it is not new:
+        under `create_graph=True`, and where a gradient is no view of its bucket.
+        """
+        home, gradient, strides = self._homes.get(name), parameter.grad, self._strides.get(name)
+        if torch.is_grad_enabled() or (strides is not None and strides != parameter.stride()):
+            return False
         return home is None or gradient is None or not home.holds(name, self.local(gradient))
 
     def _fill(self, bucket: Bucket, name: str) -> None:
@@ -319,6 +328,12 @@ def spread(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
         comm.broadcast(flat.view(-1).view(torch.uint8), 0).wait()
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat)
+
+
+def _is_last(handle: RemovableHandle) -> bool:
+    """Whether no hook of its kind was registered on the same parameter since."""
+    hooks = handle.hooks_dict_ref()
+    return not hooks or next(reversed(hooks)) == handle.id
 
 
 def _nothing() -> None:

@@ -41,6 +41,7 @@ class ShardedParameters(PlainParameters):
 
     def __init__(self, model: nn.Module, replicas: dist.ProcessGroup) -> None:
         super().__init__(model, replicas)
+        self._strides = {}  # shards keep their order
         self._mesh = _mesh_of(self.parameters)
         self.inside: dist.ProcessGroup = self._mesh.get_group()
         parts = self.inside.size()

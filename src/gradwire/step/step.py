@@ -276,7 +276,7 @@ class Step:
         `took_s` is how long it `lasted_s`. On the rank that computes longest, that is what communication adds
         to the step; others wait for that rank, too.
         """
-        return 1.0 - self.computing_s / (self.before_s + took_s)
+        return 1.0 - self.computing_s / max(self.before_s + took_s, 1e-12)
 
     def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
         """Note how many more pieces of each of `units` are folded; returns those complete now."""

@@ -118,7 +118,8 @@ class BucketMap:
             gradient, spec = parameter.grad, self._specs[entry.name]
             if gradient is None or len(spec.shape) < 2:
                 continue
-            flat = buffer[entry.offset : entry.offset + entry.numel]
+            flat = buffer[entry.offset : entry.offset + entry.numel].nan_to_num()
+            gradient = gradient.nan_to_num()  # NaN equals nothing
             if torch.equal(spec.shaped(flat), gradient):
                 continue
             if torch.equal(flat.sort().values, gradient.flatten().sort().values):

@@ -1,0 +1,137 @@
+"""Attempted steps that `gradwire.outer` counts, one rank by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from tests.support.models import batch, optimizer_of, perceptron
+
+
+@pytest.fixture(autouse=True)
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def outer(model: nn.Module, optimizer: torch.optim.Optimizer, every: int = 100) -> gradwire.OuterWire:
+    return gradwire.outer(model, optimizer, "diloco", every=every, replicas=dist.group.WORLD)
+
+
+def backward(model: nn.Module, step: int = 0) -> None:
+    inputs, targets = batch(step)
+    nn.functional.mse_loss(model(inputs), targets).backward()
+
+
+def made(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+
+
+def left_out(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    backward(model)
+
+
+def test_a_step_that_is_left_out_counts_although_gradwire_writes_parameters_after_it() -> None:
+    model = perceptron()
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer)
+    made(model, optimizer)
+    left_out(model, optimizer)
+    with wire.shared_parameters():
+        pass
+    made(model, optimizer)
+    left_out(model, optimizer)
+    model.load_state_dict({name: each.clone() for name, each in model.state_dict().items()})
+    made(model, optimizer)
+    assert wire.attempts == 5
+
+
+def test_both_halves_of_a_step_that_is_left_out_are_one_attempt() -> None:
+    model = perceptron()
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer)
+    made(model, optimizer)
+    for _half in range(2):
+        left_out(model, optimizer)
+        with torch.no_grad():
+            next(model.parameters()).add_(1.0)
+    made(model, optimizer)
+    assert wire.attempts == 3
+
+
+def test_a_step_that_raises_ends_no_counting() -> None:
+    model = perceptron()
+    first, second = optimizer_of(model), optimizer_of(model)
+    wire = outer(model, first)
+
+    def closure() -> float:
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        first.step(closure)
+    wire.switch_optimizer(second)
+    for _ in range(3):
+        made(model, second)
+    assert wire.attempts == 3
+
+
+def test_an_optimizer_beside_the_one_given_makes_no_steps_of_its_own() -> None:
+    model = perceptron()
+    optimizer = optimizer_of(model)
+    beside = torch.optim.SGD([next(model.parameters())], lr=1e-3)
+    wire = outer(model, optimizer)
+    for _ in range(4):
+        made(model, optimizer)
+        beside.step()
+    backward(model)
+    assert wire.attempts == 4
+
+
+def test_steps_of_an_optimizer_of_other_parameters_count() -> None:
+    model = perceptron()
+    first, *others = model.parameters()
+    optimizer, second = torch.optim.SGD([first], lr=0.1), torch.optim.SGD(others, lr=0.1)
+    wire = outer(model, optimizer)
+    for _ in range(3):
+        made(model, optimizer)
+    for _ in range(5):
+        model.zero_grad()
+        made(model, second)
+    model.zero_grad()
+    backward(model)
+    assert wire.attempts == 8
+
+
+def test_buffers_in_another_order_of_memory_travel() -> None:
+    model = perceptron()
+    model.register_buffer("table", torch.arange(6.0).view(2, 3).t())
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, every=1)
+    for _ in range(2):
+        made(model, optimizer)
+        model.table.add_(1.0)
+    made(model, optimizer)
+    assert wire.attempts == 3
+    assert torch.equal(model.table, torch.arange(6.0).view(2, 3).t() + 2.0)
+
+
+def test_layers_may_be_frozen_where_the_wrapper_is_not_called() -> None:
+    ddp = DistributedDataParallel(perceptron(), find_unused_parameters=True)
+    optimizer = optimizer_of(ddp)
+    gradwire.attach(ddp, optimizer, "topk")
+    made(ddp, optimizer)
+    frozen = next(ddp.parameters()).requires_grad_(False)
+    inputs, targets = batch(0)
+    nn.functional.mse_loss(ddp.forward(inputs), targets).backward()
+    frozen.requires_grad_(True)
+    made(ddp, optimizer)
