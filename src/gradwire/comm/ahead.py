@@ -122,7 +122,7 @@ class Series:
         self._announced.clear()
 
     def keep(self) -> None:
-        """Hold receives that are announced while their groups live: after a failure messages may come late."""
+        """Hold receives that are announced while their groups live: messages may come after a failure."""
         _KEPT.append(self._announced)
 
 
