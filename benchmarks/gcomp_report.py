@@ -30,7 +30,7 @@ import ctypes.util
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -39,7 +39,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from curves import draw
 from huffman import Zstd
 from torch import Tensor
 
@@ -50,6 +49,8 @@ from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.kernels.terms import mantissa_levels
+from gradwire.lab.report import svg
+from gradwire.lab.report.charts import Series, line_chart
 from gradwire.lab.workloads import catalogue
 from gradwire.memory import UNSENT, Gradients
 from gradwire.metric import numerators, thresholds
@@ -62,6 +63,7 @@ TRUNCATED = "truncate(bits=18)"
 SETTINGS = ("gcomp", "gcomp(mode='levels')", TRUNCATED, "local_every(interval=8)")
 START = "start"
 SHARE = ", share of 4 bytes"
+COLOURS = ("#3465a4", "#cc0000", "#4e9a06", "#f57900", "#75507b", "#888a85")
 PICTURED = ("near", "levels", "lossless", "truncate 18", "zlib 1", "zstd 1")
 WINDOW = 10
 """Losses that are averaged where one is compared with another step's."""
@@ -69,6 +71,18 @@ SHARES = (0.5, 0.75, 1.0)
 """Of the steps, after which exact training has the losses that all others are to reach."""
 AS_LOW = 1.001
 """Where exact training ends, another that differs in the last bits only may be just above."""
+
+
+def draw(path: Path, curves: Mapping[str, Sequence[svg.Point]], across: str, up: str) -> None:
+    """Write a picture of at most six `curves`, with their names above."""
+    style = "text{font:11px sans-serif;fill:#444}.paper{fill:white}.grid{stroke:#ddd}"
+    style += "polyline{fill:none;stroke-width:2}"
+    style += "".join(f".c{k}{{stroke:{c}}}.fill-c{k}{{fill:{c}}}" for k, c in enumerate(COLOURS))
+    chart = line_chart(
+        [Series(tuple(points), f"c{k}") for k, points in enumerate(curves.values())], across, up
+    )
+    legend = [(f"c{k}", name) for k, name in enumerate(curves)]
+    path.write_text(svg.alone(chart, legend, style) + "\n", encoding="utf-8")
 
 
 class Training:

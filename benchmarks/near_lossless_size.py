@@ -1,8 +1,8 @@
 """How small is a near-lossless gradient, at the same bound on the error of each value?
 
-Real gradients of a model in training, with parameters and optimizer state (`benchmarks/captured.py`). GComp's
-metric δ = C/g compares what an update is added to with the gradient; an error of the gradient below
-2^-23·|C| moves no parameter by more than an ulp. That is the bound for all:
+Real gradients of a model in training, with parameters and optimizer state. GComp's metric δ = C/g compares
+what an update is added to with the gradient; an error of the gradient below 2^-23·|C| moves no parameter by
+more than an ulp. That is the bound for all:
 
 - `paper`: GComp's own layout. The largest of the levels 0, 6, 12, 18 with |δ| > 2^level is cut off and named
   in 2 bits beside every value that is not zero, and one table codes all exponents.
@@ -28,21 +28,68 @@ Goal: ours at most 0.85 of the paper's layout (stretch 0.82).
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from captured import Captured, snapshots
 from torch import Tensor
 
 from gradwire.codec.gcomp import CodeTable, Key, frame, histogram, unframe
 from gradwire.codec.gcomp.rounding import Dropped
+from gradwire.lab.workloads import catalogue
 
 KEY = Key(step=0, unit=0, hop=0)
 TABLE_BITS = 8 * 128
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One parameter before a step: all flat, copies, in the gradient's order."""
+
+    name: str
+    parameter: Tensor
+    gradient: Tensor
+    state: dict[str, Tensor]
+    """The optimizer's, per element; empty at its first step."""
+    options: dict[str, Any]
+    """Of its parameter group."""
+    optimizer: type[torch.optim.Optimizer]
+    steps: int
+    """Those that the optimizer has taken."""
+
+
+def snapshots(workload_text: str, at: list[int]) -> Iterator[tuple[int, list[Captured]]]:
+    """(step, parameters that have a gradient), at each of the ascending steps `at`, before it is taken."""
+    workload = catalogue.workload(workload_text)
+    model = workload.model(seed=0)
+    optimizer = workload.optimizer(model.parameters())
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    batches = workload.batches(0, 1, seed=0)
+    for step in range(at[-1] + 1):
+        optimizer.zero_grad(set_to_none=True)
+        workload.loss(model, next(batches)).backward()
+        if step in at:
+            yield step, list(_captured(optimizer, names, step))
+        optimizer.step()
+
+
+def _captured(
+    optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter, str], step: int
+) -> Iterator[Captured]:
+    for group in optimizer.param_groups:
+        options = {key: value for key, value in group.items() if key != "params"}
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                state = {
+                    key: value.detach().reshape(-1).clone()
+                    for key, value in optimizer.state[parameter].items()
+                    if isinstance(value, Tensor) and value.shape == parameter.shape
+                }
+                values, gradient = parameter.detach().reshape(-1).clone(), parameter.grad.reshape(-1).clone()
+                yield Captured(names[parameter], values, gradient, state, options, type(optimizer), step)
 
 
 def metric(seen: Captured) -> Tensor:
