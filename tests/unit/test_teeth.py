@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.support.source import ROOT
 from tests.teeth import __main__ as gate
 from tests.teeth import judging, mutants, recording, report, seams
 from tests.teeth.mutants import Fault
+from tests.teeth.planted import planted
 from tests.teeth.recording import Item
 
 PATHS = ("src/gradwire/memory.py", "src/gradwire/step/verdict.py", "src/gradwire/kernels/cpu/blocks.py")
@@ -88,7 +90,40 @@ def test_a_fault_keeps_its_name_when_lines_move() -> None:
 def test_sixty_faults_are_planted_by_hand() -> None:
     faults = seams.faults()
     assert len({fault.name for fault in faults}) == 60
-    assert not [fault for fault in faults if fault.text == (ROOT / fault.path).read_text(encoding="utf-8")]
+    for fault in faults:
+        before, after = ((ROOT / fault.path).read_text(encoding="utf-8"), fault.text)
+        assert before != after
+        assert _names(after) - _names(before) <= set(dir(builtins)), fault.change  # fails for what it says
+
+
+def _names(source: str) -> set[str]:
+    """Variables and attributes."""
+    nodes = ast.walk(ast.parse(source))
+    return {
+        each.id if isinstance(each, ast.Name) else each.attr
+        for each in nodes
+        if isinstance(each, ast.Name | ast.Attribute)
+    }
+
+
+@looped(
+    ("where", "old"),
+    [
+        ("ExchangeRunner.no_such_method", "except …:"),
+        ("ExchangeRunner._start", "no such statement"),
+        ("ExchangeRunner._start", "except …:"),  # two of them
+        ("__init__", "self.…"),  # of many classes
+    ],
+)
+def test_a_row_that_does_not_name_one_statement_is_refused(where: str, old: str) -> None:
+    with pytest.raises(ValueError, match="mend the row"):
+        planted(where, old, "pass")
+
+
+def test_only_the_statement_changes() -> None:
+    path, text = planted("ExchangeRunner._start", "except BaseException as …:", "except Exception as …:")
+    before = ast.unparse(ast.parse(path.read_text(encoding="utf-8")))
+    assert ast.unparse(ast.parse(text)) == before.replace("except BaseException as", "except Exception as", 1)
 
 
 def _item(test: str = MIXES) -> Item:
