@@ -28,7 +28,7 @@ $(RUNS): pyproject.toml constraints.txt
 	touch $@
 
 $(STAMP): $(RUNS)
-	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy zstandard pymoo hatchling $(TRITON)
+	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy import-linter zstandard pymoo hatchling $(TRITON)
 	touch $@
 
 install: $(STAMP)
@@ -86,6 +86,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: $(STAMP)
 	$(BIN)/ruff format .
