@@ -46,6 +46,7 @@ def test_nothing_that_the_package_needs_is_ignored() -> None:
     assert present == package_files()
 
 
+@pytest.mark.rest
 def test_wheel_holds_types_and_data(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="the wheel is built by hatchling, which is not installed here")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]

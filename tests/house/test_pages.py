@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from pathlib import Path
+from collections.abc import Iterable
 
 import pytest
 import typer
@@ -14,23 +14,28 @@ from typer.testing import CliRunner
 
 import gradwire
 from gradwire.cli.main import app
-from tests.support.pages import PAGES, Block, blocks, commands
+from tests.support.looped import looped
+from tests.support.pages import PAGES, blocks, commands
 from tests.support.source import ROOT
 
 LANGUAGES = {"python", "shell", "text", "diff", "markdown", "{toctree}", "{eval-rst}"}
 RUN = ("plan", "recipes", "doctor", "--version")
 """Commands that take no more than a second or two. Of all others, arguments are parsed."""
+FIRST = ROOT / "docs" / "quickstart.md"
 
 
 def test_every_block_says_in_which_language_it_is() -> None:
     assert [str(block) for block in blocks() if block.language not in LANGUAGES] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_code_stands_in_fenced_blocks(page: Path) -> None:
+def test_code_stands_in_fenced_blocks() -> None:
     # What is only indented is a formula or a drawing; a test could not tell it from code.
-    indented = re.findall(r"\n\n(    \S.*)", page.read_text(encoding="utf-8"))
-    assert [line for line in indented if re.search(r"gradwire[. ]|wire\.|torchrun|^    make ", line)] == []
+    indented = [
+        (page, line)
+        for page in PAGES
+        for line in re.findall(r"\n\n(    \S.*)", page.read_text(encoding="utf-8"))
+    ]
+    assert [each for each in indented if re.search(r"gradwire[. ]|wire\.|torchrun|^    make ", each[1])] == []
 
 
 def test_every_page_is_on_the_site() -> None:
@@ -48,52 +53,83 @@ def test_what_is_not_run_names_something_that_is() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=str)
-def test_python_can_be_read(block: Block) -> None:
-    compile(block.text, str(block), "exec")
+def test_python_can_be_read() -> None:
+    for block in blocks("python"):
+        compile(block.text, str(block), "exec")
 
 
-COMMANDS = [(block, line) for block in blocks("shell") for line in commands(block.text)]
+def typed(of_first: bool) -> Iterable[str]:
+    """The commands of the first page that a user types from, or those that only other pages have."""
+    found = [(block.page == FIRST, line) for block in blocks("shell") for line in commands(block.text)]
+    first = dict.fromkeys(line for is_first, line in found if is_first)
+    return first if of_first else dict.fromkeys(line for _, line in found if line not in first)
 
 
+def test_the_commands_of_the_first_page_can_be_typed() -> None:
+    lines = typed(of_first=True)
+    assert lines
+    assert [(line, wrong) for line in lines if (wrong := fault(line))] == []
+
+
+@pytest.mark.rest
 @pytest.mark.filterwarnings(
     "ignore:enable_nested_tensor"
 )  # torch's own, on the Transformer that a page plans for
-@pytest.mark.parametrize(("block", "line"), COMMANDS, ids=[f"{block} {line}" for block, line in COMMANDS])
-def test_a_command_can_be_typed(block: Block, line: str) -> None:
+def test_the_commands_of_other_pages_can_be_typed() -> None:
+    assert [(line, wrong) for line in typed(of_first=False) if (wrong := fault(line))] == []
+
+
+@looped(
+    "line",
+    [
+        "gradwire demonstration",
+        "gradwire bench --recipe int8",
+        "gradwire plan --model no_such_model --workers 8 --rate 1gbit",
+        "make everything",
+        "pip install gradwire[everything]",
+        "python examples/no_such_example.py",
+    ],
+)
+def test_a_command_that_cannot_be_typed_is_found(line: str) -> None:
+    assert fault(line)
+
+
+def fault(line: str) -> str:
+    """Why a command cannot be typed as it stands; "" if it can."""
     words = shlex.split(line)
+    wrong = [word for word in words if word.endswith(".py") and "/" in word and not (ROOT / word).exists()]
     if "gradwire" in words[:6] and words[0] in ("gradwire", "torchrun", "python"):
-        _check_gradwire(words[words.index("gradwire") + 1 :])
+        wrong += _of_gradwire(words[words.index("gradwire") + 1 :])
     elif words[0] == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-        assert [word for word in words[1:] if "=" not in word and word not in targets] == []
+        wrong += [word for word in words[1:] if "=" not in word and word not in targets]
     elif words[:2] == ["pip", "install"]:
-        _check_extras(words[-1])
-    scripts = [word for word in words if word.endswith(".py") and "/" in word]
-    assert [script for script in scripts if not (ROOT / script).exists()] == []
+        name, _, extras = words[-1].partition("[")
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        wrong += set(re.findall(r"[\w-]+", extras)) - set(project["optional-dependencies"])
+        wrong += {name} - {".", "gradwire"}
+    return ", ".join(wrong)
 
 
-def _check_gradwire(words: list[str]) -> None:
+def _of_gradwire(words: list[str]) -> list[str]:
     if words[0] in RUN:
         done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, done.output
-        return
+        return [done.output or repr(done.exception)] if done.exit_code else []
     command = typer.main.get_command(app)
     while isinstance(command, TyperGroup):
         name, *words = words
-        assert name in command.commands, f"there is no command {name!r}"
+        if name not in command.commands:
+            return [f"there is no command {name!r}"]
         command = command.commands[name]
-    command.make_context(command.name, words)  # parses, and does not call
+    try:
+        command.make_context(command.name, words)  # parses, and does not call
+    except Exception as error:
+        return [repr(error)]
+    return []
 
 
-def _check_extras(requirement: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = re.findall(r"[\w-]+", requirement.partition("[")[2])
-    assert set(wanted) <= set(project["optional-dependencies"])
-    assert requirement.partition("[")[0] in (".", "gradwire")
-
-
-@pytest.mark.parametrize("model", ["resnet50", "bert-base", "gpt2"])
+@pytest.mark.rest
+@looped("model", ["resnet50", "bert-base", "gpt2"])
 def test_what_a_page_predicts_is_what_a_plan_says(model: str) -> None:
     # One cell for each model; all thirty-six take a minute.
     page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")

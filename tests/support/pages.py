@@ -17,6 +17,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.support.source import MODULES, ROOT, Module
@@ -57,9 +58,13 @@ class Block:
 
 def blocks(*languages: str) -> list[Block]:
     """All blocks of all pages and docstrings, or those in certain languages."""
-    found = [block for page in PAGES for block in blocks_of(page)]
-    found += [block for module in MODULES for block in literals_of(module)]
-    return [block for block in found if not languages or block.language in languages]
+    return [block for block in _every() if not languages or block.language in languages]
+
+
+@cache
+def _every() -> tuple[Block, ...]:
+    of_pages = [block for page in PAGES for block in blocks_of(page)]
+    return (*of_pages, *(block for module in MODULES for block in literals_of(module)))
 
 
 def blocks_of(page: Path) -> list[Block]:
