@@ -20,7 +20,7 @@ FRAMEWORKS := .venv-integrations
 # What checks packages has no place among what they need.
 TOOLS := .venv-release
 
-.PHONY: install demo test test-full test-integrations gpu fuzz soak teeth lint format docs dist clean
+.PHONY: install demo test test-all test-rest test-full test-integrations gpu fuzz soak teeth lint format docs dist clean
 
 $(RUNS): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -36,9 +36,17 @@ install: $(STAMP)
 demo: $(RUNS)
 	$(BIN)/gradwire demo $(ARGS)
 
+# Minutes: of each capability a test that fails when it breaks.
 test: $(STAMP)
-	$(BIN)/python -m pytest $(BESIDE) $(ARGS)
-	$(BIN)/python -m pytest $(ALONE) $(ARGS)
+	$(BIN)/python -m pytest -m "not rest" $(BESIDE) $(ARGS)
+	$(BIN)/python -m pytest -m "not rest" $(ALONE) $(ARGS)
+
+# All tests. The others alone are `make test-rest`: those that carry `pytest.mark.rest`.
+test-all: test test-rest
+
+test-rest: $(STAMP)
+	$(BIN)/python -m pytest -m rest $(BESIDE) $(ARGS)
+	$(BIN)/python -m pytest -m rest $(ALONE) $(ARGS)
 
 test-full: $(STAMP)
 	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(BESIDE) $(ARGS)

@@ -1,12 +1,15 @@
-"""What all tests share: one thread per rank, and the seed of the sampled laws in the header."""
+"""What all tests share: tiers, one thread per rank, and the seed of the sampled laws in the header."""
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from importlib.util import find_spec
+from pathlib import Path
 
+import pytest
 import torch
 
 from gradwire.kernels import compiler
@@ -20,6 +23,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Ranks are threads: a pool of more threads under each of them only makes them wait for each other.
 torch.set_num_threads(1)
+
+_WHOLE_FILE = re.compile(r"^pytestmark = .*\bmark\.rest\b", re.MULTILINE)
+_ANY = re.compile(r"\brest\b")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that is left out as a whole is not even imported: that takes longer than many tests."""
+    tier = config.option.markexpr
+    if tier not in ("rest", "not rest") or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    is_out = not _ANY.search(text) if tier == "rest" else _WHOLE_FILE.search(text)
+    return True if is_out else None
 
 
 def pytest_report_header() -> str:

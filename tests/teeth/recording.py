@@ -21,7 +21,7 @@ from tests.teeth.mutants import COMPILED, room
 from tests.teeth.recorder import FOLDER
 
 FOLDERS = ("device", "faults", "golden", "house", "laws", "papers", "process", "soak", "unit")
-"""Of `tests`: those that `make test` runs."""
+"""Of `tests`: those that `make test-all` runs."""
 RECORDED = ROOT / "out" / "teeth" / "recorded"
 FASTEST = ROOT / "tests" / "teeth" / "fastest.json"
 """For trees without a recording: of each function the fastest tests that enter it, and no others."""
@@ -54,7 +54,7 @@ class Item:
 
 def tier_of(item: Item) -> str:
     """The first of `TIERS` that runs this test."""
-    return "test"
+    return "all" if "rest" in item.marks else "test"
 
 
 def files(paths: Iterable[str] = ()) -> list[str]:
