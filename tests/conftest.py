@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gradwire.kernels import compiler
+from tests.support.depth import DEPTH, FEW, FULL, seed
 
 # Set before workers of pytest-xdist start, so that all of them sample the same rows.
 os.environ.setdefault("GRADWIRE_LAWS_SEED", str(random.SystemRandom().randrange(10**6)))
@@ -39,11 +40,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_report_header() -> str:
-    """How to run the same sample of the laws again."""
-    if os.environ.get("GRADWIRE_LAWS") == "full":
-        return "laws: in full"
-    seed = os.environ["GRADWIRE_LAWS_SEED"]
-    return f"laws: pairwise sample, repeat it with GRADWIRE_LAWS_SEED={seed} (GRADWIRE_LAWS=full for all)"
+    """How many rows of the laws are tried, and how to try the same ones again."""
+    if FULL:
+        return "laws: all rows"
+    rows = "a few rows" if FEW else "a pairwise sample"
+    again = f"GRADWIRE_LAWS={DEPTH} GRADWIRE_LAWS_SEED={seed()}"
+    return f"laws: {rows}, again by {again} (GRADWIRE_LAWS is few, sample or full)"
 
 
 def pytest_sessionstart() -> None:

@@ -141,6 +141,7 @@ def perform(part: Part, device: str, match: str | None = None) -> Done:
     command += [] if match is None else [match]
     paths = [str(ROOT), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": ":".join(paths), "GRADWIRE_TEST_DEVICE": device}
+    environment.setdefault("GRADWIRE_LAWS", "sample")
     environment.setdefault("GRADWIRE_LAWS_SEED", "1")
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # To ask for a device without opening it: a process that has opened it must not fork ranks.

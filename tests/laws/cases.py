@@ -35,7 +35,7 @@ from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
 from gradwire.contrib.threshold import fixed_threshold
 from gradwire.contrib.truncate import upper_bits
 from gradwire.exchange.ar_topk import ar_topk
-from gradwire.exchange.base import Exchange
+from gradwire.exchange.base import Exchange, parts
 from gradwire.exchange.compose import every, forget, remember, warm
 from gradwire.exchange.dense import dense
 from gradwire.exchange.gcomp import Gcomp, gcomp
@@ -49,7 +49,7 @@ from gradwire.memory import Residual
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe
 from gradwire.step.context import ExchangeContext
-from tests.support.recipes import BF16, F16, LAWS, composed, low_rank_coarse
+from tests.support.recipes import BF16, F16, LAWS, composed, kind_of, low_rank_coarse
 from tests.support.whole import Raw, everything
 
 F32, F64 = torch.float32, torch.float64
@@ -89,6 +89,14 @@ class CodecCase:
     in_mean: bool = False  # γ holds in the mean over draws
     exact: bool = True
     """What travels is the elements themselves, so that integers are sent whole and NaN stays in its place."""
+
+    @property
+    def kind(self) -> str:
+        """The class that makes the bytes of its elements."""
+        return type([*parts(self.codec)][-1]).__name__
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def left_by(selector: Selector) -> Callable[[int], float]:
@@ -222,6 +230,11 @@ class SelectorCase:
     floor: float = 0.0
     everywhere: bool = True
     """Whether the largest of the whole unit are chosen before any others."""
+
+    @property
+    def kind(self) -> str:
+        """Its class."""
+        return type(self.selector).__name__
 
     def __str__(self) -> str:
         fields = [f"{value}" for value in vars(self.selector).values() if not isinstance(value, bool)]
@@ -370,6 +383,11 @@ class ExchangeCase:
     exchange: Exchange
     sums_in: torch.dtype | None = None
     coarse: int = 0
+
+    @property
+    def kind(self) -> str:
+        """How it travels."""
+        return kind_of(self.exchange)
 
     def __str__(self) -> str:
         return self.name

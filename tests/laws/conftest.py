@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gradwire.planning.tuning import Tuning
 from tests.support import rig
+from tests.support.depth import FEW
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """More rows take longer."""
+    for item in items:
+        if not FEW and Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 @pytest.fixture(autouse=True)

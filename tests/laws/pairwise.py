@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
 Pair = tuple[tuple[int, int], tuple[int, int]]
-
-# Every combination instead of a sample: `make test-full`.
-FULL = os.environ.get("GRADWIRE_LAWS") == "full"
 
 
 def all_pairs(levels: Sequence[Sequence[Any]], seed: int, candidates: int = 6) -> list[tuple[Any, ...]]:

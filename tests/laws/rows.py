@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
+from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,9 @@ from gradwire.exchange.base import run
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
-from tests.laws.pairwise import FULL, all_pairs
+from tests.laws.pairwise import all_pairs
 from tests.support.bits import global_generators
+from tests.support.depth import FEW, FULL, seed
 from tests.support.gradients import KINDS, Kind, generator
 from tests.support.where import WHERE
 
@@ -92,6 +94,9 @@ class Outcome:
     ranks: list[Held]
     generators_intact: bool
 
+    def __str__(self) -> str:
+        return str(self.row)
+
 
 MARGIN, MARK = 3, 123.0
 
@@ -115,13 +120,29 @@ def perform(row: Row, in_place: bool = False) -> Outcome:
     return Outcome(row, inputs, ranks, before == global_generators())
 
 
-def groups() -> list[tuple[Row, ...]]:
-    """The rows to try, in bundles: all of them, or a pairwise sample by exchange."""
+EACH = 3
+"""Rows of each exchange where few are tried."""
+
+
+def groups() -> dict[str, list[Row]]:
+    """The rows to try, by the kind of exchange; all of them by exchange, world and type."""
     if FULL:
-        return [tuple(_bundle(*key)) for key in product(EXCHANGES, WORLDS, DTYPES)]
+        bundles = [list(_bundle(*key)) for key in product(EXCHANGES, WORLDS, DTYPES)]
+        return {str(bundle[0]): bundle for bundle in bundles}
     levels = (EXCHANGES, WORLDS, SIZES, DTYPES, KINDS, TIMES)
-    rows = [Row(*row) for row in all_pairs(levels, int(os.environ["GRADWIRE_LAWS_SEED"]))]
-    return [tuple(row for row in rows if row.case is case) for case in EXCHANGES]
+    rows = few(levels[1:]) if FEW else (Row(*row) for row in all_pairs(levels, seed()))
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.case.kind, []).append(row)
+    return found
+
+
+def few(levels: Sequence[Sequence[Any]]) -> Iterator[Row]:
+    """So few rows that any two values of factors other than exchanges meet in some row."""
+    cases = list(EXCHANGES) * EACH
+    Random(seed()).shuffle(cases)
+    others = (row for number in count() for row in all_pairs(levels, seed() + number))
+    return (Row(case, *row) for case, row in zip(cases, others, strict=False))
 
 
 def _bundle(case: ExchangeCase, world: int, dtype: torch.dtype) -> Iterable[Row]:

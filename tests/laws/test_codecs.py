@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -14,20 +14,27 @@ from gradwire.codec.base import Codec
 from gradwire.step.context import ExchangeContext
 from tests.laws.cases import AT, BF16, CODECS, F16, F32, F64, CodecCase, ScaledRandomK
 from tests.support.bits import bits, global_generators
+from tests.support.depth import drawn
 from tests.support.gradients import KINDS, Kind, coded, generator
+from tests.support.looped import looped
 
 SIZES = (0, 1, 2, 7, 127, 4097, 40_009)
 DTYPES = (F32, F64, F16, BF16)
 
-every_codec = pytest.mark.parametrize("case", CODECS, ids=lambda case: case.name)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+by_kind = partial(looped, "case", by=lambda case: case.kind)
+every_codec = by_kind(CODECS)
+every_dtype = looped("dtype", DTYPES)
 FINITE = KINDS[:-1]
 
 
-def declaring(flag: str):
+def declaring(flag: str, few: int | None = None):
     """All codecs whose `flag` is set."""
-    cases = [case for case in CODECS if getattr(case.codec.laws, flag)]
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+    return by_kind([case for case in CODECS if getattr(case.codec.laws, flag)], few=few)
+
+
+def finite(case: CodecCase, law: str, dtype: torch.dtype = F32) -> list[tuple[Kind, int]]:
+    """Kinds and sizes of gradients: all, or a few for each codec, law and type."""
+    return drawn(product(FINITE, SIZES), 12, f"{law} {case} {dtype}")
 
 
 def make(kind: Kind, size: int, dtype: torch.dtype, rank: int = 0) -> Tensor:
@@ -105,7 +112,7 @@ def test_what_is_encoded_minus_what_is_decoded_leaves_what_was_not_sent(case: Co
 @every_codec
 @every_dtype
 def test_taking_is_encoding_and_subtracting(case: CodecCase, dtype: torch.dtype) -> None:
-    for kind, size in product(FINITE, SIZES):
+    for kind, size in finite(case, "taking", dtype):
         x = make(kind, size, dtype)
         left, payload = x.clone(), case.codec.encode(x, AT)
         case.codec.add_decoded(payload, left, -1.0, AT)
@@ -114,9 +121,9 @@ def test_taking_is_encoding_and_subtracting(case: CodecCase, dtype: torch.dtype)
         assert torch.equal(x, left), (kind.__name__, size)
 
 
-@declaring("unbiased")
+@declaring("unbiased", few=1)
 # One copy shows what is wrong with a place, or a draw; many show what is slightly wrong everywhere.
-@pytest.mark.parametrize(("copies", "draws"), [(1, 2000), (500, 200)])
+@looped(("copies", "draws"), [(1, 2000), (500, 200)])
 def test_declared_unbiased(case: CodecCase, copies: int, draws: int) -> None:
     values = make(KINDS[1], 40, F32)
     x = values.repeat(copies)
@@ -166,7 +173,7 @@ def test_declared_lossless(case: CodecCase, dtype: torch.dtype) -> None:
 
 @declaring("contractive")
 def test_declared_contractive(case: CodecCase) -> None:
-    for kind, size in product(FINITE, SIZES):
+    for kind, size in finite(case, "contraction"):
         _check_contraction(case, kind, size)
 
 
@@ -216,9 +223,7 @@ def _check_cover(case: CodecCase, dtype: torch.dtype, size: int) -> None:
     assert (sent != 0).all(), size
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CODECS if not case.codec.laws.may_overflow], ids=lambda c: c.name
-)
+@by_kind([case for case in CODECS if not case.codec.laws.may_overflow])
 @every_dtype
 def test_no_overflow_unless_declared(case: CodecCase, dtype: torch.dtype) -> None:
     x = torch.full((127,), torch.finfo(dtype).max, dtype=dtype)
@@ -232,7 +237,7 @@ def test_declared_overflow_happens(case: CodecCase) -> None:
     assert not decode(case.codec, case.codec.encode(x, AT), x).isfinite().any()
 
 
-@pytest.mark.parametrize("case", [case for case in CODECS if case.exact], ids=lambda case: case.name)
+@by_kind([case for case in CODECS if case.exact])
 @every_dtype
 def test_poison_that_travels_is_seen_and_stays_in_its_place(case: CodecCase, dtype: torch.dtype) -> None:
     x = make(coded, 127, dtype)
@@ -245,7 +250,7 @@ def test_poison_that_travels_is_seen_and_stays_in_its_place(case: CodecCase, dty
     assert not decoded[~clean][sent].isfinite().any()
 
 
-@pytest.mark.parametrize("case", [case for case in CODECS if not case.exact], ids=lambda case: case.name)
+@by_kind([case for case in CODECS if not case.exact])
 @every_dtype
 def test_poison_is_seen_though_it_spreads(case: CodecCase, dtype: torch.dtype) -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):

@@ -7,19 +7,18 @@ step before, and training goes on. Without checks the same bits leave replicas d
 from __future__ import annotations
 
 import functools
-import os
 from random import Random
 from typing import NamedTuple
 
-import pytest
 import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, ThreadComm, run_ranks
 from gradwire.comm.checksums import CheckedComm
 from gradwire.errors import PeerFailed, TransportError, WireError
-from tests.laws.pairwise import FULL
 from tests.support.damage import Damage, DamagingComm
+from tests.support.depth import FULL, seed
+from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.rig import Rig, gradients
 
@@ -92,7 +91,7 @@ def cases() -> list[tuple[Setting, int, bool, float, float]]:
 
     Every other rank is struck from there to the end of the step.
     """
-    random = Random(int(os.environ["GRADWIRE_LAWS_SEED"]))
+    random = Random(seed())
     names = list(EVERY_RECIPE)
     random.shuffle(names)
     found = []
@@ -105,7 +104,7 @@ def cases() -> list[tuple[Setting, int, bool, float, float]]:
     return found
 
 
-@pytest.mark.parametrize(("setting", "unlucky", "lasting", "which", "where"), cases())
+@looped(("setting", "unlucky", "lasting", "which", "where"), cases(), by=lambda row: f"{row[0].world} ranks")
 def test_a_flipped_bit_is_noticed_on_all_ranks_in_its_step_or_put_right(
     setting: Setting, unlucky: int, lasting: bool, which: float, where: float
 ) -> None:
@@ -128,7 +127,7 @@ def test_a_flipped_bit_is_noticed_on_all_ranks_in_its_step_or_put_right(
     assert all(torch.equal(each.means[-1], ran[0].means[-1]) for each in ran), "and replicas stay equal"
 
 
-@pytest.mark.parametrize("name", ["dense", "int8"])
+@looped("name", ["dense", "int8"])
 def test_without_checks_no_rank_knows(name: str) -> None:
     setting = Setting(name, 2)
     undamaged, _sizes = clean(setting, 1)

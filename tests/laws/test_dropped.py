@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
+from itertools import product
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,9 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.memory import UNSENT
 from gradwire.recipes import recipe
 from gradwire.step.context import Fates
-from tests.support.recipes import EVERY_RECIPE, REMEMBERING
+from tests.support.depth import FEW
+from tests.support.looped import looped
+from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
 from tests.support.rig import NAMES, Rig, gradients
 
 FIXED = [name for name, text in EVERY_RECIPE.items() if recipe(text).build().next is None]
@@ -24,6 +28,7 @@ VARIANTS = {
     "resolved late": {"resolve": "late"},
     "nodes": {"per_node": 2},
 }
+every_recipe = partial(looped, "name", by=kind, few=1)
 
 
 def _bad(rank: int, number: int) -> dict[str, Tensor]:
@@ -34,9 +39,12 @@ def _momentum(rig: Rig) -> bool:
     return any(lane.memory.covers_momentum for lane in rig.engine.layout.lanes)
 
 
-@pytest.mark.parametrize("exchanges", [1, 2])
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", FIXED)
+@looped(
+    ("name", "variant", "exchanges"),
+    product(FIXED, VARIANTS, (1, 2)),
+    by=lambda row: kind(row[0]) if FEW else f"{kind(row[0])}, {row[1]}",
+    few=2,
+)
 def test_after_a_dropped_step_training_goes_on_as_if_it_had_never_been(
     name: str, variant: str, exchanges: int
 ) -> None:
@@ -75,7 +83,7 @@ def test_after_a_dropped_step_training_goes_on_as_if_it_had_never_been(
     run_ranks(world, rank)
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
+@every_recipe(REMEMBERING)
 def test_by_parameter_what_was_used_stays_and_what_was_cleared_goes_back(name: str) -> None:
     half = frozenset(["last.weight", "last.bias", "scalar"])
 
@@ -94,7 +102,7 @@ def test_by_parameter_what_was_used_stays_and_what_was_cleared_goes_back(name: s
     run_ranks(2, rank)
 
 
-@pytest.mark.parametrize("name", [name for name in REMEMBERING if name not in ("dgc", "signum")])
+@every_recipe([name for name in REMEMBERING if name not in ("dgc", "signum")])
 def test_what_is_open_is_final_once_its_optimizer_steps_and_a_checkpoint_has_none_of_it(name: str) -> None:
     late = frozenset(["first.weight", "first.bias"])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from gradwire.comm import Comm, run_ranks
@@ -12,6 +11,7 @@ from gradwire.comm.base import shortest_sum
 from gradwire.control.controller import TOLD
 from gradwire.planning.tuning import Tuning
 from gradwire.step.verdict import HEADER
+from tests.support.looped import looped
 from tests.support.rig import ALONE, BUCKETS, ONE_BUCKET, Outcome, Rig, gradients
 
 TEXT = "topk(ratio=0.1)"
@@ -22,8 +22,8 @@ def _steps(comm: Comm, name: str = "reversed", **options: Any) -> list[Outcome]:
     return [rig.step(gradients(comm.rank, step), BUCKETS[name]) for step in range(3)]
 
 
-@pytest.mark.parametrize("buckets", BUCKETS)
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@looped("buckets", BUCKETS)
+@looped("world", [1, 2, 3, 5])
 def test_means_are_those_of_the_tail_alone(world: int, buckets: str) -> None:
     early = run_ranks(world, lambda comm: _steps(comm, buckets))
     late = run_ranks(world, lambda comm: _steps(comm, buckets, tuning=Tuning(early_bytes=1 << 40)))
@@ -63,7 +63,7 @@ def test_they_are_under_way_before_the_last_bucket() -> None:
     assert order.index("small") < order.index("lane 0 unit 7") < order.index("tail")
 
 
-@pytest.mark.parametrize("name", ["last.bias", "first.bias"])
+@looped("name", ["last.bias", "first.bias"])
 def test_a_nan_in_an_early_gradient_poisons_the_step_on_all_ranks(name: str) -> None:
     def rank(comm: Comm) -> Outcome:
         rig, grads = Rig(comm, TEXT, unit_elements=1000), gradients(comm.rank, 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 
 import pytest
 import torch
@@ -19,37 +19,51 @@ from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.rows import Outcome, Row, groups, perform
 from tests.support.bits import bits
 from tests.support.gradients import KINDS, Kind, coded
+from tests.support.looped import looped, try_all
 from tests.support.rounds import allows
 from tests.support.where import WHERE
 
-pytestmark = pytest.mark.timeout(600)  # a bundle of the full table on a busy machine
+GROUPS = groups()
 
 
-@pytest.fixture(scope="module", params=groups(), ids=lambda group: str(group[0].case))
+@pytest.fixture(scope="module", params=GROUPS)
 def outcomes(request: pytest.FixtureRequest) -> list[Outcome]:
-    """What the rows of one bundle did."""
-    return [perform(row) for row in request.param]
+    """What the rows of one group did."""
+    return [perform(row) for row in GROUPS[request.param]]
 
 
-def test_mean_is_bit_identical_on_all_ranks(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
-        first, *others = (bits(held.mean) for held in outcome.ranks)
-        assert all(other == first for other in others), outcome.row
+def every_row(law: Callable[[Outcome], None]) -> Callable[[list[Outcome]], None]:
+    """A test of all rows of a group."""
+
+    @wraps(law)
+    def test(outcomes: list[Outcome]) -> None:
+        try_all(law, [{"outcome": each} for each in outcomes])
+
+    del test.__wrapped__  # type: ignore[attr-defined]  # pytest would ask it what it takes
+    return test
 
 
-def test_nothing_is_lost(outcomes: list[Outcome]) -> None:
-    for outcome in conserving(outcomes):
+by_kind = partial(looped, "case", by=lambda case: case.kind)
+
+
+@every_row
+def test_mean_is_bit_identical_on_all_ranks(outcome: Outcome) -> None:
+    first, *others = (bits(held.mean) for held in outcome.ranks)
+    assert all(other == first for other in others)
+
+
+@every_row
+def test_nothing_is_lost(outcome: Outcome) -> None:
+    if conserves(outcome):
         came, missing = imbalance(outcome)
         excess = missing - tolerance(outcome.row, came)
-        assert not excess.numel() or excess.max() <= 0, f"{outcome.row}: {missing.max()} beyond rounding"
+        assert not excess.numel() or excess.max() <= 0, f"{missing.max()} beyond rounding"
 
 
-def conserving(outcomes: list[Outcome]) -> Iterator[Outcome]:
-    """Those that declare it; where elements are rounded together, NaN spreads among them."""
-    for outcome in outcomes:
-        finite = all(x.isfinite().all() for x in outcome.inputs)
-        if outcome.row.case.exchange.laws.conserves and (finite or not outcome.row.case.coarse):
-            yield outcome
+def conserves(outcome: Outcome) -> bool:
+    """Whether it is declared; where elements are rounded together, NaN spreads among them."""
+    finite = all(x.isfinite().all() for x in outcome.inputs)
+    return outcome.row.case.exchange.laws.conserves and (finite or not outcome.row.case.coarse)
 
 
 def imbalance(outcome: Outcome) -> tuple[Tensor, Tensor]:
@@ -88,69 +102,65 @@ def tolerance(row: Row, came: Tensor) -> Tensor:
     return came * (n * u / (1 - n * u) + test) + n * own.smallest_normal * own.eps + flushed
 
 
-def test_rounds_are_those_that_were_announced(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
-        row = outcome.row
-        for rank, held in enumerate(outcome.ranks):
-            announced = row.case.exchange.rounds(row.size, row.dtype, row.context(rank))
-            assert all(allows(a, b) for a, b in zip(announced, held.rounds, strict=False)), row
-            assert all(left.at_most for left in announced[len(held.rounds) :]), row
-            assert len(held.rounds) <= len(announced), row
+@every_row
+def test_rounds_are_those_that_were_announced(outcome: Outcome) -> None:
+    row = outcome.row
+    for rank, held in enumerate(outcome.ranks):
+        announced = row.case.exchange.rounds(row.size, row.dtype, row.context(rank))
+        assert all(allows(a, b) for a, b in zip(announced, held.rounds, strict=False))
+        assert all(left.at_most for left in announced[len(held.rounds) :])
+        assert len(held.rounds) <= len(announced)
 
 
-def test_without_rounds_the_mean_is_zero_and_everything_stays(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
-        for rank, held in enumerate(outcome.ranks):
-            if not outcome.row.case.exchange.rounds(
-                outcome.row.size, outcome.row.dtype, outcome.row.context(rank)
-            ):
-                assert not held.mean.any(), outcome.row
-                assert bits(held.unsent) == bits(outcome.inputs[rank]), outcome.row
+@every_row
+def test_without_rounds_the_mean_is_zero_and_everything_stays(outcome: Outcome) -> None:
+    row = outcome.row
+    for rank, held in enumerate(outcome.ranks):
+        if not row.case.exchange.rounds(row.size, row.dtype, row.context(rank)):
+            assert not held.mean.any()
+            assert bits(held.unsent) == bits(outcome.inputs[rank])
 
 
-def test_nothing_around_the_unit_is_written(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
-        assert all(held.surroundings_intact for held in outcome.ranks), outcome.row
+@every_row
+def test_nothing_around_the_unit_is_written(outcome: Outcome) -> None:
+    assert all(held.surroundings_intact for held in outcome.ranks)
 
 
-def test_shapes_and_types_stay(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
-        for held in outcome.ranks:
-            for tensor in (held.mean, held.unsent):
-                assert (tensor.shape, tensor.dtype) == ((outcome.row.size,), outcome.row.dtype), outcome.row
+@every_row
+def test_shapes_and_types_stay(outcome: Outcome) -> None:
+    for held in outcome.ranks:
+        for tensor in (held.mean, held.unsent):
+            assert (tensor.shape, tensor.dtype) == ((outcome.row.size,), outcome.row.dtype)
 
 
-def test_global_generators_are_not_touched(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
-        assert outcome.generators_intact, outcome.row
+@every_row
+def test_global_generators_are_not_touched(outcome: Outcome) -> None:
+    assert outcome.generators_intact
 
 
-def test_same_inputs_at_the_same_moment_give_the_same_bits(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
-        if WHERE.type != "cpu" and isinstance(outcome.row.case.exchange, Sketch):
-            pytest.skip("a sketch is summed by atomics there, in any order")
-        for held, again in zip(outcome.ranks, perform(outcome.row).ranks, strict=True):
-            assert bits(held.mean) == bits(again.mean), outcome.row
-            assert bits(held.unsent) == bits(again.unsent), outcome.row
+@every_row
+def test_same_inputs_at_the_same_moment_give_the_same_bits(outcome: Outcome) -> None:
+    if WHERE.type != "cpu" and isinstance(outcome.row.case.exchange, Sketch):
+        return  # a sketch is summed by atomics there, in any order
+    for held, again in zip(outcome.ranks, perform(outcome.row).ranks, strict=True):
+        assert bits(held.mean) == bits(again.mean)
+        assert bits(held.unsent) == bits(again.unsent)
 
 
-def test_declared_in_place_gives_the_same_mean_where_it_came_from(outcomes: list[Outcome]) -> None:
-    for outcome in declared_in_place(outcomes):
-        for held, there in zip(outcome.ranks, perform(outcome.row, in_place=True).ranks, strict=True):
-            assert bits(held.mean) == bits(there.mean), outcome.row
-            assert there.surroundings_intact, outcome.row
+@every_row
+def test_declared_in_place_gives_the_same_mean_where_it_came_from(outcome: Outcome) -> None:
+    if not outcome.row.case.exchange.laws.in_place:
+        return  # the others promise nothing
+    for held, there in zip(outcome.ranks, perform(outcome.row, in_place=True).ranks, strict=True):
+        assert bits(held.mean) == bits(there.mean)
+        assert there.surroundings_intact
 
 
-def declared_in_place(outcomes: list[Outcome]) -> Iterator[Outcome]:
-    """The others promise nothing."""
-    return (outcome for outcome in outcomes if outcome.row.case.exchange.laws.in_place)
-
-
-def test_finite_gradients_give_a_finite_mean_unless_overflow_is_declared(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
-        if all(x.isfinite().all() for x in outcome.inputs):
-            # Where overflow is declared, the inputs are within the payload's range.
-            assert all(held.mean.isfinite().all() for held in outcome.ranks), outcome.row
+@every_row
+def test_finite_gradients_give_a_finite_mean_unless_overflow_is_declared(outcome: Outcome) -> None:
+    if all(x.isfinite().all() for x in outcome.inputs):
+        # Where overflow is declared, the inputs are within the payload's range.
+        assert all(held.mean.isfinite().all() for held in outcome.ranks)
 
 
 def sending(case: ExchangeCase) -> tuple[int, int]:
@@ -159,7 +169,7 @@ def sending(case: ExchangeCase) -> tuple[int, int]:
     return next(row.time for row in rows if case.exchange.rounds(row.size, row.dtype, row.context(0)))
 
 
-@pytest.mark.parametrize("case", [case for case in EXCHANGES if case.exchange.laws.may_overflow], ids=str)
+@by_kind([case for case in EXCHANGES if case.exchange.laws.may_overflow])
 def test_declared_overflow_happens(case: ExchangeCase) -> None:
     def largest(rank: int, size: int, dtype: torch.dtype, *_: object) -> Tensor:
         return torch.full((size,), torch.finfo(dtype).max)
@@ -178,7 +188,7 @@ def everywhere(value: float) -> Kind:
     return signed
 
 
-@pytest.mark.parametrize("case", EXCHANGES, ids=str)
+@by_kind(EXCHANGES)
 def test_what_may_be_remembered_overflows_only_where_the_mean_shows_it(case: ExchangeCase) -> None:
     # All of a memory plus gradient that is just small enough: what is left has room, or all ranks see it.
     just_below = LARGEST_SUM * (1 - torch.finfo(F32).eps)
@@ -189,10 +199,8 @@ def test_what_may_be_remembered_overflows_only_where_the_mean_shows_it(case: Exc
         assert held.unsent.isfinite().all()
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize(
-    "case", [case for case in EXCHANGES if case.exchange.laws.conserves and not case.coarse], ids=str
-)
+@by_kind([case for case in EXCHANGES if case.exchange.laws.conserves and not case.coarse])
+@looped("world", [1, 2, 4])
 def test_integers_on_worlds_of_a_power_of_two_are_conserved_to_the_last_bit(
     case: ExchangeCase, world: int
 ) -> None:
@@ -202,13 +210,13 @@ def test_integers_on_worlds_of_a_power_of_two_are_conserved_to_the_last_bit(
         assert missing.max() == 0
 
 
-@pytest.mark.parametrize("case", [case for case in EXCHANGES if not case.exchange.laws.conserves], ids=str)
+@by_kind([case for case in EXCHANGES if not case.exchange.laws.conserves])
 def test_what_does_not_conserve_says_so_with_reason(case: ExchangeCase) -> None:
     _, missing = imbalance(perform(Row(case, 3, 200, F32, KINDS[1], sending(case))))
     assert missing.max() > 1e-3
 
 
-@pytest.mark.parametrize("case", EXCHANGES, ids=str)
+@by_kind(EXCHANGES)
 def test_finish_issues_nothing(case: ExchangeCase) -> None:
     row = Row(case, 3, 50, F32, coded, sending(case))
 
@@ -240,7 +248,7 @@ class Replacing(Comm):
         return DONE
 
 
-@pytest.mark.parametrize("case", [case for case in EXCHANGES if case.exchange.laws.total], ids=str)
+@by_kind([case for case in EXCHANGES if case.exchange.laws.total])
 def test_a_total_decoder_takes_whatever_has_come(case: ExchangeCase) -> None:
     row = Row(case, 2, 300, F32, coded, sending(case))
     last = len(case.exchange.rounds(row.size, row.dtype, row.context(0)))
@@ -276,8 +284,8 @@ class Failing(Comm):
         return self._comm.issue(round_, tensor, out)
 
 
-@pytest.mark.parametrize("failing", [0, 1, 2])
-@pytest.mark.parametrize("case", EXCHANGES, ids=str)
+@by_kind(EXCHANGES)
+@looped("failing", [0, 1, 2])
 def test_peers_of_a_rank_that_fails_before_any_round_read_its_zeros(case: ExchangeCase, failing: int) -> None:
     row = Row(case, 3, 200, F32, coded, sending(case))
     agreed = case.exchange.rounds(row.size, row.dtype, row.context(0))

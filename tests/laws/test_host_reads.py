@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,10 +23,12 @@ from tests.laws.rows import Row, perform
 from tests.support.bits import bits
 from tests.support.elsewhere import Carrying, Elsewhere, MixedError, There
 from tests.support.gradients import KINDS
+from tests.support.looped import looped
 
 DECLARED = [case for case in EXCHANGES if case.exchange.laws.stays_on_device]
 OTHERS = [case for case in EXCHANGES if not case.exchange.laws.stays_on_device]
 NORMAL = KINDS[1]
+by_kind = partial(looped, "case", by=lambda case: case.kind, few=4)
 
 
 def placed(row: Row) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
@@ -55,7 +58,7 @@ def placed(row: Row) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
     return reads, found
 
 
-@pytest.mark.parametrize("case", DECLARED, ids=str)
+@by_kind(DECLARED)
 def test_what_is_declared_to_stay_on_the_device_does_and_computes_the_same_there(case: ExchangeCase) -> None:
     row = Row(case, 3, 1000, F32, NORMAL, (12, 0))
     reads, found = placed(row)
@@ -69,7 +72,7 @@ def test_what_is_declared_to_stay_on_the_device_does_and_computes_the_same_there
             assert torch.allclose(held.unsent, unsent, rtol=1e-5, atol=1e-6 * largest)
 
 
-@pytest.mark.parametrize("size", [0, 1, 7])
+@looped("size", [0, 1, 7], few=1)
 def test_so_do_small_units(size: int) -> None:
     # Of each exchange that others are made of, the first: their branches for next to nothing.
     firsts = {type(part): case for case in reversed(DECLARED) for part in parts(case.exchange)}
@@ -78,7 +81,7 @@ def test_so_do_small_units(size: int) -> None:
         assert not reads, case
 
 
-@pytest.mark.parametrize("case", OTHERS, ids=str)
+@by_kind(OTHERS)
 def test_what_is_not_declared_does_make_the_host_wait(case: ExchangeCase) -> None:
     assert waits(Row(case, 3, 1000, F32, NORMAL, (12, 0)))
 
@@ -92,7 +95,7 @@ def waits(row: Row) -> bool:
     return bool(reads)
 
 
-@pytest.mark.parametrize(("count", "numel"), [(3, 1000), (300, 1000), (700, 1000)])
+@looped(("count", "numel"), [(3, 1000), (300, 1000), (700, 1000)])
 def test_places_that_cannot_be_are_told_without_a_read(count: int, numel: int) -> None:
     layout, values = SparseLayout(count, numel, F32), torch.ones(numel)
     payload = layout.take(values, torch.arange(count) * (numel // count))
@@ -163,7 +166,7 @@ LOOKS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", LOOKS)
+@looped("what", LOOKS)
 def test_a_planted_look_is_found(what: str) -> None:
     case = ExchangeCase(what, Planted(LOOKS[what]))
     reads, _found = placed(Row(case, 2, 1000, F32, NORMAL, (12, 0)))

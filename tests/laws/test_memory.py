@@ -28,8 +28,10 @@ from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.memory import Memory, Residual
 from gradwire.step.context import ExchangeContext
 from tests.laws.cases import EXCHANGES, ExchangeCase, ScaledRandomK
+from tests.support.depth import drawn
 from tests.support.folding import Folding
 from tests.support.gradients import generator
+from tests.support.looped import looped
 
 WORLD, SIZE, STEPS = 3, 64, 60
 
@@ -80,9 +82,11 @@ def fed_back(case: ExchangeCase) -> tuple[History, ...]:
 
 
 accepted = [case for case in EXCHANGES if case.exchange.laws.contractive]
+accepted = [case for case in accepted if case in drawn(accepted, len(accepted) // 2, "memory")]
+by_kind = functools.partial(looped, "case", by=lambda case: case.kind)
 
 
-@pytest.mark.parametrize("case", accepted, ids=str)
+@by_kind(accepted)
 def test_residual_never_exceeds_what_came(case: ExchangeCase) -> None:
     # ‖r'‖ ≤ ‖r + g‖ ≤ ‖r‖ + ‖g‖ if nothing is left that was not there: at most the sum of all norms.
     # 1e-5: three float32 roundings per step and element, relative to x, over 60 steps.
@@ -93,7 +97,7 @@ def test_residual_never_exceeds_what_came(case: ExchangeCase) -> None:
             assert residual <= total * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("case", [case for case in accepted if case.exchange.laws.conserves], ids=str)
+@by_kind([case for case in accepted if case.exchange.laws.conserves])
 def test_what_was_delivered_and_what_is_left_add_up_to_what_came(case: ExchangeCase) -> None:
     histories = fed_back(case)
     came = torch.stack([history.came for history in histories]).mean(0)
@@ -135,7 +139,7 @@ PLATEAUS = {
 }
 
 
-@pytest.mark.parametrize("name", PLATEAUS)
+@looped("name", PLATEAUS, few=5)
 def test_residual_reaches_a_plateau(name: str) -> None:
     exchange, bound = PLATEAUS[name]
     for history in feed_back(remember(exchange), Residual(), steps=200):
@@ -161,7 +165,7 @@ LARGE = 2048
 """Four of QSGD's buckets; what a maximum over all elements scales errs more, the more there are."""
 
 
-@pytest.mark.parametrize("bits", [2, 4])
+@looped("bits", [2, 4])
 def test_qsgd_of_few_bits_is_refused_and_would_diverge(bits: int) -> None:
     exchange = gather(qsgd_codec(bits))
     with pytest.raises(ValueError, match="not contractive"):
@@ -189,7 +193,7 @@ def test_tern_grad_is_refused_and_would_leave_many_gradients_behind() -> None:
         assert history.residual_norms[-1] > 5 * max(history.gradient_norms)
 
 
-@pytest.mark.parametrize(("coefficient", "percent"), [(0.5, 46.875), (0.6, 54.4), (0.8, 73.8), (1.0, 100.0)])
+@looped(("coefficient", "percent"), [(0.5, 46.875), (0.6, 54.4), (0.8, 73.8), (1.0, 100.0)])
 def test_interval_delivers_the_mass_that_the_coefficient_leaves(coefficient: float, percent: float) -> None:
     # (1 + c + … + c^(I-1)) / I of a constant gradient's mass, the figures of COVAP's schedule at I = 4 where
     # a unit waits for I steps each time.
@@ -212,7 +216,7 @@ def test_interval_delivers_the_mass_that_the_coefficient_leaves(coefficient: flo
     assert run_ranks(2, body) == pytest.approx([percent] * 2, rel=5e-7)
 
 
-@pytest.mark.parametrize("interval", [2, 3, 4])
+@looped("interval", [2, 3, 4])
 def test_a_cycle_of_covap_is_a_contraction_in_the_mean_of_its_phases(interval: int) -> None:
     # A unit's phase is as likely as any other: 1 - 1/I of a vector is left in the mean over a cycle of steps.
     x = torch.randn(300)

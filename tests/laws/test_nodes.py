@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,8 @@ from gradwire.memory import Residual
 from gradwire.sources.nodes import level
 from gradwire.sources.nodes.level import Packing
 from gradwire.step.layout import Layout
-from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING
+from tests.support.looped import looped
+from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING, kind
 from tests.support.rig import BUCKETS, Outcome, Rig, flat, gradients, specs
 
 NODES = [(2, 2), (2, 3), (3, 2)]
@@ -72,7 +74,7 @@ def _coefficient(name: str, step: int) -> float:
     return (memory if isinstance(memory, Residual) else Residual()).coefficient(step)
 
 
-@pytest.mark.parametrize(("name", "nodes", "per_node", "buckets"), CASES)
+@looped(("name", "nodes", "per_node", "buckets"), CASES, by=lambda row: kind(row[0]), few=1)
 def test_a_step_agrees_and_conserves_over_all_ranks(
     name: str, nodes: int, per_node: int, buckets: str
 ) -> None:
@@ -95,7 +97,7 @@ def test_a_step_agrees_and_conserves_over_all_ranks(
         assert (given - here[0].flat() - kept).abs().max() <= tolerance, "conservation"
 
 
-@pytest.mark.parametrize(("nodes", "per_node"), NODES)
+@looped(("nodes", "per_node"), NODES)
 def test_dense_is_the_mean_of_all_ranks(nodes: int, per_node: int) -> None:
     world = nodes * per_node
     for of_rank in _run("dense", nodes, per_node, "shuffled"):
@@ -105,7 +107,7 @@ def test_dense_is_the_mean_of_all_ranks(nodes: int, per_node: int) -> None:
             assert (outcome.flat() - expected).abs().max() <= 8 * 3 * world * torch.finfo(torch.float32).eps
 
 
-@pytest.mark.parametrize("name", ["dense", "int8", "topk", "dgc"])
+@looped("name", ["dense", "int8", "topk", "dgc"])
 def test_memory_and_traffic_are_those_of_a_shard(name: str) -> None:
     def rank(comm: Comm) -> tuple[int, float, int, float]:
         text, found = EVERY_RECIPE[name], []
@@ -121,7 +123,7 @@ def test_memory_and_traffic_are_those_of_a_shard(name: str) -> None:
         assert between <= 0.56 * sent
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
+@looped("name", REMEMBERING, by=kind, few=1)
 def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(name: str) -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(comm, EVERY_RECIPE[name], per_node=2, unit_elements=SEVERAL)
@@ -162,7 +164,7 @@ def test_a_decision_is_about_ranks_that_exchange_and_the_shards_that_they_do() -
     assert others == [first] * 5
 
 
-@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0)])
+@looped("order", [(2, 0, 1), (1, 2, 0)])
 def test_the_order_of_arrival_may_differ_between_ranks(order: tuple[int, ...]) -> None:
     def rank(comm: Comm) -> list[Tensor]:
         here = order if comm.rank % 2 else None
@@ -182,9 +184,7 @@ def _run_in_order() -> list[Tensor]:
     return run_ranks(4, rank)[0]
 
 
-@pytest.mark.parametrize("name", ["topk", "dgc", "powersgd", "int8"])
-@pytest.mark.parametrize("to", [1, 2, 3])
-@pytest.mark.parametrize("since", [1, 2])
+@looped(("name", "since", "to"), product(["topk", "dgc", "powersgd", "int8"], (1, 2), (1, 2, 3)), few=12)
 def test_the_mean_unsent_moves_to_other_nodes(name: str, since: int, to: int) -> None:
     """From flat (1) or two ranks per node to any other."""
 
@@ -217,7 +217,7 @@ FEW_ROWS = {"conv": (5, 600), "matrix": (64, 32)}
 """Of which nodes cut the first between elements, and FSDP between rows."""
 
 
-@pytest.mark.parametrize("others", ["nodes", "cuts"])
+@looped("others", ["nodes", "cuts"])
 def test_the_mean_unsent_moves_to_as_many_ranks_in_other_nodes_or_with_other_cuts(
     others: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +251,7 @@ def test_the_mean_unsent_moves_to_as_many_ranks_in_other_nodes_or_with_other_cut
         assert all(torch.equal(memory[name], expected) for name, expected in found[0][1].items())
 
 
-@pytest.mark.parametrize("name", ["topk", "powersgd", "signsgd"])
+@looped("name", ["topk", "powersgd", "signsgd"])
 def test_a_rank_takes_up_its_own_shard_bit_for_bit(name: str) -> None:
     def rank(comm: Comm) -> None:
         rig, other = (Rig(comm, EVERY_RECIPE[name], per_node=2) for _ in range(2))
@@ -312,10 +312,10 @@ WITHOUT_ROOM: dict[str, tuple[object, str]] = {
 """What takes memory on the way from a buffer to the node's sum, in the order of a step."""
 
 
-@pytest.mark.parametrize("kind", [MemoryError, RuntimeError])  # Python's own, and torch's
-@pytest.mark.parametrize("where", WITHOUT_ROOM)
+@looped("where", WITHOUT_ROOM)
+@looped("raises", [MemoryError, RuntimeError])  # Python's own, and torch's
 def test_a_rank_without_memory_inside_its_node_fails_the_step_on_all_ranks(
-    where: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+    where: str, raises: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, name = WITHOUT_ROOM[where]
     honest, left = getattr(owner, name), threading.local()
@@ -323,7 +323,7 @@ def test_a_rank_without_memory_inside_its_node_fails_the_step_on_all_ranks(
     def once(*arguments: Any) -> Any:
         if left.accidents:
             left.accidents -= 1
-            raise kind("no room")
+            raise raises("no room")
         return honest(*arguments)
 
     monkeypatch.setattr(owner, name, once)
@@ -340,7 +340,7 @@ def test_a_rank_without_memory_inside_its_node_fails_the_step_on_all_ranks(
         return type(failed.error).__name__, [*found, again.step.committed], again.flat()
 
     kinds, found, means = zip(*run_ranks(4, rank), strict=True)
-    assert kinds == ("PeerFailed", kind.__name__, "PeerFailed", "PeerFailed")
+    assert kinds == ("PeerFailed", raises.__name__, "PeerFailed", "PeerFailed")
     assert all(each == [True, False, True, True, True] for each in found)
     assert all(torch.equal(each, means[0]) for each in means)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import GradwireError
 from tests.golden.steps import BY_THE_CLOCK, Announcing
-from tests.support.recipes import EVERY_RECIPE
+from tests.support.looped import looped
+from tests.support.recipes import EVERY_RECIPE, kind
 from tests.support.rig import SHUFFLED, Outcome, Rig, gradients
 
 WORLD, STEPS = 3, 2
@@ -34,7 +34,7 @@ def _outcomes(name: str, mixed: bool) -> list[list[tuple[Outcome, list[str]]]]:
     return run_ranks(WORLD, rank)
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY_RECIPE if name not in BY_THE_CLOCK])
+@looped("name", [name for name in EVERY_RECIPE if name not in BY_THE_CLOCK], by=kind, few=1)
 def test_the_order_of_arrival_changes_neither_collectives_nor_numbers(name: str) -> None:
     # Threads as ranks raise where two of them issue different collectives.
     expected = _outcomes(name, mixed=False)[0]
@@ -45,7 +45,7 @@ def test_the_order_of_arrival_changes_neither_collectives_nor_numbers(name: str)
             assert torch.equal(outcome.flat(), in_turn.flat())
 
 
-@pytest.mark.parametrize("text", ["dense", "topk(ratio=0.1)"])
+@looped("text", ["dense", "topk(ratio=0.1)"])
 def test_a_buffer_that_never_comes_fails_the_step(text: str) -> None:
     def rank(comm: Comm) -> BaseException | None:
         rig = Rig(comm, text)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from itertools import combinations, product
 
-import pytest
-
 from tests.laws.pairwise import all_pairs
+from tests.support.looped import looped
 
 LEVELS = (range(7), "abc", range(4), "xyz", (True, False))
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("levels", [LEVELS, ("ab", "cd"), ("abc", "d", "ef")])
+@looped("seed", range(5))
+@looped("levels", [LEVELS, ("ab", "cd"), ("abc", "d", "ef")])
 def test_every_two_values_meet(levels, seed: int) -> None:
     rows = all_pairs(levels, seed)
     for one, other in combinations(range(len(levels)), 2):
@@ -20,7 +19,7 @@ def test_every_two_values_meet(levels, seed: int) -> None:
         assert met == set(product(levels[one], levels[other]))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@looped("seed", range(5))
 def test_rows_are_few(seed: int) -> None:
     # The two longest factors alone need 7·4 = 28; all combinations would be 504.
     assert 28 <= len(all_pairs(LEVELS, seed)) <= 40

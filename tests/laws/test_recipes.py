@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gradwire import recipes
 from gradwire.exchange.base import Exchange, parts
 from tests.laws.cases import EXCHANGES, decided
+from tests.support.looped import looped
 from tests.support.recipes import DECIDES, EVERY_RECIPE, LAWS, ROWS, TRAINS
 
 
@@ -16,8 +15,8 @@ def test_every_recipe_has_a_row_and_is_tried_in_every_way() -> None:
         assert {recipes.recipe(text).name for text in texts} == set(ROWS)
 
 
-@pytest.mark.parametrize(("text", "ratio"), [(text, ratio) for text in DECIDES for ratio in DECIDES[text]])
-@pytest.mark.parametrize("world", [2, 3])
+@looped(("text", "ratio"), [(text, ratio) for text in DECIDES for ratio in DECIDES[text]])
+@looped("world", [2, 3])
 def test_what_an_adaptive_recipe_decides_is_of_a_kind_the_laws_know(
     text: str, ratio: float, world: int
 ) -> None:

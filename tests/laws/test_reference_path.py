@@ -8,11 +8,11 @@ import torch
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.rows import Row, perform
 from tests.support.gradients import KINDS
+from tests.support.looped import looped
 from tests.support.twins import CONTRACTS, cpu, files
 
 
-@pytest.fixture
-def declined(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def decline(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """No function for the CPU takes a tensor; returns in which modules they ask."""
     asking = set()
     for name, module in files("gradwire.kernels.cpu").items():
@@ -23,19 +23,19 @@ def declined(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return asking
 
 
-def test_all_functions_on_tensors_decline(declined: set[str]) -> None:
+def test_all_functions_on_tensors_decline(monkeypatch: pytest.MonkeyPatch) -> None:
     draws_and_votes = {"sample_indices", "stratified_indices", "tally"}
     twins = [getattr(cpu, name) for name in CONTRACTS.keys() - draws_and_votes if hasattr(cpu, name)]
-    assert {twin.__module__.rsplit(".", 1)[1] for twin in twins} <= declined
+    assert {twin.__module__.rsplit(".", 1)[1] for twin in twins} <= decline(monkeypatch)
 
 
-@pytest.mark.parametrize("case", EXCHANGES, ids=str)
+@looped("case", EXCHANGES, by=lambda case: case.kind, few=4)
 def test_the_reference_gives_what_the_kernels_give(
-    case: ExchangeCase, request: pytest.FixtureRequest
+    case: ExchangeCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = Row(case, 3, 4097, F32, KINDS[1], (12, 0))
     fast = perform(row)
-    request.getfixturevalue("declined")
+    decline(monkeypatch)
     slow = perform(row)
     largest = max(float(x.abs().max()) for x in row.inputs())
     for here, there in zip(fast.ranks, slow.ranks, strict=True):

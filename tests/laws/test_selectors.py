@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
+from pkgutil import walk_packages
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
+from gradwire import codec, contrib
 from gradwire.codec.select.base import Selector
 from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
@@ -26,12 +29,12 @@ from gradwire.contrib.threshold import fixed_threshold
 from gradwire.step.context import ExchangeContext
 from tests.laws.cases import AT, BF16, F16, F32, F64, SELECTORS, SelectorCase
 from tests.support.bits import bits, global_generators
+from tests.support.depth import drawn
 from tests.support.gradients import KINDS as LAW_KINDS
 from tests.support.gradients import generator
 from tests.support.inputs import KINDS
 from tests.support.looped import looped
-from tests.support.source import MODULES
-from tests.support.whole import parts_of
+from tests.support.whole import Everything, parts_of
 
 SIZES = (0, 1, 2, 7, 127, 4097, 40_009)
 DTYPES = (F32, F64, F16, BF16)
@@ -41,8 +44,10 @@ SIZES_AND_TYPES = [
     *((n, t) for n in (0, 1, 127) for t in DTYPES[1:]),
 ]
 
-every_case = pytest.mark.parametrize("case", SELECTORS, ids=str)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+by_kind = partial(looped, "case", by=lambda case: case.kind)
+every_case = by_kind(SELECTORS)
+every_dtype = looped("dtype", DTYPES)
+every_size = looped("numel", SIZES[1:])
 
 
 def pieces(numel: int, number: int) -> tuple[int, ...]:
@@ -60,11 +65,16 @@ def contexts(numel: int) -> tuple[ExchangeContext, ...]:
     return ctx, replace(ctx, rank=2, step=5, parts=parts_of(*pieces(numel, 4)))
 
 
-def gradients(numel: int, dtype: torch.dtype) -> list[Tensor]:
-    """Every kind of the kernels' tests and of the laws."""
+def gradients(numel: int, dtype: torch.dtype, key: object) -> list[Tensor]:
+    """Every kind of the kernels' tests and of the laws, or some of them."""
     large = torch.finfo(dtype).max / 16
-    laws = [kind(0, numel, dtype, generator(kind.__name__, numel), large) for kind in LAW_KINDS]
-    return [*(kind(numel).to(dtype) for kind in KINDS), *laws]
+
+    def drawn_from(kind: Callable[..., Tensor]) -> Tensor:
+        if kind in KINDS:
+            return kind(numel).to(dtype)
+        return kind(0, numel, dtype, generator(kind.__name__, numel), large)
+
+    return [drawn_from(kind) for kind in drawn((*KINDS, *LAW_KINDS), 8, f"{key} {numel} {dtype}")]
 
 
 @every_case
@@ -75,7 +85,7 @@ def test_indices_are_as_announced_ascending_distinct_and_in_range(
     for ctx in contexts(numel):
         count = case.selector.count(numel, ctx)
         assert 0 <= count <= numel
-        for x in gradients(numel, dtype):
+        for x in gradients(numel, dtype, case):
             indices = case.selector.select(x, ctx)
             assert indices.dtype == torch.int64
             assert indices.dim() == 1
@@ -91,7 +101,7 @@ def test_indices_are_as_announced_ascending_distinct_and_in_range(
 def test_equal_moments_give_equal_choices_and_nothing_else_is_touched(case: SelectorCase) -> None:
     before = global_generators()
     for ctx in contexts(4097):
-        for x in gradients(4097, F32):
+        for x in gradients(4097, F32, case):
             held = bits(x)
             first = case.selector.select(x, ctx).clone()
             assert torch.equal(first, case.selector.select(x.clone(), ctx))
@@ -106,13 +116,13 @@ def left(x: Tensor, indices: Tensor) -> Tensor:
 
 
 @every_case
-@pytest.mark.parametrize("numel", SIZES[1:])
+@every_size
 def test_what_is_left_is_smaller_as_stated(case: SelectorCase, numel: int) -> None:
     assert case.selector.laws.contractive
     for ctx in contexts(numel):
         if ctx.parts and not case.everywhere:
             continue  # by pieces or chunks: below
-        for x in gradients(numel, F32):
+        for x in gradients(numel, F32, case):
             if not x.isfinite().all():
                 continue
             # Scaled, so that no square overflows or vanishes in float64; sums of n squares err by n·2^-53.
@@ -124,11 +134,11 @@ def test_what_is_left_is_smaller_as_stated(case: SelectorCase, numel: int) -> No
             assert rest <= bound * (1 + 1e-11)
 
 
-@pytest.mark.parametrize("ratio", [0.001, 0.1, 0.5])
-@pytest.mark.parametrize("numel", SIZES[1:])
+@looped("ratio", [0.001, 0.1, 0.5])
+@every_size
 def test_what_is_left_of_each_piece_is_the_smaller_part_of_it(ratio: float, numel: int) -> None:
     selector, (_, ctx) = layer_top_k(ratio), contexts(numel)
-    for x in gradients(numel, F32):
+    for x in gradients(numel, F32, "pieces"):
         indices, start = selector.select(x, ctx), 0
         for size in ctx.sizes(numel):
             part = x[start : start + size]
@@ -137,12 +147,12 @@ def test_what_is_left_of_each_piece_is_the_smaller_part_of_it(ratio: float, nume
             start += size
 
 
-@pytest.mark.parametrize("case", [case for case in SELECTORS if case.everywhere], ids=str)
+@by_kind([case for case in SELECTORS if case.everywhere])
 @every_dtype
 def test_nan_and_inf_are_the_largest_of_all(case: SelectorCase, dtype: torch.dtype) -> None:
     for numel in SIZES[1:] if dtype == F32 else (1, 127):
         ctx = contexts(numel)[0]
-        for x in gradients(numel, dtype):
+        for x in gradients(numel, dtype, "poison"):
             poison = ~x.isfinite()
             chosen = int(poison[case.selector.select(x, ctx)].sum())
             assert chosen == min(int(poison.sum()), case.selector.count(numel, ctx))
@@ -150,8 +160,7 @@ def test_nan_and_inf_are_the_largest_of_all(case: SelectorCase, dtype: torch.dty
 
 def declaring(flag: str):
     """All cases whose `flag` is set."""
-    cases = [case for case in SELECTORS if getattr(case.selector.laws, flag)]
-    return pytest.mark.parametrize("case", cases, ids=str)
+    return by_kind([case for case in SELECTORS if getattr(case.selector.laws, flag)])
 
 
 @declaring("shared")
@@ -159,26 +168,22 @@ def test_declared_shared(case: SelectorCase) -> None:
     for numel in SIZES:
         one, other = contexts(numel)
         chosen = case.selector.select(torch.zeros(numel), one)
-        for x in gradients(numel, F32):
+        for x in gradients(numel, F32, case):
             here = replace(other, step=one.step, unsent=x)
             assert torch.equal(case.selector.select(x, here), chosen)
 
 
-@pytest.mark.parametrize("field", ["step", "unit", "seed", "lane"])
+@looped("field", ["step", "unit", "seed", "lane"])
 def test_random_choice_changes_with_time_and_place(field: str) -> None:
     x, later = torch.zeros(500), replace(AT, **{field: 9})
     assert not torch.equal(random_k(0.1).select(x, AT), random_k(0.1).select(x, later))
 
 
-@pytest.mark.parametrize("ratio", [0.01, 0.1])
-@pytest.mark.parametrize(
-    "make",
-    [top_k, ms_top_k, sampled_top_k, sidco_top_k, reused_threshold],
-    ids=lambda make: make.__name__,
-)
+@looped("make", [top_k, ms_top_k, sampled_top_k, sidco_top_k, reused_threshold])
+@looped("ratio", [0.01, 0.1])
 def test_what_is_left_is_k_of_d_smaller_in_the_mean(make: Callable[[float], Selector], ratio: float) -> None:
     selector, numel, draws = make(ratio), 2000, 60
-    for x in gradients(numel, F32):
+    for x in gradients(numel, F32, selector):
         if not x.isfinite().all() or not x.any():
             continue
         x = (x.double() / x.abs().max().double()).float()
@@ -192,7 +197,7 @@ def test_what_is_left_is_k_of_d_smaller_in_the_mean(make: Callable[[float], Sele
         assert mean <= 1 - selector.count(numel, AT) / numel + 4 * spread + 1e-9
 
 
-@pytest.mark.parametrize(
+@looped(
     "make",
     [
         top_k,
@@ -207,24 +212,21 @@ def test_what_is_left_is_k_of_d_smaller_in_the_mean(make: Callable[[float], Sele
         lambda ratio: fixed_threshold(1.0, at_most=ratio),
     ],
 )
-@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.01, math.nan])
+@looped("ratio", [0.0, -0.1, 1.01, math.nan])
 def test_a_ratio_outside_its_range_is_refused(make: Callable[[float], Selector], ratio: float) -> None:
     with pytest.raises(ValueError, match=r"outside \(0, 1\]"):
         make(ratio)
 
 
 def test_cases_name_every_selector() -> None:
-    named = {f"{type(case.selector).__module__}.{type(case.selector).__name__}" for case in SELECTORS}
-    ours = {name for name in named if name.startswith("gradwire.")}
-    assert ours == selectors() - {f"{Selector.__module__}.{Selector.__name__}"}
+    found = {each for package in (codec, contrib) for each in selectors(package)} - {Selector}
+    assert {type(case.selector) for case in SELECTORS} - {Everything} == found
 
 
-def selectors() -> set[str]:
-    """The classes of the package that select, wherever they are."""
-    return {
-        f"{module.name}.{found.name}"
-        for module in MODULES
-        for found in ast.walk(module.tree)
-        if isinstance(found, ast.ClassDef)
-        if any(isinstance(each, ast.FunctionDef) and each.name == "select" for each in found.body)
-    }
+def selectors(package: ModuleType) -> Iterator[type]:
+    """The classes in a package that select, wherever they are."""
+    for each in walk_packages(package.__path__, f"{package.__name__}."):
+        module = import_module(each.name)
+        for value in vars(module).values():
+            if isinstance(value, type) and value.__module__ == module.__name__ and hasattr(value, "select"):
+                yield value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.recipes import recipe
-from tests.support.recipes import EVERY_RECIPE
+from tests.support.looped import looped
+from tests.support.recipes import EVERY_RECIPE, kind
 from tests.support.rig import Rig, gradients
 
 SHARDS = ((0, 2), (1, 3))
@@ -28,7 +28,7 @@ def _means(rig: Rig, rank: int) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", EVERY_RECIPE)
+@looped("name", EVERY_RECIPE, by=kind, few=1)
 def test_shards_are_exchanged_as_by_ranks_alone_and_step_together(name: str) -> None:
     text = EVERY_RECIPE[name]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -12,7 +11,8 @@ from gradwire.comm import Comm, Round, run_ranks
 from gradwire.comm.base import shortest_sum
 from gradwire.control.controller import TOLD
 from gradwire.step.context import Replicas, Replicated
-from tests.support.recipes import EVERY_RECIPE
+from tests.support.looped import looped
+from tests.support.recipes import EVERY_RECIPE, kind_of_text
 from tests.support.rig import Rig
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -88,8 +88,8 @@ def sent(text: str, world: int, dtype: torch.dtype) -> tuple[float, int]:
     return max(total for total, _units in found), found[0][1]
 
 
-@pytest.mark.parametrize(("dtype", "world"), [(BF16, 2), (F16, 4)])
-@pytest.mark.parametrize("name", RECIPES)
+@looped("name", RECIPES, by=lambda name: kind_of_text(RECIPES[name]), few=2)
+@looped(("dtype", "world"), [(BF16, 2), (F16, 4)])
 def test_no_recipe_sends_more_than_plain_ddp(name: str, dtype: torch.dtype, world: int) -> None:
     plain, _ = sent("dense", world, dtype)
     total, units = sent(RECIPES[name], world, dtype)
@@ -110,8 +110,8 @@ def test_near_lossless_sends_far_less_than_lossless_and_that_less_than_ddp() -> 
         assert sent("gcomp(mode='lossless', refresh=2)", 2, dtype)[0] < lossless * plain
 
 
-@pytest.mark.parametrize("scale", [1.0, 2.0**14])
-@pytest.mark.parametrize("dtype", [BF16, F16])
+@looped("scale", [1.0, 2.0**14])
+@looped("dtype", [BF16, F16])
 def test_lossless_on_two_ranks_has_the_bits_of_plain_ddp(dtype: torch.dtype, scale: float) -> None:
     # Of gradients that float16 holds only with the loss scale in them.
     def rank(comm: Comm) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 from collections.abc import Sequence
+from random import Random
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -20,8 +19,10 @@ from gradwire.kernels.range import LARGEST_GRADIENT
 from gradwire.memory import MOMENTUM, UNSENT, Residual
 from gradwire.recipes import Composition
 from gradwire.telemetry.history import History
-from tests.laws.pairwise import FULL, all_pairs
-from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING
+from tests.laws.pairwise import all_pairs
+from tests.support.depth import FEW, FULL, seed
+from tests.support.looped import looped
+from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING, kind
 from tests.support.rig import BUCKETS, NAMES, REVERSED, Outcome, Rig, flat, gradients
 
 WORLDS = (1, 2, 3, 4, 5, 7)
@@ -39,11 +40,19 @@ EPS = {
 """Recipes that round without remembering: every payload and the sum of W of them are rounded once each."""
 
 
+every_recipe = functools.partial(looped, "name", by=kind, few=1)
+
+
 def _cases() -> list[tuple[str, int, str, int | None]]:
     levels = (tuple(EVERY_RECIPE), WORLDS, tuple(BUCKETS), UNITS)
     if FULL:
         return list(itertools.product(*levels))
-    return [tuple(row) for row in all_pairs(levels, int(os.environ["GRADWIRE_LAWS_SEED"]))]
+    if not FEW:
+        return [tuple(row) for row in all_pairs(levels, seed())]
+    # Every recipe once, in settings in which any two values meet.
+    names, others = list(EVERY_RECIPE), all_pairs(levels[1:], seed())
+    Random(seed()).shuffle(names)
+    return [(name, *row) for name, row in zip(names, itertools.cycle(others), strict=False)]
 
 
 def _run(
@@ -84,7 +93,7 @@ def _missing(name: str, step: int, outcomes: list[list[Outcome]]) -> Tensor:
     return _average(given) - outcomes[0][step].flat() - _average(kept)
 
 
-@pytest.mark.parametrize(("name", "world", "buckets", "unit_elements"), _cases())
+@looped(("name", "world", "buckets", "unit_elements"), _cases(), by=lambda row: kind(row[0]))
 def test_a_step_agrees_conserves_and_costs_what_it_predicts(
     name: str, world: int, buckets: str, unit_elements: int | None
 ) -> None:
@@ -118,8 +127,8 @@ def _unsent(name: str, world: int) -> dict[str, int]:
 BAD = list(itertools.product((torch.nan, torch.inf), (2, 3))) if FULL else [(torch.nan, 3), (torch.inf, 2)]
 
 
-@pytest.mark.parametrize(("bad", "world"), BAD)
-@pytest.mark.parametrize("name", REMEMBERING)
+@every_recipe(REMEMBERING)
+@looped(("bad", "world"), BAD)
 def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(
     name: str, world: int, bad: float
 ) -> None:
@@ -151,7 +160,7 @@ def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(
     run_ranks(world, rank)
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
+@every_recipe(REMEMBERING)
 def test_the_first_step_can_be_the_one_that_is_not_finite(name: str) -> None:
     spots = _unsent(name, 2)
 
@@ -168,9 +177,7 @@ def test_the_first_step_can_be_the_one_that_is_not_finite(name: str) -> None:
     run_ranks(2, rank)
 
 
-@pytest.mark.parametrize(
-    "name", ["auto", "bf16", "bf16, summed in fp32", "covap, measuring", "dense", "fp16"]
-)
+@looped("name", ["auto", "bf16", "bf16, summed in fp32", "covap, measuring", "dense", "fp16"])
 def test_without_memory_a_value_that_is_not_finite_reaches_all_ranks(name: str) -> None:
     def rank(comm: Comm) -> bool:
         rig = Rig(comm, EVERY_RECIPE[name])
@@ -182,7 +189,7 @@ def test_without_memory_a_value_that_is_not_finite_reaches_all_ranks(name: str) 
     assert not any(run_ranks(3, rank))
 
 
-@pytest.mark.parametrize("name", EVERY_RECIPE)
+@every_recipe(EVERY_RECIPE)
 def test_a_step_that_is_not_finite_counts_in_no_recipe(name: str) -> None:
     def rank(comm: Comm) -> None:
         rig, counted = Rig(comm, EVERY_RECIPE[name]), History()
@@ -205,8 +212,11 @@ LOUD = ((torch.finfo(torch.float32).max, (0, 1)), (1e38, (1,)), (0.99 * LARGEST_
 """Finite, and all elements so on these ranks: sums over a matrix, ranks or steps with momentum overflow."""
 
 
-@pytest.mark.parametrize(
-    ("name", "kept"), [*((name, None) for name in EVERY_RECIPE), ("topk", torch.bfloat16)]
+@looped(
+    ("name", "kept"),
+    [*((name, None) for name in EVERY_RECIPE), ("topk", torch.bfloat16)],
+    by=lambda row: "memory in bfloat16" if row[1] else kind(row[0]),
+    few=1,
 )
 def test_finite_gradients_however_large_leave_a_finite_memory(name: str, kept: torch.dtype | None) -> None:
     def rank(comm: Comm) -> list[bool]:
@@ -229,7 +239,7 @@ def test_finite_gradients_however_large_leave_a_finite_memory(name: str, kept: t
     assert first == second
 
 
-@pytest.mark.parametrize("parameter", ["first.bias", "scalar"])
+@looped("parameter", ["first.bias", "scalar"])
 def test_a_nan_in_a_dense_collective_beside_a_memory_commits_nothing(parameter: str) -> None:
     def rank(comm: Comm) -> None:
         # float64 vectors do not ride in the tail, so they have collectives of their own.
@@ -289,8 +299,12 @@ def test_a_mean_too_large_for_the_gradients_type_commits_nothing() -> None:
 
 
 # PowerSGD makes an idle parameter's Q orthonormal again, which changes its last bits if it has several rows.
-@pytest.mark.parametrize("name", [name for name in REMEMBERING if name != "powersgd, rank 3"])
-@pytest.mark.parametrize("buckets", ["one", "shuffled"])
+@looped(
+    ("name", "buckets"),
+    itertools.product([name for name in REMEMBERING if name != "powersgd, rank 3"], ["one", "shuffled"]),
+    by=lambda row: kind(row[0]),
+    few=1,
+)
 def test_an_idle_parameter_keeps_its_memory_and_sends_nothing(name: str, buckets: str) -> None:
     def rank(comm: Comm) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         rig = Rig(comm, EVERY_RECIPE[name], unit_elements=SEVERAL)
@@ -328,8 +342,8 @@ def test_an_idle_parameter_keeps_its_memory_and_sends_nothing(name: str, buckets
 
 
 # A ring in DDP's own buckets adds in an order that depends on the position there, as gloo's does for DDP.
-@pytest.mark.parametrize("name", [name for name in EVERY_RECIPE if name != "allreduce"])
-@pytest.mark.parametrize("unit_elements", UNITS)
+@every_recipe([name for name in EVERY_RECIPE if name != "allreduce"])
+@looped("unit_elements", UNITS)
 def test_changing_buckets_between_steps_changes_no_number(name: str, unit_elements: int | None) -> None:
     changing = ("one", "shuffled", "alone", "reversed")
 
@@ -345,8 +359,8 @@ def test_changing_buckets_between_steps_changes_no_number(name: str, unit_elemen
     run_ranks(3, rank)
 
 
-@pytest.mark.parametrize("scale", [1024.0, 2.0**16] if FULL else [2.0**16])
-@pytest.mark.parametrize("name", REMEMBERING)
+@every_recipe(REMEMBERING)
+@looped("scale", [1024.0, 2.0**16] if FULL else [2.0**16])
 def test_the_loss_scale_stays_out_of_the_memory(name: str, scale: float) -> None:
     scales = (scale, scale * 2, scale / 4)
 
@@ -378,7 +392,7 @@ BY_TYPE = (
 )
 
 
-@pytest.mark.parametrize("name", EVERY_RECIPE)
+@every_recipe(EVERY_RECIPE)
 def test_every_type_of_gradient_agrees_and_conserves(name: str) -> None:
     world = 3
 

@@ -23,7 +23,8 @@ from gradwire.recipes import recipe
 from gradwire.step.arrival import BucketEntry
 from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import Layout
-from tests.support.recipes import EVERY_RECIPE, REMEMBERING
+from tests.support.looped import looped
+from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
 from tests.support.rig import ONE_BUCKET, Outcome, Rig, gradients
 
 BREAKS_IN_STEP = 1
@@ -85,12 +86,12 @@ def _finish_badly(finish: Finish, error: BaseException) -> None:
 
 
 def _with_accident(
-    comm: Comm, name: str, where: str, on_rank: int, kind: Kind = Accident, **options: Any
+    comm: Comm, name: str, where: str, on_rank: int, raises: Kind = Accident, **options: Any
 ) -> Rig:
     rig = Rig(comm, EVERY_RECIPE[name], **options)
     composition = recipe(EVERY_RECIPE[name]).build()
     assert composition.next is None
-    exchange, here, error = composition.exchange, comm.rank == on_rank, kind("out of luck")
+    exchange, here, error = composition.exchange, comm.rank == on_rank, raises("out of luck")
     memory = exchange.memory and AccidentalMemory(exchange.memory, here and where == "fold", error)
     accidental = Accidental(exchange, memory, where if here else "nowhere", error)
     rig.engine.install(
@@ -112,12 +113,12 @@ ACCIDENTS = [(name, where, Accident) for name, where in PLACES]
 ACCIDENTS += [("topk", where, SystemExit) for where in ("fold", "encode", "after issuing", "decode")]
 
 
-@pytest.mark.parametrize(("name", "where", "kind"), ACCIDENTS)
+@looped(("name", "where", "raises"), ACCIDENTS, by=lambda row: f"{row[2].__name__} {kind(row[0])}", few=2)
 def test_an_exception_on_one_rank_is_raised_on_all_and_leaves_no_trace(
-    name: str, where: str, kind: Kind
+    name: str, where: str, raises: Kind
 ) -> None:
     def rank(comm: Comm) -> tuple[BaseException | None, bool]:
-        rig = _with_accident(comm, name, where, 1, kind)
+        rig = _with_accident(comm, name, where, 1, raises)
         rig.step(gradients(comm.rank, 0))
         before, number = rig.planes, rig.engine.step
         outcome = rig.step(gradients(comm.rank, 1))
@@ -131,13 +132,13 @@ def test_an_exception_on_one_rank_is_raised_on_all_and_leaves_no_trace(
     for error in (peer, third):
         assert isinstance(error, PeerFailed)
         assert "rank 1 failed" in str(error)
-    assert isinstance(own, kind)
+    assert isinstance(own, raises)
     (note,) = own.__notes__
     assert "step 1, rank 1" in note
     assert where.split()[0] in note or where == "after issuing"
 
 
-@pytest.mark.parametrize("where", ["encode", "decode"])
+@looped("where", ["encode", "decode"])
 def test_after_an_accident_the_same_step_can_be_tried_again(where: str) -> None:
     def rank(comm: Comm) -> None:
         rig, smooth = _with_accident(comm, "topk", where, on_rank=0), _with_accident(comm, "topk", "", 0)
@@ -180,7 +181,7 @@ def test_a_decoder_of_any_bytes_that_fails_fails_alone_and_no_rank_goes_on_witho
         assert not following.step.committed
 
 
-@pytest.mark.parametrize("resolve", ["now", "late"])
+@looped("resolve", ["now", "late"])
 def test_ranks_that_share_a_replica_hear_of_any_decoder_in_its_step(resolve: Resolve) -> None:
     """They gather means after the verdict, and would wait for the one that failed."""
 
@@ -206,7 +207,7 @@ ALIKE = next(
 """A step in which every interval and cycle of the table issues the rounds of step 0."""
 
 
-@pytest.mark.parametrize("name", [*EVERY_RECIPE])
+@looped("name", EVERY_RECIPE, by=kind, few=1)
 def test_ranks_in_different_steps_disagree_on_all_ranks(name: str) -> None:
     def rank(comm: Comm) -> Outcome:
         rig = Rig(comm, EVERY_RECIPE[name])
@@ -234,8 +235,8 @@ class Torn(Comm):
         return self._comm.issue(round_, tensor, out)
 
 
-@pytest.mark.parametrize("at", range(6))
-@pytest.mark.parametrize("name", ["dense", "topk", "leader_topk", "covap", "auto"])
+@looped("name", ["dense", "topk", "leader_topk", "covap", "auto"])
+@looped("at", range(6))
 def test_a_broken_transport_ends_this_step_and_all_later_ones_with_its_error(name: str, at: int) -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(Torn(comm, at), EVERY_RECIPE[name], unit_elements=3000)
@@ -252,7 +253,7 @@ def test_a_broken_transport_ends_this_step_and_all_later_ones_with_its_error(nam
     run_ranks(1, rank)
 
 
-@pytest.mark.parametrize("bucket", [0, 1, 2])
+@looped("bucket", [0, 1, 2])
 def test_an_error_of_our_own_ends_the_step_instead_of_hanging(
     bucket: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -13,7 +12,8 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.memory import UNSENT
 from gradwire.recipes import recipe
 from gradwire.step.layout import Layout
-from tests.support.recipes import EVERY_RECIPE, REMEMBERING
+from tests.support.looped import looped
+from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
 from tests.support.rig import NAMES, Rig, flat, gradients
 
 PAIRS = [
@@ -44,7 +44,7 @@ def _unchecked(_layout: Layout) -> None:
     """No optimizer to suit."""
 
 
-@pytest.mark.parametrize(("before", "after"), PAIRS)
+@looped(("before", "after"), PAIRS, by=lambda pair: kind(pair[0]), few=2)
 def test_a_switch_keeps_all_that_is_unsent(before: str, after: str) -> None:
     text = EVERY_RECIPE.get(after, after)
 

@@ -19,11 +19,12 @@ from gradwire.exchange.leader import leader_in_turn
 from gradwire.exchange.turns import BLOCK
 from gradwire.step.context import ExchangeContext
 from tests.laws.cases import EXCHANGES, ExchangeCase
+from tests.support.looped import looped
 from tests.support.rig import Rig, gradients
 
 INTERVALS = range(2, 9)
 SEEDS = range(4000)
-every_interval = pytest.mark.parametrize("interval", INTERVALS)
+every_interval = looped("interval", INTERVALS)
 
 
 def sends(exchange: Every, step: int, unit: int = 0, seed: int = 0) -> bool:
@@ -35,7 +36,7 @@ def turns(exchange: Every, steps: range, unit: int = 0, seed: int = 0) -> list[i
     return [step for step in steps if sends(exchange, step, unit, seed)]
 
 
-@pytest.mark.parametrize("case", EXCHANGES, ids=str)
+@looped("case", EXCHANGES)
 def test_a_unit_travels_once_in_each_declared_cycle(case: ExchangeCase) -> None:
     cycle = case.exchange.laws.cycle
     first = STEADY - STEADY % cycle
@@ -45,7 +46,7 @@ def test_a_unit_travels_once_in_each_declared_cycle(case: ExchangeCase) -> None:
 
 
 @every_interval
-@pytest.mark.parametrize("seed", [0, 1, 77])
+@looped("seed", [0, 1, 77])
 def test_a_step_sends_one_class_of_units_and_a_cycle_each_class_once(interval: int, seed: int) -> None:
     exchange, cycles = every(interval, dense()), 4 * BLOCK
     sent = []
@@ -104,7 +105,7 @@ def test_the_mean_wait_is_within_a_tenth_of_the_papers(interval: int) -> None:
     assert found == pytest.approx(float(expected), abs=bound)
 
 
-@pytest.mark.parametrize(("coefficient", "percent"), [(0.5, 46.1), (0.6, 53.4), (0.8, 72.7), (1.0, 100.0)])
+@looped(("coefficient", "percent"), [(0.5, 46.1), (0.6, 53.4), (0.8, 72.7), (1.0, 100.0)])
 def test_what_a_coefficient_leaves_of_a_gradient_is_a_little_less_than_in_the_papers_order(
     coefficient: float, percent: float
 ) -> None:
@@ -122,7 +123,7 @@ def test_what_a_coefficient_leaves_of_a_gradient_is_a_little_less_than_in_the_pa
 
 
 @every_interval
-@pytest.mark.parametrize("period", [1, 2, 3, 4, 6, 7, 12, 24])
+@looped("period", [1, 2, 3, 4, 6, 7, 12, 24], few=3)
 def test_a_unit_that_is_trained_in_one_class_of_steps_is_seldom_missed_for_long(
     interval: int, period: int
 ) -> None:
@@ -183,7 +184,7 @@ def moved(text: str, steps: int, apart: bool = False) -> list[dict[str, Tensor]]
     return run_ranks(2, rank)
 
 
-@pytest.mark.parametrize("text", ["covap(interval=2)", "covap(interval=4)", "local_every(interval=2)"])
+@looped("text", ["covap(interval=2)", "covap(interval=4)", "local_every(interval=2)"])
 def test_every_element_of_two_parts_that_are_trained_in_turn_moves(text: str) -> None:
     first, second = moved(text, steps=80)
     for name, ever in first.items():
@@ -191,17 +192,17 @@ def test_every_element_of_two_parts_that_are_trained_in_turn_moves(text: str) ->
         assert torch.equal(ever, second[name])
 
 
-@pytest.mark.parametrize("text", ["covap(interval=2, order=paper)", "local_every(interval=2, order=paper)"])
+@looped("text", ["covap(interval=2, order=paper)", "local_every(interval=2, order=paper)"])
 def test_in_the_papers_order_some_elements_of_such_parts_never_move(text: str) -> None:
     for ever in moved(text, steps=80):
         assert not all(each.all() for each in ever.values())
 
 
-RANKS = pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
+RANKS = looped("world", [1, 2, 3, 4, 5, 8])
 
 
 @RANKS
-@pytest.mark.parametrize("seed", [0, 1, 77])
+@looped("seed", [0, 1, 77])
 def test_each_rank_leads_once_in_as_many_steps(world: int, seed: int) -> None:
     leaders = [leader_in_turn(ExchangeContext(step, 0, 0, world, seed)) for step in range(4 * BLOCK * world)]
     for first in range(0, len(leaders), world):
@@ -223,7 +224,7 @@ def test_a_unit_that_travels_or_is_trained_in_every_nth_step_has_all_leaders(wor
 LEADERS = ["leader_topk(ratio=0.25)", "star_topk(ratio=0.25)", "scalecom(rate=4, warmup_steps=0)"]
 
 
-@pytest.mark.parametrize("text", LEADERS)
+@looped("text", LEADERS)
 def test_what_only_one_rank_has_of_parts_trained_in_turn_moves(text: str) -> None:
     # With one leader for a part, what only the other rank has is never chosen.
     first, second = moved(text, steps=80, apart=True)
@@ -256,8 +257,7 @@ def unsent_norms(text: str, period: int) -> list[dict[str, float]]:
     return run_ranks(2, rank)[0]
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-@pytest.mark.parametrize("period", [2, 4])
+@looped(("period", "rank"), product((2, 4), (1, 2)), few=1)
 def test_the_memory_of_matrices_trained_in_turn_is_bounded_where_both_factors_are_sent(
     period: int, rank: int
 ) -> None:

@@ -12,6 +12,7 @@ from gradwire.comm.base import Algorithm
 from gradwire.measure.metered import MeteredComm
 from gradwire.step import verdict as verdict_of
 from gradwire.step.verdict import RankReport, VerdictReduce
+from tests.support.looped import looped
 
 FINE = RankReport(finite=True, failed=False, plan=7, facts=(0.1, 0.0, 0.0, 0.0), computing_s=0.25)
 ROWS = (
@@ -36,7 +37,7 @@ def told(comm: Comm) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("world", range(2, 18))
+@looped("world", range(2, 18))
 def test_every_row_comes_by_a_tree_as_it_comes_by_the_library_and_direct(
     world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

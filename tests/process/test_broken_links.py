@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gradwire.lab.emulate.sandbox import why_not
-from tests.laws.pairwise import FULL
+from tests.support.depth import FULL
 from tests.support.source import ROOT
 
 needed = next((why for why in map(why_not, ("root", "user")) if why is None), "namespaces")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from gradwire.exchange.base import parts
+from gradwire.exchange.compose import Remember, Warm
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
@@ -364,6 +365,24 @@ def composed(text: str) -> Composition:
     composition = recipe(text).build()
     assert composition.next is None, f"{text} decides later: give its row `decides`, not `laws`"
     return composition
+
+
+def kind_of(exchange: object) -> str:
+    """The class by which an exchange travels, whatever memory or warm-up is around it."""
+    return next(type(each).__name__ for each in parts(exchange) if not isinstance(each, Remember | Warm))
+
+
+def kind(label: str) -> str:
+    """Of a recipe of `EVERY_RECIPE`."""
+    return kind_of_text(EVERY_RECIPE[label])
+
+
+def kind_of_text(text: str) -> str:
+    """How a recipe travels; of one that goes on choosing its name, and of others that choose "adaptive"."""
+    built = recipe(text).build()
+    if built.next is not None:
+        return "adaptive"
+    return kind_of(built.exchange) if built.watch is None else recipe(text).name
 
 
 def _laws(name: str, row: Row) -> Mapping[str, Sums]:
