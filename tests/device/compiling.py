@@ -1,7 +1,7 @@
 """Compiles what launches would run, for a device that this machine need not have, and looks at the result.
 
 A process of its own: `python -m tests.device.compiling sm_90 tests.device.calls` prints a line of JSON for
-each kernel.
+each kernel, and with names of calls behind it for each kernel of these.
 """
 
 from __future__ import annotations
@@ -86,9 +86,11 @@ FORBIDDEN = r"fma\.\w+\.f\d+|div\.full\.f\d+|div\.approx[\w.]*|sqrt\.approx[\w.]
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
-def main(target: str, calls: str) -> None:
-    """Compile all kernels that `CALLS` of a module launch."""
+def main(target: str, calls: str, *names: str) -> None:
+    """Compile all kernels that `CALLS` of a module launch, or those of these names."""
     for call in import_module(calls).CALLS:
+        if names and call.__name__ not in names:
+            continue
         with compiled_only(target) as found:
             call()
         for compiled in found:

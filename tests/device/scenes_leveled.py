@@ -17,13 +17,14 @@ from gradwire.errors import PeerFailed
 from gradwire.sources.nodes.level import Packing
 from tests.device.scenes_placed import on, trains, watched
 from tests.device.scenes_resumed import Training, fails, resumes
+from tests.support.depth import drawn
 from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.simulated import Near, Simulated
 from tests.support.states import own_state
 
 NODES = ((0, 1), (2, 3))
-STREAMED = ("dense", "int8", "topk", "powersgd")
+STREAMED = drawn(("dense", "int8", "topk", "powersgd"), 2, "streamed on nodes")
 
 
 def _moved(device: Simulated | None) -> dict[str, Any]:

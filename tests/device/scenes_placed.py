@@ -23,6 +23,7 @@ import gradwire
 from gradwire._api.configuration import PlacementName
 from gradwire.agreement.board import Board
 from gradwire.comm import groups
+from tests.support.depth import drawn
 from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.ranks import TIMEOUT_S
 from tests.support.recipes import EVERY_RECIPE
@@ -279,9 +280,10 @@ def without_gloo() -> dict[str, Any]:
     return {**error, "there": there, "here": run("topk(ratio=0.1)", None)}
 
 
-TRAINED = ("dense", "fp16", "topk", "int8", "powersgd", "covap", "dgc", "efsignsgd", "gcomp", "threshold")
-STAGED = ("dense", "topk", "int8", "powersgd", "threshold")
-STREAMED = ("dense", "fp16", "topk", "int8", "powersgd", "covap", "gcomp")
+HOSTS = ("dense", "fp16", "topk", "int8", "powersgd", "covap", "dgc", "efsignsgd", "gcomp", "threshold")
+TRAINED = drawn(HOSTS, 3, "trained by way of the host")
+STAGED = drawn(("dense", "topk", "int8", "powersgd", "threshold"), 2, "staged")
+STREAMED = drawn(("dense", "fp16", "topk", "int8", "powersgd", "covap", "gcomp"), 2, "streamed")
 
 SCENES: dict[str, Callable[[], Any]] = {
     **{f"trains {name}": partial(trains, EVERY_RECIPE[name]) for name in TRAINED},

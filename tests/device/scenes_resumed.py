@@ -19,6 +19,7 @@ import gradwire
 from gradwire._api.configuration import PlacementName
 from gradwire.codec.select.topk import TopK
 from tests.device.scenes_placed import on, watched
+from tests.support.depth import drawn
 from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.ranks import FOLDER
 from tests.support.recipes import EVERY_RECIPE
@@ -173,7 +174,7 @@ def guarded(placed: str) -> dict[str, Any]:
     return {"text": text, "races": device.races[:5]}
 
 
-SAVES = [("topk", placed) for placed in PLACES] + [("powersgd", "stream")]
+SAVES = drawn([*(("topk", placed) for placed in PLACES), ("powersgd", "stream")], 2, "saved")
 
 SCENES: dict[str, Callable[[], Any]] = {
     **{f"{placed} resumes {name}": partial(resumes, EVERY_RECIPE[name], placed) for name, placed in SAVES},

@@ -15,6 +15,7 @@ import pytest
 from tests.gpu import faults, processes
 from tests.gpu.outcomes import Outcome, Skip, Status, each, outcome_of
 from tests.gpu.run import CALLS, PARTS, ROOT, Done, Part, as_text, main, perform
+from tests.support.looped import looped
 
 
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +35,7 @@ def test_without_a_gpu_it_says_what_it_would_do_and_ends_well() -> None:
     assert calls == [[",".join(part.name for part in call)] for call in CALLS]
 
 
-@pytest.mark.parametrize("call", CALLS)
+@looped("call", CALLS)
 def test_what_is_run_in_one_call_takes_less_than_ten_minutes(call: tuple[Part, ...]) -> None:
     assert sum(part.budget_s for part in call) < 600
 
@@ -58,7 +59,7 @@ def test_without_numba_only_what_compares_with_the_cpus_kernels_is_left_out(
     assert capsys.readouterr().out.count("which need numba") == len(left_out) > 0
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+@looped("part", PARTS)
 def test_every_part_can_be_imported(part: Part) -> None:
     assert callable(import_module(f"tests.gpu.{part.name}").run)
 
@@ -137,7 +138,7 @@ def rank(
     }
 
 
-@pytest.mark.parametrize(
+@looped(
     ("ranks", "said"),
     [
         ((rank(), rank()), ""),
@@ -154,7 +155,7 @@ def test_what_is_wrong_with_a_training_is_said(ranks: tuple[dict[str, Any], ...]
     assert found == said if not said else said in found
 
 
-@pytest.mark.parametrize(
+@looped(
     ("code", "said", "status"),
     [
         (0, "1 passed\n========= ERROR SUMMARY: 0 errors", "passed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from gradwire.kernels.layouts import LARGEST, BlockKind, ScaledBlocks
 from tests.device.bits import same
 from tests.support.inputs import KINDS, generator, heavy_tail, normal
+from tests.support.looped import looped
 from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
@@ -18,8 +20,7 @@ pytest.importorskip("triton", reason="kernels for devices need Triton")
 from tests.device.there import device
 
 Coder = Callable[..., object]
-every_kind = pytest.mark.parametrize("kind", LARGEST)
-every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
+every_kind = looped("kind", LARGEST)
 # Parts of sizes that no block divides, and blocks that fill a tile, or not, or are a power of two, or not.
 LAYOUTS = (((0, 1, 2305, 0, 511), 256), ((513,), 64), ((2048,), 256), ((17, 3), 3), ((700, 2), 5000))
 
@@ -35,8 +36,7 @@ def encoded(
     return scales, codes[:-1], rest
 
 
-@every_input
-@every_kind
+@looped(("draw", "kind"), product(KINDS, LARGEST), by=lambda row: row[1], few=2)
 def test_scales_codes_and_the_rest_are_those_of_the_cpu(
     draw: Callable[[int], Tensor], kind: BlockKind
 ) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.support.inputs import CHOICES, normal
+from tests.support.looped import looped
 from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
@@ -16,7 +17,7 @@ pytest.importorskip("triton", reason="kernels for devices need Triton")
 from tests.device.there import device
 
 
-@pytest.mark.parametrize("draw", CHOICES, ids=lambda draw: draw.__name__)
+@looped("draw", CHOICES, few=3)
 def test_the_largest_of_each_chunk_is_that_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
     # Fewer chunks than a program has, more than one program, and one chunk of more than one tile.
     for n, chunks in (

@@ -12,6 +12,7 @@ from gradwire.kernels.pieces import Pieces
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 from tests.device.bits import same
 from tests.support.inputs import KINDS, heavy_tail, normal, special
+from tests.support.looped import looped
 from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
@@ -19,10 +20,9 @@ pytest.importorskip("triton", reason="kernels for devices need Triton")
 from tests.device.there import device
 
 SIZES = (0, 1, 7, 2048, 4099)
-every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
 
 
-@every_input
+@looped("draw", KINDS, few=4)
 def test_a_fold_is_that_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
     for n in SIZES:
         grad, committed = draw(n), normal(n)
@@ -33,7 +33,7 @@ def test_a_fold_is_that_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
             assert same(found, expected)
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
+@looped("nesterov", [False, True])
 def test_momentum_is_that_of_the_cpu(nesterov: bool) -> None:
     pieces = Pieces([(0, 4, 2048), (2048, 2052, 1), (2060, 0, 3), (2070, 5, 0)])
     grad = heavy_tail(2053)
@@ -50,7 +50,7 @@ def test_momentum_is_that_of_the_cpu(nesterov: bool) -> None:
         assert same(found, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@looped("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_gradients_and_memories_are_widened_exactly(dtype: torch.dtype) -> None:
     grad, committed, found = special(2051).to(dtype), normal(2051).bfloat16(), torch.empty(2051)
     seen = device.fold(found, committed, grad, 0.9, 0.3)
@@ -61,7 +61,7 @@ def test_narrow_gradients_and_memories_are_widened_exactly(dtype: torch.dtype) -
     assert seen.read() == ((), False)
 
 
-@pytest.mark.parametrize("shift", [0, 1])
+@looped("shift", [0, 1])
 def test_pieces_stay_apart_and_each_has_its_flag(shift: int) -> None:
     rows = [(4, 0, 4096), (5000, 4096, 3), (5004, 4100, 2049), (8000, 7000, 0), (8000, 7000, 1)]
     pieces = Pieces([(plane + shift, bucket, numel) for plane, bucket, numel in rows])
@@ -75,7 +75,7 @@ def test_pieces_stay_apart_and_each_has_its_flag(shift: int) -> None:
     assert found[4 + shift - 1] == 7.0
 
 
-@pytest.mark.parametrize(
+@looped(
     ("grad", "memory", "fits"),
     [
         (LARGEST_GRADIENT, 0.0, False),
@@ -98,7 +98,7 @@ def test_planes_of_other_types_are_declined() -> None:
         assert device.fold(working, None, grad, 1.0) is NotImplemented
 
 
-@pytest.mark.parametrize("bad", [0.0, 3.0, torch.nan])
+@looped("bad", [0.0, 3.0, torch.nan])
 def test_poison_reaches_every_buffer_of_every_type(bad: float) -> None:
     types = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     flat = [torch.ones(7).to(dtype) for dtype in types] + [torch.ones(2049), torch.ones(0)]

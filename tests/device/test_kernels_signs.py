@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from gradwire.kernels.layouts import Blocks
 from tests.device.bits import same
 from tests.support.inputs import FINITE, generator, heavy_tail, mostly_nan, normal, special
+from tests.support.looped import looped
 from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
@@ -25,7 +27,7 @@ LAYOUTS = (
     Blocks((5000,), 2056),
     Blocks((0,)),
 )
-every_level = pytest.mark.parametrize("levels", [1, 2])
+every_level = looped("levels", [1, 2])
 
 
 def packed(
@@ -44,8 +46,7 @@ def one_unit(x: Tensor) -> Tensor:
     return torch.nextafter(x.abs(), torch.full_like(x, torch.inf)) - x.abs()
 
 
-@every_level
-@pytest.mark.parametrize("draw", [*FINITE, special, mostly_nan], ids=lambda draw: draw.__name__)
+@looped(("draw", "levels"), product([*FINITE, special, mostly_nan], [1, 2]), few=5)
 def test_bits_levels_and_the_rest_are_those_of_the_cpu(draw: Callable[[int], Tensor], levels: int) -> None:
     for blocks in LAYOUTS:
         x = draw(blocks.numel)
@@ -64,7 +65,7 @@ def test_bits_levels_and_the_rest_are_those_of_the_cpu(draw: Callable[[int], Ten
 
 
 @every_level
-@pytest.mark.parametrize("weight", [1.0, -0.3])
+@looped("weight", [1.0, -0.3])
 def test_adding_is_that_of_the_cpu(levels: int, weight: float) -> None:
     for blocks in LAYOUTS:
         means = heavy_tail(blocks.count * levels).view(-1, levels)

@@ -13,6 +13,7 @@ from torch import Tensor
 from gradwire.kernels.layouts import Grid
 from tests.device.bits import same
 from tests.support.inputs import KINDS, generator, heavy_tail, normal
+from tests.support.looped import looped
 from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
@@ -20,7 +21,7 @@ pytest.importorskip("triton", reason="kernels for devices need Triton")
 from tests.device.there import device
 
 KEY = 0xFEDCBA9876543210  # both halves of its hash have their highest bit set, or not, as other keys'
-every_width = pytest.mark.parametrize("bits", [2, 4, 8])
+every_width = looped("bits", [2, 4, 8])
 # Rows of a tile that are full, or not, or no power of two; parts and buckets that no tile divides; pieces of
 # long buckets, of which one is full; clipped norms of short and long ones.
 GRIDS = (
@@ -42,7 +43,7 @@ def sent(x: Tensor, grid: Grid, quantize: Callable[..., object]) -> tuple[Tensor
     return steps, codes[:-1], left
 
 
-@pytest.mark.parametrize(("draw", "bits"), [*zip(KINDS, cycle((8, 4, 2)), strict=False)])
+@looped(("draw", "bits"), zip(KINDS, cycle((8, 4, 2)), strict=False), few=4)
 def test_steps_codes_and_the_rest_are_those_of_the_cpu(draw: Callable[[int], Tensor], bits: int) -> None:
     for sizes, bucket, norm, clip in GRIDS:
         grid = Grid(sizes, bucket, bits, "l2" if norm == "l2" else "max", clip)
@@ -75,7 +76,7 @@ def test_words_depend_on_both_halves_of_a_key() -> None:
 
 
 @every_width
-@pytest.mark.parametrize("weight", [1.0, -1 / 3])
+@looped("weight", [1.0, -1 / 3], few=1)
 def test_adding_is_that_of_the_cpu(bits: int, weight: float) -> None:
     for sizes, bucket, norm, clip in GRIDS:
         grid = Grid(sizes, bucket, bits, "l2" if norm == "l2" else "max", clip)

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from tests.device.bits import same
 from tests.support.inputs import CHOICES, generator, heavy_tail, normal
+from tests.support.looped import looped
 from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
 from gradwire.kernels.device import topk
 from tests.device.there import device
-
-every_input = pytest.mark.parametrize("draw", CHOICES, ids=lambda draw: draw.__name__)
 
 
 def agrees(x: Tensor, k: int) -> bool:
@@ -26,17 +25,17 @@ def agrees(x: Tensor, k: int) -> bool:
     return same(x, read) and all(torch.equal(found, each.topk_indices(x, k)) for each in (cpu, plain))
 
 
-@every_input
+@looped("draw", CHOICES, few=5)
 def test_the_largest_are_those_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
     assert agrees(draw(20_011), 200)
 
 
-@pytest.mark.parametrize(("n", "k"), [(0, 0), (1, 0), (1, 1), (31, 7), (8192, 1), (8193, 8193), (9001, 4500)])
+@looped(("n", "k"), [(0, 0), (1, 0), (1, 1), (31, 7), (8192, 1), (8193, 8193), (9001, 4500)])
 def test_any_number_of_any_size(n: int, k: int) -> None:
     assert agrees(heavy_tail(n), k)
 
 
-@pytest.mark.parametrize("guess", [0, 1, 0x7F800000])
+@looped("guess", [0, 1, 0x7F800000])
 def test_whatever_the_guess_the_choice_is_exact(guess: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Everything passes and has room, or has none, or too few pass: the latter two read x again.
     monkeypatch.setattr(

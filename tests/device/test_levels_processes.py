@@ -6,6 +6,7 @@ import pytest
 
 from tests.device.scenes_leveled import STREAMED
 from tests.device.scenes_placed import STEPS
+from tests.support.looped import looped
 from tests.support.ranks import Results, perform, value
 
 
@@ -14,7 +15,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return perform("tests.device.scenes_leveled", 4, tmp_path_factory.mktemp("leveled"))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("scene", "placement"), [*((f"streams {name}", "stream") for name in STREAMED), ("stages topk", "staged")]
 )
 def test_two_levels_on_the_device_have_the_cpus_bits(results: Results, scene: str, placement: str) -> None:
@@ -31,7 +32,7 @@ def test_two_levels_on_the_device_have_the_cpus_bits(results: Results, scene: st
         assert (there["step"], there["skipped"], there["per node"]) == (STEPS - 1, 1, 2)
 
 
-@pytest.mark.parametrize("name", ["topk", "powersgd"])
+@looped("name", ["topk", "powersgd"])
 def test_what_is_saved_of_shards_on_the_device_resumes_with_the_cpus_bits(
     results: Results, name: str
 ) -> None:

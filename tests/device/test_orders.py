@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from tests.device.orders import OTHERS, nothing, orders, places
 from tests.device.scenes_ordered import SCENES
+from tests.support.looped import looped
 from tests.support.removed import Mention, without
 
 
@@ -25,7 +26,7 @@ def _world_of_one() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", SCENES)
+@looped("name", SCENES)
 def test_nothing_is_wrong_with_all_in_order(name: str) -> None:
     assert SCENES[name]() == []
 
@@ -43,7 +44,7 @@ def missed(place: Mention) -> bool:
     return False
 
 
-@pytest.mark.parametrize("place", places(), ids=str)
+@looped("place", places(), few=10)
 def test_each_place_is_missed(place: Mention) -> None:
     assert missed(place)
 

@@ -39,6 +39,7 @@ from gradwire.step.environment import PlacementChoices
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker
 from tests.device.scenes_ordered import accelerators
+from tests.support.depth import drawn
 from tests.support.rig import Rig, gradients, parted, specs
 from tests.support.simulated import Near, Simulated
 
@@ -148,20 +149,24 @@ def test_by_way_of_the_host_is_said_once_with_what_it_costs(
     assert re.search(r"placement    host: [\d.]+ kB pinned, ", str(report))
 
 
+CHOSEN = [
+    ("int8", False, "staged"),
+    ("int8", True, "stream"),
+    ("dgc", True, "stream"),
+    ("dgc(clip=1.0)", True, "host"),
+    ("gcomp", True, "host"),
+    ("gcomp", False, "host"),
+    ("auto", False, "staged"),
+    ("flexible", True, "host"),  # it looks at gradients
+]
+
+
 @pytest.mark.parametrize(
-    ("recipe", "streams", "placement"),
-    [
-        ("int8", False, "staged"),
-        ("int8", True, "stream"),
-        ("dgc", True, "stream"),
-        ("dgc(clip=1.0)", True, "host"),
-        ("gcomp", True, "host"),
-        ("gcomp", False, "host"),
-        ("auto", False, "staged"),
-        ("flexible", True, "host"),  # it looks at gradients
-    ],
+    ("recipe", "streams", "placement", "asked"),
+    drawn(
+        [(*row, asked) for row in CHOSEN for asked in ("auto", "device")], 8, "chosen by recipe and backend"
+    ),
 )
-@pytest.mark.parametrize("asked", ["auto", "device"])
 def test_recipe_and_backend_choose(
     ddp: DistributedDataParallel,
     monkeypatch: pytest.MonkeyPatch,

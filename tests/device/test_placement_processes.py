@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.device.scenes_placed import STAGED, STEPS, STREAMED, TRAINED
+from tests.support.looped import looped
 from tests.support.ranks import Results, perform, value
 
 
@@ -15,7 +16,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return perform("tests.device.scenes_placed", 2, tmp_path_factory.mktemp("placed"))
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@looped("name", TRAINED)
 def test_a_training_by_way_of_the_host_is_the_cpus_bit_for_bit(results: Results, name: str) -> None:
     ranks = value(results, f"trains {name}")
     assert len({rank["there"]["digest"] for rank in ranks}) == 1
@@ -37,7 +38,7 @@ ON_DEVICE = [("stages", "staged", name) for name in STAGED] + [
 READ_HOST = {"threshold", "gcomp"}
 
 
-@pytest.mark.parametrize(("scene", "placement", "name"), ON_DEVICE)
+@looped(("scene", "placement", "name"), ON_DEVICE)
 def test_a_training_on_the_device_is_the_cpus_bit_for_bit(
     results: Results, scene: str, placement: str, name: str
 ) -> None:
@@ -74,7 +75,7 @@ def test_what_ranks_agree_on_goes_over_the_models_backend_if_there_is_no_other(r
         assert rank["there"]["step"] == STEPS - 1
 
 
-@pytest.mark.parametrize("placed", ["host", "staged", "streamed"])
+@looped("placed", ["host", "staged", "streamed"])
 def test_a_backward_pass_that_is_captured_is_refused_before_the_device_is_asked_for_anything(
     results: Results, placed: str
 ) -> None:
@@ -92,7 +93,7 @@ def test_a_graph_on_one_rank_is_named_on_the_others(results: Results) -> None:
     assert "rank 1: a backward pass that is captured into a graph" in other["text"]
 
 
-@pytest.mark.parametrize(("scene", "field"), [("mixed world", "device"), ("mixed placements", "placement")])
+@looped(("scene", "field"), [("mixed world", "device"), ("mixed placements", "placement")])
 def test_ranks_that_differ_are_refused_on_all(results: Results, scene: str, field: str) -> None:
     for rank in value(results, scene):
         assert rank["kind"] == "RanksDisagree"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.device.scenes_resumed import PLACES, SAVED, SAVES, STEPS
+from tests.support.looped import looped
 from tests.support.ranks import Results, perform, value
 
 
@@ -13,7 +14,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return perform("tests.device.scenes_resumed", 2, tmp_path_factory.mktemp("resumed"))
 
 
-@pytest.mark.parametrize(("name", "placed"), SAVES)
+@looped(("name", "placed"), SAVES)
 def test_what_is_saved_before_its_step_is_resolved_resumes_with_the_cpus_bits(
     results: Results, name: str, placed: str
 ) -> None:
@@ -28,7 +29,7 @@ def test_what_is_saved_before_its_step_is_resolved_resumes_with_the_cpus_bits(
         assert rank["races"] == []
 
 
-@pytest.mark.parametrize("placed", PLACES)
+@looped("placed", PLACES)
 def test_an_encode_that_fails_is_heard_of_in_the_same_step_and_leaves_the_cpus_bits(
     results: Results, placed: str
 ) -> None:
@@ -40,7 +41,7 @@ def test_an_encode_that_fails_is_heard_of_in_the_same_step_and_leaves_the_cpus_b
         assert rank["there"] == rank["here"]
 
 
-@pytest.mark.parametrize("placed", PLACES)
+@looped("placed", PLACES)
 def test_replicas_are_compared_in_order_with_what_the_users_stream_writes(
     results: Results, placed: str
 ) -> None:

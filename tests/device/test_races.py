@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from gradwire.placement import CopyTransfer, Device
+from tests.support.looped import looped
 from tests.support.simulated import Simulated
 
 
@@ -52,7 +52,7 @@ def test_an_event_orders_only_what_was_enqueued_before_it() -> None:
     assert len(device.races) == 1
 
 
-@pytest.mark.parametrize(("other", "races"), [(slice(4, 8), 0), (slice(3, 8), 1), (slice(0, 1), 1)])
+@looped(("other", "races"), [(slice(4, 8), 0), (slice(3, 8), 1), (slice(0, 1), 1)])
 def test_bytes_count_and_not_where_a_tensor_begins(other: slice, races: int) -> None:
     device = Simulated()
     stream = device.new_stream()
@@ -153,7 +153,7 @@ def test_copies_are_in_order() -> None:
     assert device.races == []
 
 
-@pytest.mark.parametrize("call", ["wait_event", "synchronize", "set_result"])
+@looped("call", ["wait_event", "synchronize", "set_result"])
 def test_each_order_that_copies_rely_on_is_missed(call: str) -> None:
     device = Simulated(call)
     round_trip(device, torch.arange(4.0))

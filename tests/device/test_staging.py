@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -12,6 +11,7 @@ from gradwire.comm.checksums import CheckedComm
 from gradwire.errors import PeerFailed, WireError
 from gradwire.placement import Placement, Post, StagedComm, StreamTransfer, host, staged
 from tests.support.damage import Damage, DamagingComm
+from tests.support.looped import looped
 from tests.support.rig import ONE_BUCKET, Rig, flat, gradients
 from tests.support.simulated import Near, Simulated
 from tests.support.verbs import CALLS, Call
@@ -34,7 +34,7 @@ class Transport(Comm):
         return pending
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+@looped("call", CALLS)
 def test_every_verb_brings_what_it_brings_on_the_host(call: Call) -> None:
     devices = [Near() for _rank in range(3)]
 
@@ -77,9 +77,7 @@ def trained(
         return torch.stack(means), memory, device.races
 
 
-@pytest.mark.parametrize(
-    "recipe", ["dense", "topk(ratio=0.1)", "int8", "powersgd", "leader_topk", "covap(interval=2)"]
-)
+@looped("recipe", ["dense", "topk(ratio=0.1)", "int8", "powersgd", "leader_topk", "covap(interval=2)"], few=3)
 def test_an_engine_that_is_staged_leaves_the_same_bits(recipe: str) -> None:
     there = run_ranks(WORLD, lambda comm: trained(recipe, comm, Near(), "staged"))
     here = run_ranks(WORLD, lambda comm: trained(recipe, comm, Near(), "host"))

@@ -28,6 +28,7 @@ from gradwire.sources.observe import LossScale
 from gradwire.step.arena import Lane
 from gradwire.step.context import ExchangeContext
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, There
+from tests.support.looped import looped
 from tests.support.rig import Rig, flat, gradients, parted
 from tests.support.simulated import Clock, Near
 
@@ -202,7 +203,7 @@ RECIPES = [
 ]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@looped("recipe", RECIPES, few=3)
 def test_an_engine_that_enqueues_leaves_the_same_bits(recipe: str) -> None:
     there = run_ranks(WORLD, lambda comm: trained(recipe, comm, enqueued=True))
     here = run_ranks(WORLD, lambda comm: trained(recipe, comm, enqueued=False))
@@ -215,7 +216,7 @@ def test_an_engine_that_enqueues_leaves_the_same_bits(recipe: str) -> None:
 ON_NODES = ["dense", "fp16", "topk(ratio=0.1)", "int8", "powersgd", "leader_topk(elect='norm')", "covap"]
 
 
-@pytest.mark.parametrize("recipe", ON_NODES)
+@looped("recipe", ON_NODES, few=2)
 def test_two_levels_that_are_enqueued_leave_the_same_bits(recipe: str) -> None:
     """On two nodes of two ranks; in one step a single rank has a NaN."""
     there = run_ranks(4, lambda comm: trained(recipe, comm, enqueued=True, per_node=2))
@@ -318,7 +319,7 @@ ON_DEVICE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", ON_DEVICE)
+@looped("recipe", ON_DEVICE, few=6)
 def test_a_rehearsal_leaves_no_trace(recipe: str) -> None:
     def body(comm: ThreadComm, *, rehearses: bool) -> list[Tensor]:
         rig, found = Rig(comm, recipe), []
@@ -366,7 +367,7 @@ def test_what_a_step_calls_was_called_in_its_rehearsal(monkeypatch: pytest.Monke
     run_ranks(1, body)
 
 
-@pytest.mark.parametrize("recipe", ON_DEVICE)
+@looped("recipe", ON_DEVICE, few=8)
 def test_whole_steps_never_make_the_host_wait(recipe: str) -> None:
     def here(comm: ThreadComm) -> list[Tensor]:
         rig = Rig(comm, recipe)
@@ -382,7 +383,7 @@ def test_whole_steps_never_make_the_host_wait(recipe: str) -> None:
             assert torch.allclose(mean, other, rtol=1e-4, atol=1e-5 * largest, equal_nan=True)
 
 
-@pytest.mark.parametrize("recipe", ["dense", "topk(ratio=0.1)", "int8", "powersgd"])
+@looped("recipe", ["dense", "topk(ratio=0.1)", "int8", "powersgd"], few=2)
 def test_steps_on_two_levels_never_make_the_host_wait(recipe: str) -> None:
     for reads, means, counted in run_ranks(4, lambda comm: stepped(recipe, comm, per_node=2)):
         assert not reads

@@ -12,6 +12,7 @@ import torch
 from gradwire.kernels.pieces import Pieces
 from gradwire.kernels.uploads import kept_by_stream, sent_to
 from tests.support.elsewhere import WHERE, Elsewhere
+from tests.support.looped import looped
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
@@ -26,7 +27,7 @@ UPLOADS: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", UPLOADS)
+@looped("name", UPLOADS)
 def test_the_host_waits_for_no_table(name: str) -> None:
     with Elsewhere() as elsewhere:
         UPLOADS[name]()

@@ -21,7 +21,7 @@ FEW, FULL = DEPTH == "few", DEPTH == "full"
 
 def seed() -> int:
     """Of all that is drawn: `GRADWIRE_LAWS_SEED`, which `tests/conftest.py` draws for each run."""
-    return int(os.environ["GRADWIRE_LAWS_SEED"])
+    return int(os.environ.get("GRADWIRE_LAWS_SEED", "0"))
 
 
 def drawn(values: Iterable[Value], few: int, key: str) -> list[Value]:
