@@ -12,6 +12,7 @@ tried, and leaves 2 % (normal numbers) to 12 % (heavy tails) more error than map
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import get_args
@@ -21,8 +22,8 @@ from torch import Tensor
 
 from gradwire.codec.base import CodecLaws
 from gradwire.codec.scales import ScaledPayload
-from gradwire.kernels.blocks import add_blocks, encode_blocks
-from gradwire.kernels.layouts import BlockKind, ScaledBlocks, scale_type
+from gradwire.kernels.blocks import add_blocks, add_shards, encode_blocks, encode_shards, sum_shard
+from gradwire.kernels.layouts import BlockKind, ScaledBlocks, ShardedBlocks, scale_type
 from gradwire.step.context import ExchangeContext
 
 
@@ -67,10 +68,37 @@ class BlockCodec:
         blocks, layout = self._layout(out.numel(), out.dtype, ctx)
         add_blocks(*layout.split(payload), blocks, out, weight)
 
+    def in_rows(self, shards: Sequence[tuple[int, ...]], dtype: torch.dtype) -> BlocksInRows:
+        """The coder of shards whose parts have these sizes: one call for all of them."""
+        blocks = tuple(ScaledBlocks(sizes, self.block, self.kind) for sizes in shards)
+        return BlocksInRows(ShardedBlocks(blocks, scale_type(dtype)))
+
     def _layout(
         self, numel: int, dtype: torch.dtype, ctx: ExchangeContext
     ) -> tuple[ScaledBlocks, ScaledPayload]:
         return _layout(ctx.sizes(numel), self.block, self.kind, scale_type(dtype))
+
+
+@dataclass(frozen=True)
+class BlocksInRows:
+    """Codes all shards of a segment in one call: a `Coder` of `gradwire.exchange.scatter_reduce`."""
+
+    table: ShardedBlocks
+
+    def encode(self, x: Tensor, rows: Tensor, _ctx: ExchangeContext) -> None:
+        encode_shards(x, self.table, rows)
+
+    def add_as(self, rank: int, rows: Tensor, out: Tensor, weight: float, _ctx: ExchangeContext) -> None:
+        sum_shard(rows, self.table, rank, out, weight)
+
+    def encode_mean(self, mean: Tensor, row: Tensor, rank: int, _ctx: ExchangeContext) -> Tensor:
+        scales, codes = self.table.split(row, self.table.shards[rank])
+        encode_blocks(mean, self.table.shards[rank], scales, codes, True)
+        row[scales.nbytes + codes.nbytes :] = 0
+        return row
+
+    def add(self, rows: Tensor, out: Tensor, _ctx: ExchangeContext) -> None:
+        add_shards(rows, self.table, out)
 
 
 @lru_cache(maxsize=4096)  # what a unit is made of is the same in every step

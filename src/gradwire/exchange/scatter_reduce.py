@@ -10,15 +10,16 @@ times (the owner is one of N addends of the mean). So the second error feedback 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gradwire.codec.base import Codec
-from gradwire.comm.base import DONE, Comm, Pending, Round
+from gradwire.comm.base import Comm, Pending, Round
 from gradwire.exchange.base import ExchangeLaws, Finish
 from gradwire.step.context import ExchangeContext, Part
 
@@ -64,28 +65,43 @@ class ScatterReduce:
         """An all-to-all for every segment, then an all-gather for each.
 
         `mean` is scratch until `finish` has been called.
+
+        1. Each rank encodes the shards of x, one in a row for each owner. x keeps the error of the codes.
+        2. The owner takes the mean of the rows that have come, in float32, and encodes that.
+        3. The error of its code goes into its x, N times, unless the second stage is dropped.
+        4. All ranks decode the means of all owners.
         """
         if x.dtype in (torch.float16, torch.bfloat16):
             return self._start_wide(x, mean, comm, ctx)
-        issued: list[Pending] = []
-        exchanges = [
-            SegmentExchange(self, x[seg.start : seg.stop], mean[seg.start : seg.stop], comm, seg.ctx, issued)
-            for seg in segments_of(x.numel(), ctx, self.segment)
-        ]
+        key = (self, x.numel(), x.dtype)
+        segments = ctx.once(key, lambda: tuple(self._segments(x.numel(), x.dtype, ctx)))
+        issued: list[tuple[Tensor, Pending]] = []
         try:
-            for exchange in exchanges:
-                exchange.scatter()
-            for exchange in exchanges:
-                exchange.gather()
+            for segment in segments:
+                rows = x.new_empty(comm.world, segment.size, dtype=segment.dtype)
+                segment.coder.encode(x[segment.here], rows, ctx)
+                received = torch.empty_like(rows)
+                issued.append((received, comm.all_to_all(received, rows)))
+            for segment, (received, pending) in zip(segments, list(issued), strict=True):
+                pending.wait()
+                shard = segment.owned_by(comm.rank)
+                own = mean[shard].zero_()
+                segment.coder.add_as(comm.rank, received, own, 1.0 / comm.world, ctx)
+                payload = segment.coder.encode_mean(own, received[comm.rank], comm.rank, ctx)
+                if self.second_stage:
+                    x[shard].add_(own, alpha=comm.world)
+                means = torch.empty_like(received)
+                issued.append((means, comm.all_gather(means, payload)))
         except BaseException:
             # Buffers must outlive collectives in flight; peers issue all of them even if this rank fails.
-            for pending in issued:
+            for _buffer, pending in issued:
                 pending.wait()
             raise
 
         def finish() -> None:
-            for exchange in exchanges:
-                exchange.finish()
+            for segment, (means, pending) in zip(segments, issued[len(segments) :], strict=True):
+                pending.wait()
+                segment.coder.add(means, mean[segment.here].zero_(), ctx)
 
         return finish
 
@@ -100,6 +116,17 @@ class ScatterReduce:
             mean.copy_(wide_mean)
 
         return finish
+
+    def _segments(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> Iterator[Segment]:
+        """The pieces in which a unit travels, with their shards and how these are coded."""
+        bounds = _bounds(numel, self.segment or ctx.granularity.segment)
+        pieces = zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True)
+        for index, ((start, stop), parts) in enumerate(pieces):
+            shards = tuple(shards_of(index, start, stop, parts, ctx.world))
+            size, kind = self.longest(stop - start, dtype, replace(ctx, parts=parts, unsent=None))
+            in_rows = getattr(self.codec, "in_rows", None)
+            coder = None if in_rows is None else in_rows([shard.sizes for shard in shards], dtype)
+            yield Segment(slice(start, stop), shards, size, kind, coder or EachShard(self.codec, shards))
 
     def longest(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Elements and type of the longest shard's payload, to which all others of a segment are padded."""
@@ -124,90 +151,108 @@ class ScatterReduce:
         return (*map(scattered.__getitem__, payloads), *map(gathered.__getitem__, payloads))
 
 
-class SegmentExchange:
-    """One segment on one rank: `x` and `mean` (numel,); its collectives are appended to `issued`."""
+class Coder(Protocol):
+    """Codes the shards of a segment, one after another in x (numel,), as `rows` (world, size)."""
 
-    def __init__(
-        self,
-        how: ScatterReduce,
-        x: Tensor,
-        mean: Tensor,
-        comm: Comm,
-        ctx: ExchangeContext,
-        issued: list[Pending],
-    ) -> None:
-        self._how, self._x, self._mean, self._comm, self._issued = how, x, mean, comm, issued
-        self._shards = shards_of(x.numel(), ctx)
-        size, dtype = how.longest(x.numel(), x.dtype, ctx)
-        self._rows = x.new_empty(comm.world, size, dtype=dtype)
-        self._others = torch.empty_like(self._rows)
-        self._pending: Pending = DONE
+    def encode(self, x: Tensor, rows: Tensor, ctx: ExchangeContext) -> None:
+        """Write the code of each shard of `x` to its row. `x` keeps what the codes do not carry."""
 
-    def scatter(self) -> None:
-        """Encode every shard of x and send it to its owner. One all-to-all."""
-        for shard, row in zip(self._shards, self._rows, strict=True):
-            self._fill(row, self._x[shard.start : shard.stop], shard.first)
-        self._issue(self._comm.all_to_all(self._others, self._rows))
+    def add_as(self, rank: int, rows: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
+        """out (shard,) += weight · the sum of all rows, each of which codes the shard of `rank`."""
 
-    def gather(self) -> None:
-        """Average what arrived for this rank's shard, and send that to all. One all-gather."""
-        self._pending.wait()
-        own = self._shards[self._comm.rank]
-        partial = self._mean[own.start : own.stop].zero_()
-        for row in self._others:
-            self._add(row, partial, 1.0 / self._comm.world, own.first)
-        payload = self._fill(self._others[self._comm.rank], partial, own.second)
-        if self._how.second_stage:
-            self._x[own.start : own.stop].add_(partial, alpha=self._comm.world)
-        self._issue(self._comm.all_gather(self._rows, payload))
+    def encode_mean(self, mean: Tensor, row: Tensor, rank: int, ctx: ExchangeContext) -> Tensor:
+        """Write the code of the mean of this rank's shard to `row`. `mean` keeps what that does not carry.
 
-    def finish(self) -> None:
-        """Write the mean, as all ranks decode it."""
-        self._pending.wait()
-        self._mean.zero_()
-        for shard, row in zip(self._shards, self._rows, strict=True):
-            self._add(row, self._mean[shard.start : shard.stop], 1.0, shard.second)
+        Returns the row.
+        """
 
-    def _issue(self, pending: Pending) -> None:
-        self._pending = pending
-        self._issued.append(pending)
+    def add(self, rows: Tensor, out: Tensor, ctx: ExchangeContext) -> None:
+        """out (numel,) += the means that all owners have coded."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The elements `here` of a unit, which travel in rows of `size` elements of `dtype`."""
+
+    here: slice
+    shards: tuple[Shard, ...]
+    size: int
+    dtype: torch.dtype
+    coder: Coder
+
+    def owned_by(self, rank: int) -> slice:
+        """The elements of the unit that a rank owns."""
+        start, shard = self.here.start, self.shards[rank]
+        return slice(start + shard.start, start + shard.stop)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Elements [start, stop) of a segment that begins at element `base` of its unit, and its parts.
+
+    Codes draw from generators of their own, by `number`, so that no two have the same random numbers.
+    """
+
+    number: int
+    base: int
+    start: int
+    stop: int
+    parts: tuple[Part, ...]
+    constants: tuple[dict[Hashable, Any], dict[Hashable, Any]] = field(
+        default_factory=lambda: ({}, {}), compare=False, repr=False
+    )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of its parts."""
+        return tuple(part.numel for part in self.parts) or (self.stop - self.start,)
+
+    def first(self, ctx: ExchangeContext) -> ExchangeContext:
+        """The context of what every rank sends to the owner."""
+        here = slice(self.base + self.start, self.base + self.stop)
+        return self._at(ctx, 0, None if ctx.unsent is None else ctx.unsent[here])
+
+    def second(self, ctx: ExchangeContext) -> ExchangeContext:
+        """The context of what the owner sends to all."""
+        return self._at(ctx, 1, None)
+
+    def _at(self, ctx: ExchangeContext, stage: int, unsent: Tensor | None) -> ExchangeContext:
+        unit = 2 * (ctx.unit * _MOST_SEGMENTS * ctx.world + self.number) + stage
+        return replace(ctx, unit=unit, parts=self.parts, unsent=unsent, constants=self.constants[stage])
+
+
+@dataclass(frozen=True)
+class EachShard:
+    """The `Coder` of a codec that codes one shard in a call."""
+
+    codec: Codec
+    shards: tuple[Shard, ...]
+
+    def encode(self, x: Tensor, rows: Tensor, ctx: ExchangeContext) -> None:
+        for shard, row in zip(self.shards, rows, strict=True):
+            self._fill(row, x[shard.start : shard.stop], shard.first(ctx))
+
+    def add_as(self, rank: int, rows: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
+        own = self.shards[rank].first(ctx)
+        for row in rows:
+            self._add(row, out, weight, own)
+
+    def encode_mean(self, mean: Tensor, row: Tensor, rank: int, ctx: ExchangeContext) -> Tensor:
+        return self._fill(row, mean, self.shards[rank].second(ctx))
+
+    def add(self, rows: Tensor, out: Tensor, ctx: ExchangeContext) -> None:
+        for shard, row in zip(self.shards, rows, strict=True):
+            self._add(row, out[shard.start : shard.stop], 1.0, shard.second(ctx))
 
     def _fill(self, row: Tensor, x: Tensor, ctx: ExchangeContext) -> Tensor:
-        payload = self._how.codec.take(x, ctx)
+        payload = self.codec.take(x, ctx)
         row[: payload.numel()] = payload
         row[payload.numel() :] = 0
         return row
 
     def _add(self, row: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
-        count, _dtype = self._how.codec.payload(out.numel(), out.dtype, ctx)
-        self._how.codec.add_decoded(row[:count], out, weight, ctx)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Elements [start, stop) of a unit, and the context in which they are exchanged."""
-
-    start: int
-    stop: int
-    ctx: ExchangeContext
-
-
-def segments_of(numel: int, ctx: ExchangeContext, segment: int | None = None) -> tuple[Segment, ...]:
-    """A unit in pieces of at most `segment` elements, as equal as can be; one, if it is empty.
-
-    Without a `segment` that of the context's granularity counts.
-
-    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=2)
-    >>> [(seg.start, seg.stop) for seg in segments_of(10, ctx, 4)]
-    [(0, 3), (3, 6), (6, 10)]
-    """
-    bounds, found = _bounds(numel, segment or ctx.granularity.segment), []
-    pieces = zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True)
-    for index, ((start, stop), parts) in enumerate(pieces):
-        unsent = None if ctx.unsent is None else ctx.unsent[start:stop]
-        here = replace(ctx, unit=ctx.unit * _MOST_SEGMENTS + index, parts=parts, unsent=unsent)
-        found.append(Segment(start, stop, here))
-    return tuple(found)
+        count, _dtype = self.codec.payload(out.numel(), out.dtype, ctx)
+        self.codec.add_decoded(row[:count], out, weight, ctx)
 
 
 def _bounds(numel: int, segment: int) -> list[int]:
@@ -215,39 +260,19 @@ def _bounds(numel: int, segment: int) -> list[int]:
     return [numel * index // count for index in range(count + 1)]
 
 
-@dataclass(frozen=True)
-class UnitShard:
-    """Elements [start, stop) of a unit, and two contexts for its codes.
+def shards_of(segment: int, start: int, stop: int, parts: Sequence[Part], world: int) -> Iterator[Shard]:
+    """The shards of the segment [start, stop) of a unit: one per rank, as equal as can be.
 
-    The `first` is for what every rank sends to the owner, the `second` for what the owner sends to all.
-    """
-
-    start: int
-    stop: int
-    first: ExchangeContext
-    second: ExchangeContext
-
-
-def shards_of(numel: int, ctx: ExchangeContext) -> tuple[UnitShard, ...]:
-    """One shard per rank, as equal as can be; parts are cut where shards end.
-
-    Codes draw from generators of their own, so that no two have the same random numbers.
+    Parts are cut where shards end.
 
     >>> parts = (Part("w", (7,), 0, 7), Part("v", (3,), 0, 3))
-    >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=2, parts=parts)
-    >>> [[part.numel for part in shard.first.parts] for shard in shards_of(10, ctx)]
-    [[5], [2, 3]]
+    >>> [shard.sizes for shard in shards_of(0, 0, 10, parts, world=2)]
+    [(5,), (2, 3)]
     """
-    bounds = [rank * numel // ctx.world for rank in range(ctx.world + 1)]
-    shards = []
-    pieces = zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True)
-    for rank, ((start, stop), parts) in enumerate(pieces):
-        unsent = None if ctx.unsent is None else ctx.unsent[start:stop]
-        number = 2 * (ctx.unit * ctx.world + rank)
-        first = replace(ctx, unit=number, parts=parts, unsent=unsent)
-        second = replace(ctx, unit=number + 1, parts=parts, unsent=None)
-        shards.append(UnitShard(start, stop, first, second))
-    return tuple(shards)
+    bounds = [rank * (stop - start) // world for rank in range(world + 1)]
+    pieces = zip(pairwise(bounds), parts_between(parts, bounds), strict=True)
+    for rank, ((first, last), inside) in enumerate(pieces):
+        yield Shard(segment * world + rank, start, first, last, inside)
 
 
 def parts_within(parts: Sequence[Part], start: int, stop: int) -> tuple[Part, ...]:

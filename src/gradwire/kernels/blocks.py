@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import contract
-from gradwire.kernels.layouts import LARGEST, ScaledBlocks, pack_codes, scale_type, unpack_codes
+from gradwire.kernels.layouts import (
+    LARGEST,
+    ScaledBlocks,
+    ShardedBlocks,
+    pack_codes,
+    scale_type,
+    unpack_codes,
+)
 
 
 def _fit(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
@@ -15,6 +22,20 @@ def _fit(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: b
 
 def _fit_sum(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
     blocks.check(out, scales, codes)
+
+
+def _fit_rows(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
+    table.check(x, rows)
+
+
+def _fit_decoded(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
+    table.check(out, rows)
+
+
+def _fit_summed(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weight: float) -> None:
+    expected = (table.row_bytes, table.shards[shard].numel)
+    if (rows.shape[1], out.numel()) != expected or not rows.is_contiguous():
+        raise ValueError(f"rows {tuple(rows.shape)} and {out.numel()} elements, but a shard needs {expected}")
 
 
 @contract(_fit)
@@ -75,6 +96,56 @@ def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor,
         # Two roundings: torch's own `alpha` has one on some processors and two on others.
         part.add_((values.reshape(-1)[:count] * weight).to(part.dtype))
         number, place = number + rows_here, place + size
+
+
+@contract(_fit_rows)
+def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
+    """Write the codes of each shard of x (numel,) to its row (shards, row_bytes); x keeps what is left of it.
+
+    >>> table = ShardedBlocks((ScaledBlocks((1,), 256, "int8"), ScaledBlocks((1,), 256, "int8")))
+    >>> x, rows = torch.tensor([127.0, -254.0]), torch.empty(2, table.row_bytes, dtype=torch.uint8)
+    >>> encode_shards(x, table, rows)
+    >>> rows[:, 4:].view(torch.int8), x
+    (tensor([[ 127,    0,    0,    0],
+            [-127,    0,    0,    0]], dtype=torch.int8), tensor([0., 0.]))
+    """
+    for row, (start, shard) in zip(rows, table.starts(), strict=True):
+        scales, codes = table.split(row, shard)
+        encode_blocks(x[start : start + shard.numel], shard, scales, codes, True)
+        row[scales.nbytes + codes.nbytes :] = 0
+
+
+@contract(_fit_decoded)
+def add_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
+    """out (numel,) += what each row says of its shard.
+
+    >>> table = ShardedBlocks((ScaledBlocks((1,), 256, "int8"), ScaledBlocks((1,), 256, "int8")))
+    >>> rows, out = torch.empty(2, table.row_bytes, dtype=torch.uint8), torch.ones(2)
+    >>> encode_shards(torch.tensor([127.0, -254.0]), table, rows)
+    >>> add_shards(rows, table, out)
+    >>> out
+    tensor([ 128., -253.])
+    """
+    for row, (start, shard) in zip(rows, table.starts(), strict=True):
+        add_blocks(*table.split(row, shard), shard, out[start : start + shard.numel], 1.0)
+
+
+@contract(_fit_summed)
+def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weight: float) -> None:
+    """out (elements of that shard,) += weight · the sum of all `rows`, each of which says something of it.
+
+    Row after row, so that all ranks round alike.
+
+    >>> table = ShardedBlocks((ScaledBlocks((1,), 256, "int8"), ScaledBlocks((1,), 256, "int8")))
+    >>> rows, out = torch.empty(2, table.row_bytes, dtype=torch.uint8), torch.zeros(1)
+    >>> encode_shards(torch.tensor([127.0, -254.0]), table, rows)
+    >>> sum_shard(rows, table, 0, out, 0.5)
+    >>> out
+    tensor([-63.5000])
+    """
+    blocks = table.shards[shard]
+    for row in rows:
+        add_blocks(*table.split(row, blocks), blocks, out, weight)
 
 
 def rows(x: Tensor, block: int) -> Tensor:

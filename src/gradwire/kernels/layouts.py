@@ -6,6 +6,7 @@ The parts of a unit are coded side by side. No block and no bucket reaches from 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -126,6 +127,60 @@ class ScaledBlocks:
         if found != expected or codes.dtype != torch.uint8 or not codes.is_contiguous():
             where = f"for {self.kind} in {self.block}s"
             raise ValueError(f"elements, blocks and bytes are {found}, but {expected} {where}")
+
+
+@dataclass(frozen=True)
+class ShardedBlocks:
+    """The blocks of several shards that lie one after another; each shard is coded into a row of bytes.
+
+    A row holds the shard's scales, then its codes, then zeros: all rows are as long as the longest needs.
+    `dtype` is the type of the scales.
+
+    >>> table = ShardedBlocks((ScaledBlocks((300,), 256, "int8"), ScaledBlocks((5,), 256, "int8")))
+    >>> table.numel, table.row_bytes
+    (305, 308)
+    """
+
+    shards: tuple[ScaledBlocks, ...]
+    dtype: torch.dtype = torch.float32
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all shards."""
+        return sum(shard.numel for shard in self.shards)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of a row, a multiple of a scale's."""
+        grain = self.dtype.itemsize
+        return max(grain * (shard.count - (-shard.code_bytes // grain)) for shard in self.shards)
+
+    @cached_property
+    def array(self) -> NDArray[np.int64]:
+        """The sizes of the parts of all shards."""
+        return np.array([size for shard in self.shards for size in shard.sizes], np.int64)
+
+    @cached_property
+    def table(self) -> NDArray[np.int64]:
+        """(shards, 4): of each shard its elements, its parts, its blocks and the bytes of its codes."""
+        rows = [(each.numel, len(each.sizes), each.count, each.code_bytes) for each in self.shards]
+        return np.array(rows, np.int64).reshape(-1, 4)
+
+    def starts(self) -> Iterator[tuple[int, ScaledBlocks]]:
+        """Of each shard its first element, and its blocks."""
+        return zip(accumulate((each.numel for each in self.shards), initial=0), self.shards, strict=False)
+
+    def split(self, row: Tensor, shard: ScaledBlocks) -> tuple[Tensor, Tensor]:
+        """Scales and codes of a shard in its row (row_bytes,), as views."""
+        start = shard.count * self.dtype.itemsize
+        return row[:start].view(self.dtype), row[start : start + shard.code_bytes]
+
+    def check(self, x: Tensor, rows: Tensor) -> None:
+        """Raise `ValueError` unless elements (numel,) and contiguous rows (shards, row_bytes) fit."""
+        expected = (self.numel, (len(self.shards), self.row_bytes), torch.uint8)
+        found = (x.numel(), tuple(rows.shape), rows.dtype)
+        if found != expected or not rows.is_contiguous():
+            raise ValueError(f"elements, rows and their type are {found}, but the shards need {expected}")
 
 
 Norm = Literal["l2", "max"]

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from gradwire.errors import WireError
 from gradwire.granularity import ON_HOST, Granularity
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ class ExchangeContext:
     parameters have a shorter type than the one in which gradients are summed, it is `narrow`, and values
     travel in it unless an option asks for another type. `see` is told whether payloads of peers are valid: it
     raises at once or, where the host does not wait for the device, notes it for the verdict. `granularity`
-    suits the device that the unit is on, or the CPU.
+    suits the device that the unit is on, or the CPU. `constants` belong to the unit, and outlive the step.
     """
 
     step: int
@@ -224,6 +226,21 @@ class ExchangeContext:
     replicas: Replicas = field(default=_unknown, compare=False, repr=False)
     see: See = field(default=refuse, compare=False, repr=False)
     granularity: Granularity = field(default=ON_HOST, repr=False)
+    constants: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of `make()`, computed once for this unit and kept while the recipe runs.
+
+        It may depend on the unit, the rank and the world, and on nothing that changes from step to step.
+
+        >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
+        >>> ctx.once("layout", lambda: 3), ctx.once("layout", lambda: 4)
+        (3, 3)
+        """
+        if key not in self.constants:
+            self.constants[key] = make()
+        found: T = self.constants[key]
+        return found
 
     def sizes(self, numel: int) -> tuple[int, ...]:
         """Elements of the parts of a unit of `numel` elements."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, float32
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.dispatch import is_fast
-from gradwire.kernels.layouts import LARGEST, ScaledBlocks
+from gradwire.kernels.layouts import LARGEST, ScaledBlocks, ShardedBlocks
 
 INT8, INT4, FP8 = 0, 1, 2
 _KINDS = {"int8": INT8, "int4": INT4, "fp8": FP8}
@@ -46,6 +46,36 @@ def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor,
         return NotImplemented
     arrays = scales.numpy(), codes.numpy(), blocks.array
     _add_blocks(*arrays, blocks.block, _KINDS[blocks.kind], np.float32(weight), out.numpy())
+    return None
+
+
+def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
+    """All shards in one call."""
+    if not is_fast(x) or table.dtype is not float32:
+        return NotImplemented
+    first = table.shards[0]
+    rule = first.block, _KINDS[first.kind], np.float32(LARGEST[first.kind])
+    _encode_shards(x.numpy(), table.array, table.table, *rule, rows.view(-1).numpy(), table.row_bytes)
+    return None
+
+
+def add_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
+    """All shards in one call."""
+    if not is_fast(out) or table.dtype is not float32:
+        return NotImplemented
+    first = table.shards[0]
+    rule = first.block, _KINDS[first.kind]
+    _add_shards(rows.view(-1).numpy(), table.row_bytes, table.array, table.table, *rule, out.numpy())
+    return None
+
+
+def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weight: float) -> None:
+    """All rows in one call."""
+    if not is_fast(out) or table.dtype is not float32:
+        return NotImplemented
+    blocks = table.shards[shard]
+    rule = blocks.array, blocks.count, blocks.code_bytes, blocks.block, _KINDS[blocks.kind]
+    _sum_shard(rows.view(-1).numpy(), table.row_bytes, *rule, np.float32(weight), out.numpy())
     return None
 
 
@@ -248,3 +278,58 @@ def _add_blocks(scales: Any, codes: Any, sizes: Any, block: Any, kind: Any, weig
             if count > 0:
                 rows, row_scales, row_codes = _as_rows(out, scales, codes, places, count, length, kind)
                 _add_rows(row_scales, row_codes, kind, weight, rows)
+
+
+@kernel
+def _row(data: Any, start: Any, count: Any, code_bytes: Any) -> Any:
+    """Scales and codes of the row of a shard that begins at this byte."""
+    codes = start + 4 * count
+    return data[start:codes].view(np.float32), data[codes : codes + code_bytes]
+
+
+@prepared("float32[::1], int64[::1], int64[:, ::1], int64, int64, float32, uint8[::1], int64")
+@kernel
+def _encode_shards(
+    x: Any, sizes: Any, table: Any, block: Any, kind: Any, largest: Any, data: Any, width: Any
+) -> None:
+    """float32: the shards of x, each into `width` bytes of data; x keeps what these do not say."""
+    first, part = 0, 0
+    for shard in range(table.shape[0]):
+        numel, parts, count, code_bytes = table[shard]
+        scales, codes = _row(data, shard * width, count, code_bytes)
+        here = x[first : first + numel]
+        _encode_blocks(here, sizes[part : part + parts], block, kind, largest, scales, codes, True)
+        data[shard * width + 4 * count + code_bytes : (shard + 1) * width] = 0
+        first, part = first + numel, part + parts
+
+
+@prepared("uint8[::1], int64, int64[::1], int64[:, ::1], int64, int64, float32[::1]")
+@kernel
+def _add_shards(data: Any, width: Any, sizes: Any, table: Any, block: Any, kind: Any, out: Any) -> None:
+    """float32: out += decoded, shard by shard."""
+    first, part = 0, 0
+    for shard in range(table.shape[0]):
+        numel, parts, count, code_bytes = table[shard]
+        scales, codes = _row(data, shard * width, count, code_bytes)
+        here = out[first : first + numel]
+        _add_blocks(scales, codes, sizes[part : part + parts], block, kind, np.float32(1.0), here)
+        first, part = first + numel, part + parts
+
+
+@prepared("uint8[::1], int64, int64[::1], int64, int64, int64, int64, float32, float32[::1]")
+@kernel
+def _sum_shard(
+    data: Any,
+    width: Any,
+    sizes: Any,
+    count: Any,
+    code_bytes: Any,
+    block: Any,
+    kind: Any,
+    weight: Any,
+    out: Any,
+) -> None:
+    """float32: out += weight · decoded, row after row."""
+    for row in range(data.size // max(width, 1)):
+        scales, codes = _row(data, row * width, count, code_bytes)
+        _add_blocks(scales, codes, sizes, block, kind, weight, out)
