@@ -27,6 +27,7 @@ from gradwire.kernels.folding import Folded
 from gradwire.kernels.pieces import Pieces
 from gradwire.memory import UNSENT, Gradients, Memory
 from gradwire.step.context import ExchangeState, Fates, Part, is_dense
+from gradwire.step.plan import ExchangePlan
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ class Lane:
         self.numel = sum(spec.numel for spec in specs)
         self.dtype = specs[0].type_for(self.memory)
         self.units = units_of(self.slots, cuts, exchange.laws.grain, number)
+        self.plans = tuple(ExchangePlan(str(unit), exchange, unit.numel, self.dtype) for unit in self.units)
         self.units_of: dict[str, tuple[Unit, ...]] = {slot.spec.name: () for slot in self.slots}
         for unit in self.units:
             for piece in unit.pieces:

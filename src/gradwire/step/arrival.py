@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 
+import torch
 from torch import Tensor
 
 from gradwire.exchange.base import Exchange
 from gradwire.kernels.pieces import Pieces
 from gradwire.measure.clock import now_s
 from gradwire.step.arena import Lane, Slot, Unit
+from gradwire.step.plan import ExchangePlan
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,19 @@ class Arrival:
     """Why there is nothing worth reading. Peers wait, so it is exchanged nevertheless; the step fails."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class DirectRun:
     """Neighbours in a bucket that bypass the arena with the same exchange."""
 
     exchange: Exchange
     entries: tuple[BucketEntry, ...]
+    _plan: ExchangePlan | None = None
 
-    @cached_property
-    def label(self) -> str:
-        """For timelines and notes of errors."""
-        return labelled(self.names)
+    def plan(self, dtype: torch.dtype) -> ExchangePlan:
+        """The plan of its exchange, in a bucket of `dtype`."""
+        if self._plan is None:
+            self._plan = ExchangePlan(labelled(self.names), self.exchange, sum(self.sizes), dtype)
+        return self._plan
 
     @cached_property
     def region(self) -> slice:

@@ -300,16 +300,18 @@ class Engine:
 
     def direct(self, step: Step, arrival: Arrival, run: DirectRun) -> ExchangeTask:
         """The exchange of neighbours in a bucket, in place. It belongs to no lane: its context says -1."""
-        region, label, exchange = arrival.buffer[run.region], run.label, run.exchange
+        region, plan = arrival.buffer[run.region], run.plan(arrival.buffer.dtype)
         where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
-        ctx = ExchangeContext(step.number, *where, granularity=self.env.placement.granularity)
+        granularity = self.env.placement.granularity
+        ctx = ExchangeContext(step.number, *where, granularity=granularity, constants=plan.constants)
         step.direct.append(region.numel())
-        comm, agreed = step.observed(self.comm, label), exchange.rounds(region.numel(), region.dtype, ctx)
-        return ExchangeTask(label, exchange, region, region, ctx, comm, agreed)
+        comm, agreed = step.observed(self.comm, plan.label), plan.collectives(ctx, checked=self.comm.verifies)
+        return ExchangeTask(plan, agreed, region, region, ctx, comm)
 
     def _launch_unit(self, step: Step, unit: Unit) -> None:
         """Start the exchange of a unit that has been folded, or let it rest."""
         lane = self.layout.lanes[unit.lane]
+        plan = lane.plans[unit.index]
         x = lane.x[unit.start : unit.stop]
         where = (unit.index, self.comm.rank, self.comm.world, self.env.seed, unit.lane, unit.parts)
         ctx = ExchangeContext(
@@ -322,17 +324,17 @@ class Engine:
             replicas=self.env.replicas,
             see=step.hear,
             granularity=self.env.placement.granularity,
+            constants=plan.constants,
         )
         if step.looks:
             self._look(step, lane, unit, x, ctx)
-        if not (agreed := lane.exchange.rounds(x.numel(), x.dtype, ctx)):
+        agreed = plan.collectives(ctx, checked=self.comm.verifies)
+        if not agreed.rounds:
             step.rest(unit)
             return
         factor = step.scale / ctx.scale
         mean = step.landing(unit, x, factor)
-        task = ExchangeTask(
-            str(unit), lane.exchange, x, mean, ctx, step.observed(self.comm, str(unit)), agreed
-        )
+        task = ExchangeTask(plan, agreed, x, mean, ctx, step.observed(self.comm, plan.label))
         task.land = lambda: step.land(unit, mean, factor)
         self.runner.launch(step, task)
 

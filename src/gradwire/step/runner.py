@@ -53,15 +53,15 @@ class ExchangeRunner:
 
     def _start(self, step: Step, task: ExchangeTask) -> None:
         step.outstanding += 1
-        step.decoding += task.may_fail
+        step.decoding += task.agreed.may_fail
         try:
             with step.trace.compressing("encode", task.label):
-                task.finish = task.exchange.start(task.x, task.mean, task.comm, task.ctx)
+                task.finish = task.plan.exchange.start(task.x, task.mean, task.comm, task.ctx)
         except TransportError:
             raise
         except BaseException as error:
             step.fail(error, f"encode of {task.label}", self._rank)
-            owe_zeros(task.comm, task.agreed[len(task.comm.rounds) :], task.x.device)
+            owe_zeros(task.comm, task.agreed.rounds[len(task.comm.rounds) :], task.x.device)
         if self._one_by_one() or task.finish is None or task.comm.last is None:
             self._finish(step, task)
         elif task.comm.announces:

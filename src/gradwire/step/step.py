@@ -17,7 +17,7 @@ from torch.autograd import profiler
 
 from gradwire.comm import Comm, Round
 from gradwire.errors import DAMAGED, GradwireError
-from gradwire.exchange.base import Exchange, Finish
+from gradwire.exchange.base import Finish
 from gradwire.kernels.compiler import compiled_s
 from gradwire.kernels.flagged import poison, zero_idle
 from gradwire.kernels.folding import Folded
@@ -28,6 +28,7 @@ from gradwire.planning.facts import Times
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.step.arrival import Arrival, BucketEntry, LaneShare
 from gradwire.step.context import ExchangeContext, refuse
+from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
 
 Look: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
@@ -58,34 +59,26 @@ class Passenger(Protocol):
 
 @dataclass
 class ExchangeTask:
-    """One running exchange: `x` in, `mean` out; `land` carries the mean to the buckets.
+    """One running exchange: `x` in, `mean` out; `land` carries the mean to the buckets."""
 
-    `agreed` are the rounds that every rank issues for it.
-    """
-
-    label: str
-    exchange: Exchange
+    plan: ExchangePlan
+    agreed: Collectives
     x: Tensor
     mean: Tensor
     ctx: ExchangeContext
     comm: MeteredComm
-    agreed: tuple[Round, ...]
     land: Callable[[], None] = lambda: None
     finish: Finish | None = None
 
     @property
-    def may_fail(self) -> bool:
-        """Whether it may still fail on this rank alone once its bytes have come.
-
-        Where messages are checked, damage is noticed by the one that received it; of a sum all hear.
-        """
-        checks = self.comm.verifies and any(each.verb != "all_reduce" for each in self.agreed)
-        return checks or not self.exchange.laws.total
+    def label(self) -> str:
+        """For timelines and notes of errors."""
+        return self.plan.label
 
     @property
     def is_unseen(self) -> bool:
         """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
-        return self.ctx.lane < 0 or self.exchange.laws.may_overflow
+        return self.ctx.lane < 0 or self.plan.may_overflow
 
 
 @dataclass(frozen=True)
@@ -421,10 +414,10 @@ class Step:
         Of rounds whose size is agreed on the way, what is known is what they came to.
         """
         self.outstanding -= 1
-        self.decoding -= task.may_fail
-        self.metered_bytes += task.comm.wire_bytes
-        known = task.comm.rounds if any(round_.at_most for round_ in task.agreed) else task.agreed
-        self.predicted_bytes += sum(round_.wire_bytes(task.ctx.world) for round_ in known)
+        self.decoding -= task.agreed.may_fail
+        metered, planned = task.comm.wire_bytes, task.agreed.wire_bytes
+        self.metered_bytes += metered
+        self.predicted_bytes += metered if planned is None else planned
 
     def record_small(self, small: SmallReduce) -> None:
         """Add the bytes of small gradients."""

@@ -1,0 +1,76 @@
+"""The plan of an exchange: all of it that stays the same from step to step, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gradwire.comm import Round
+from gradwire.exchange.base import Exchange
+from gradwire.step.context import ExchangeContext
+
+MOST_PHASES = 1024
+"""Phases whose collectives are kept. A schedule that never repeats must not fill memory."""
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """The collectives of an exchange in the steps of one phase."""
+
+    rounds: tuple[Round, ...]
+    """In order, the same on all ranks. None of them: the unit rests."""
+    wire_bytes: float | None
+    """Bytes that a rank sends, in the mean; `None` where ranks agree on sizes on the way."""
+    may_fail: bool
+    """Whether a rank may still fail alone once its bytes have come.
+
+    Where messages are checked, damage is noticed by the one that received it; of a sum all hear.
+    """
+
+
+@dataclass(eq=False)
+class ExchangePlan:
+    """The plan of one exchange of `numel` elements of `dtype`: of a unit, or of neighbours in a bucket.
+
+    `constants` are what the exchange itself keeps (`ExchangeContext.once`).
+    """
+
+    label: str
+    exchange: Exchange
+    numel: int
+    dtype: torch.dtype
+    constants: dict[Hashable, Any] = field(default_factory=dict)
+    may_overflow: bool = field(init=False)
+    """Whether finite inputs can give a mean that is not finite."""
+    _by_phase: dict[Hashable, Collectives] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        laws = self.exchange.laws
+        self.may_overflow, self._is_total = laws.may_overflow, laws.total
+        self._phase = getattr(self.exchange, "phase", None)
+
+    def collectives(self, ctx: ExchangeContext, *, checked: bool) -> Collectives:
+        """The collectives in the step of `ctx`; `checked` if the transport checks messages.
+
+        An exchange without phases is asked in every step.
+        """
+        if self._phase is None:
+            return self._asked(ctx, checked=checked)
+        key = ctx.unit, self._phase(ctx)
+        found = self._by_phase.get(key)
+        if found is None:
+            found = self._asked(ctx, checked=checked)
+            if len(self._by_phase) >= MOST_PHASES:
+                self._by_phase.clear()
+            self._by_phase[key] = found
+        return found
+
+    def _asked(self, ctx: ExchangeContext, *, checked: bool) -> Collectives:
+        rounds = self.exchange.rounds(self.numel, self.dtype, ctx)
+        is_known = not any(each.at_most for each in rounds)
+        wire_bytes = sum(each.wire_bytes(ctx.world) for each in rounds) if is_known else None
+        checks = checked and any(each.verb != "all_reduce" for each in rounds)
+        return Collectives(rounds, wire_bytes, checks or not self._is_total)
