@@ -10,7 +10,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from gradwire.codec.base import Codec, CodecLaws
+from gradwire.codec.base import Codec
 from gradwire.codec.blocks import blocks
 from gradwire.codec.cast import cast
 from gradwire.codec.levels import four_levels
@@ -45,6 +45,7 @@ from gradwire.exchange.payloads import gather, reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.exchange.uneven_gather import agreed
 from gradwire.kernels.layouts import LARGEST, BlockKind
+from gradwire.laws import Laws
 from gradwire.memory import Residual
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe
@@ -61,7 +62,7 @@ class ScaledRandomK:
     """Random elements times 1/ratio: right in the mean, and larger than what came. Of the tests alone."""
 
     ratio: float
-    laws = CodecLaws(linear=True, unbiased=True, may_overflow=True)
+    laws = Laws(linear=True, unbiased=True, may_overflow=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return RandomK(self.ratio).count(numel, ctx), dtype

@@ -14,8 +14,9 @@ from torch import Tensor
 from gradwire.codec.sparse import SparseLayout
 from gradwire.comm import Comm, Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
-from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish, parts, run
+from gradwire.exchange.base import WHOLE, Finish, parts, run
 from gradwire.exchange.dense import dense
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext, ExchangeState
 from gradwire.step.step import Step
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
@@ -118,7 +119,7 @@ class Planted:
     """A plain all-reduce that looks at its result."""
 
     look: Callable[[Tensor], Any]
-    laws = ExchangeLaws(stays_on_device=True)
+    laws = Laws(stays_on_device=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
-from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
+from gradwire.exchange.base import Exchange, Finish
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.exchange.turns import turn_of
 from gradwire.kernels.folding import Folded
+from gradwire.laws import Laws
 from gradwire.memory import Gradients, Memory, Planes
 from gradwire.placement import Resolve
 from gradwire.planning.cuts import even_cuts
@@ -64,7 +65,7 @@ class Accidental:
     error: BaseException
 
     @property
-    def laws(self) -> ExchangeLaws:
+    def laws(self) -> Laws:
         return replace(self.inner.laws, in_place=True)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

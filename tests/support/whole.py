@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.base import CodecLaws
-from gradwire.codec.select.base import SelectorLaws
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext, Part
 
 
@@ -16,7 +15,7 @@ from gradwire.step.context import ExchangeContext, Part
 class Everything:
     """All elements."""
 
-    laws = SelectorLaws(shared=True, contractive=True, fixed_size=True, stays_on_device=True)
+    laws = Laws(shared=True, contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return numel
@@ -34,7 +33,7 @@ def everything() -> Everything:
 class Raw:
     """The tensor itself, as a codec: the one that is lossless without a doubt."""
 
-    laws = CodecLaws(
+    laws = Laws(
         linear=True, lossless=True, contractive=True, covers=True, unbiased=True, stays_on_device=True
     )
 

@@ -20,10 +20,10 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from gradwire.codec.base import CodecLaws
 from gradwire.codec.scales import ScaledPayload
 from gradwire.kernels.blocks import add_blocks, add_shards, encode_blocks, encode_shards, sum_shard
 from gradwire.kernels.layouts import BlockKind, ScaledBlocks, ShardedBlocks, scale_type
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 
@@ -43,7 +43,7 @@ class BlockCodec:
 
     kind: BlockKind
     block: int
-    laws = CodecLaws(contractive=True, total=True, stays_on_device=True)
+    laws = Laws(contractive=True, total=True, stays_on_device=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         _blocks, layout = self._layout(numel, dtype, ctx)

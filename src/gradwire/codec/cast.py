@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.base import CodecLaws
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 
@@ -17,7 +17,7 @@ class Cast:
     """Round to nearest in `dtype`. float16 overflows above 65504; bfloat16 has float32's range."""
 
     dtype: torch.dtype
-    laws = CodecLaws(
+    laws = Laws(
         linear=True, contractive=True, covers=True, may_overflow=True, total=True, stays_on_device=True
     )
 

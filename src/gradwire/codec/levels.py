@@ -20,10 +20,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.codec.base import CodecLaws
 from gradwire.codec.scales import ScaledPayload
 from gradwire.kernels.layouts import Blocks, packed_bytes, scale_type
 from gradwire.kernels.levels import add_levels, encode_levels
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 
@@ -43,7 +43,7 @@ class FourLevels:
     """
 
     block: int
-    laws = CodecLaws(contractive=True, total=True, stays_on_device=True)
+    laws = Laws(contractive=True, total=True, stays_on_device=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return self._layout(numel, dtype, ctx)[1].bytes, torch.uint8

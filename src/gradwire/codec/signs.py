@@ -29,9 +29,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.codec.base import CodecLaws
 from gradwire.kernels.layouts import Blocks
 from gradwire.kernels.signs import add_signs, pack_signs
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 
@@ -44,7 +44,7 @@ class TwoLevels:
 
     block: int | None = None
     levels: ClassVar[int] = 1
-    laws = CodecLaws(contractive=True, covers=True, total=True, stays_on_device=True)
+    laws = Laws(contractive=True, covers=True, total=True, stays_on_device=True)
 
     def __post_init__(self) -> None:
         Blocks((), self.block)  # raises for a block of a size that does not do

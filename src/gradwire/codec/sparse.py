@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.codec.base import Codec, CodecLaws
+from gradwire.codec.base import Codec
 from gradwire.codec.cast import check_wire_type, saturating_cast, wire_type
 from gradwire.codec.indices import (
     elias_fano_planes,
@@ -28,6 +28,7 @@ from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.kernels.chosen import add_chosen, take_chosen
 from gradwire.kernels.payload import Shape
 from gradwire.kernels.places import add_at, take
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext, See, refuse
 
 
@@ -133,11 +134,11 @@ class Values:
 
     selector: Selector
 
-    @property
-    def laws(self) -> CodecLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """Contractive as the selector is."""
         laws = self.selector.laws
-        return CodecLaws(linear=True, contractive=laws.contractive, stays_on_device=laws.stays_on_device)
+        return Laws(linear=True, contractive=laws.contractive, stays_on_device=laws.stays_on_device)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return self.selector.count(numel, ctx), dtype
@@ -166,11 +167,11 @@ class Sparse:
     selector: Selector
     dtype: torch.dtype | None = None
 
-    @property
-    def laws(self) -> CodecLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """Contractive as the selector is: rounding what is sent makes no error larger than dropping it."""
         laws = self.selector.laws
-        return CodecLaws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
+        return Laws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return self._layout(numel, dtype, ctx).buffer.bytes, torch.uint8
@@ -210,10 +211,10 @@ class SparseCoded:
     selector: Selector
     codec: Codec
 
-    @property
-    def laws(self) -> CodecLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """Contractive if both are: a codec that enlarges what it is given enlarges what is left."""
-        return CodecLaws(
+        return Laws(
             contractive=self.selector.laws.contractive and self.codec.laws.contractive,
             may_overflow=self.codec.laws.may_overflow,
             stays_on_device=self.selector.laws.stays_on_device and self.codec.laws.stays_on_device,

@@ -31,12 +31,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import Selector, SelectorLaws, check_ratio, count_kept
+from gradwire.codec.select.base import Selector, check_ratio, count_kept
 from gradwire.codec.select.threshold import exactly, threshold_of_sample
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
@@ -44,6 +44,7 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import gather
 from gradwire.kernels.folding import Folded, fold_momentum, mask_zeros
+from gradwire.laws import Laws
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.units import fused_cutter
@@ -121,7 +122,7 @@ class SampledTopK:
 
     ratio: float
     sample: float = 0.01
-    laws = SelectorLaws(contractive=True, fixed_size=True)
+    laws = Laws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)
@@ -162,10 +163,10 @@ class Ramp:
     starts: tuple[int, ...]
     selectors: tuple[Selector, ...]
 
-    @property
-    def laws(self) -> SelectorLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """The promises of all of them."""
-        return SelectorLaws(
+        return Laws(
             shared=all(selector.laws.shared for selector in self.selectors),
             contractive=all(selector.laws.contractive for selector in self.selectors),
             fixed_size=all(selector.laws.fixed_size for selector in self.selectors),

@@ -27,11 +27,12 @@ from torch import Tensor
 from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.codec.sparse import SparseLayout
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import remember
 from gradwire.exchange.leader import spread_indices, spread_round
 from gradwire.kernels.places import put, take
 from gradwire.kernels.topk import topk_indices
+from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext
 
@@ -45,7 +46,7 @@ class GTopK:
     of it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places
     among their k."""
 
-    laws = ExchangeLaws(contractive=True)
+    laws = Laws(contractive=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
+from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels.topk import topk_indices
+from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import layer_cutter
@@ -34,7 +35,7 @@ class LayerTopK:
     """The largest magnitudes of each piece, exactly, at least one of each; among equals the lowest index."""
 
     ratio: float
-    laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
+    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return sum(count_kept(self.ratio, size) for size in ctx.sizes(numel))

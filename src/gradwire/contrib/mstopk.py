@@ -25,12 +25,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
+from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.codec.select.threshold import fill_up, random_start, threshold_of_sample
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels.threshold import indices_reaching, moments_reaching, rounded
 from gradwire.kernels.topk import topk_indices
+from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import fused_cutter
@@ -61,7 +62,7 @@ class MSTopK:
 
     ratio: float
     rounds: int = 25
-    laws = SelectorLaws(contractive=True, fixed_size=True)
+    laws = Laws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)

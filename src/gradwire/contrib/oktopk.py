@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -31,10 +32,11 @@ from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import Buffer
 from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import remember
 from gradwire.kernels.places import put
 from gradwire.kernels.topk import topk_indices
+from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext
 
@@ -55,15 +57,15 @@ class OkTopK:
     slack: float = 2.0
     memory = None
 
-    @property
-    def laws(self) -> ExchangeLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """Contractive as the selector.
 
         Guaranteed: on each rank what is left is x with elements taken out, never more than came. No share of
         it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places
         among their k.
         """
-        return ExchangeLaws(contractive=self.selector.laws.contractive)
+        return Laws(contractive=self.selector.laws.contractive)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """All-reduce (bounds), all-to-all (elements), all-gather (sums).

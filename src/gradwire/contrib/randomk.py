@@ -15,12 +15,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
+from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.codec.sparse import values
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import reduce
 from gradwire.kernels.draws import sample_indices
 from gradwire.kernels.uploads import sent_to
+from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext
 
@@ -32,7 +33,7 @@ class RandomK:
     """Uniformly random elements, the same on all ranks."""
 
     ratio: float
-    laws = SelectorLaws(shared=True, contractive=True, fixed_size=True, stays_on_device=True)
+    laws = Laws(shared=True, contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)

@@ -24,12 +24,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
+from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.codec.select.threshold import exactly
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels.threshold import moments_reaching
 from gradwire.kernels.topk import topk_indices
+from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import fused_cutter
@@ -49,7 +50,7 @@ class Sidco:
     ratio: float
     stages: int = 3
     fit: Fit = "exponential"
-    laws = SelectorLaws(contractive=True, fixed_size=True)
+    laws = Laws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)

@@ -33,10 +33,11 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import forget
 from gradwire.kernels.folding import Folded, fold
 from gradwire.kernels.votes import apply_votes, ballot_words, cast_votes, count_groups, tally
+from gradwire.laws import Laws
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext
@@ -58,7 +59,7 @@ class MajorityVote:
     """
 
     scale: Scale = "none"
-    laws = ExchangeLaws(conserves=False, stays_on_device=True)
+    laws = Laws(conserves=False, stays_on_device=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

@@ -24,12 +24,13 @@ from torch import Tensor
 
 from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import remember
 from gradwire.kernels.places import put
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
 from gradwire.kernels.topk import topk_indices
 from gradwire.kernels.uploads import sent_to
+from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext
 
@@ -54,7 +55,7 @@ class Sketch:
     are the largest sums is probable over the draw of hashes, for as many as stand out from the rest; and what
     cancels in the sum stays with the ranks, and grows while they disagree."""
 
-    laws = ExchangeLaws(contractive=True, stays_on_device=True)
+    laws = Laws(contractive=True, stays_on_device=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

@@ -39,12 +39,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.codec.base import CodecLaws
 from gradwire.codec.scales import ScaledPayload
 from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels.layouts import Grid, Norm, step_type
 from gradwire.kernels.stochastic import add_quantized, quantize
+from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext
 
@@ -102,13 +102,13 @@ class Qsgd:
     bucket: int
     norm: Norm
 
-    @property
-    def laws(self) -> CodecLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """Contractive where d/s² < 1, in every draw.
 
         With 8 bits that is up to buckets of 16 128 elements, with 4 bits up to 48.
         """
-        return CodecLaws(
+        return Laws(
             contractive=self.bucket < self._grid((1,)).levels ** 2,
             unbiased=True,
             total=True,
@@ -165,10 +165,10 @@ class TernGrad:
 
     clip: float | None = None
 
-    @property
-    def laws(self) -> CodecLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """Unbiased unless it clips."""
-        return CodecLaws(unbiased=self.clip is None, total=True, stays_on_device=True)
+        return Laws(unbiased=self.clip is None, total=True, stays_on_device=True)
 
     def _levels(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> Levels:
         clip = math.inf if self.clip is None else self.clip

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
+from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.exchange.compose import remember
 from gradwire.exchange.uneven_gather import agreed
 from gradwire.kernels.threshold import indices_reaching
 from gradwire.kernels.topk import topk_indices
+from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
 from gradwire.step.context import ExchangeContext
@@ -38,7 +39,7 @@ class FixedThreshold:
 
     threshold: float
     at_most: float = 0.1
-    laws = SelectorLaws(contractive=True)
+    laws = Laws(contractive=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.at_most, numel)

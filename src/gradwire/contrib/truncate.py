@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.base import CodecLaws
 from gradwire.kernels.truncation import add_upper, pack_upper, upper_words
+from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.low_bits import rounded
 from gradwire.step.context import ExchangeContext
@@ -36,7 +36,7 @@ class Truncate:
     """
 
     bits: int
-    laws = CodecLaws(contractive=True, covers=True, total=True, stays_on_device=True)
+    laws = Laws(contractive=True, covers=True, total=True, stays_on_device=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """int32 words."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -32,7 +33,7 @@ from torch import Tensor
 from gradwire.codec.cast import check_wire_type, wire_type
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Algorithm, Broadcasting, Comm, Round, check_algorithm
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
 from gradwire.exchange.leader import (
     broadcast_indices,
     broadcast_round,
@@ -45,6 +46,7 @@ from gradwire.exchange.leader import (
 from gradwire.exchange.state import GAINS, LED
 from gradwire.kernels.places import put
 from gradwire.kernels.uploads import sent_to
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 Election = Literal["round_robin", "variance", "auto"]
@@ -143,13 +145,13 @@ class ArTopK:
     broadcast: Broadcasting = "scatter"
     memory = None
 
-    @property
-    def laws(self) -> ExchangeLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """Contractive if the selector is: exactly so on the leader, elsewhere as far as choices overlap."""
         laws = self.selector.laws
         # The host reads the gain of a step, which decides the election a few steps later.
         stays = laws.stays_on_device and self.elect != "auto"
-        return ExchangeLaws(contractive=laws.contractive, stays_on_device=stays)
+        return Laws(contractive=laws.contractive, stays_on_device=stays)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """A broadcast and an all-reduce, or all-gather and two all-reduces."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Protocol
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
+from gradwire.laws import Laws, formerly
 from gradwire.memory import Memory
 from gradwire.step.context import ExchangeContext, ExchangeState, Part
 
@@ -20,47 +21,15 @@ Finish = Callable[[], None]
 """Waits for the last round and decodes it. Local: it must not issue a collective."""
 
 
-@dataclass(frozen=True)
-class ExchangeLaws:
-    """The promises of an exchange, which `tests/laws` tests for every exchange.
-
-    - `conserves`: the mean over ranks of their inputs is the returned mean plus the mean of the unsent parts.
-    - `contractive`: the unsent part is not larger than the input. `docs/engineering/laws.md` says for each
-      exchange by how much it is smaller, and how much stays while ranks disagree.
-    - `in_place`: `mean` may be `x` itself, and nothing is left to remember.
-    - `may_overflow`: finite inputs can give a non-finite mean (a narrow payload type, sums over a matrix).
-      Here `False` is the promise.
-    - `asks_optimizer`: how much may be lost follows from `ExchangeContext.replicas`; without an optimizer,
-      nothing is.
-    - `stays_on_device`: where gradients are on a device, neither `start` nor `finish` makes the host wait for
-      it. They read no number, no size depends on one, and copies to the device come from pinned memory. The
-      first step may copy constants that every step needs.
-    - `total`: whatever bytes have come, what `start` returns makes a mean of them, alike on all ranks, and
-      `x` was final before. So no rank can fail alone any more, and the verdict goes with the last payload
-      instead of after it, which saves a latency. A decoder that may refuse what has come promises nothing.
-    - `grain`: cuts may fall on multiples of this many elements or, if it is `WHOLE`, between parameters.
-    - `cycle`: in as many steps, from a multiple of them on, every unit travels once, and rests otherwise.
-    - `travels`: the share of bytes announced `at_most` that travels, as far as it was seen. No promise: it
-      depends on the values, and only predictions go by it.
-    """
-
-    conserves: bool = True
-    contractive: bool = False
-    in_place: bool = False
-    may_overflow: bool = False
-    asks_optimizer: bool = False
-    stays_on_device: bool = False
-    total: bool = False
-    grain: int = 1
-    cycle: int = 1
-    travels: float = 1.0
+if not TYPE_CHECKING:
+    __getattr__ = formerly(__name__, "ExchangeLaws")
 
 
 class Exchange(Protocol):
     """The way in which ranks agree on the mean of one unit."""
 
     @property
-    def laws(self) -> ExchangeLaws: ...
+    def laws(self) -> Laws: ...
 
     @property
     def memory(self) -> Memory | None:

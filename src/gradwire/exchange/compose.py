@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import lcm
 
 import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Exchange, ExchangeLaws, Finish
+from gradwire.exchange.base import Exchange, Finish
 from gradwire.exchange.dense import Dense
 from gradwire.exchange.turns import Order, check_order, turn_of
+from gradwire.laws import Laws
 from gradwire.memory import UNSENT, Memory, NoMemory, Residual
 from gradwire.step.context import ExchangeContext
 
@@ -23,8 +25,8 @@ class Remember:
     inner: Exchange
     memory: Memory | None
 
-    @property
-    def laws(self) -> ExchangeLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """The laws of the inner exchange, but never in place; a memory may need numbers on the host."""
         inner = self.inner.laws
         stays = inner.stays_on_device and (self.memory is None or self.memory.stays_on_device)
@@ -48,8 +50,8 @@ class Warm:
     inner: Exchange
     dense: Exchange = field(default_factory=Dense)
 
-    @property
-    def laws(self) -> ExchangeLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """The laws of the inner exchange, but never in place."""
         return replace(self.inner.laws, in_place=False)
 
@@ -123,8 +125,8 @@ class Every:
     together: bool = False
     order: Order = "random"
 
-    @property
-    def laws(self) -> ExchangeLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """The laws of the inner exchange, since a cycle of I steps sends everything; but never in place."""
         inner = self.inner.laws
         return replace(inner, in_place=False, cycle=lcm(self.interval, inner.cycle))

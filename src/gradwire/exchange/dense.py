@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gradwire.codec.cast import cast_for_sum, wire_type
 from gradwire.comm.base import Algorithm, Comm, Round, check_algorithm
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 
@@ -23,7 +24,7 @@ class Dense:
     """
 
     algorithm: Algorithm = "library"
-    laws = ExchangeLaws(contractive=True, in_place=True, stays_on_device=True, total=True)
+    laws = Laws(contractive=True, in_place=True, stays_on_device=True, total=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

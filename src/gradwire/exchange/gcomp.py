@@ -51,12 +51,13 @@ from gradwire.codec.gcomp import (
 )
 from gradwire.codec.gcomp.rounding import BASES, levels_of, may_flush
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
 from gradwire.exchange.dense import dense
 from gradwire.exchange.ring import RingAllReduce, RingSchedule
 from gradwire.exchange.state import COUNTED
 from gradwire.exchange.turns import phase_of
 from gradwire.kernels.terms import mantissa_levels
+from gradwire.laws import Laws
 from gradwire.metric import numerators, thresholds
 from gradwire.step.context import ExchangeContext
 
@@ -96,11 +97,11 @@ class Gcomp:
     segment: int = SEGMENT
     memory = None
 
-    @property
-    def laws(self) -> ExchangeLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """Conserves if it is lossless. Otherwise the error is dropped: nothing is left to remember."""
         exact = self.mode == "lossless"
-        return ExchangeLaws(
+        return Laws(
             conserves=exact,
             contractive=exact,
             in_place=exact,

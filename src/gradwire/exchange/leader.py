@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -18,9 +19,10 @@ from gradwire.codec.cast import cast_for_sum, check_wire_type, wire_type
 from gradwire.codec.indices import index_words, pack_indices, unpack_indices
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Broadcasting, Comm, Round
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
 from gradwire.exchange.turns import turn_of
 from gradwire.kernels.places import put, scatter, take
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext, See
 
 
@@ -124,11 +126,11 @@ class Leader:
     dtype: torch.dtype | None = None
     memory = None
 
-    @property
-    def laws(self) -> ExchangeLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """Contractive if the selector is: exactly so on the leader, elsewhere as far as choices overlap."""
         laws = self.selector.laws
-        return ExchangeLaws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
+        return Laws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Two all-reduces (indices, values), three when norms elect the leader."""

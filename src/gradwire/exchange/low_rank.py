@@ -44,11 +44,12 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Pending, Round, shortest_sum
-from gradwire.exchange.base import WHOLE, ExchangeLaws, Finish
+from gradwire.exchange.base import WHOLE, Finish
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.exchange.turns import Order, check_order, turn_of
 from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.uploads import sent_to
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext, Part
 
 PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
@@ -225,7 +226,7 @@ class PowerSgd:
     """Two all-reduces: r·rows of every matrix with what travels raw, then r·columns of every matrix."""
 
     rank: int
-    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True)
+    laws = Laws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
@@ -279,7 +280,7 @@ class AcpSgd:
 
     rank: int
     order: Order = "random"
-    laws = ExchangeLaws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True)
+    laws = Laws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

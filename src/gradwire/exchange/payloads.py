@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 
@@ -21,11 +23,11 @@ class Reduce:
     codec: Codec
     memory = None
 
-    @property
-    def laws(self) -> ExchangeLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """The laws of the codec; in place if every element travels."""
         laws = self.codec.laws
-        return ExchangeLaws(
+        return Laws(
             contractive=laws.contractive,
             in_place=laws.covers,
             may_overflow=laws.may_overflow,
@@ -75,11 +77,11 @@ class Gather:
     codec: Codec
     memory = None
 
-    @property
-    def laws(self) -> ExchangeLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """The laws of the codec; never in place."""
         laws = self.codec.laws
-        return ExchangeLaws(
+        return Laws(
             contractive=laws.contractive,
             may_overflow=laws.may_overflow,
             total=laws.total,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Pending, Round
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext, Part
 
 _MOST_SEGMENTS = 1 << 12
@@ -47,12 +49,12 @@ class ScatterReduce:
     """Elements of a segment at most; without it what suits the place."""
     memory = None
 
-    @property
-    def laws(self) -> ExchangeLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """The laws of the codec; it conserves unless the second error is dropped. Then it may be in place, if
         every element travels."""
         laws = self.codec.laws
-        return ExchangeLaws(
+        return Laws(
             conserves=self.second_stage,
             contractive=laws.contractive,
             in_place=laws.covers and not self.second_stage,

@@ -7,6 +7,7 @@ first, and a peer's count is accepted up to the bound that the selector's config
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from gradwire.codec.select.threshold import fill_up
 from gradwire.codec.sparse import SparseLayout
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import TransportError, WireError
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 
@@ -34,10 +36,10 @@ class Agreed:
     dtype: torch.dtype | None = None
     memory = None
 
-    @property
-    def laws(self) -> ExchangeLaws:
+    @cached_property
+    def laws(self) -> Laws:
         """Contractive if the selector is; conserves, because what is not chosen stays in `x`."""
-        return ExchangeLaws(contractive=self.selector.laws.contractive)
+        return Laws(contractive=self.selector.laws.contractive)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         failures: list[BaseException] = []

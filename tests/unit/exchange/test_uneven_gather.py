@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import SelectorLaws
 from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.contrib.threshold import fixed_threshold
 from gradwire.errors import WireError
 from gradwire.exchange.base import run
 from gradwire.exchange.uneven_gather import agreed
+from gradwire.laws import Laws
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
 from tests.support.rounds import allows
@@ -73,7 +73,7 @@ class Broken:
 
     rank: int
     answer: int | None = None
-    laws = SelectorLaws(contractive=True)
+    laws = Laws(contractive=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return 2

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
-from gradwire.exchange.base import ExchangeLaws, Finish
+from gradwire.exchange.base import Finish
 from gradwire.granularity import ON_DEVICE, ON_HOST
+from gradwire.laws import Laws
 from gradwire.measure import cache
 from gradwire.measure.codec import EchoComm, codec_cost, measure_codec, payloads
 from gradwire.memory import Memory, Residual
@@ -195,7 +196,7 @@ def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
 class Near(Paced):
     """One that stays on a device, which has room for so many elements."""
 
-    laws = ExchangeLaws(stays_on_device=True)
+    laws = Laws(stays_on_device=True)
     room = 1 << 30
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

@@ -11,9 +11,9 @@ from torch import nn
 
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
-from gradwire.exchange.base import ExchangeLaws
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import Gather, gather
+from gradwire.laws import Laws
 from gradwire.memory import UNSENT
 from gradwire.step.arena import Lane, ParameterSpec, layout_hash, specs_of
 
@@ -29,7 +29,7 @@ class Grained(Gather):
     grain: int = 1
 
     @property
-    def laws(self) -> ExchangeLaws:
+    def laws(self) -> Laws:
         return replace(super().laws, grain=self.grain)
 
 

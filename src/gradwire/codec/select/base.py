@@ -1,29 +1,16 @@
-"""The protocol of selectors, their promises, and the arithmetic of shares."""
+"""The protocol of selectors, and the arithmetic of shares."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from gradwire.laws import Laws, formerly
 from gradwire.step.context import ExchangeContext
 
-
-@dataclass(frozen=True)
-class SelectorLaws:
-    """The promises of a selector; tests hold every selector to them.
-
-    - `shared`: all ranks choose the same elements without talking to each other.
-    - `contractive`: dropping what is not chosen shrinks the squared norm (in mean, if random).
-    - `fixed_size`: exactly `count` elements are chosen for any values; else that is the most.
-    - `stays_on_device`: no call makes the host wait for the device that x is on (`ExchangeLaws`).
-    """
-
-    shared: bool = False
-    contractive: bool = False
-    fixed_size: bool = False
-    stays_on_device: bool = False
+if not TYPE_CHECKING:
+    __getattr__ = formerly(__name__, "SelectorLaws")
 
 
 @runtime_checkable
@@ -31,7 +18,7 @@ class Selector(Protocol):
     """Chooses elements of a unit."""
 
     @property
-    def laws(self) -> SelectorLaws: ...
+    def laws(self) -> Laws: ...
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         """The number of elements chosen of `numel`, or the most; equal on all ranks, for any values."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import SelectorLaws
 from gradwire.kernels.chunks import chunk_topk_indices
 from gradwire.kernels.topk import topk_indices
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 
@@ -32,7 +32,7 @@ class ChunkTopK:
 
     chunk: int
     keep: int
-    laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
+    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         full, rest = divmod(numel, self.chunk)

@@ -23,9 +23,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import SelectorLaws
 from gradwire.kernels.chunks import chunk_topk_count, chunk_topk_indices
 from gradwire.kernels.topk import topk_indices
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 
@@ -42,7 +42,7 @@ class RatedTopK:
     rate: int
     rates: tuple[tuple[str, int], ...] = ()
     keep: int | None = None
-    laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
+    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return sum(self._count(size, rate) for size, rate in self._pieces(numel, ctx))

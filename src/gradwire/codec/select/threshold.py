@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
+from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.kernels.draws import stratified_indices
 from gradwire.kernels.threshold import indices_reaching
 from gradwire.kernels.topk import topk_indices
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 
@@ -111,7 +112,7 @@ class ReusedThreshold:
     """The elements that reach the largest unsent magnitude; the exact top-k if nothing is unsent."""
 
     ratio: float
-    laws = SelectorLaws(contractive=True, fixed_size=True)
+    laws = Laws(contractive=True, fixed_size=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)

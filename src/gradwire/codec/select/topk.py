@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.codec.select.base import SelectorLaws, check_ratio, count_kept
+from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.kernels.topk import topk_indices
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
 
@@ -16,7 +17,7 @@ class TopK:
     """The largest magnitudes, exactly; among equals the lowest index."""
 
     ratio: float
-    laws = SelectorLaws(contractive=True, fixed_size=True, stays_on_device=True)
+    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.codec.select.base import Selector, SelectorLaws, count_kept
+from gradwire.codec.select.base import Selector, count_kept
 from gradwire.codec.select.rates import rated_top_k
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse, values
@@ -16,6 +16,7 @@ from gradwire.contrib.adacomp import ada_comp
 from gradwire.contrib.lwtopk import layer_top_k
 from gradwire.contrib.threshold import fixed_threshold
 from gradwire.exchange.leader import leader
+from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 from tests.support.whole import parts_of
 
@@ -129,7 +130,7 @@ def test_sizes_that_depend_on_values_are_refused_where_nobody_agrees_on_them(sel
 
 def test_values_alone_refuse_them_too() -> None:
     class Shared:
-        laws = SelectorLaws(shared=True, contractive=True)
+        laws = Laws(shared=True, contractive=True)
 
     with pytest.raises(ValueError, match=r"uneven_gather\.agreed"):
         values(Shared())

@@ -1,0 +1,80 @@
+"""The promises of selectors, codecs and exchanges, all in one table."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laws:
+    """The promises of a selector, a codec or an exchange, which `tests/laws` tests for each of them.
+
+    A promise holds in one direction: a flag that is not set promises nothing. `may_overflow` is the other way
+    round: there `False` is the promise. A promise is of the kinds that its line names, and means nothing for
+    the others. `docs/engineering/laws.md` has the tolerances.
+
+    - `contractive`: what is left is smaller than what came. Selector: dropping what is not chosen shrinks the
+      squared norm (in mean, if random). Codec: ‖x − decode(encode(x))‖² ≤ γ‖x‖² with γ < 1, so error feedback
+      stays bounded. Exchange: the unsent part is not larger than the input; the page says for each exchange
+      by how much it is smaller, and how much stays while ranks disagree.
+    - `stays_on_device` (selector, codec, exchange): where x is on a device, no call makes the host wait for
+      it. It reads no number, no size depends on one, and copies to the device come from pinned memory. The
+      first step may copy constants that every step needs.
+    - `shared` (selector): all ranks choose the same elements without talking to each other.
+    - `fixed_size` (selector): exactly `count` elements are chosen for any values; else that is the most.
+    - `linear` (codec): payloads of all ranks may be summed before decoding, so they ride an all-reduce.
+    - `lossless` (codec): decode(encode(x)) == x for every finite x.
+    - `unbiased` (codec): E decode(encode(x)) == x over the draws of `ctx.private()`.
+    - `covers` (codec): every element travels, so that without a memory nothing is forgotten.
+    - `may_overflow` (codec, exchange): a finite x can have an image or a mean that is not finite (a narrow
+      payload type, sums over a matrix).
+    - `total` (codec, exchange): any bytes of the payload's size decode, alike on all ranks, and `add_decoded`
+      never raises for what is in them. Of an exchange, x was final before the last payload came. So no rank
+      can fail alone any more, and the verdict goes with that payload instead of after it, which saves a
+      latency.
+    - `conserves` (exchange): the mean over ranks of their inputs is the returned mean plus the mean of the
+      unsent parts.
+    - `in_place` (exchange): `mean` may be x itself, and nothing is left to remember.
+    - `asks_optimizer` (exchange): how much may be lost follows from `ExchangeContext.replicas`; without an
+      optimizer, nothing is.
+    - `grain` (exchange): cuts may fall on multiples of this many elements or, if it is
+      `gradwire.exchange.base.WHOLE`, between parameters.
+    - `cycle` (exchange): in as many steps, from a multiple of them on, every unit travels once, and rests
+      otherwise.
+    - `travels` (exchange): the share of bytes announced `at_most` that travels, as far as it was seen. No
+      promise: it depends on the values, and only predictions go by it.
+
+    >>> Laws(linear=True, contractive=True).may_overflow
+    False
+    """
+
+    contractive: bool = False
+    stays_on_device: bool = False
+    shared: bool = False
+    fixed_size: bool = False
+    linear: bool = False
+    lossless: bool = False
+    unbiased: bool = False
+    covers: bool = False
+    may_overflow: bool = False
+    total: bool = False
+    conserves: bool = True
+    in_place: bool = False
+    asks_optimizer: bool = False
+    grain: int = 1
+    cycle: int = 1
+    travels: float = 1.0
+
+
+def formerly(module: str, name: str) -> Callable[[str], type[Laws]]:
+    """The `__getattr__` of a module in which `Laws` had another `name`: a warning, and the class itself."""
+
+    def found(wanted: str) -> type[Laws]:
+        if wanted != name:
+            raise AttributeError(f"module {module!r} has no attribute {wanted!r}")
+        warnings.warn(f"{module}.{name} is now gradwire.laws.Laws", DeprecationWarning, stacklevel=2)
+        return Laws
+
+    return found
