@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import get_args
 
 import torch
@@ -46,7 +45,7 @@ class BlockCodec:
     laws = Laws(contractive=True, total=True, stays_on_device=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        _blocks, layout = self._layout(numel, dtype, ctx)
+        _blocks, layout = ctx.once(self._layout, numel, dtype)
         return layout.bytes, torch.uint8
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
@@ -57,7 +56,7 @@ class BlockCodec:
         return self._encode(x, ctx, left=True)
 
     def _encode(self, x: Tensor, ctx: ExchangeContext, left: bool) -> Tensor:
-        blocks, layout = self._layout(x.numel(), x.dtype, ctx)
+        blocks, layout = ctx.once(self._layout, x.numel(), x.dtype)
         payload = layout.empty(x.device)
         encode_blocks(x, blocks, *layout.split(payload), left)
         return payload
@@ -65,7 +64,7 @@ class BlockCodec:
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        blocks, layout = self._layout(out.numel(), out.dtype, ctx)
+        blocks, layout = ctx.once(self._layout, out.numel(), out.dtype)
         add_blocks(*layout.split(payload), blocks, out, weight)
 
     def in_rows(self, shards: Sequence[tuple[int, ...]], dtype: torch.dtype) -> BlocksInRows:
@@ -74,9 +73,10 @@ class BlockCodec:
         return BlocksInRows(ShardedBlocks(blocks, scale_type(dtype)))
 
     def _layout(
-        self, numel: int, dtype: torch.dtype, ctx: ExchangeContext
+        self, ctx: ExchangeContext, numel: int, dtype: torch.dtype
     ) -> tuple[ScaledBlocks, ScaledPayload]:
-        return _layout(ctx.sizes(numel), self.block, self.kind, scale_type(dtype))
+        blocks = ScaledBlocks(ctx.sizes(numel), self.block, self.kind)
+        return blocks, ScaledPayload(blocks.count, blocks.code_bytes, scale_type(dtype))
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,6 @@ class BlocksInRows:
 
     def add(self, rows: Tensor, out: Tensor, _ctx: ExchangeContext) -> None:
         add_shards(rows, self.table, out)
-
-
-@lru_cache(maxsize=4096)  # what a unit is made of is the same in every step
-def _layout(
-    sizes: tuple[int, ...], block: int, kind: BlockKind, dtype: torch.dtype
-) -> tuple[ScaledBlocks, ScaledPayload]:
-    blocks = ScaledBlocks(sizes, block, kind)
-    return blocks, ScaledPayload(blocks.count, blocks.code_bytes, dtype)
 
 
 def blocks(kind: BlockKind, block: int = 256) -> BlockCodec:

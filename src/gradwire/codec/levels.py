@@ -15,7 +15,6 @@ freedom. Four bins of 1.5 standard deviations leave 1.3 % and 36 %.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -46,7 +45,7 @@ class FourLevels:
     laws = Laws(contractive=True, total=True, stays_on_device=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        return self._layout(numel, dtype, ctx)[1].bytes, torch.uint8
+        return ctx.once(self._layout, numel, dtype)[1].bytes, torch.uint8
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         return self._encode(x, ctx, leave=False)
@@ -55,7 +54,7 @@ class FourLevels:
         return self._encode(x, ctx, leave=True)
 
     def _encode(self, x: Tensor, ctx: ExchangeContext, leave: bool) -> Tensor:
-        blocks, layout = self._layout(x.numel(), x.dtype, ctx)
+        blocks, layout = ctx.once(self._layout, x.numel(), x.dtype)
         payload = layout.empty(x.device)
         levels, codes = layout.split(payload)
         encode_levels(x, blocks, levels.view(-1, 2), codes, leave=leave)
@@ -64,18 +63,14 @@ class FourLevels:
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        blocks, layout = self._layout(out.numel(), out.dtype, ctx)
+        blocks, layout = ctx.once(self._layout, out.numel(), out.dtype)
         levels, codes = layout.split(payload)
         add_levels(levels.view(-1, 2), codes, blocks, out, weight)
 
-    def _layout(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Blocks, ScaledPayload]:
-        return _layout(ctx.sizes(numel), self.block, scale_type(dtype))
-
-
-@lru_cache(maxsize=4096)  # what a unit is made of is the same in every step
-def _layout(sizes: tuple[int, ...], block: int, dtype: torch.dtype) -> tuple[Blocks, ScaledPayload]:
-    blocks = Blocks(sizes, block)
-    return blocks, ScaledPayload(2 * blocks.count, sum(packed_bytes(size, 2) for size in sizes), dtype)
+    def _layout(self, ctx: ExchangeContext, numel: int, dtype: torch.dtype) -> tuple[Blocks, ScaledPayload]:
+        sizes = ctx.sizes(numel)
+        blocks, code_bytes = Blocks(sizes, self.block), sum(packed_bytes(size, 2) for size in sizes)
+        return blocks, ScaledPayload(2 * blocks.count, code_bytes, scale_type(dtype))
 
 
 def four_levels(block: int = 64) -> FourLevels:

@@ -75,8 +75,7 @@ class ScatterReduce:
         """
         if x.dtype in (torch.float16, torch.bfloat16):
             return self._start_wide(x, mean, comm, ctx)
-        key = (self, x.numel(), x.dtype)
-        segments = ctx.once(key, lambda: tuple(self._segments(x.numel(), x.dtype, ctx)))
+        segments = ctx.once(self._segments, x.numel(), x.dtype)
         issued: list[tuple[Tensor, Pending]] = []
         try:
             for segment in segments:
@@ -119,16 +118,19 @@ class ScatterReduce:
 
         return finish
 
-    def _segments(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> Iterator[Segment]:
+    def _segments(self, ctx: ExchangeContext, numel: int, dtype: torch.dtype) -> tuple[Segment, ...]:
         """The pieces in which a unit travels, with their shards and how these are coded."""
         bounds = _bounds(numel, self.segment or ctx.granularity.segment)
+        in_rows, segments = getattr(self.codec, "in_rows", None), []
         pieces = zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True)
         for index, ((start, stop), parts) in enumerate(pieces):
             shards = tuple(shards_of(index, start, stop, parts, ctx.world))
             size, kind = self.longest(stop - start, dtype, replace(ctx, parts=parts, unsent=None))
-            in_rows = getattr(self.codec, "in_rows", None)
-            coder = None if in_rows is None else in_rows([shard.sizes for shard in shards], dtype)
-            yield Segment(slice(start, stop), shards, size, kind, coder or EachShard(self.codec, shards))
+            coder: Coder = EachShard(self.codec, shards)
+            if in_rows is not None:
+                coder = in_rows([shard.sizes for shard in shards], dtype)
+            segments.append(Segment(slice(start, stop), shards, size, kind, coder))
+        return tuple(segments)
 
     def longest(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """Elements and type of the longest shard's payload, to which all others of a segment are padded."""
@@ -220,7 +222,8 @@ class Shard:
 
     def _at(self, ctx: ExchangeContext, stage: int, unsent: Tensor | None) -> ExchangeContext:
         unit = 2 * (ctx.unit * _MOST_SEGMENTS * ctx.world + self.number) + stage
-        return replace(ctx, unit=unit, parts=self.parts, unsent=unsent, constants=self.constants[stage])
+        here = replace(ctx, unit=unit, parts=self.parts, unsent=unsent)
+        return here.keeping(self.constants[stage])
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ from gradwire.granularity import ON_HOST, Granularity
 
 T = TypeVar("T")
 
+_MOST_CONSTANTS = 64
+"""Values that a unit keeps (`ExchangeContext.once`)."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -226,19 +229,34 @@ class ExchangeContext:
     replicas: Replicas = field(default=_unknown, compare=False, repr=False)
     see: See = field(default=refuse, compare=False, repr=False)
     granularity: Granularity = field(default=ON_HOST, repr=False)
-    constants: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    constants: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of `make()`, computed once for this unit and kept while the recipe runs.
+    def keeping(self, constants: dict[Hashable, Any]) -> ExchangeContext:
+        """This context, whose `once` keeps its values in `constants`: those of its unit, in every step.
+
+        A context that is derived from it (`dataclasses.replace`) keeps its values by itself.
+        """
+        object.__setattr__(self, "constants", constants)
+        return self
+
+    def once(self, make: Callable[..., T], *of: Hashable) -> T:
+        """`make(self, *of)`, computed once for this unit and kept while the recipe runs.
 
         It may depend on the unit, the rank and the world, and on nothing that changes from step to step.
 
-        >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
-        >>> ctx.once("layout", lambda: 3), ctx.once("layout", lambda: 4)
-        (3, 3)
+        >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=4)
+        >>> def share(ctx, numel):
+        ...     print("computed")
+        ...     return numel // ctx.world
+        >>> ctx.once(share, 100), ctx.once(share, 100)
+        computed
+        (25, 25)
         """
+        key = (make, *of)
         if key not in self.constants:
-            self.constants[key] = make()
+            if len(self.constants) >= _MOST_CONSTANTS:  # of codecs that are made anew in each step
+                self.constants.clear()
+            self.constants[key] = make(self, *of)
         found: T = self.constants[key]
         return found
 

@@ -302,8 +302,8 @@ class Engine:
         """The exchange of neighbours in a bucket, in place. It belongs to no lane: its context says -1."""
         region, plan = arrival.buffer[run.region], run.plan(arrival.buffer.dtype)
         where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
-        granularity = self.env.placement.granularity
-        ctx = ExchangeContext(step.number, *where, granularity=granularity, constants=plan.constants)
+        ctx = ExchangeContext(step.number, *where, granularity=self.env.placement.granularity)
+        ctx.keeping(plan.constants)
         step.direct.append(region.numel())
         comm, agreed = step.observed(self.comm, plan.label), plan.collectives(ctx, checked=self.comm.verifies)
         return ExchangeTask(plan, agreed, region, region, ctx, comm)
@@ -324,8 +324,7 @@ class Engine:
             replicas=self.env.replicas,
             see=step.hear,
             granularity=self.env.placement.granularity,
-            constants=plan.constants,
-        )
+        ).keeping(plan.constants)
         if step.looks:
             self._look(step, lane, unit, x, ctx)
         agreed = plan.collectives(ctx, checked=self.comm.verifies)

@@ -101,17 +101,17 @@ class Layout:
     tuning: Tuning = USUAL
     _bucket_plans: dict[str, BucketPlan] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Nothing is remembered: whole buckets travel in place."""
         return not self.lanes
 
-    @property
+    @cached_property
     def is_dense(self) -> bool:
         """Plain, and every exchange is DDP's own."""
         return self.is_plain and all(isinstance(exchange, Dense) for exchange in self.direct.values())
 
-    @property
+    @cached_property
     def stays_on_device(self) -> bool:
         """Whether it runs where gradients are: nothing in it makes the host wait, and nothing is faster."""
         exchanges = {

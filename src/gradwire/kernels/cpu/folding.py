@@ -60,7 +60,7 @@ def fold_momentum(
     planes = (*working, *(_loaded(*pair, pieces) for pair in zip(working, committed, strict=True)))
     if not is_fast(*planes):
         return NotImplemented
-    scales = np.broadcast_to(np.asarray(scale, np.float64), len(pieces))
+    scales = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float64), len(pieces)))
     v_out, u_out, v, u = (plane.numpy() for plane in planes)
     new, weight, narrow = grad.numpy(), np.float32(momentum), scales.astype(np.float32)
     seen = _in_threads(
@@ -103,11 +103,10 @@ class _Seen(NamedTuple):
     def judged(self, scale: float | NDArray[np.float64], remembers: bool) -> Folded:
         """Judge it, given the factors that gradients are multiplied by."""
         bounds = (LARGEST_GRADIENT, LARGEST_SUM) if remembers else (np.inf, np.inf)
-        with np.errstate(invalid="ignore"):  # NaN is not below anything
-            scaled = self.gradients.view(np.float32).astype(np.float64) * np.abs(scale)
-        small = bool((scaled < bounds[0]).all() and np.int32(self.sums).view(np.float32) < bounds[1])
-        idle = self.gradients == 0
-        return Folded(tuple(idle.nonzero()[0].tolist()) if idle.any() else (), small)
+        scales = scale if isinstance(scale, np.ndarray) else np.full(1, scale)
+        idle, small = _judge(self.gradients, scales, bounds[0])
+        small = small and bool(np.int32(self.sums).view(np.float32) < bounds[1])
+        return Folded(tuple((self.gradients == 0).nonzero()[0].tolist()) if idle else (), small)
 
 
 def _in_threads(pieces: Pieces, run: Callable[[Rows, Rows | slice, Magnitudes], int]) -> _Seen:
@@ -126,6 +125,21 @@ def _in_threads(pieces: Pieces, run: Callable[[Rows, Rows | slice, Magnitudes], 
     for numbers, seen, _sums in parts:
         largest[numbers] = np.maximum(largest[numbers], seen)
     return _Seen(largest, max(sums for _numbers, _seen, sums in parts))
+
+
+@prepared("int32[::1], float64[::1], float64")
+@kernel
+def _judge(largest: Any, scales: Any, bound: Any) -> Any:
+    """How many of the `largest` gradients are 0, and whether all times their scales are below the bound.
+
+    `largest` has the bits of float32. NaN is below nothing. One scale may serve all.
+    """
+    idle, small, numbers = 0, True, largest.view(np.float32)
+    for i in range(largest.size):
+        scaled = np.float64(numbers[i]) * abs(scales[min(i, scales.size - 1)])
+        idle += largest[i] == 0
+        small = small and scaled < bound
+    return idle, small
 
 
 @kernel
