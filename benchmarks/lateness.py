@@ -22,14 +22,14 @@ import torch
 from lockstep import Ranks, Setting, train
 from torch import Tensor
 
-from gradwire.exchange.compose import Every, remember
+from gradwire.exchange.compose import EveryK, Scheme
 from gradwire.exchange.dense import dense
 from gradwire.lab.data import load_images, load_text
 from gradwire.lab.workloads.base import Parameters, Workload
 from gradwire.lab.workloads.images import ImageWorkload, TrainingRecipe
 from gradwire.lab.workloads.models import ConvNet, ResNet
 from gradwire.lab.workloads.text import Size, TextWorkload
-from gradwire.memory import UNSENT
+from gradwire.memory import UNSENT, Residual
 from gradwire.planning.cuts import phased_cuts
 from gradwire.recipes import Composition, register
 from gradwire.step.context import ExchangeContext
@@ -81,8 +81,8 @@ LONG = ("int4", "topk(ratio=0.3)", "powersgd(rank=8)", "topk(ratio=0.1)", "power
 
 
 @dataclass(frozen=True)
-class Partly(Every):
-    """One unit in `part` travels every I-th step, all others always: less is late than under `Every`."""
+class Partly(EveryK):
+    """One unit in `part` travels every I-th step, all others always: less is late than under `EveryK`."""
 
     part: int = 1
 
@@ -99,7 +99,7 @@ def partly(interval: int = 2, part: int = 3) -> Composition:
     Use when: to see what little lateness does.
     """
     return Composition(
-        remember(Partly(interval, dense(), part=part)),
+        Scheme(dense(), Residual(), Partly(interval, part=part)),
         lambda sizes: phased_cuts(sizes, interval=part, edges=(0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)),
     )
 

@@ -15,7 +15,7 @@ from gradwire._api.prepare import prepare_for, rehearse
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.base import DONE
 from gradwire.exchange.base import Finish
-from gradwire.exchange.compose import Remember
+from gradwire.exchange.compose import Scheme
 from gradwire.kernels.folding import Folded
 from gradwire.measure.clock import Trace, clock_of, now_s
 from gradwire.measure.codec import codec_cost
@@ -337,19 +337,19 @@ def test_a_rehearsal_leaves_no_trace(recipe: str) -> None:
 
 def test_what_a_step_calls_was_called_in_its_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     called = set[tuple[object, ...]]()
-    lane_fold, start = Lane.fold, Remember.start
+    lane_fold, start = Lane.fold, Scheme.start
 
     def fold(self: Lane, grads: Gradients, step: int, world: int) -> Folded:
         # Triton compiles for addresses that are multiples of 16 bytes, and for others.
         called.update(("fold", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
         return lane_fold(self, grads, step, world)
 
-    def started(self: Remember, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def started(self: Scheme, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         called.add(("start", x.data_ptr(), x.numel(), mean.data_ptr() % 16 == 0))
         return start(self, x, mean, comm, ctx)
 
     monkeypatch.setattr(Lane, "fold", fold)
-    monkeypatch.setattr(Remember, "start", started)
+    monkeypatch.setattr(Scheme, "start", started)
 
     def body(comm: ThreadComm) -> None:
         device = Near()

@@ -20,7 +20,7 @@ from gradwire.contrib.sketchsgd import sketch
 from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
 from gradwire.exchange.ar_topk import ar_topk
 from gradwire.exchange.base import Exchange, run
-from gradwire.exchange.compose import Remember, every, remember
+from gradwire.exchange.compose import Scheme, every, remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.leader import leader
 from gradwire.exchange.payloads import gather, reduce
@@ -156,7 +156,7 @@ def test_remember_refuses_what_is_not_contractive_and_says_why() -> None:
 
 def test_what_it_refuses_would_diverge() -> None:
     # Without the guard: the same 60 steps that everything accepted survives.
-    forced = Remember(reduce(ScaledRandomK(0.1)), Residual())
+    forced = Scheme(reduce(ScaledRandomK(0.1)), Residual())
     for history in feed_back(forced, Residual()):
         assert history.residual_norms[-1] > 1e3 * sum(history.gradient_norms)
 
@@ -170,7 +170,7 @@ def test_qsgd_of_few_bits_is_refused_and_would_diverge(bits: int) -> None:
     exchange = gather(qsgd_codec(bits))
     with pytest.raises(ValueError, match="not contractive"):
         remember(exchange)
-    for history in feed_back(Remember(exchange, Residual()), Residual(), size=LARGE):
+    for history in feed_back(Scheme(exchange, Residual()), Residual(), size=LARGE):
         # More is left than ever came: no codec that is a contraction can do that.
         assert history.residual_norms[-1] > 2 * sum(history.gradient_norms)
 
@@ -189,7 +189,7 @@ def test_tern_grad_is_refused_and_would_leave_many_gradients_behind() -> None:
         remember(exchange)
     # No element errs by more than the largest, so that the maximum grows by no more than a gradient's in a
     # step: slowly, and to a size at which magnitudes are nearly equal, where signs alone say everything.
-    for history in feed_back(Remember(exchange, Residual()), Residual(), size=LARGE):
+    for history in feed_back(Scheme(exchange, Residual()), Residual(), size=LARGE):
         assert history.residual_norms[-1] > 5 * max(history.gradient_norms)
 
 

@@ -19,7 +19,7 @@ from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Comm, run_ranks
 from gradwire.comm.checksums import CheckedComm, Watchman
 from gradwire.errors import RanksDisagree
-from gradwire.exchange.compose import Remember
+from gradwire.exchange.compose import Scheme
 from gradwire.memory import Residual
 from gradwire.sources.nodes import level
 from gradwire.sources.nodes.level import Packing
@@ -70,7 +70,7 @@ def _whole_mean(memories: Sequence[Mapping[str, Tensor]], per_node: int) -> Tens
 
 def _coefficient(name: str, step: int) -> float:
     exchange = recipes.recipe(EVERY_RECIPE[name]).build().exchange
-    memory = exchange.memory if isinstance(exchange, Remember) else None
+    memory = exchange.memory if isinstance(exchange, Scheme) else None
     return (memory if isinstance(memory, Residual) else Residual()).coefficient(step)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire import recipes
 from gradwire.codec.cast import cast
 from gradwire.comm import Comm, run_ranks
-from gradwire.exchange.compose import Remember, remember
+from gradwire.exchange.compose import Scheme, remember
 from gradwire.exchange.payloads import reduce
 from gradwire.kernels.range import LARGEST_GRADIENT
 from gradwire.memory import MOMENTUM, UNSENT, Residual
@@ -71,7 +71,7 @@ def _run(
 def _memory(name: str) -> Residual:
     built = recipes.recipe(EVERY_RECIPE[name]).build()
     exchange = getattr(built, "exchange", None)
-    memory = exchange.memory if isinstance(exchange, Remember) else None
+    memory = exchange.memory if isinstance(exchange, Scheme) else None
     return memory if isinstance(memory, Residual) else Residual()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import STEADY, steady_context
-from gradwire.exchange.compose import Every, every
+from gradwire.exchange.compose import Scheme, every
 from gradwire.exchange.dense import dense
 from gradwire.exchange.leader import leader_in_turn
 from gradwire.exchange.turns import BLOCK
@@ -27,11 +27,11 @@ SEEDS = range(4000)
 every_interval = looped("interval", INTERVALS)
 
 
-def sends(exchange: Every, step: int, unit: int = 0, seed: int = 0) -> bool:
-    return exchange.sends(ExchangeContext(step, unit, 0, 2, seed))
+def sends(exchange: Scheme, step: int, unit: int = 0, seed: int = 0) -> bool:
+    return exchange.schedule.now(exchange, ExchangeContext(step, unit, 0, 2, seed)) is not None
 
 
-def turns(exchange: Every, steps: range, unit: int = 0, seed: int = 0) -> list[int]:
+def turns(exchange: Scheme, steps: range, unit: int = 0, seed: int = 0) -> list[int]:
     """The steps in which the unit travels."""
     return [step for step in steps if sends(exchange, step, unit, seed)]
 

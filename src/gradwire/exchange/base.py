@@ -67,7 +67,7 @@ def parts(whole: object) -> Iterator[object]:
     >>> from gradwire.exchange.compose import remember
     >>> from gradwire.exchange.payloads import gather
     >>> [type(part).__name__ for part in parts(remember(gather(sparse(top_k(0.01)))))]
-    ['Remember', 'Gather', 'Sparse', 'TopK']
+    ['Scheme', 'Gather', 'Sparse', 'TopK']
     """
     yield whole
     if is_dataclass(whole):

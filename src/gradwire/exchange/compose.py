@@ -1,10 +1,11 @@
-"""Combinators, which take an exchange and return another: memory, warm-up, interval."""
+"""Schemes: an exchange with a memory and a schedule, and the functions that compose them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import lcm
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,58 +19,127 @@ from gradwire.memory import UNSENT, Memory, NoMemory, Residual
 from gradwire.step.context import ExchangeContext
 
 
-@dataclass(frozen=True)
-class Remember:
-    """Give an exchange a memory; the arena folds it in before `start` and commits what is left."""
+class Schedule(Protocol):
+    """When a unit travels, and how: a frozen value. In `cycle` steps every unit travels once."""
 
-    inner: Exchange
-    memory: Memory | None
+    @property
+    def cycle(self) -> int: ...
 
-    @cached_property
-    def laws(self) -> Laws:
-        """The laws of the inner exchange, but never in place; a memory may need numbers on the host."""
-        inner = self.inner.laws
-        stays = inner.stays_on_device and (self.memory is None or self.memory.stays_on_device)
-        return replace(inner, in_place=False, stays_on_device=stays)
+    def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange | None:
+        """The exchange of this step, `aggregation` or another; `None` if the unit rests.
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        return self.inner.start(x, mean, comm, ctx)
-
-    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        return self.inner.rounds(numel, dtype, ctx)
+        It follows from the context alone: every rank decides alone, and all alike.
+        """
+        ...
 
 
 @dataclass(frozen=True)
-class Warm:
-    """Dense for the first committed steps, then the inner exchange.
+class Always:
+    """Every unit in every step."""
+
+    cycle = 1
+
+    def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange:
+        return aggregation
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Dense for the first committed steps.
 
     The step number is part of the state, so a resumed run does not warm up again.
     """
 
     steps: int
-    inner: Exchange
     dense: Exchange = field(default_factory=Dense)
+    cycle = 1
+
+    def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange:
+        return self.dense if ctx.step < self.steps else aggregation
+
+
+@dataclass(frozen=True)
+class EveryK:
+    """COVAP's coarse filter (Meng et al. 2023, section III-A): each unit travels once in a cycle of I steps.
+
+    Unit t is exchanged at step s iff (t + s + phase) mod I = 0; the others hand zeros to the optimizer.
+    Cycles begin at multiples of I. The phase is drawn from the shared seed every three cycles, so that a
+    unit whose parameters have gradients in every second step, say, does not miss its turn for ever. From one
+    block to the next, its turns are 1 to 2·I - 1 steps apart. With the order "paper" the phase is always 0.
+
+    With `together`, all units are exchanged in the same steps, those of unit 1.
+
+    >>> paper = EveryK(3, order="paper")
+    >>> [paper.sends(ExchangeContext(step, unit=1, rank=0, world=2)) for step in range(6)]
+    [False, False, True, False, False, True]
+    """
+
+    interval: int
+    together: bool = False
+    order: Order = "random"
+
+    @property
+    def cycle(self) -> int:
+        return self.interval
+
+    def sends(self, ctx: ExchangeContext) -> bool:
+        """Whether the unit travels in this step."""
+        unit = 1 if self.together else ctx.unit
+        return (unit + turn_of(ctx, self.interval, self.order)) % self.interval == 0
+
+    def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange | None:
+        return aggregation if self.sends(ctx) else None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """An aggregation over a compressor, which is a codec or a selector; its memory; and its schedule.
+
+    The arena folds the memory in before `start` and commits what is left. A scheme is an exchange itself, so
+    that one can be the aggregation of another. Then the outer one's memory counts.
+    """
+
+    aggregation: Exchange
+    memory: Memory | None = None
+    schedule: Schedule = Always()
 
     @cached_property
     def laws(self) -> Laws:
-        """The laws of the inner exchange, but never in place."""
-        return replace(self.inner.laws, in_place=False)
-
-    @property
-    def memory(self) -> Memory | None:
-        return self.inner.memory
-
-    def _now(self, ctx: ExchangeContext) -> Exchange:
-        return self.dense if ctx.step < self.steps else self.inner
+        """The laws of the aggregation, since a cycle sends everything; but never in place. A memory may need
+        numbers on the host."""
+        laws, memory = self.aggregation.laws, self.memory
+        return replace(
+            laws,
+            in_place=False,
+            stays_on_device=laws.stays_on_device and (memory is None or memory.stays_on_device),
+            cycle=lcm(self.schedule.cycle, laws.cycle),
+        )
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        return self._now(ctx).start(x, mean, comm, ctx)
+        now = self.schedule.now(self.aggregation, ctx)
+        if now is not None:
+            return now.start(x, mean, comm, ctx)
+        mean.zero_()
+        return lambda: None
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        return self._now(ctx).rounds(numel, dtype, ctx)
+        now = self.schedule.now(self.aggregation, ctx)
+        return () if now is None else now.rounds(numel, dtype, ctx)
 
 
-def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
+def _scheme(inner: Exchange) -> Scheme:
+    """`inner`, if it is a scheme; else a scheme of it."""
+    return inner if isinstance(inner, Scheme) else Scheme(inner, getattr(inner, "memory", None))
+
+
+def _scheduled(inner: Exchange, schedule: Schedule) -> Scheme:
+    scheme = _scheme(inner)
+    if isinstance(scheme.schedule, Always):
+        return replace(scheme, schedule=schedule)
+    return Scheme(scheme, scheme.memory, schedule)
+
+
+def remember(inner: Exchange, memory: Memory | None = None) -> Scheme:
     """Add error feedback to `inner`; refuses an exchange that is not contractive, because it would diverge.
 
     >>> from gradwire.codec.select.topk import top_k
@@ -83,10 +153,10 @@ def remember(inner: Exchange, memory: Memory | None = None) -> Remember:
             f"{inner} is not contractive: it can leave more unsent than it was given, which grows without "
             "bound under error feedback. Wrap it in forget(...), or take a biased codec."
         )
-    return Remember(inner, memory or Residual())
+    return replace(_scheme(inner), memory=memory or Residual())
 
 
-def forget(inner: Exchange, memory: Memory | None = None) -> Remember:
+def forget(inner: Exchange, memory: Memory | None = None) -> Scheme:
     """Drop the part that `inner` does not send. For exchanges that are right in the mean, which `remember`
     refuses.
 
@@ -98,67 +168,32 @@ def forget(inner: Exchange, memory: Memory | None = None) -> Remember:
     """
     if memory is not None and UNSENT in memory.planes:
         raise ValueError(f"{memory} keeps what is unsent; give it to remember(...)")
-    return Remember(inner, memory or NoMemory())
+    return replace(_scheme(inner), memory=memory or NoMemory())
 
 
-def warm(steps: int, inner: Exchange) -> Warm:
-    """Send the first `steps` committed steps densely."""
+def warm(steps: int, inner: Exchange) -> Scheme:
+    """Send the first `steps` committed steps densely; 0 sends all as `inner` does.
+
+    >>> from gradwire.exchange.low_rank import power_sgd
+    >>> remember(warm(100, power_sgd())) == warm(100, remember(power_sgd()))
+    True
+    """
     if steps < 0:
         raise ValueError(f"steps={steps} must not be negative")
-    return Warm(steps, inner)
+    return _scheduled(inner, WarmUp(steps)) if steps else _scheme(inner)
 
 
-@dataclass(frozen=True)
-class Every:
-    """COVAP's coarse filter (Meng et al. 2023, section III-A): each unit travels once in a cycle of I steps.
-
-    Unit t is exchanged at step s iff (t + s + phase) mod I = 0; the others hand zeros to the optimizer.
-    Cycles begin at multiples of I. The phase is drawn from the shared seed every three cycles, so that a
-    unit whose parameters have gradients in every second step, say, does not miss its turn for ever. From one
-    block to the next, its turns are 1 to 2·I - 1 steps apart. With the order "paper" the phase is always 0.
-
-    With `together`, all units are exchanged in the same steps, those of unit 1.
-    """
-
-    interval: int
-    inner: Exchange
-    together: bool = False
-    order: Order = "random"
-
-    @cached_property
-    def laws(self) -> Laws:
-        """The laws of the inner exchange, since a cycle of I steps sends everything; but never in place."""
-        inner = self.inner.laws
-        return replace(inner, in_place=False, cycle=lcm(self.interval, inner.cycle))
-
-    @property
-    def memory(self) -> Memory | None:
-        return self.inner.memory
-
-    def sends(self, ctx: ExchangeContext) -> bool:
-        """Whether the unit travels in this step: no data dependency, every rank decides alone."""
-        unit = 1 if self.together else ctx.unit
-        return (unit + turn_of(ctx, self.interval, self.order)) % self.interval == 0
-
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        if self.sends(ctx):
-            return self.inner.start(x, mean, comm, ctx)
-        mean.zero_()
-        return lambda: None
-
-    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        return self.inner.rounds(numel, dtype, ctx) if self.sends(ctx) else ()
-
-
-def every(interval: int, inner: Exchange, *, together: bool = False, order: Order = "random") -> Every:
-    """Exchange each unit once in `interval` steps, one after another or all `together`.
+def every(interval: int, inner: Exchange, *, together: bool = False, order: Order = "random") -> Scheme:
+    """Exchange each unit once in `interval` steps (`EveryK`), one after another or all `together`.
 
     >>> paper = every(3, Dense(), order="paper")
-    >>> [paper.sends(ExchangeContext(step, unit=1, rank=0, world=2)) for step in range(6)]
-    [False, False, True, False, False, True]
+    >>> contexts = [ExchangeContext(step, unit=1, rank=0, world=2) for step in range(6)]
+    >>> [len(paper.rounds(100, torch.float32, ctx)) for ctx in contexts]
+    [0, 0, 1, 0, 0, 1]
     """
     if not isinstance(interval, int) or interval < 1:
         raise ValueError(
             f"interval={interval!r} must be at least 1 step, in whole steps; 1 sends everything always"
         )
-    return Every(interval, inner, together, check_order(order))
+    schedule = EveryK(interval, together, check_order(order))
+    return _scheduled(inner, schedule) if interval > 1 else _scheme(inner)
