@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -274,11 +275,13 @@ def calibrated(
     return Network(bounded(network.link, SLOWER), links)
 
 
+@lru_cache(maxsize=64)
 def _named(name: str) -> Algorithm:
     verb, _, algorithm = name.partition("/")
     return algorithm_of(verb, algorithm or None)
 
 
+@lru_cache(maxsize=256)
 def hops(verb: str, world: int) -> float:
     """Latencies that follow upon each other in `verb`, or in "verb/algorithm" for one of our own.
 

@@ -210,7 +210,7 @@ class Lane:
         """The error-fed gradient (numel,) of the current step; after its exchange, the unsent part."""
         return self.working[UNSENT]
 
-    @property
+    @cached_property
     def narrow(self) -> torch.dtype | None:
         """The type of its parameters if values may travel in it and it is shorter than the planes'."""
         return self.slots[0].spec.narrow_for(self.memory)

@@ -77,9 +77,7 @@ class Engine:
         device, self.health = env.placement.device, Health()
         self.watch = BackwardWatch(stopwatch_for(device), exact=clock_of(device))
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
-        self.runner = ExchangeRunner(
-            lambda: self.env.placement, self._progress, lambda: self.is_serial, self.rank
-        )
+        self.runner = ExchangeRunner(lambda: self.env.placement, self._progress, self.rank)
         self._now: Step | None = None
         self._unresolved: Step | None = None
         self._following: Composition | None = None
@@ -167,6 +165,8 @@ class Engine:
         self._following = None
         self.layout, self.step, self.plan, self.facts = saved.layout, saved.step, saved.plan, saved.facts
         self._controller, self.env, self.comm = saved.controller, saved.env, saved.env.comm
+        self._control, self._is_sharded = saved.env.control, saved.env.sharded
+        self._granularity = saved.env.placement.granularity
         self.traffic = traffic_for(self.layout, self.env)
 
     # -- what becomes of a step, once optimizers have stepped or not
@@ -228,9 +228,11 @@ class Engine:
         self._is_counted = False
         for lane in self.layout.lanes:
             lane.begin()
-        is_late = self.env.resolves_late and not self.measuring
-        step = self._now = Step.begun(self.step, self.layout.main.text, self.watch, at_s, is_late=is_late)
-        step.trace.exact = clock_of(self.env.placement.memory) if self.is_serial else None
+        is_late, is_serial = self.env.resolves_late and not self.measuring, self.is_serial
+        step = self._now = Step.begun(
+            self.step, self.layout.main.text, self.watch, at_s, is_late=is_late, is_serial=is_serial
+        )
+        step.trace.exact = clock_of(self.env.placement.memory) if is_serial else None
         if any(lane.held and lane.memory.covers_momentum for lane in self.layout.lanes):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin", self.rank)
         step.scale = self.env.loss_scale()
@@ -239,7 +241,7 @@ class Engine:
         step.buffers = carried = self.env.buffers()
         if carried is not None:
             # What passes over other ranks than gradients do says nothing of their link.
-            apart = MeteredComm(self.env.everyone) if self.env.sharded else None
+            apart = MeteredComm(self.env.everyone) if self._is_sharded else None
             to = apart or step.observed(self.comm, "buffers")
             self.runner.issue(lambda: carried.send(to))
             if carried.failure is not None:
@@ -302,11 +304,11 @@ class Engine:
         """The exchange of neighbours in a bucket, in place. It belongs to no lane: its context says -1."""
         region, plan = arrival.buffer[run.region], run.plan(arrival.buffer.dtype)
         where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
-        ctx = ExchangeContext(step.number, *where, granularity=self.env.placement.granularity)
+        ctx = ExchangeContext(step.number, *where, granularity=self._granularity)
         ctx.keeping(plan.constants)
         step.direct.append(region.numel())
         comm, agreed = step.observed(self.comm, plan.label), plan.collectives(ctx, checked=self.comm.verifies)
-        return ExchangeTask(plan, agreed, region, region, ctx, comm)
+        return ExchangeTask(plan, agreed, region, region, ctx, comm, is_unseen=True)
 
     def _launch_unit(self, step: Step, unit: Unit) -> None:
         """Start the exchange of a unit that has been folded, or let it rest."""
@@ -323,7 +325,7 @@ class Engine:
             kept=lane.kept,
             replicas=self.env.replicas,
             see=step.hear,
-            granularity=self.env.placement.granularity,
+            granularity=self._granularity,
         ).keeping(plan.constants)
         if step.looks:
             self._look(step, lane, unit, x, ctx)
@@ -332,9 +334,11 @@ class Engine:
             step.rest(unit)
             return
         factor = step.scale / ctx.scale
-        mean = step.landing(unit, x, factor)
-        task = ExchangeTask(plan, agreed, x, mean, ctx, step.observed(self.comm, plan.label))
-        task.land = lambda: step.land(unit, mean, factor)
+        comm, place = step.observed(self.comm, plan.label), step.landing(unit, x, factor)
+        mean = torch.empty_like(x) if place is None else place
+        task = ExchangeTask(plan, agreed, x, mean, ctx, comm, is_unseen=plan.may_overflow)
+        if place is None:
+            task.land = lambda: step.land(unit, mean, factor)
         self.runner.launch(step, task)
 
     def _look(self, step: Step, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
@@ -357,9 +361,9 @@ class Engine:
             # Where nothing can fail on one rank alone any more, the verdict goes with the last payload. But
             # ranks that share a replica wait for each other after it: there no lack of memory may come later.
             # And now and then it goes alone, because its time is all that tells the latency of the link.
-            apart = self.is_serial or self.env.sharded or (is_apart(step.number) and not self.layout.is_dense)
+            apart = step.is_serial or self._is_sharded or (is_apart(step.number) and not self.layout.is_dense)
             left = step.outstanding if apart else step.decoding
-            if isinstance(step.outcome, Running) and left == 0:
+            if left == 0 and isinstance(step.outcome, Running):
                 self._send_tail(step)
             match step.outcome:
                 case VerdictPending(tail, has_come=True) if step.outstanding == 0:
@@ -375,7 +379,7 @@ class Engine:
 
         Of a late step they ask each other on the device, at its end.
         """
-        return self.env.sharded and not step.is_late
+        return self._is_sharded and not step.is_late
 
     def _send_early(self, step: Step) -> None:
         """Small gradients that can be under way beside units, once all of them are here."""
@@ -400,7 +404,7 @@ class Engine:
         row = RankReport(sound, step.failure is not None, self.plan_number, facts, stale, step.computing_s)
         comm = step.observed(self.comm, "tail")
         regions = step.take_small(self.specs, step.tail_regions.keys())
-        control = self.env.control
+        control = self._control
         apart = None if control is self.comm else MeteredComm(control, step.trace, "tail")
         tail = VerdictReduce(regions, row, comm, step.device, apart, finite)
         step.small.append(tail)
@@ -432,7 +436,7 @@ class Engine:
             if finite:
                 for small in step.small:
                     small.land()
-            elif self.env.sharded or not self.layout.is_plain:
+            elif self._is_sharded or not self.layout.is_plain:
                 # Plain steps protect nothing: what they have is DDP's own, but of one shard only.
                 step.poison()
             self._close(step, self._outcome(step, verdict, finite))

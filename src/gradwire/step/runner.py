@@ -21,7 +21,7 @@ from gradwire.step.step import ExchangeTask, Step
 class ExchangeRunner:
     """Starts and finishes tasks on the engine's thread. `landed` is called after each one that ended.
 
-    While `one_by_one()`, each task ends before the next begins, so that the duration of its collective is the
+    In a serial step each task ends before the next begins, so that the duration of its collective is the
     wire's own. Where the end of a task is not announced, its finish would make a stream wait for its bytes.
     So it is enqueued after the start of the next ones: as many as the granularity of `placement()` says.
     """
@@ -30,11 +30,10 @@ class ExchangeRunner:
         self,
         placement: Callable[[], Placement],
         landed: Callable[[Step], None],
-        one_by_one: Callable[[], bool],
         rank: int,
     ) -> None:
         """`rank` is what errors call this one."""
-        self._placement, self._landed, self._one_by_one, self._rank = placement, landed, one_by_one, rank
+        self._placement, self._landed, self._rank = placement, landed, rank
         self._under_way: deque[Callable[[], None]] = deque()
         self.broken: TransportError | None = None
         """Why nothing can be issued any more; it ends this step and all later ones."""
@@ -55,14 +54,14 @@ class ExchangeRunner:
         step.outstanding += 1
         step.decoding += task.agreed.may_fail
         try:
-            with step.trace.compressing("encode", task.label):
+            with step.trace.compressing("encode", task.plan.label):
                 task.finish = task.plan.exchange.start(task.x, task.mean, task.comm, task.ctx)
         except TransportError:
             raise
         except BaseException as error:
-            step.fail(error, f"encode of {task.label}", self._rank)
+            step.fail(error, f"encode of {task.plan.label}", self._rank)
             owe_zeros(task.comm, task.agreed.rounds[len(task.comm.rounds) :], task.x.device)
-        if self._one_by_one() or task.finish is None or task.comm.last is None:
+        if step.is_serial or task.finish is None or task.comm.last is None:
             self._finish(step, task)
         elif task.comm.announces:
             task.comm.last.then(lambda: self._placement().post(lambda: self._ended(step, task)))
@@ -84,14 +83,15 @@ class ExchangeRunner:
 
     def _finish(self, step: Step, task: ExchangeTask) -> None:
         try:
-            with step.trace.compressing("decode", task.label):
+            with step.trace.compressing("decode", task.plan.label):
                 if task.finish is not None:
                     task.finish()
-                    task.land()
+                    if task.land is not None:
+                        task.land()
                 if task.is_unseen:
                     step.look(task.mean)
         except TransportError:
             raise
         except BaseException as error:
-            step.fail(error, f"decode of {task.label}", self._rank)
+            step.fail(error, f"decode of {task.plan.label}", self._rank)
         step.record(task)

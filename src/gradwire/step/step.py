@@ -67,18 +67,10 @@ class ExchangeTask:
     mean: Tensor
     ctx: ExchangeContext
     comm: MeteredComm
-    land: Callable[[], None] = lambda: None
+    is_unseen: bool
+    """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
+    land: Callable[[], None] | None = None
     finish: Finish | None = None
-
-    @property
-    def label(self) -> str:
-        """For timelines and notes of errors."""
-        return self.plan.label
-
-    @property
-    def is_unseen(self) -> bool:
-        """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
-        return self.ctx.lane < 0 or self.plan.may_overflow
 
 
 @dataclass(frozen=True)
@@ -180,6 +172,8 @@ class Step:
     computing_by_rank_s: tuple[float, ...] = ()
     """The verdict's rows about it; empty without a verdict."""
     compiled_before_s: float = field(default_factory=compiled_s)
+    is_serial: bool = False
+    """Whether its communication waits for its computation, so that each is timed alone."""
     is_late: bool = False
     """Whether it is resolved only when the next one begins; until then nothing reads what it computes.
 
@@ -197,10 +191,17 @@ class Step:
 
     @classmethod
     def begun(
-        cls, number: int, plan: str, watch: BackwardWatch, at_s: float, *, is_late: bool = False
+        cls,
+        number: int,
+        plan: str,
+        watch: BackwardWatch,
+        at_s: float,
+        *,
+        is_late: bool = False,
+        is_serial: bool = False,
     ) -> Step:
         """A step whose first gradients are there since `at_s`."""
-        step = cls(number, plan, is_late=is_late)
+        step = cls(number, plan, is_late=is_late, is_serial=is_serial)
         if profiler._is_profiler_enabled:
             from gradwire.measure.ranges import RangedTrace  # loaded by those who profile
 
@@ -281,12 +282,10 @@ class Step:
                 ready.append(unit)
         return ready
 
-    def landing(self, unit: Unit, like: Tensor, factor: float) -> Tensor:
-        """Where the mean of `unit` may be written: its own run of one bucket if it has one, else scratch."""
+    def landing(self, unit: Unit, like: Tensor, factor: float) -> Tensor | None:
+        """Where the mean of `unit` may be written at once: its own run of one bucket, if it has one."""
         view = self._view(unit)
-        if view is not None and view.dtype == like.dtype and factor == 1.0:
-            return view
-        return torch.empty_like(like)
+        return view if view is not None and view.dtype == like.dtype and factor == 1.0 else None
 
     def _view(self, unit: Unit) -> Tensor | None:
         first = unit.pieces[0]
@@ -307,9 +306,6 @@ class Step:
 
     def land(self, unit: Unit, mean: Tensor, factor: float) -> None:
         """Carry the mean of `unit` to the buckets, times the loss scale if the fold divided it out."""
-        view = self._view(unit)
-        if view is not None and view.data_ptr() == mean.data_ptr():
-            return
         if factor != 1.0:
             mean *= factor
         done = 0
