@@ -40,7 +40,7 @@ class Announcing(Rig):
         launch = self.engine.runner.launch
 
         def noted(step: Step, task: ExchangeTask) -> None:
-            self.announced.append(f"{task.label}: {spelled(task.agreed.rounds)}")
+            self.announced.append(f"{task.plan.label}: {spelled(task.agreed.rounds)}")
             launch(step, task)
 
         self.engine.runner.launch = noted  # type: ignore[method-assign]

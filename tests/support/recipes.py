@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from gradwire.exchange.base import parts
-from gradwire.exchange.compose import Remember, Warm
+from gradwire.exchange.compose import Scheme
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
@@ -368,8 +368,8 @@ def composed(text: str) -> Composition:
 
 
 def kind_of(exchange: object) -> str:
-    """The class by which an exchange travels, whatever memory or warm-up is around it."""
-    return next(type(each).__name__ for each in parts(exchange) if not isinstance(each, Remember | Warm))
+    """The class by which an exchange travels, whatever memory and schedule are around it."""
+    return next(type(each).__name__ for each in parts(exchange) if not isinstance(each, Scheme))
 
 
 def kind(label: str) -> str:

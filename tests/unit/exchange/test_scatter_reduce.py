@@ -26,21 +26,24 @@ AT = ExchangeContext(step=0, unit=0, rank=0, world=3)
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("sizes", [(), (0,), (1,), (2, 3), (10, 0, 1, 5), (100, 1000)])
-def test_shards_are_the_unit_cut_into_even_pieces_with_its_parts(world: int, sizes: tuple[int, ...]) -> None:
-    numel, ctx = (
-        sum(sizes),
-        ExchangeContext(0, 0, 0, world, parts=parts_of(*sizes), unsent=torch.arange(sum(sizes))),
-    )
-    shards = shards_of(numel, ctx)
+def test_shards_are_the_segment_cut_into_even_pieces_with_its_parts(
+    world: int, sizes: tuple[int, ...]
+) -> None:
+    numel, parts = sum(sizes), parts_of(*sizes)
+    ctx = ExchangeContext(0, 0, 0, world, parts=parts, unsent=torch.arange(5 + numel))
+    shards = [*shards_of(2, 5, 5 + numel, parts, world)]
     assert [shard.start for shard in shards[1:]] == [shard.stop for shard in shards[:-1]]
     assert (shards[0].start, shards[-1].stop) == (0, numel)
     lengths = [shard.stop - shard.start for shard in shards]
     assert max(lengths) - min(lengths) <= 1
-    covered = [(part.name, i) for s in shards for part in s.first.parts for i in range(part.start, part.stop)]
-    assert covered == [(part.name, i) for part in ctx.parts for i in range(part.numel)]
+    covered = [(part.name, i) for s in shards for part in s.parts for i in range(part.start, part.stop)]
+    assert covered == [(part.name, i) for part in parts for i in range(part.numel)]
     for shard in shards:
-        assert shard.first.sizes(shard.stop - shard.start)
-        assert torch.equal(shard.first.unsent, torch.arange(shard.start, shard.stop))
+        assert sum(shard.sizes) == shard.stop - shard.start
+        unsent = shard.first(ctx).unsent
+        assert unsent is not None
+        assert torch.equal(unsent, torch.arange(5 + shard.start, 5 + shard.stop))
+        assert shard.second(ctx).unsent is None
 
 
 def test_a_part_that_is_itself_a_piece_of_a_parameter_is_cut_where_it_lies() -> None:
@@ -50,8 +53,9 @@ def test_a_part_that_is_itself_a_piece_of_a_parameter_is_cut_where_it_lies() -> 
 
 def test_no_two_codes_draw_from_the_same_generator() -> None:
     units = [replace(AT, unit=unit) for unit in range(3)]
-    contexts = [m for at in units for shard in shards_of(9, at) for m in (shard.first, shard.second)]
-    assert len({context.unit for context in contexts}) == len(contexts) == 18
+    shards = [shard for segment in range(2) for shard in shards_of(segment, 0, 9, (), 3)]
+    contexts = [at for unit in units for shard in shards for at in (shard.first(unit), shard.second(unit))]
+    assert len({context.unit for context in contexts}) == len(contexts) == 36
 
 
 def test_mean_and_rest_by_hand() -> None:
@@ -88,7 +92,8 @@ def test_the_longest_shard_is_found_without_looking_at_all(
     codec: Codec, sizes: tuple[int, ...], world: int
 ) -> None:
     numel, ctx = sum(sizes), ExchangeContext(3, 5, 0, world, parts=parts_of(*sizes))
-    payloads = [codec.payload(s.stop - s.start, torch.float32, s.first) for s in shards_of(numel, ctx)]
+    shards = shards_of(0, 0, numel, ctx.parts, world)
+    payloads = [codec.payload(s.stop - s.start, torch.float32, s.first(ctx)) for s in shards]
     found = scatter_reduce(codec).longest(numel, torch.float32, ctx)
     assert found == max(payloads, key=lambda payload: payload[0])
 
