@@ -1,10 +1,13 @@
-"""The promises of selectors, codecs and exchanges, all in one table."""
+"""The promises of selectors, codecs and exchanges, all in one table; and the phases of what changes."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Protocol
+
+from gradwire.step.context import ExchangeContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,8 @@ class Laws:
     - `stays_on_device` (selector, codec, exchange): where x is on a device, no call makes the host wait for
       it. It reads no number, no size depends on one, and copies to the device come from pinned memory. The
       first step may copy constants that every step needs.
+    - `fixed_rounds` (selector, codec, exchange): `count`, `payload` or `rounds` return the same in all steps,
+      for the same unit on as many ranks. Where they do not, `phase_of` says in which steps they do.
     - `shared` (selector): all ranks choose the same elements without talking to each other.
     - `fixed_size` (selector): exactly `count` elements are chosen for any values; else that is the most.
     - `linear` (codec): payloads of all ranks may be summed before decoding, so they ride an all-reduce.
@@ -52,6 +57,7 @@ class Laws:
 
     contractive: bool = False
     stays_on_device: bool = False
+    fixed_rounds: bool = False
     shared: bool = False
     fixed_size: bool = False
     linear: bool = False
@@ -66,6 +72,39 @@ class Laws:
     grain: int = 1
     cycle: int = 1
     travels: float = 1.0
+
+
+class Lawful(Protocol):
+    """A selector, a codec or an exchange."""
+
+    @property
+    def laws(self) -> Laws: ...
+
+
+def phase_of(part: Lawful, ctx: ExchangeContext) -> Hashable | None:
+    """The phase that a selector, codec or exchange is in: in all steps of one, the same travels of a unit.
+
+    So `count`, `payload` and `rounds` return what they did in an earlier step of the phase, in which nothing
+    else of the context has changed than the step, what is unsent and what is kept. What promises
+    `fixed_rounds` has one phase. Others may have a method `phase(ctx)`: a function of step, unit, seed and
+    world, and of what is kept alike on all ranks. `None` means that there is none, so that they are to be
+    asked in every step.
+
+    >>> from gradwire.exchange.dense import dense
+    >>> from gradwire.exchange.low_rank import acp_sgd
+    >>> contexts = [ExchangeContext(step, unit=0, rank=0, world=2) for step in range(3)]
+    >>> [[phase_of(each, ctx) for ctx in contexts] for each in (dense(), acp_sgd(order="paper"))]
+    [[(), (), ()], [True, False, True]]
+    """
+    if part.laws.fixed_rounds:
+        return ()
+    phase: Callable[[ExchangeContext], Hashable | None] | None = getattr(part, "phase", None)
+    return None if phase is None else phase(ctx)
+
+
+def joint_phase(*phases: Hashable | None) -> Hashable | None:
+    """The phase of what is in several phases at once; `None` if one of them is."""
+    return None if None in phases else phases
 
 
 def formerly(module: str, name: str) -> Callable[[str], type[Laws]]:

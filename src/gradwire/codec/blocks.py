@@ -42,7 +42,7 @@ class BlockCodec:
 
     kind: BlockKind
     block: int
-    laws = Laws(contractive=True, total=True, stays_on_device=True)
+    laws = Laws(contractive=True, total=True, stays_on_device=True, fixed_rounds=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         _blocks, layout = ctx.once(self._layout, numel, dtype)

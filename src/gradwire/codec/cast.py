@@ -18,7 +18,13 @@ class Cast:
 
     dtype: torch.dtype
     laws = Laws(
-        linear=True, contractive=True, covers=True, may_overflow=True, total=True, stays_on_device=True
+        linear=True,
+        contractive=True,
+        covers=True,
+        may_overflow=True,
+        total=True,
+        stays_on_device=True,
+        fixed_rounds=True,
     )
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:

@@ -42,7 +42,7 @@ class FourLevels:
     """
 
     block: int
-    laws = Laws(contractive=True, total=True, stays_on_device=True)
+    laws = Laws(contractive=True, total=True, stays_on_device=True, fixed_rounds=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return ctx.once(self._layout, numel, dtype)[1].bytes, torch.uint8

@@ -44,7 +44,7 @@ class TwoLevels:
 
     block: int | None = None
     levels: ClassVar[int] = 1
-    laws = Laws(contractive=True, covers=True, total=True, stays_on_device=True)
+    laws = Laws(contractive=True, covers=True, total=True, stays_on_device=True, fixed_rounds=True)
 
     def __post_init__(self) -> None:
         Blocks((), self.block)  # raises for a block of a size that does not do

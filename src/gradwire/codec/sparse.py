@@ -8,6 +8,7 @@ indices coded as `gradwire.codec.indices` has it.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -28,7 +29,7 @@ from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.kernels.chosen import add_chosen, take_chosen
 from gradwire.kernels.payload import Shape
 from gradwire.kernels.places import add_at, take
-from gradwire.laws import Laws
+from gradwire.laws import Laws, joint_phase, phase_of
 from gradwire.step.context import ExchangeContext, See, refuse
 
 
@@ -138,7 +139,16 @@ class Values:
     def laws(self) -> Laws:
         """Contractive as the selector is."""
         laws = self.selector.laws
-        return Laws(linear=True, contractive=laws.contractive, stays_on_device=laws.stays_on_device)
+        return Laws(
+            linear=True,
+            contractive=laws.contractive,
+            stays_on_device=laws.stays_on_device,
+            fixed_rounds=laws.fixed_rounds,
+        )
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """The phase of the selector."""
+        return phase_of(self.selector, ctx)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return self.selector.count(numel, ctx), dtype
@@ -171,7 +181,15 @@ class Sparse:
     def laws(self) -> Laws:
         """Contractive as the selector is: rounding what is sent makes no error larger than dropping it."""
         laws = self.selector.laws
-        return Laws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
+        return Laws(
+            contractive=laws.contractive,
+            stays_on_device=laws.stays_on_device,
+            fixed_rounds=laws.fixed_rounds,
+        )
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """The phase of the selector."""
+        return phase_of(self.selector, ctx)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return self._layout(numel, dtype, ctx).buffer.bytes, torch.uint8
@@ -218,7 +236,12 @@ class SparseCoded:
             contractive=self.selector.laws.contractive and self.codec.laws.contractive,
             may_overflow=self.codec.laws.may_overflow,
             stays_on_device=self.selector.laws.stays_on_device and self.codec.laws.stays_on_device,
+            fixed_rounds=self.selector.laws.fixed_rounds and self.codec.laws.fixed_rounds,
         )
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """The phases of selector and codec."""
+        return joint_phase(phase_of(self.selector, ctx), phase_of(self.codec, _alone(ctx)))
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         count = self.selector.count(numel, ctx)

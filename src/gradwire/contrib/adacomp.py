@@ -46,7 +46,7 @@ class AdaComp:
 
     bin_elements: int = 500
     at_most: float = 0.1
-    laws = Laws(contractive=True)
+    laws = Laws(contractive=True, fixed_rounds=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.at_most, numel)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -44,7 +44,7 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import gather
 from gradwire.kernels.folding import Folded, fold_momentum, mask_zeros
-from gradwire.laws import Laws
+from gradwire.laws import Laws, joint_phase, phase_of
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.units import fused_cutter
@@ -122,7 +122,7 @@ class SampledTopK:
 
     ratio: float
     sample: float = 0.01
-    laws = Laws(contractive=True, fixed_size=True)
+    laws = Laws(contractive=True, fixed_size=True, fixed_rounds=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)
@@ -171,11 +171,19 @@ class Ramp:
             contractive=all(selector.laws.contractive for selector in self.selectors),
             fixed_size=all(selector.laws.fixed_size for selector in self.selectors),
             stays_on_device=all(selector.laws.stays_on_device for selector in self.selectors),
+            fixed_rounds=len(self.selectors) == 1 and self.selectors[0].laws.fixed_rounds,
         )
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """Which selector is in force, and its own phase."""
+        return joint_phase(self._index(ctx), phase_of(self.now(ctx), ctx))
 
     def now(self, ctx: ExchangeContext) -> Selector:
         """The selector in force."""
-        return self.selectors[bisect_right(self.starts, ctx.step) - 1]
+        return self.selectors[self._index(ctx)]
+
+    def _index(self, ctx: ExchangeContext) -> int:
+        return bisect_right(self.starts, ctx.step) - 1
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return self.now(ctx).count(numel, ctx)

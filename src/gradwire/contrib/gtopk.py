@@ -46,7 +46,7 @@ class GTopK:
     of it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places
     among their k."""
 
-    laws = Laws(contractive=True)
+    laws = Laws(contractive=True, fixed_rounds=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

@@ -35,7 +35,7 @@ class LayerTopK:
     """The largest magnitudes of each piece, exactly, at least one of each; among equals the lowest index."""
 
     ratio: float
-    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True)
+    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True, fixed_rounds=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return sum(count_kept(self.ratio, size) for size in ctx.sizes(numel))

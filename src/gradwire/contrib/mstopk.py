@@ -62,7 +62,7 @@ class MSTopK:
 
     ratio: float
     rounds: int = 25
-    laws = Laws(contractive=True, fixed_size=True)
+    laws = Laws(contractive=True, fixed_size=True, fixed_rounds=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)

@@ -19,7 +19,7 @@ Differences from the paper:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -36,7 +36,7 @@ from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import remember
 from gradwire.kernels.places import put
 from gradwire.kernels.topk import topk_indices
-from gradwire.laws import Laws
+from gradwire.laws import Laws, phase_of
 from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext
 
@@ -65,7 +65,12 @@ class OkTopK:
         it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places
         among their k.
         """
-        return Laws(contractive=self.selector.laws.contractive)
+        laws = self.selector.laws
+        return Laws(contractive=laws.contractive, fixed_rounds=laws.fixed_rounds)
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """The phase of the selector."""
+        return phase_of(self.selector, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """All-reduce (bounds), all-to-all (elements), all-gather (sums).

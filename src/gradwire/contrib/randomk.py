@@ -33,7 +33,7 @@ class RandomK:
     """Uniformly random elements, the same on all ranks."""
 
     ratio: float
-    laws = Laws(shared=True, contractive=True, fixed_size=True, stays_on_device=True)
+    laws = Laws(shared=True, contractive=True, fixed_size=True, stays_on_device=True, fixed_rounds=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)

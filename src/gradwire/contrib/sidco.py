@@ -50,7 +50,7 @@ class Sidco:
     ratio: float
     stages: int = 3
     fit: Fit = "exponential"
-    laws = Laws(contractive=True, fixed_size=True)
+    laws = Laws(contractive=True, fixed_size=True, fixed_rounds=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)

@@ -59,7 +59,7 @@ class MajorityVote:
     """
 
     scale: Scale = "none"
-    laws = Laws(conserves=False, stays_on_device=True)
+    laws = Laws(conserves=False, stays_on_device=True, fixed_rounds=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

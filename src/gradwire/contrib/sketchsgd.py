@@ -55,7 +55,7 @@ class Sketch:
     are the largest sums is probable over the draw of hashes, for as many as stand out from the rest; and what
     cancels in the sum stays with the ranks, and grows while they disagree."""
 
-    laws = Laws(contractive=True, stays_on_device=True)
+    laws = Laws(contractive=True, stays_on_device=True, fixed_rounds=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

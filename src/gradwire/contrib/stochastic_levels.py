@@ -113,6 +113,7 @@ class Qsgd:
             unbiased=True,
             total=True,
             stays_on_device=True,
+            fixed_rounds=True,
         )
 
     def _grid(self, sizes: tuple[int, ...]) -> Grid:
@@ -168,7 +169,7 @@ class TernGrad:
     @cached_property
     def laws(self) -> Laws:
         """Unbiased unless it clips."""
-        return Laws(unbiased=self.clip is None, total=True, stays_on_device=True)
+        return Laws(unbiased=self.clip is None, total=True, stays_on_device=True, fixed_rounds=True)
 
     def _levels(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> Levels:
         clip = math.inf if self.clip is None else self.clip

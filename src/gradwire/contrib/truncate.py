@@ -36,7 +36,7 @@ class Truncate:
     """
 
     bits: int
-    laws = Laws(contractive=True, covers=True, total=True, stays_on_device=True)
+    laws = Laws(contractive=True, covers=True, total=True, stays_on_device=True, fixed_rounds=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         """int32 words."""

@@ -23,6 +23,7 @@ Differences from the paper:
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -46,7 +47,7 @@ from gradwire.exchange.leader import (
 from gradwire.exchange.state import GAINS, LED
 from gradwire.kernels.places import put
 from gradwire.kernels.uploads import sent_to
-from gradwire.laws import Laws
+from gradwire.laws import Laws, joint_phase, phase_of
 from gradwire.step.context import ExchangeContext
 
 Election = Literal["round_robin", "variance", "auto"]
@@ -151,7 +152,13 @@ class ArTopK:
         laws = self.selector.laws
         # The host reads the gain of a step, which decides the election a few steps later.
         stays = laws.stays_on_device and self.elect != "auto"
-        return Laws(contractive=laws.contractive, stays_on_device=stays)
+        fixed = laws.fixed_rounds and self.elect == "variance"
+        return Laws(contractive=laws.contractive, stays_on_device=stays, fixed_rounds=fixed)
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """The rank that leads in turn, whose broadcast it is, or that one is elected."""
+        leader = leader_in_turn(ctx) if in_turn(self.elect, ctx) else "elected"
+        return joint_phase(leader, phase_of(self.selector, ctx))
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """A broadcast and an all-reduce, or all-gather and two all-reduces."""

@@ -26,7 +26,11 @@ if not TYPE_CHECKING:
 
 
 class Exchange(Protocol):
-    """The way in which ranks agree on the mean of one unit."""
+    """The way in which ranks agree on the mean of one unit.
+
+    One whose rounds are not the same in all steps may also have a method `phase(ctx)`, so that they are not
+    asked for in each: see `gradwire.laws.phase_of`.
+    """
 
     @property
     def laws(self) -> Laws: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import lcm
@@ -14,7 +15,7 @@ from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.exchange.dense import Dense
 from gradwire.exchange.turns import Order, check_order, turn_of
-from gradwire.laws import Laws
+from gradwire.laws import Laws, joint_phase, phase_of
 from gradwire.memory import UNSENT, Memory, NoMemory, Residual
 from gradwire.step.context import ExchangeContext
 
@@ -32,6 +33,10 @@ class Schedule(Protocol):
         """
         ...
 
+    def phase(self, ctx: ExchangeContext) -> Hashable:
+        """Which of the exchanges that `now` returns it is; a function of the context alone, too."""
+        ...
+
 
 @dataclass(frozen=True)
 class Always:
@@ -41,6 +46,9 @@ class Always:
 
     def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange:
         return aggregation
+
+    def phase(self, ctx: ExchangeContext) -> Hashable:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,11 @@ class WarmUp:
     cycle = 1
 
     def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange:
-        return self.dense if ctx.step < self.steps else aggregation
+        return self.dense if self.phase(ctx) else aggregation
+
+    def phase(self, ctx: ExchangeContext) -> bool:
+        """Whether it is still dense."""
+        return ctx.step < self.steps
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,10 @@ class EveryK:
     def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange | None:
         return aggregation if self.sends(ctx) else None
 
+    def phase(self, ctx: ExchangeContext) -> Hashable:
+        """Whether the unit travels."""
+        return self.sends(ctx)
+
 
 @dataclass(frozen=True)
 class Scheme:
@@ -113,7 +129,13 @@ class Scheme:
             in_place=False,
             stays_on_device=laws.stays_on_device and (memory is None or memory.stays_on_device),
             cycle=lcm(self.schedule.cycle, laws.cycle),
+            fixed_rounds=laws.fixed_rounds and isinstance(self.schedule, Always),
         )
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """Those of the schedule and of what runs."""
+        now = self.schedule.now(self.aggregation, ctx)
+        return joint_phase(self.schedule.phase(ctx), () if now is None else phase_of(now, ctx))
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         now = self.schedule.now(self.aggregation, ctx)

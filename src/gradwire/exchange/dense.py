@@ -24,7 +24,7 @@ class Dense:
     """
 
     algorithm: Algorithm = "library"
-    laws = Laws(contractive=True, in_place=True, stays_on_device=True, total=True)
+    laws = Laws(contractive=True, in_place=True, stays_on_device=True, total=True, fixed_rounds=True)
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

@@ -29,7 +29,7 @@ Differences from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
@@ -55,7 +55,7 @@ from gradwire.exchange.base import Finish
 from gradwire.exchange.dense import dense
 from gradwire.exchange.ring import RingAllReduce, RingSchedule
 from gradwire.exchange.state import COUNTED
-from gradwire.exchange.turns import phase_of
+from gradwire.exchange.turns import drawn_phase
 from gradwire.kernels.terms import mantissa_levels
 from gradwire.laws import Laws
 from gradwire.metric import numerators, thresholds
@@ -107,7 +107,12 @@ class Gcomp:
             in_place=exact,
             asks_optimizer=self.mode in ("near", "levels"),
             travels=LOSSLESS_SHARE if exact else NEAR_LOSSLESS_SHARE,
+            fixed_rounds=self.tables == "static",
         )
+
+    def phase(self, ctx: ExchangeContext) -> Hashable:
+        """Whether symbols are counted."""
+        return self.renews(ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Shifts of lengths and frames, sometimes an all-reduce of counts."""
@@ -148,7 +153,7 @@ class Gcomp:
         cycle, place = divmod(ctx.step, self.refresh)
         if cycle == 0:
             return place & (place - 1) == 0
-        return place == phase_of(ctx.seed, cycle, self.refresh, "table")
+        return place == drawn_phase(ctx.seed, cycle, self.refresh, "table")
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         """Frames are announced at their largest size, that of incompressible data."""

@@ -7,7 +7,7 @@ mean at these indices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -22,7 +22,7 @@ from gradwire.comm.base import Broadcasting, Comm, Round
 from gradwire.exchange.base import Finish
 from gradwire.exchange.turns import turn_of
 from gradwire.kernels.places import put, scatter, take
-from gradwire.laws import Laws
+from gradwire.laws import Laws, phase_of
 from gradwire.step.context import ExchangeContext, See
 
 
@@ -130,7 +130,15 @@ class Leader:
     def laws(self) -> Laws:
         """Contractive if the selector is: exactly so on the leader, elsewhere as far as choices overlap."""
         laws = self.selector.laws
-        return Laws(contractive=laws.contractive, stays_on_device=laws.stays_on_device)
+        return Laws(
+            contractive=laws.contractive,
+            stays_on_device=laws.stays_on_device,
+            fixed_rounds=laws.fixed_rounds,  # whoever leads: all add to the indices
+        )
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """The phase of the selector."""
+        return phase_of(self.selector, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Two all-reduces (indices, values), three when norms elect the leader."""

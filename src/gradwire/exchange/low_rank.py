@@ -36,7 +36,7 @@ The mean that is sent is the best approximation of M̄ within the span of M̄·Q
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -226,7 +226,9 @@ class PowerSgd:
     """Two all-reduces: r·rows of every matrix with what travels raw, then r·columns of every matrix."""
 
     rank: int
-    laws = Laws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True)
+    laws = Laws(
+        contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True, fixed_rounds=True
+    )
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
@@ -313,6 +315,10 @@ class AcpSgd:
         unit = arrange(numel, ctx.parts, self.rank)
         size = (unit.left if self._sends_left(ctx) else unit.right).numel + unit.raw_numel
         return (_sum_of(size, factor_type(dtype), ctx.world),) if size else ()
+
+    def phase(self, ctx: ExchangeContext) -> Hashable:
+        """Which factor is sent."""
+        return self._sends_left(ctx)
 
     def _sends_left(self, ctx: ExchangeContext) -> bool:
         return turn_of(ctx, 2, self.order, "factor") == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Finish
-from gradwire.laws import Laws
+from gradwire.laws import Laws, phase_of
 from gradwire.step.context import ExchangeContext
 
 
@@ -33,7 +33,12 @@ class Reduce:
             may_overflow=laws.may_overflow,
             total=laws.total,
             stays_on_device=laws.stays_on_device,
+            fixed_rounds=laws.fixed_rounds,
         )
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """The phase of the codec."""
+        return phase_of(self.codec, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """One all-reduce of the payload."""
@@ -86,7 +91,12 @@ class Gather:
             may_overflow=laws.may_overflow,
             total=laws.total,
             stays_on_device=laws.stays_on_device,
+            fixed_rounds=laws.fixed_rounds,
         )
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """The phase of the codec."""
+        return phase_of(self.codec, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """One all-gather of the payload, W decodes."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Pending, Round
 from gradwire.exchange.base import Finish
-from gradwire.laws import Laws
+from gradwire.laws import Laws, phase_of
 from gradwire.step.context import ExchangeContext, Part
 
 _MOST_SEGMENTS = 1 << 12
@@ -61,7 +61,12 @@ class ScatterReduce:
             may_overflow=laws.may_overflow,
             total=laws.total,
             stays_on_device=laws.stays_on_device,
+            fixed_rounds=laws.fixed_rounds,
         )
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """The phase of the codec."""
+        return phase_of(self.codec, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """An all-to-all for every segment, then an all-gather for each.

@@ -18,10 +18,10 @@ BLOCK = 3
 
 
 @lru_cache(maxsize=256)
-def phase_of(seed: int, block: int, interval: int, whose: str = "phase") -> int:
+def drawn_phase(seed: int, block: int, interval: int, whose: str = "phase") -> int:
     """The phase of a block of cycles, as likely to be any of 0 … interval - 1; kept, since each unit asks.
 
-    >>> [phase_of(0, block, 4) for block in range(8)]
+    >>> [drawn_phase(0, block, 4) for block in range(8)]
     [0, 0, 2, 3, 2, 1, 2, 1]
     """
     return number_from(whose, seed, block) % interval
@@ -39,7 +39,7 @@ def turn_of(ctx: ExchangeContext, interval: int, order: Order = "random", whose:
     [0, 1, 2, 0, 1, 2]
     """
     random = order == "random"
-    phase = phase_of(ctx.seed, ctx.step // (BLOCK * interval), interval, whose) if random else 0
+    phase = drawn_phase(ctx.seed, ctx.step // (BLOCK * interval), interval, whose) if random else 0
     return (ctx.step + phase) % interval
 
 

@@ -6,6 +6,7 @@ first, and a peer's count is accepted up to the bound that the selector's config
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +20,7 @@ from gradwire.codec.sparse import SparseLayout
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import TransportError, WireError
 from gradwire.exchange.base import Finish
-from gradwire.laws import Laws
+from gradwire.laws import Laws, phase_of
 from gradwire.step.context import ExchangeContext
 
 
@@ -39,7 +40,12 @@ class Agreed:
     @cached_property
     def laws(self) -> Laws:
         """Contractive if the selector is; conserves, because what is not chosen stays in `x`."""
-        return Laws(contractive=self.selector.laws.contractive)
+        laws = self.selector.laws
+        return Laws(contractive=laws.contractive, fixed_rounds=laws.fixed_rounds)
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """The phase of the selector."""
+        return phase_of(self.selector, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         failures: list[BaseException] = []

@@ -10,6 +10,7 @@ import torch
 
 from gradwire.comm import Round
 from gradwire.exchange.base import Exchange
+from gradwire.laws import phase_of
 from gradwire.step.context import ExchangeContext
 
 MOST_PHASES = 1024
@@ -49,23 +50,22 @@ class ExchangePlan:
 
     def __post_init__(self) -> None:
         laws = self.exchange.laws
-        self.may_overflow, self._is_total = laws.may_overflow, laws.total
-        self._phase = getattr(self.exchange, "phase", None)
+        self.may_overflow, self._is_total, self._is_fixed = laws.may_overflow, laws.total, laws.fixed_rounds
 
     def collectives(self, ctx: ExchangeContext, *, checked: bool) -> Collectives:
         """The collectives in the step of `ctx`; `checked` if the transport checks messages.
 
         An exchange without phases is asked in every step.
         """
-        if self._phase is None:
+        phase = () if self._is_fixed else phase_of(self.exchange, ctx)
+        if phase is None:
             return self._asked(ctx, checked=checked)
-        key = ctx.unit, self._phase(ctx)
+        key = ctx.unit, phase
         found = self._by_phase.get(key)
         if found is None:
-            found = self._asked(ctx, checked=checked)
             if len(self._by_phase) >= MOST_PHASES:
                 self._by_phase.clear()
-            self._by_phase[key] = found
+            found = self._by_phase[key] = self._asked(ctx, checked=checked)
         return found
 
     def _asked(self, ctx: ExchangeContext, *, checked: bool) -> Collectives:

@@ -112,7 +112,7 @@ class ReusedThreshold:
     """The elements that reach the largest unsent magnitude; the exact top-k if nothing is unsent."""
 
     ratio: float
-    laws = Laws(contractive=True, fixed_size=True)
+    laws = Laws(contractive=True, fixed_size=True, fixed_rounds=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)

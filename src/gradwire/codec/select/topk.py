@@ -17,7 +17,7 @@ class TopK:
     """The largest magnitudes, exactly; among equals the lowest index."""
 
     ratio: float
-    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True)
+    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True, fixed_rounds=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)
