@@ -15,8 +15,8 @@ from tests.support.looped import looped
 
 Inputs = Callable[[int], Tensor]
 SIZES = ([1], [2], [7], [256], [0, 255, 257, 0, 513], [4097], [1000, 3, 3], [40_009])
-every_kind = pytest.mark.parametrize("kind", LARGEST)
-every_input = pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
+every_kind = looped("kind", LARGEST)
+every_input = looped("draw", KINDS)
 
 
 def encoded(
@@ -82,7 +82,7 @@ def test_any_code_decodes_as_in_the_reference(kind: BlockKind) -> None:
     assert same(out, expected)
 
 
-@pytest.mark.parametrize("draw", FINITE, ids=lambda draw: draw.__name__)
+@looped("draw", FINITE)
 @every_kind
 def test_errors_are_within_the_bound(kind: BlockKind, draw: Inputs) -> None:
     x = draw(4097)
@@ -93,7 +93,7 @@ def test_errors_are_within_the_bound(kind: BlockKind, draw: Inputs) -> None:
     assert (left.double().abs() <= bound * slack + 2.0**-149).all()
 
 
-@pytest.mark.parametrize("draw", FINITE, ids=lambda draw: draw.__name__)
+@looped("draw", FINITE)
 @every_kind
 def test_nothing_decodes_to_more_than_its_blocks_maximum(kind: BlockKind, draw: Inputs) -> None:
     x = draw(2048)
@@ -145,7 +145,7 @@ def test_a_parameter_does_not_depend_on_its_neighbours(kind: BlockKind) -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_take_the_reference_path(kind: BlockKind, dtype: torch.dtype) -> None:
     x = normal(1000).to(dtype)
     scales, codes, left = encoded(x, [1000], 64, kind)

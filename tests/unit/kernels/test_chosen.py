@@ -29,7 +29,7 @@ def bits(x: Tensor) -> Tensor:
     return torch.where(x.isnan(), torch.nan, x).view(torch.int16 if x.element_size() == 2 else torch.int32)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@looped("dtype", HALVES)
 def test_every_half_widens_to_what_it_stands_for(dtype: torch.dtype) -> None:
     halves = every_value(dtype)
     out = torch.empty(halves.numel())
@@ -37,7 +37,7 @@ def test_every_half_widens_to_what_it_stands_for(dtype: torch.dtype) -> None:
     assert torch.equal(bits(out), bits(halves.float()))
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@looped("dtype", HALVES)
 def test_rounding_is_that_of_torch_at_every_half_between_two_and_beside_both(dtype: torch.dtype) -> None:
     every = every_value(dtype).float()
     exact = every[~every.isnan()].view(torch.int32)
@@ -55,8 +55,8 @@ def places(count: int, numel: int) -> Tensor:
 
 
 @looped("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-@pytest.mark.parametrize(("count", "numel"), SIZES)
+@looped("dtype", [torch.float32, *HALVES])
+@looped(("count", "numel"), SIZES)
 def test_one_call_gives_the_bytes_of_several(count: int, numel: int, dtype: torch.dtype, kind) -> None:
     layout, indices = SparseLayout(count, numel, dtype), places(count, numel)
     x = kind(numel)
@@ -83,15 +83,15 @@ def test_one_call_gives_the_bytes_of_several(count: int, numel: int, dtype: torc
     assert torch.equal(bits(slow), bits(mean))
 
 
-@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@looped("kind", [torch.int32, torch.int64])
 def test_places_of_either_type(kind: torch.dtype) -> None:
     layout, indices = SparseLayout(300, 1000, torch.float16), places(300, 1000)
     payload = take_chosen(torch.ones(1000), indices.to(kind), layout.shape)
     assert torch.equal(layout.read(payload)[0].long(), indices)
 
 
-@pytest.mark.parametrize(("count", "numel"), [(3, 1000), (300, 1000), (700, 1000)])
-@pytest.mark.parametrize("wrong", ["negative", "beyond", "twice", "descending"])
+@looped(("count", "numel"), [(3, 1000), (300, 1000), (700, 1000)])
+@looped("wrong", ["negative", "beyond", "twice", "descending"])
 def test_places_that_do_not_ascend_within_x_raise_and_leave_it(wrong: str, count: int, numel: int) -> None:
     indices = places(count, numel)
     match wrong:
@@ -109,7 +109,7 @@ def test_places_that_do_not_ascend_within_x_raise_and_leave_it(wrong: str, count
     assert torch.equal(x, torch.ones(numel))
 
 
-@pytest.mark.parametrize(("count", "numel"), [(3, 1000), (300, 1000), (700, 1000)])
+@looped(("count", "numel"), [(3, 1000), (300, 1000), (700, 1000)])
 def test_damaged_words_are_refused_or_stay_within_bounds_and_zeros_add_nothing(
     count: int, numel: int
 ) -> None:
@@ -148,7 +148,7 @@ def test_sizes_that_do_not_fit_raise() -> None:
         add_chosen(torch.zeros(4, dtype=torch.uint8), shape, torch.ones(1000))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@looped("dtype", [torch.float64, torch.float16])
 def test_other_types_take_several_calls(dtype: torch.dtype) -> None:
     layout, x = SparseLayout(300, 1000, torch.float16), torch.randn(1000).to(dtype)
     indices, expected = places(300, 1000), x.clone()

@@ -15,7 +15,7 @@ from tests.support.looped import looped
 
 Kind = Callable[[int], Tensor]
 SIZES = (0, 1, 2, 99, 100, 101, 4097, 40_009)
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+every_kind = looped("kind", KINDS)
 every_size = looped("n", SIZES)
 
 
@@ -31,7 +31,7 @@ def test_largest_of_each_chunk_are_those_of_the_reference(kind: Kind, n: int) ->
 
 
 @every_kind
-@pytest.mark.parametrize(("chunks", "keep"), [(1, 3), (21, 1), (21, 4), (60, 4), (500, 3)])
+@looped(("chunks", "keep"), [(1, 3), (21, 1), (21, 4), (60, 4), (500, 3)])
 def test_reference_is_top_k_chunk_by_chunk(kind: Kind, chunks: int, keep: int) -> None:
     x = kind(207)
     expected = sorted(
@@ -53,7 +53,7 @@ def test_those_near_the_maxima_are_those_of_the_reference(kind: Kind, n: int) ->
             assert torch.equal(fast, indices_near_maxima.plain(x, ahead, chunk)), chunk
 
 
-@pytest.mark.parametrize(
+@looped(
     ("values", "chosen"),
     [
         ([4.0, -2.0, 1.9, 0.0], [0, 1]),
@@ -69,7 +69,7 @@ def test_near_the_maxima_by_hand(values: list[float], chosen: list[int]) -> None
         assert found.tolist() == chosen
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_and_strided_views_take_the_reference_path(dtype: torch.dtype) -> None:
     x = normal(2000)
     for view in (x.to(dtype), x[::2]):
@@ -87,7 +87,7 @@ def test_input_is_only_read() -> None:
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize(("chunks", "keep"), [(0, 1), (5, 0)])
+@looped(("chunks", "keep"), [(0, 1), (5, 0)])
 def test_no_chunk_or_none_of_each_raises(chunks: int, keep: int) -> None:
     with pytest.raises(ValueError, match=f"chunks={chunks} and keep={keep} must be 1 or more"):
         chunk_topk_indices(normal(9), chunks, keep)

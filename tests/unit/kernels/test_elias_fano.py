@@ -10,6 +10,7 @@ from gradwire.kernels.chosen import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.compiler import every, prepare
 from gradwire.kernels.cpu import chosen
 from gradwire.kernels.payload import COUNTS, DECODING, ENCODING, GROUPS, ORDER, ZEROS_BEFORE, Planes
+from tests.support.looped import looped
 
 SIZES = ((0, 0), (0, 50), (1, 1), (1, 2), (2, 1000), (31, 64), (32, 33), (33, 5000), (64, 64), (5000, 70_001))
 
@@ -25,9 +26,9 @@ def same(one: Found, other: Found) -> bool:
     return torch.equal(one[0].long(), other[0].long()) and bool(one[1]) == bool(other[1])
 
 
-@pytest.mark.parametrize("low_bits", [0, 1, 2, 5, 9, 31, 32])
-@pytest.mark.parametrize(("count", "numel"), SIZES)
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@looped("low_bits", [0, 1, 2, 5, 9, 31, 32])
+@looped(("count", "numel"), SIZES)
+@looped("dtype", [torch.int32, torch.int64])
 def test_kernels_and_references_agree(count: int, numel: int, low_bits: int, dtype: torch.dtype) -> None:
     planes = Planes(count, numel, low_bits)
     for indices in (drawn(count, numel, low_bits), torch.arange(count), torch.arange(numel - count, numel)):
@@ -40,7 +41,7 @@ def test_kernels_and_references_agree(count: int, numel: int, low_bits: int, dty
         assert same(found, unpack_elias_fano.plain(packed, planes))
 
 
-@pytest.mark.parametrize("pattern", ["uniform", "run", "every other"])
+@looped("pattern", ["uniform", "run", "every other"])
 def test_planes_end_anywhere_in_a_word(pattern: str) -> None:
     # A block whose place lies across two words may be the last one: about one size in 30 shows it.
     for count in range(1, 600):
@@ -57,7 +58,7 @@ def test_planes_end_anywhere_in_a_word(pattern: str) -> None:
             assert same(unpack_elias_fano(packed, planes), (indices, True))
 
 
-@pytest.mark.parametrize("numel", [2**31, 2**31 + 1, 2**45])
+@looped("numel", [2**31, 2**31 + 1, 2**45])
 def test_large_indices(numel: int) -> None:
     planes = Planes(4, numel, 30)
     indices = torch.tensor([0, 5, numel // 2, numel - 1])
@@ -84,7 +85,7 @@ def mutations(packed: Tensor, random: torch.Generator) -> Tensor:
     return noise
 
 
-@pytest.mark.parametrize(
+@looped(
     ("count", "numel", "low_bits"),
     [
         (1, 2, 0),
@@ -115,7 +116,7 @@ def test_damaged_words_give_what_the_reference_makes_of_them(count: int, numel: 
     assert outcomes == {True, False}
 
 
-@pytest.mark.parametrize("ones", [0, 19, 21, 600])
+@looped("ones", [0, 19, 21, 600])
 def test_a_wrong_number_of_ones_is_noticed(ones: int) -> None:
     planes = Planes(20, 1000, 0)
     other = Planes(ones, 1000, 0)

@@ -14,6 +14,7 @@ from gradwire.kernels import slices
 from gradwire.kernels.folding import Folded, fold, fold_momentum, mask_zeros
 from gradwire.kernels.pieces import Pieces
 from tests.support.inputs import KINDS
+from tests.support.looped import looped
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 12_289, 100_003)
 INF, NAN = float("inf"), float("nan")
@@ -36,8 +37,8 @@ def both(committed: Tensor, grad: Tensor, coefficient: float, scale: float) -> t
     return fast, slow
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize(("coefficient", "scale"), [(1.0, 1.0), (0.7, 1.0), (0.0, 1.0), (0.5, 0.25)])
+@looped("n", SIZES)
+@looped(("coefficient", "scale"), [(1.0, 1.0), (0.7, 1.0), (0.0, 1.0), (0.5, 0.25)])
 def test_bits_of_the_reference_when_the_scale_is_a_power_of_two(
     n: int, coefficient: float, scale: float
 ) -> None:
@@ -46,7 +47,7 @@ def test_bits_of_the_reference_when_the_scale_is_a_power_of_two(
     assert torch.equal(fast, slow)
 
 
-@pytest.mark.parametrize("n", SIZES)
+@looped("n", SIZES)
 def test_within_one_rounding_of_the_reference_for_any_scale(n: int) -> None:
     # The reference may fuse multiply and add, which saves the rounding of scale · gradient: half an ulp.
     committed, grad = pair(n)
@@ -90,9 +91,9 @@ def test_gradients_of_a_shorter_type_fold_into_float32(
     assert torch.equal(fast.nan_to_num(0.0, INF, -INF), slow.nan_to_num(0.0, INF, -INF))
 
 
-@pytest.mark.parametrize("n", [1, 2, 4095, 4096, 4097, 100_003])
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("where", ["memory", "gradient"])
+@looped("n", [1, 2, 4095, 4096, 4097, 100_003])
+@looped("value", [NAN, INF, -INF])
+@looped("where", ["memory", "gradient"])
 def test_one_poisoned_element_is_seen_wherever_it_is(n: int, value: float, where: str) -> None:
     for position in {0, n // 2, n - 1}:
         committed, grad = torch.zeros(n), torch.zeros(n)
@@ -106,7 +107,7 @@ def test_sum_that_overflows_is_not_finite() -> None:
     assert not fold(torch.empty(5), big, big, 1.0).finite
 
 
-@pytest.mark.parametrize("n", [1, 4096, 4097])
+@looped("n", [1, 4096, 4097])
 def test_smallest_gradient_counts_and_zeros_of_either_sign_do_not(n: int) -> None:
     committed, grad = torch.ones(n), torch.zeros(n)
     grad[n // 2] = -0.0
@@ -122,7 +123,7 @@ def test_subnormals_survive() -> None:
     assert torch.equal(working, tiny + tiny)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_take_the_reference_path(dtype: torch.dtype) -> None:
     committed, grad = (half.to(dtype) for half in pair(101))
     fast, slow = both(committed, grad, 0.6, 1.5)
@@ -146,15 +147,15 @@ def test_slices_of_larger_memory_are_written_nowhere_else() -> None:
     assert buffer[0] == buffer[-1] == 7.0
 
 
-@pytest.mark.parametrize("short", [0, 1, 2])
+@looped("short", [0, 1, 2])
 def test_unequal_sizes_raise_instead_of_reading_beyond_the_end(short: int) -> None:
     tensors = [torch.zeros(9 if number == short else 10) for number in range(3)]
     with pytest.raises(ValueError, match="shapes differ"):
         fold(*tensors, 1.0)
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("nesterov", [True, False])
+@looped("n", SIZES)
+@looped("nesterov", [True, False])
 def test_momentum_within_two_roundings_of_the_reference(n: int, nesterov: bool) -> None:
     (v, u), (grad, _) = pair(n), pair(n + 1)
     grad = grad[:n]
@@ -166,8 +167,8 @@ def test_momentum_within_two_roundings_of_the_reference(n: int, nesterov: bool) 
     assert all(((a - b).abs() <= bound).all() for a, b in zip(fast, slow, strict=True))
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("where", ["v", "u", "gradient"])
+@looped("value", [NAN, INF, -INF])
+@looped("where", ["v", "u", "gradient"])
 def test_momentum_sees_one_poisoned_element(value: float, where: str) -> None:
     planes = {name: torch.zeros(5000) for name in ("v", "u", "gradient")}
     planes[where][4999] = value
@@ -176,7 +177,7 @@ def test_momentum_sees_one_poisoned_element(value: float, where: str) -> None:
     assert seen == folded(where == "gradient", False)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("dtype", [torch.float32, torch.float64])
 def test_zeros_are_masked_and_nothing_else(dtype: torch.dtype) -> None:
     like = torch.tensor([0.0, -0.0, 1e-45, NAN, INF, -2.0]).to(dtype)
     target = torch.arange(1.0, 7.0, dtype=dtype)
@@ -191,9 +192,9 @@ def scattered(numel: int, kind: int) -> list[Tensor]:
     return [torch.randn(numel, generator=torch.Generator().manual_seed(10 * kind + i)) for i in range(2)]
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("remembers", [True, False])
+@looped("threads", [1, 3])
+@looped("dtype", [torch.float32, torch.float64])
+@looped("remembers", [True, False])
 def test_pieces_fold_as_one_by_one_and_nothing_beside_them(
     remembers: bool, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +213,7 @@ def test_pieces_fold_as_one_by_one_and_nothing_beside_them(
     assert seen == ((1, 3), True)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@looped("threads", [1, 3])
 def test_each_piece_has_a_scale_of_its_own_under_momentum(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +235,7 @@ def test_a_poisoned_piece_is_seen_among_others() -> None:
     assert fold(torch.zeros(5000), None, bucket, 1.0, 1.0, Pieces(PIECES)) == ((0, 1, 3), False)
 
 
-@pytest.mark.parametrize("kept", [torch.float64, torch.bfloat16])
+@looped("kept", [torch.float64, torch.bfloat16])
 def test_memory_in_another_type_is_widened_for_the_pieces_alone(kept: torch.dtype) -> None:
     old, bucket = scattered(5000, 3)
     committed, out = old.to(kept), torch.full((5000,), 7.0)
@@ -244,7 +245,7 @@ def test_memory_in_another_type_is_widened_for_the_pieces_alone(kept: torch.dtyp
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("row", [(4998, 0, 3), (0, 5998, 3)])
+@looped("row", [(4998, 0, 3), (0, 5998, 3)])
 def test_pieces_beyond_the_end_raise(row: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="too small for the pieces"):
         fold(torch.zeros(5000), torch.zeros(5000), torch.zeros(6000), 1.0, 1.0, Pieces([row]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.kth import kth_magnitude
 from tests.support.inputs import CHOICES
+from tests.support.looped import looped
 
 
 def by_sorting(x: Tensor, k: int) -> tuple[float, int]:
@@ -27,8 +27,8 @@ def by_counting(x: Tensor, k: int) -> tuple[float, int]:
     return float(np.int32(threshold).view(np.float32)), ties
 
 
-@pytest.mark.parametrize("n", [1, 2, 17, 8191, 8193, 100_003])
-@pytest.mark.parametrize("kind", CHOICES, ids=lambda kind: kind.__name__)
+@looped("n", [1, 2, 17, 8191, 8193, 100_003])
+@looped("kind", CHOICES)
 def test_same_as_sorting(kind: Callable[[int], Tensor], n: int) -> None:
     x = kind(n)
     for k in sorted({1, (n + 1) // 2, n}):

@@ -44,7 +44,7 @@ def expected(x: Tensor, sizes: list[int], block: int) -> np.ndarray:
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("draw", [normal, half_zeros, constant], ids=lambda draw: draw.__name__)
+@looped("draw", [normal, half_zeros, constant])
 @looped("sizes", SIZES)
 def test_elements_become_the_mean_of_their_half_with_their_sign(draw, sizes: list[int]) -> None:
     x = draw(sum(sizes))
@@ -64,7 +64,7 @@ def test_by_hand() -> None:
     assert left[3:].tolist() == [-1.5, -1.5, 0.0, 0.0, -1.0]
 
 
-@pytest.mark.parametrize("draw", FINITE, ids=lambda draw: draw.__name__)
+@looped("draw", FINITE)
 def test_no_level_is_above_the_largest_of_its_block_and_what_is_0_stays_0(draw) -> None:
     x = draw(2048)
     levels, codes, left = encoded(x, [2048])
@@ -93,7 +93,7 @@ def test_a_parameter_does_not_depend_on_its_neighbours() -> None:
         assert torch.equal(found, torch.cat(pieces))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_subtract_what_they_decode_to(dtype: torch.dtype) -> None:
     x = normal(1000).to(dtype)
     levels, codes, left = encoded(x, [1000])

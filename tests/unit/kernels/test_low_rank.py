@@ -54,10 +54,10 @@ def eps_of(dtype: torch.dtype) -> int:
     return max(1, int(torch.finfo(dtype).eps / torch.finfo(torch.float32).eps))
 
 
-@pytest.mark.parametrize("rank", [1, 2, 4])
-@pytest.mark.parametrize("dtype", DTYPES)
+@looped("rank", [1, 2, 4])
+@looped("dtype", DTYPES)
 @looped("kind", TAME)
-@pytest.mark.parametrize("subtract", [False, True])
+@looped("subtract", [False, True])
 def test_left_products(kind: Callable[[int], Tensor], dtype: torch.dtype, rank: int, subtract: bool) -> None:
     places, numel, lefts, rights = laid_out(rank)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -79,8 +79,8 @@ def test_left_products(kind: Callable[[int], Tensor], dtype: torch.dtype, rank: 
     assert torch.equal(x[untouched], before[untouched])
 
 
-@pytest.mark.parametrize("rank", [1, 2, 4])
-@pytest.mark.parametrize("dtype", DTYPES)
+@looped("rank", [1, 2, 4])
+@looped("dtype", DTYPES)
 @looped("kind", TAME)
 def test_right_products_and_what_they_leave(
     kind: Callable[[int], Tensor], dtype: torch.dtype, rank: int
@@ -100,7 +100,7 @@ def test_right_products_and_what_they_leave(
         within(dense(x, start, rows, columns), m - p @ q.t(), terms, (2 * rank + 1) * eps_of(dtype), floor)
 
 
-@pytest.mark.parametrize("rank", [1, 2, 4])
+@looped("rank", [1, 2, 4])
 def test_outer_products_have_the_bits_of_the_reference(rank: int) -> None:
     places, numel, lefts, rights = laid_out(rank)
     left, right = normal(lefts), normal(rights)
@@ -150,9 +150,9 @@ def columns_of(kind: Callable[[int], Tensor], size: int, rank: int) -> Tensor:
     return torch.stack([kind(size + k)[:size] for k in range(rank)])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("dtype", [torch.float32, torch.float64])
 @looped("kind", FINITE)
-@pytest.mark.parametrize(("size", "rank"), [(1, 1), (5, 1), (5, 3), (64, 4), (1000, 8)])
+@looped(("size", "rank"), [(1, 1), (5, 1), (5, 3), (64, 4), (1000, 8)])
 def test_columns_become_orthonormal_and_span_the_same(
     kind: Callable[[int], Tensor], size: int, rank: int, dtype: torch.dtype
 ) -> None:
@@ -175,7 +175,7 @@ def test_columns_become_orthonormal_and_span_the_same(
     assert beside.abs().max() <= 2e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("dtype", [torch.float32, torch.float64])
 def test_columns_that_are_nearly_the_same_become_orthonormal(dtype: torch.dtype) -> None:
     # A hundred-thousandth is left of each beside the first: one pass of Gram-Schmidt would leave them 1e5
     # roundings of float64 away from orthogonal.
@@ -203,7 +203,7 @@ def test_spare_columns_take_the_place_of_what_is_lost() -> None:
     assert torch.equal(slow, factors)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("dtype", [torch.float32, torch.float64])
 def test_numbers_near_the_ends_of_the_range(dtype: torch.dtype) -> None:
     for magnitude in (torch.finfo(dtype).max / 8, torch.finfo(dtype).smallest_normal / 8):
         factors = torch.tensor([3.0, 4.0, 0.0], dtype=dtype).div_(8.0) * magnitude

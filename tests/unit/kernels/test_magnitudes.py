@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor
 
 from gradwire.kernels.magnitudes import BINS, magnitude_edges, magnitude_histogram
 from tests.support.inputs import KINDS, normal
+from tests.support.looped import looped
 
 SIZES = (0, 1, 2, 3, 4, 5, 1000, 40_009)
 
 
-@pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
-@pytest.mark.parametrize("n", SIZES)
+@looped("draw", KINDS)
+@looped("n", SIZES)
 def test_counts_and_energies_are_those_of_the_reference(draw: Callable[[int], Tensor], n: int) -> None:
     x = draw(n)
     counts, energies = magnitude_histogram(x)
@@ -25,7 +25,7 @@ def test_counts_and_energies_are_those_of_the_reference(draw: Callable[[int], Te
     torch.testing.assert_close(energies, expected_energies, rtol=n * 2.0**-52, atol=0.0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_and_strides_are_binned_as_float32(dtype: torch.dtype) -> None:
     x = normal(1000).to(dtype)
     for each in (x, x[::3]):

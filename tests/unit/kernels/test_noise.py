@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
 from gradwire.kernels.cpu.noise import random_word
 from gradwire.kernels.noise import halves, random_words
+from tests.support.looped import looped
 
 KEYS = (0, 1, 2**32, 2**63 - 1, 0x123456789ABCDEF)
 N = 2**18
-every_key = pytest.mark.parametrize("key", KEYS)
+every_key = looped("key", KEYS)
 
 
 def uniform(key: int, start: int = 0) -> Tensor:
@@ -26,7 +26,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
 
 
 @every_key
-@pytest.mark.parametrize("start", [0, 1, 4097, 2**31 - 5, 2**32 - 5, 2**40 + 3])
+@looped("start", [0, 1, 4097, 2**31 - 5, 2**32 - 5, 2**40 + 3])
 def test_words_of_kernels_are_those_of_the_reference(key: int, start: int) -> None:
     low, high = map(np.uint32, halves(key))
     found = [int(random_word(start + i, low, high)) for i in range(20)]
@@ -41,7 +41,7 @@ def test_a_word_depends_on_key_and_index_alone() -> None:
 
 
 @every_key
-@pytest.mark.parametrize("shift", [0, 8, 16, 24])
+@looped("shift", [0, 8, 16, 24])
 def test_every_byte_is_uniform(key: int, shift: int) -> None:
     counts = torch.bincount(random_words(key, N) >> shift & 0xFF, minlength=256).double()
     chi_square = float(((counts - N / 256).square() / (N / 256)).sum())
@@ -72,7 +72,7 @@ def test_mean_and_variance_are_those_of_uniform_numbers(key: int) -> None:
     assert abs(float((u.square() - 1).sum())) / (0.8 * N) ** 0.5 <= 4
 
 
-@pytest.mark.parametrize("bit", range(63))
+@looped("bit", range(63))
 def test_keys_that_differ_in_one_bit_have_nothing_in_common(bit: int) -> None:
     key = KEYS[-1]
     a, b = random_words(key, N), random_words(key ^ 1 << bit, N)
@@ -81,7 +81,7 @@ def test_keys_that_differ_in_one_bit_have_nothing_in_common(bit: int) -> None:
     assert int((a == b).sum()) <= 2
 
 
-@pytest.mark.parametrize("bit", [0, 1, 5, 9, 17, 30])
+@looped("bit", [0, 1, 5, 9, 17, 30])
 def test_one_bit_of_the_index_changes_half_of_the_word(bit: int) -> None:
     index = torch.arange(4096)
     words = random_words(KEYS[-1], 4096)

@@ -32,7 +32,7 @@ def moments(n: int, draw: int) -> tuple[Tensor | None, Tensor | None]:
 
 
 @looped("draw", range(4))
-@pytest.mark.parametrize("terms", TERMS, ids=str)
+@looped("terms", TERMS)
 @looped("kind", KINDS)
 def test_the_kernels_give_the_bits_of_the_reference(kind: object, terms: Terms, draw: int) -> None:
     for n in SIZES:
@@ -56,7 +56,7 @@ def exact(parameter: float, square: float, momentum: float, terms: Terms) -> Fra
     ) * Fraction(momentum)
 
 
-@pytest.mark.parametrize("terms", TERMS[:4], ids=str)
+@looped("terms", TERMS[:4])
 def test_exponents_and_values_never_exceed_exact_arithmetic(terms: Terms) -> None:
     random = torch.Generator().manual_seed(3)
     n = 300
@@ -90,7 +90,7 @@ def test_what_is_not_finite_or_too_small_has_exponent_0() -> None:
     assert values[:4].tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@looped("kind", KINDS)
 def test_levels_are_the_largest_with_the_gradient_that_far_below(kind: object) -> None:
     for n in SIZES:
         x = kind(n)  # type: ignore[operator]

@@ -9,14 +9,15 @@ from gradwire.kernels import slices
 from gradwire.kernels.folding import fold, fold_momentum
 from gradwire.kernels.pieces import Pieces
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM, is_finite
+from tests.support.looped import looped
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 BELOW = 1 - torch.finfo(torch.float32).eps
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("place", [0, 50, 100])
+@looped("dtype", TYPES)
+@looped("bad", [torch.nan, torch.inf, -torch.inf])
+@looped("place", [0, 50, 100])
 def test_one_element_that_is_not_finite_is_seen(dtype: torch.dtype, bad: float, place: int) -> None:
     x = torch.ones(101, dtype=dtype)
     assert is_finite(x)
@@ -24,7 +25,7 @@ def test_one_element_that_is_not_finite_is_seen(dtype: torch.dtype, bad: float, 
     assert not is_finite(x)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@looped("dtype", TYPES)
 def test_finite_numbers_whose_sum_is_not_are_finite(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
     assert is_finite(torch.full((100,), largest, dtype=dtype))
@@ -37,8 +38,8 @@ def test_nothing_is_finite() -> None:
     assert is_finite(torch.empty(0, 4))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [1.0, 0.25])
+@looped("dtype", [torch.float32, torch.float64])
+@looped("scale", [1.0, 0.25])
 def test_a_memory_takes_gradients_up_to_a_bound(dtype: torch.dtype, scale: float) -> None:
     memory, grad = torch.zeros(5000, dtype=dtype), torch.zeros(5000, dtype=dtype)
     grad[4321] = -LARGEST_GRADIENT / scale
@@ -47,7 +48,7 @@ def test_a_memory_takes_gradients_up_to_a_bound(dtype: torch.dtype, scale: float
     assert fold(torch.empty_like(memory), None, grad, 1.0, scale).finite, "nothing is remembered"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("dtype", [torch.float32, torch.float64])
 def test_a_memory_takes_sums_up_to_a_bound(dtype: torch.dtype) -> None:
     memory, grad = torch.zeros(5000, dtype=dtype), torch.zeros(5000, dtype=dtype)
     memory[4321] = LARGEST_SUM
@@ -56,8 +57,8 @@ def test_a_memory_takes_sums_up_to_a_bound(dtype: torch.dtype) -> None:
     assert fold(torch.empty_like(memory), memory * BELOW, grad, 1.0).finite
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("threads", [1, 3])
+@looped("dtype", [torch.float32, torch.float64])
 def test_under_momentum_too_with_each_pieces_own_scale(
     dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import pytest
 import torch
 
 from gradwire.kernels.draws import sample_indices
 from gradwire.kernels.folding import Folded, fold
 from gradwire.kernels.noise import splitmix64
 from gradwire.kernels.topk import topk_indices
+from tests.support.looped import looped
 
 INF, NAN = float("inf"), float("nan")
 
 
-@pytest.mark.parametrize(
+@looped(
     ("values", "k", "kept"),
     [
         ([], 0, []),
@@ -37,7 +37,7 @@ def test_topk_by_hand(values: list[float], k: int, kept: list[int]) -> None:
     assert topk_indices.plain(torch.tensor(values), k).tolist() == kept
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_topk_knows_every_type(dtype: torch.dtype) -> None:
     x = torch.tensor([1.0, -4.0, NAN, 3.0, INF], dtype=dtype)
     assert topk_indices.plain(x, 3).tolist() == [1, 2, 4]

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.kernels.draws import sample_indices
+from tests.support.looped import looped
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 63, 64, 65, 4095, 4096, 4097, 40_000, 100_003])
+@looped("n", [0, 1, 2, 63, 64, 65, 4095, 4096, 4097, 40_000, 100_003])
 def test_same_indices_as_the_reference(n: int) -> None:
     for k in sorted({0, min(1, n), n // 100, n // 2, n}):
         for seed in (0, 1, 2**62 - 1):
@@ -30,7 +31,7 @@ def test_any_draw_is_ascending_without_repeats_and_that_of_the_reference(
     assert drawn == sample_indices.plain(n, k, seed).tolist()
 
 
-@pytest.mark.parametrize(("n", "k"), [(40, 1), (40, 10), (65, 32), (40, 39)])
+@looped(("n", "k"), [(40, 1), (40, 10), (65, 32), (40, 39)])
 def test_each_index_is_drawn_equally_often(n: int, k: int) -> None:
     # An index is in a draw with probability p = k/n; over D independent draws its count has standard
     # deviation √(D·p·(1-p)). Seeds are fixed, so this passes or fails for good.
@@ -56,7 +57,7 @@ def test_seeds_differ() -> None:
     assert not torch.equal(sample_indices(10_000, 100, 1), sample_indices(10_000, 100, 2))
 
 
-@pytest.mark.parametrize(("n", "k"), [(3, 4), (3, -1)])
+@looped(("n", "k"), [(3, 4), (3, -1)])
 def test_k_outside_the_range_raises(n: int, k: int) -> None:
     with pytest.raises(ValueError, match=f"k={k} is outside"):
         sample_indices(n, k, 0)

@@ -15,9 +15,9 @@ PARTS = ((0,), (1,), (2,), (7,), (8,), (127,), (4096,), (4097,), (9001, 0, 5, 13
 F32 = torch.float32
 
 every_parts = looped("sizes", PARTS)
-every_block = pytest.mark.parametrize("block", [None, 8, 64, 4104])
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-either = pytest.mark.parametrize("number", [1, 2])
+every_block = looped("block", [None, 8, 64, 4104])
+every_kind = looped("kind", KINDS)
+either = looped("number", [1, 2])
 
 
 def room(blocks: Blocks, number: int, dtype: torch.dtype = F32) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ def test_by_hand() -> None:
 
 
 @either
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_take_the_reference_path(dtype: torch.dtype, number: int) -> None:
     blocks = Blocks((101, 30), 16)
     x = normal(131).to(dtype)
@@ -98,7 +98,7 @@ def test_other_types_take_the_reference_path(dtype: torch.dtype, number: int) ->
 
 
 @either
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("dtype", [torch.float32, torch.float64])
 def test_the_largest_numbers_do_not_overflow(dtype: torch.dtype, number: int) -> None:
     largest, blocks = torch.finfo(dtype).max, Blocks((5000,))
     x, (levels, packed) = torch.full((5000,), largest, dtype=dtype), room(blocks, number, dtype)
@@ -108,7 +108,7 @@ def test_the_largest_numbers_do_not_overflow(dtype: torch.dtype, number: int) ->
 
 
 @either
-@pytest.mark.parametrize("kind", FINITE, ids=lambda kind: kind.__name__)
+@looped("kind", FINITE)
 def test_powers_of_two_move_exponents_only(kind, number: int) -> None:
     blocks, x = Blocks((5000,), 512), kind(5000).clamp(-1e30, 1e30)
     x = torch.where(x.abs() < 1e-30, 0.0, x)
@@ -128,13 +128,13 @@ def test_slices_of_larger_memory_are_written_nowhere_else() -> None:
     assert buffer[0] == buffer[-1] == 7.0
 
 
-@pytest.mark.parametrize("block", [0, -8, 4, 12])
+@looped("block", [0, -8, 4, 12])
 def test_blocks_are_of_whole_bytes(block: int) -> None:
     with pytest.raises(ValueError, match="multiple of 8"):
         Blocks((10,), block)
 
 
-@pytest.mark.parametrize("which", range(3))
+@looped("which", range(3))
 def test_unequal_sizes_raise_instead_of_writing_beyond_the_end(which: int) -> None:
     sizes = [10, 1, 2]
     sizes[which] += 1

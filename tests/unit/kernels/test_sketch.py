@@ -67,12 +67,12 @@ def special(n: int) -> Tensor:
 
 
 KINDS = (normal, zeros, ties, half_zeros, outlier, heavy_tail, subnormal, constant, special)
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+every_kind = looped("kind", KINDS)
 
 
 @every_kind
 @looped("n", SIZES)
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (5, 1000)])
+@looped(("rows", "columns"), [(1, 1), (3, 7), (5, 1000)])
 def test_same_table_as_the_reference(kind: Callable[[int], Tensor], n: int, rows: int, columns: int) -> None:
     x, drawn = kind(n), hashes(rows, n)
     table, exact = count_sketch(x, drawn, columns), count_sketch.plain(x.double(), drawn, columns)
@@ -88,7 +88,7 @@ def test_same_table_as_the_reference(kind: Callable[[int], Tensor], n: int, rows
 
 @every_kind
 @looped("n", SIZES)
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (5, 1000), (7, 2)])
+@looped(("rows", "columns"), [(1, 1), (3, 7), (5, 1000), (7, 2)])
 def test_same_estimates_as_the_reference(
     kind: Callable[[int], Tensor], n: int, rows: int, columns: int
 ) -> None:
@@ -100,7 +100,7 @@ def test_same_estimates_as_the_reference(
     assert torch.equal(out, count_sketch_estimates.plain(told, drawn, torch.empty_like(out)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@looped("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_types_take_the_reference_path(dtype: torch.dtype) -> None:
     x, drawn = ties(3000).to(dtype), hashes(3)
     table = count_sketch(x, drawn, 500)
@@ -130,7 +130,7 @@ def test_sketches_add_up() -> None:
     assert torch.equal(both, count_sketch(one + other, drawn, 100))
 
 
-@pytest.mark.parametrize(("i", "j"), [(0, 1), (5, 6), (0, 4096), (17, 9000)])
+@looped(("i", "j"), [(0, 1), (5, 6), (0, 4096), (17, 9000)])
 def test_two_elements_meet_as_often_as_chance_has_it_and_with_either_sign(i: int, j: int) -> None:
     # Probability 1/8 over D draws: standard deviation √(D·p·(1-p)). Seeds are fixed.
     draws, p = 4000, 1 / 8

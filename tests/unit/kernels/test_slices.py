@@ -13,6 +13,7 @@ from gradwire.kernels.folding import fold, fold_momentum
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
 from gradwire.lab.emulate import ranks as launched
 from tests.support.inputs import KINDS
+from tests.support.looped import looped
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def three(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "SMALLEST", 100)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@looped("kind", KINDS)
 def test_slices_change_no_bit(kind, three: None) -> None:
     for n in (0, 1, 299, 300, 4097, 40_009):
         x, memory = kind(n), torch.arange(float(n))
@@ -50,7 +51,7 @@ def test_slices_make_up_everything_in_order(three: None) -> None:
     assert slices.each_slice(100, lambda here: (here.start, here.stop)) == [(0, 100)]
 
 
-@pytest.mark.parametrize("failing", [0, 1, 2])
+@looped("failing", [0, 1, 2])
 def test_an_error_in_any_slice_is_raised(failing: int, three: None) -> None:
     def work(here: slice) -> None:
         if here.start == 333 * failing:
@@ -60,7 +61,7 @@ def test_an_error_in_any_slice_is_raised(failing: int, three: None) -> None:
         slices.each_slice(1000, work)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("cores", "ranks", "computing", "threads"),
     [(8, 1, 8, 1), (8, 2, 1, 4), (8, 4, 1, 2), (8, 8, 1, 1), (2, 4, 1, 1), (16, 1, 12, 4), (3, 1, 1, 3)],
 )

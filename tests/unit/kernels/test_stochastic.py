@@ -21,8 +21,8 @@ UNITS = ((0,), (1,), (7,), (1000,), (513, 0, 3, 4099), (9001, 100))
 BUCKETS = (None, 512, 5, 32, 5000)
 every_kind = looped("kind", KINDS)
 finite_kinds = looped("kind", FINITE)
-every_width = pytest.mark.parametrize("bits", [2, 4, 8])
-every_norm = pytest.mark.parametrize("norm", ["l2", "max"])
+every_width = looped("bits", [2, 4, 8])
+every_norm = looped("norm", ["l2", "max"])
 KEY = 0x123456789ABCDEF
 
 
@@ -58,7 +58,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 @every_kind
 @every_width
-@pytest.mark.parametrize("sizes", UNITS, ids=str)
+@looped("sizes", UNITS)
 def test_kernels_do_as_the_reference_does(kind: Kind, bits: int, sizes: tuple[int, ...]) -> None:
     x = kind(sum(sizes))
     for bucket in BUCKETS:
@@ -109,7 +109,7 @@ def test_reference_is_exact_arithmetic(bits: int, norm: Norm) -> None:
 @finite_kinds
 @every_width
 @every_norm
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@looped("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_no_element_moves_by_more_than_a_step(kind: Kind, bits: int, norm: Norm, dtype: torch.dtype) -> None:
     x = kind(3000).double().clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
     grid = Grid((1000, 2000), 100, bits, norm)
@@ -151,7 +151,7 @@ def test_powers_of_two_move_exponents_only(bits: int, norm: Norm, kind: Kind) ->
 
 @every_width
 @every_norm
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@looped("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_largest_and_smallest_numbers_stay_numbers(bits: int, norm: Norm, dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
     for value in (info.max, info.smallest_normal, info.smallest_normal * info.eps):
@@ -177,7 +177,7 @@ def test_one_of_a_kind_arrives_as_it_is(bits: int, norm: Norm) -> None:
 @looped("bad", [torch.nan, torch.inf, -torch.inf])
 @every_width
 @every_norm
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@looped("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_poison_fills_its_bucket_and_no_other(bits: int, norm: Norm, bad: float, dtype: torch.dtype) -> None:
     x = normal(2000).to(dtype)
     x[700] = bad
@@ -219,7 +219,7 @@ def test_clipping_cuts_what_is_beyond_so_many_deviations() -> None:
     assert torch.equal(quantized(x, wide), quantized(x, Grid((10_000,), None, 2, "max")))
 
 
-@pytest.mark.parametrize("subtract", [False, True])
+@looped("subtract", [False, True])
 def test_a_strided_view_takes_the_reference_path(subtract: bool) -> None:
     x, grid = normal(2000), Grid((600, 400), 512, 4)
     view, dense = x.clone()[::2], x[::2].clone()
@@ -238,7 +238,7 @@ def test_input_is_only_read_unless_something_is_subtracted() -> None:
     assert torch.equal(x, before - decoded(steps, codes, grid, x))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "message"),
     [
         ({"bits": 3}, "bits=3; choose 2, 4 or 8"),

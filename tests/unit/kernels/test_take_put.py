@@ -1,13 +1,13 @@
 """take and put against their references."""
 
-import pytest
 import torch
 
 from gradwire.kernels.places import add_at, put, take
+from tests.support.looped import looped
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("indices", [[], [0], [4, 1, 3], [0, 1, 2, 3, 4], [2, 2]])
+@looped("dtype", [torch.int32, torch.int64])
+@looped("indices", [[], [0], [4, 1, 3], [0, 1, 2, 3, 4], [2, 2]])
 def test_take_leaves_zeros_where_it_took(indices: list[int], dtype: torch.dtype) -> None:
     fast, slow = torch.arange(1.0, 6.0), torch.arange(1.0, 6.0)
     which = torch.tensor(indices, dtype=dtype)
@@ -16,7 +16,7 @@ def test_take_leaves_zeros_where_it_took(indices: list[int], dtype: torch.dtype)
     assert not fast[which.long()].any()
 
 
-@pytest.mark.parametrize("value_type", [torch.float32, torch.float64])
+@looped("value_type", [torch.float32, torch.float64])
 def test_put_overwrites_everything_else_with_zero(value_type: torch.dtype) -> None:
     out = torch.full((100,), torch.nan, dtype=value_type)
     put(out, torch.tensor([3, 99]), torch.tensor([1.0, -2.0], dtype=value_type))
@@ -31,8 +31,8 @@ def test_take_on_a_strided_tensor_takes_the_reference_path() -> None:
     assert torch.equal(x, torch.tensor([0.0, 0.0, 0.0, 6.0, 8.0]))
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("value_type", [torch.float32, torch.float64])
+@looped("dtype", [torch.int32, torch.int64])
+@looped("value_type", [torch.float32, torch.float64])
 def test_add_at_counts_an_index_as_often_as_it_occurs(dtype: torch.dtype, value_type: torch.dtype) -> None:
     out = torch.arange(6.0, dtype=value_type)
     add_at(out, torch.tensor([1, 5, 1], dtype=dtype), torch.tensor([2.0, 4.0, 8.0], dtype=value_type), 0.5)

@@ -16,7 +16,7 @@ from tests.support.looped import looped
 Kind = Callable[[int], Tensor]
 SIZES = (0, 1, 2, 31, 32, 33, 1023, 1024, 1025, 40_009)
 THRESHOLDS = (0.0, 1e-45, 1e-40, 0.1, 1.0, 2.5, 1e30, torch.finfo(torch.float32).max, torch.inf)
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+every_kind = looped("kind", KINDS)
 every_size = looped("n", SIZES)
 
 
@@ -35,7 +35,7 @@ def test_same_indices_as_the_reference_whatever_the_capacity(kind: Kind, n: int)
             assert found.numel() == min(count, capacity + 1)
 
 
-@pytest.mark.parametrize("threshold", [-1e-9, -torch.inf, torch.nan])
+@looped("threshold", [-1e-9, -torch.inf, torch.nan])
 def test_threshold_that_is_no_magnitude_raises(threshold: float) -> None:
     for use in (
         lambda: indices_reaching(normal(9), threshold, 9),
@@ -50,7 +50,7 @@ def test_negative_capacity_raises() -> None:
         indices_reaching(normal(9), 0.0, -1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_threshold_is_rounded_to_the_type_of_the_elements(dtype: torch.dtype) -> None:
     x = torch.tensor([0.1, -0.1, 0.09], dtype=dtype)
     assert indices_reaching(x, 0.1, 3).tolist() == [0, 1]
@@ -58,7 +58,7 @@ def test_threshold_is_rounded_to_the_type_of_the_elements(dtype: torch.dtype) ->
     assert indices_reaching(x, -0.0, 3).numel() == 3
 
 
-@pytest.mark.parametrize("kind", FINITE, ids=lambda kind: kind.__name__)
+@looped("kind", FINITE)
 @every_size
 def test_sums_are_those_of_the_reference(kind: Kind, n: int) -> None:
     x = kind(n)
@@ -70,7 +70,7 @@ def test_sums_are_those_of_the_reference(kind: Kind, n: int) -> None:
         assert sums == pytest.approx(reference_sums, rel=2 * n * 2.0**-53, abs=0.0)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@looped("value", [torch.nan, torch.inf, -torch.inf])
 @every_size
 def test_sums_show_one_element_that_is_not_finite(value: float, n: int) -> None:
     for place in {0, n // 2, n - 1} if n else ():
@@ -90,9 +90,7 @@ def test_strided_views_take_the_reference_path_and_nothing_is_written() -> None:
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize(
-    ("n", "size"), [(0, 0), (1, 0), (1, 1), (7, 7), (1000, 3), (4097, 4096), (40_009, 500)]
-)
+@looped(("n", "size"), [(0, 0), (1, 0), (1, 1), (7, 7), (1000, 3), (4097, 4096), (40_009, 500)])
 def test_sample_holds_one_of_each_stretch_and_is_that_of_the_reference(n: int, size: int) -> None:
     for seed in (0, 1, 2**62 - 1):
         drawn = stratified_indices(n, size, seed)
@@ -110,7 +108,7 @@ def test_each_index_is_drawn_equally_often() -> None:
     assert ((counts - draws * p).abs() <= 4 * (draws * p * (1 - p)) ** 0.5).all()
 
 
-@pytest.mark.parametrize(("n", "size"), [(3, 4), (3, -1)])
+@looped(("n", "size"), [(3, 4), (3, -1)])
 def test_sample_larger_than_all_raises(n: int, size: int) -> None:
     with pytest.raises(ValueError, match=f"size={size} is outside"):
         stratified_indices(n, size, 0)

@@ -14,19 +14,20 @@ from torch import Tensor
 from gradwire.kernels.cpu import topk as cpu
 from gradwire.kernels.topk import topk_indices
 from tests.support.inputs import CHOICES, drawn, generator, normal
+from tests.support.looped import looped
 
 SIZES = (0, 1, 2, 4095, 4096, 4097, 40_000, 100_003)
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("kind", CHOICES, ids=lambda kind: kind.__name__)
+@looped("n", SIZES)
+@looped("kind", CHOICES)
 def test_same_indices_as_the_reference(kind: Callable[[int], Tensor], n: int) -> None:
     x = kind(n)
     for k in sorted({0, min(1, n), n // 100, n // 10, max(n // 2 - 1, 0), n // 2, n}):
         assert torch.equal(topk_indices(x, k), topk_indices.plain(x, k)), f"k={k}"
 
 
-@pytest.mark.parametrize("above", [True, False])
+@looped("above", [True, False])
 def test_guess_that_fails_is_repaired(above: bool) -> None:
     # Large where the sample looks and nowhere else: too few elements reach the guess. The other way
     # round it is far too low, and the room for candidates fills up again and again.
@@ -42,8 +43,8 @@ def test_guess_that_fails_is_repaired(above: bool) -> None:
         assert torch.equal(topk_indices(x, k), topk_indices.plain(x, k))
 
 
-@pytest.mark.parametrize("kind", CHOICES, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("k", [1, 37, 4097])
+@looped("kind", CHOICES)
+@looped("k", [1, 37, 4097])
 def test_any_guess_that_enough_reach_gives_the_answer(kind: Callable[[int], Tensor], k: int) -> None:
     x = kind(100_003)
     expected = topk_indices.plain(x, k)
@@ -58,7 +59,7 @@ def test_any_guess_that_enough_reach_gives_the_answer(kind: Callable[[int], Tens
         assert torch.equal(torch.from_numpy(kept[:k]), x[expected].view(torch.int32))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_take_the_reference_path(dtype: torch.dtype) -> None:
     x = normal(40_000).to(dtype)
     assert torch.equal(topk_indices(x, 400), topk_indices.plain(x, 400))
@@ -76,7 +77,7 @@ def test_input_is_only_read() -> None:
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("k", [-1, 11])
+@looped("k", [-1, 11])
 def test_k_outside_the_range_raises(k: int) -> None:
     with pytest.raises(ValueError, match=rf"k={k} is outside 0 … 10"):
         topk_indices(torch.zeros(10), k)

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from gradwire.kernels.truncation import add_upper, pack_upper, upper_words
 from tests.support.inputs import FINITE, KINDS, normal, special
+from tests.support.looped import looped
 
 Inputs = Callable[[int], Tensor]
 SIZES = (0, 1, 2, 31, 32, 33, 4095, 4096, 4097, 40_009)
 DROPS = (1, 6, 12, 15, 16, 17, 18, 22)
-every_drop = pytest.mark.parametrize("drop", DROPS)
+every_drop = looped("drop", DROPS)
 
 
 @every_drop
-@pytest.mark.parametrize("draw", KINDS, ids=lambda draw: draw.__name__)
+@looped("draw", KINDS)
 def test_words_rest_and_sums_are_those_of_the_reference(drop: int, draw: Inputs) -> None:
     for n in SIZES:
         left, expected_left = draw(n), draw(n)
@@ -34,7 +35,7 @@ def test_words_rest_and_sums_are_those_of_the_reference(drop: int, draw: Inputs)
 
 
 @every_drop
-@pytest.mark.parametrize("draw", FINITE, ids=lambda draw: draw.__name__)
+@looped("draw", FINITE)
 def test_what_is_decoded_are_the_upper_bits_and_what_is_left_the_lower(drop: int, draw: Inputs) -> None:
     x, left, out = draw(5000), draw(5000), torch.zeros(5000)
     add_upper(pack_upper(left, drop, left=True), drop, out, 1.0)
@@ -63,7 +64,7 @@ def test_words_by_hand() -> None:
     assert words.tolist() == [0x3F80 | (0xC000 - 0x10000) << 16, 0x3F00, *[0] * 14]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_take_the_reference_path(dtype: torch.dtype) -> None:
     x = normal(1000).to(dtype)
     left, out = x.clone(), torch.zeros_like(x)

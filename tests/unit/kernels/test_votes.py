@@ -24,8 +24,8 @@ def cast_by(module, x: Tensor, sizes: tuple[int, ...], shares: int = 1) -> tuple
 
 
 @every_parts
-@pytest.mark.parametrize("shares", [1, 3, 4])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@looped("shares", [1, 3, 4])
+@looped("kind", KINDS)
 def test_ballots_of_the_reference(kind, shares: int, sizes: tuple[int, ...]) -> None:
     x = kind(sum(sizes))
     x[: x.numel() // 2] *= (torch.arange(x.numel() // 2) // 100) % 2  # groups of zeros, too
@@ -36,7 +36,7 @@ def test_ballots_of_the_reference(kind, shares: int, sizes: tuple[int, ...]) -> 
     torch.testing.assert_close(means, expected_means, rtol=2.0**-23, atol=2.0**-149, equal_nan=True)
 
 
-@pytest.mark.parametrize("voters", [1, 2, 3, 4, 5, 7, 8, 16, 31])
+@looped("voters", [1, 2, 3, 4, 5, 7, 8, 16, 31])
 @looped("groups", [0, 1, 64, 65, 200])
 def test_tally_of_the_reference(voters: int, groups: int) -> None:
     bits = torch.iinfo(torch.int64)
@@ -46,8 +46,8 @@ def test_tally_of_the_reference(voters: int, groups: int) -> None:
 
 
 @every_parts
-@pytest.mark.parametrize("voters", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("shares", [1, 2, 3])
+@looped("voters", [1, 2, 3, 4, 5])
+@looped("shares", [1, 2, 3])
 def test_from_elements_to_winners(voters: int, sizes: tuple[int, ...], shares: int) -> None:
     inputs = [normal(sum(sizes) + rank)[rank:] for rank in range(voters)]
     for rank, x in enumerate(inputs):
@@ -77,7 +77,7 @@ def by_hand(inputs: list[Tensor], sizes: tuple[int, ...], levels: Tensor) -> Ten
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_take_the_reference_path(dtype: torch.dtype) -> None:
     sizes = (130, 7)
     x, out = normal(137).to(dtype), torch.empty(137, dtype=dtype)
@@ -87,7 +87,7 @@ def test_other_types_take_the_reference_path(dtype: torch.dtype) -> None:
     assert torch.equal(out, x.sign())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("dtype", [torch.float32, torch.float64])
 def test_the_mean_of_the_largest_numbers_does_not_overflow(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
     means = torch.empty(1, dtype=dtype)
