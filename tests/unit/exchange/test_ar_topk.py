@@ -18,6 +18,7 @@ from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext, ExchangeState, Part
+from tests.support.looped import looped
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
@@ -36,13 +37,13 @@ def chosen(results) -> int:
     return choices.pop()
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 def test_ranks_lead_in_turn(world: int) -> None:
     leaders = [chosen(step(ar_topk(top_k(0.1)), own_peak, world, number)) for number in range(2 * world)]
     assert leaders == [leader_in_turn(ExchangeContext(number, 0, 0, world)) for number in range(2 * world)]
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 def test_largest_variance_leads(world: int) -> None:
     for loudest in range(world):
         results = step(
@@ -62,7 +63,7 @@ def test_variance_is_that_of_the_chosen_elements() -> None:
     assert chosen(results) == 7
 
 
-@pytest.mark.parametrize("elect", ["round_robin", "variance", "auto"])
+@looped("elect", ["round_robin", "variance", "auto"])
 def test_chosen_elements_are_averaged_and_the_rest_stays(elect) -> None:
     results = step(ar_topk(top_k(0.1), elect), lambda rank: own_peak(rank) * (rank + 1), 2, number=1)
     for rank, result in enumerate(results):
@@ -134,8 +135,8 @@ def bytes_per_rank(exchange, world: int, numel: int = 100_000) -> float:
     return predicted
 
 
-@pytest.mark.parametrize("elect", ["round_robin", "variance", "auto"])
-@pytest.mark.parametrize("algorithm", ["library", "ring", "tree", "star"])
+@looped("elect", ["round_robin", "variance", "auto"])
+@looped("algorithm", ["library", "ring", "tree", "star"])
 def test_traffic_per_rank_is_bounded_while_that_of_an_all_gather_grows(elect, algorithm) -> None:
     exchange = ar_topk(top_k(0.01), elect, algorithm=algorithm)
     two, eight = bytes_per_rank(exchange, 2), bytes_per_rank(exchange, 8)
@@ -174,7 +175,7 @@ def lead(kept: ExchangeState, steps: range, gains: tuple[float, float]) -> list[
     return ways
 
 
-@pytest.mark.parametrize(("gains", "better"), [((0.5, 0.6), False), ((0.6, 0.5), True), ((0.5, 0.505), True)])
+@looped(("gains", "better"), [((0.5, 0.6), False), ((0.6, 0.5), True), ((0.5, 0.505), True)])
 def test_both_ways_are_tried_and_the_better_one_leads_until_the_next_cycle(gains, better: bool) -> None:
     cycle = [True] * TRIAL + [False] * TRIAL + [better] * (CYCLE * WORLD - 2 * TRIAL)
     assert lead(ExchangeState(), range(2 * CYCLE * WORLD), gains) == cycle * 2
@@ -225,7 +226,7 @@ def test_times_led_add_up_over_units_and_lanes() -> None:
     assert times_led([ExchangeState()]) is None
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@looped("world", [1, 2, 3, 5])
 def test_largest_norm_wins_and_the_lowest_rank_among_equals(world: int) -> None:
     for winner in range(world):
         norms = [2.0 if rank >= winner else 1.0 for rank in range(world)]
@@ -236,7 +237,7 @@ def test_largest_norm_wins_and_the_lowest_rank_among_equals(world: int) -> None:
         assert run_ranks(world, is_elected) == [rank == winner for rank in range(world)]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("norms", "expected"),
     [
         ((5.0, 10.0), 0.25),

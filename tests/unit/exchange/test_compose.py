@@ -13,6 +13,7 @@ from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.steps import step
 
 TOPK = gather(sparse(top_k(0.25)))
@@ -29,7 +30,7 @@ def test_remembered_exchange_may_not_run_in_place() -> None:
     assert not remember(dense()).laws.in_place
 
 
-@pytest.mark.parametrize(("number", "kept"), [(0, 0), (2, 0), (3, 3), (50, 3)])
+@looped(("number", "kept"), [(0, 0), (2, 0), (3, 3), (50, 3)])
 def test_warm_is_dense_until_its_step_and_then_itself(number: int, kept: int) -> None:
     for result in step(warm(3, TOPK), lambda rank: torch.arange(1.0, 5.0), 2, number):
         assert int(result.unsent.count_nonzero()) == kept
@@ -78,40 +79,13 @@ def test_negative_number_of_steps_raises() -> None:
         warm(-1, TOPK)
 
 
-@pytest.mark.parametrize("interval", [1, 2, 3, 4, 7])
-def test_in_the_papers_order_unit_t_travels_at_step_s_when_t_plus_s_is_a_multiple_of_the_interval(
-    interval: int,
-) -> None:
-    exchange, turns = every(interval, dense(), order="paper"), EveryK(interval, order="paper")
-    for unit in range(2 * interval):
-        for number in range(3 * interval):
-            ctx = ExchangeContext(number, unit, 0, 1, seed=number)
-            assert turns.sends(ctx) is ((unit + number) % interval == 0)
-            assert bool(exchange.rounds(5, torch.float32, ctx)) is turns.sends(ctx)
-
-
 def test_first_steps_of_interval_three_by_hand() -> None:
     turns = EveryK(3, order="paper")
     sent = [[unit for unit in range(6) if turns.sends(ExchangeContext(s, unit, 0, 1))] for s in range(4)]
     assert sent == [[0, 3], [2, 5], [1, 4], [0, 3]]
 
 
-def test_unit_that_does_not_travel_hands_zeros_and_keeps_everything() -> None:
-    exchange = every(4, dense(), order="paper")
-    for rank, result in enumerate(step(exchange, lambda rank: torch.full((3,), rank + 1.0), 2, 1)):
-        assert result.mean.tolist() == [0.0] * 3
-        assert result.unsent.tolist() == [rank + 1.0] * 3
-        assert result.rounds == []
-
-
-def test_unit_that_travels_is_exchanged() -> None:
-    exchange = every(4, dense(), order="paper")
-    for result in step(exchange, lambda rank: torch.full((3,), rank + 1.0), 3, number=1, unit=3):
-        assert result.mean.tolist() == pytest.approx([2.0] * 3, rel=1e-6)
-        assert result.unsent.tolist() == [0.0] * 3
-
-
-@pytest.mark.parametrize("interval", [0, -1])
+@looped("interval", [0, -1])
 def test_interval_below_one_raises(interval: int) -> None:
     with pytest.raises(ValueError, match="must be at least 1 step"):
         every(interval, dense())

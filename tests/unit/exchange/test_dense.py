@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from gradwire.comm import Round, ThreadComm, run_ranks
@@ -10,10 +9,11 @@ from gradwire.exchange.base import run
 from gradwire.exchange.dense import dense
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.steps import step
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
+@looped("world", [1, 2, 3, 7])
 def test_divides_before_it_sums(world: int) -> None:
     inputs = [torch.randn(100, generator=torch.Generator().manual_seed(rank)) for rank in range(world)]
     expected = inputs[0] * (1.0 / world)
@@ -29,7 +29,7 @@ def test_half_precision_does_not_overflow_on_the_way() -> None:
         assert result.mean.tolist() == [60000.0] * 3
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@looped("dtype", [torch.bfloat16, torch.float16])
 def test_where_parameters_are_shorter_values_travel_as_those_and_the_rest_stays(dtype: torch.dtype) -> None:
     inputs = [torch.randn(500, generator=torch.Generator().manual_seed(rank)) for rank in range(2)]
     inputs[0][7] = inputs[1][7] = 3e5  # too large for float16
@@ -50,21 +50,3 @@ def test_where_parameters_are_shorter_values_travel_as_those_and_the_rest_stays(
         assert torch.equal(mean, (shares[0] + shares[1]).float())
         assert torch.equal(unsent, x - 2.0 * share.float())
         assert unsent.any()
-
-
-def test_result_is_there_only_when_finished() -> None:
-    def body(comm: ThreadComm) -> bool:
-        x, mean = torch.ones(2), torch.empty(2)
-        finish = dense().start(x, mean, comm, ExchangeContext(0, 0, comm.rank, comm.world))
-        return callable(finish)
-
-    assert run_ranks(2, body) == [True, True]
-
-
-def test_in_place() -> None:
-    def body(comm: ThreadComm) -> list[float]:
-        x = torch.full((2,), float(comm.rank))
-        run(dense(), x, x, comm, ExchangeContext(0, 0, comm.rank, comm.world))
-        return x.tolist()
-
-    assert run_ranks(3, body) == [[1.0, 1.0]] * 3

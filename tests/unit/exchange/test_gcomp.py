@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from gradwire.exchange.gcomp import Gcomp, gcomp
 from gradwire.measure.metered import MeteredComm
 from gradwire.metric import SHARE, numerators, thresholds
 from gradwire.step.context import ExchangeContext, ExchangeState, Part, Replicated
+from tests.support.looped import looped
 from tests.support.optimizers import CASES, Case, N, context_of, rest, stepped, trained
 from tests.support.ring_order import ring_sum
 from tests.support.rounds import allows
@@ -70,8 +72,7 @@ def awkward(rank: int, numel: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16, F16])
-@pytest.mark.parametrize("world", range(2, 9))
+@looped(("dtype", "world"), product([F32, BF16, F16], range(2, 9)), few=8)
 def test_lossless_is_a_plain_ring_to_the_last_bit(world: int, dtype: torch.dtype) -> None:
     for numel in (0, 1, world - 1, 1000):
         inputs = [awkward(rank, numel, dtype) for rank in range(world)]
@@ -84,7 +85,7 @@ def test_on_two_ranks_lossless_is_what_ddp_computes() -> None:
     assert torch.equal(the_mean(gcomp("lossless"), inputs), inputs[0] / 2 + inputs[1] / 2)
 
 
-@pytest.mark.parametrize("mode", ["near", "levels", "lossless", "truncate"])
+@looped("mode", ["near", "levels", "lossless", "truncate"])
 def test_what_is_not_finite_arrives_everywhere(mode: Any) -> None:
     inputs = [torch.ones(60) for _ in range(3)]
     inputs[1][5], inputs[2][30], inputs[0][59] = torch.nan, torch.inf, -torch.inf
@@ -102,9 +103,7 @@ def on_a_grid(rank: int, world: int, optimizer: torch.optim.Optimizer) -> Tensor
     return torch.randint(-4096, 4097, (N,), generator=random) * unit * world
 
 
-@pytest.mark.parametrize("mode", ["near", "levels"])
-@pytest.mark.parametrize("world", [2, 3, 8])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@looped(("mode", "world", "case"), product(["near", "levels"], [2, 3, 8], CASES), few=12)
 def test_a_parameter_moves_by_less_ulp_than_there_are_ranks(case: Case, world: int, mode: Any) -> None:
     parameter, optimizer = trained(case, 10)
     ctx = context_of(parameter, optimizer)
@@ -123,9 +122,7 @@ def test_a_parameter_moves_by_less_ulp_than_there_are_ranks(case: Case, world: i
     assert (found != exact).float().mean() > 0.05
 
 
-@pytest.mark.parametrize("mode", ["near", "levels"])
-@pytest.mark.parametrize("dtype", [BF16, F16])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@looped(("mode", "dtype", "case"), product(["near", "levels"], [BF16, F16], CASES), few=8)
 def test_in_sixteen_bits_by_less_than_so_many_parts_of_an_ulp(
     case: Case, dtype: torch.dtype, mode: Any
 ) -> None:
@@ -150,7 +147,7 @@ def test_in_sixteen_bits_by_less_than_so_many_parts_of_an_ulp(
     assert mode == "levels" or (found != exact).float().mean() > 0.05
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16])
+@looped("dtype", [BF16, F16])
 def test_truncate_keeps_five_bits_of_any_type(dtype: torch.dtype) -> None:
     inputs = [torch.randn(300, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(4)]
     found = the_mean(gcomp("truncate"), inputs)
@@ -169,7 +166,7 @@ def test_no_hop_may_lose_what_the_metric_does_not_allow() -> None:
         assert torch.equal(found.view(torch.int32), plain_ring(inputs).view(torch.int32))
 
 
-@pytest.mark.parametrize("bits", [1, 18, 23])
+@looped("bits", [1, 18, 23])
 def test_truncate_drops_as_many_bits_in_every_hop(bits: int) -> None:
     inputs = [torch.randn(300, generator=torch.Generator().manual_seed(rank)) for rank in range(4)]
     found, exact = the_mean(gcomp("truncate", bits), inputs), torch.stack(inputs).double().mean(0)
@@ -196,7 +193,7 @@ def raising(_name: str) -> Replicated | None:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("step", [0, 1])
+@looped("step", [0, 1])
 def test_a_rank_that_fails_keeps_the_order_and_raises_in_the_end(step: int) -> None:
     exchange = replace(gcomp("near"), **SHORT)
 
@@ -254,7 +251,7 @@ def test_tables_are_made_of_what_all_ranks_have_sent_and_used_from_the_next_step
     assert sent[1] < 0.99 * sent[0]
 
 
-@pytest.mark.parametrize("period", [2, 3, 5])
+@looped("period", [2, 3, 5], few=1)
 def test_tables_serve_a_unit_that_rests_in_most_steps(period: int) -> None:
     def sent(exchange: Gcomp, busy: int) -> int:
         kept = [ExchangeState(), ExchangeState()]
@@ -289,7 +286,7 @@ def test_ranks_with_different_tables_are_found_out() -> None:
         steps_of(gcomp("lossless"), 1, kept)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, F32])
+@looped("dtype", [torch.float64, F32])
 def test_float64_and_a_single_rank_take_plain_all_reduce(dtype: torch.dtype) -> None:
     world = 1 if dtype == F32 else 2
     rounds = gcomp().rounds(100, dtype, ExchangeContext(0, 0, 0, world))
@@ -304,7 +301,7 @@ def test_frames_are_announced_no_larger_than_what_is_not_compressed() -> None:
     assert sum(r.payload_bytes for r in rounds) < 1.001 * 1.5 * 4_000_000
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "named"),
     [
         ({"mode": "exact"}, "mode='exact'"),

@@ -10,6 +10,7 @@ from gradwire.comm import Round
 from gradwire.contrib.randomk import random_k
 from gradwire.exchange.leader import leader, leader_in_turn
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5, 7)
@@ -28,7 +29,7 @@ def chosen(results) -> int:
     return choices.pop()
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 def test_ranks_lead_in_turn(world: int) -> None:
     exchange = leader(top_k(0.1))
     leaders = [chosen(step(exchange, own_peak, world, number)) for number in range(2 * world)]
@@ -36,7 +37,7 @@ def test_ranks_lead_in_turn(world: int) -> None:
     assert sorted(leaders) == sorted([*range(world)] * 2)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 def test_largest_norm_leads(world: int) -> None:
     for strongest in range(world):
         results = step(
@@ -66,7 +67,7 @@ def test_chosen_elements_are_averaged_and_the_rest_stays() -> None:
     assert second.unsent.tolist() == [1.0, 0.0] + [1.0] * 8
 
 
-@pytest.mark.parametrize("elect", ["round_robin", "norm"])
+@looped("elect", ["round_robin", "norm"])
 def test_poisoned_rank_keeps_the_order_of_rounds(elect) -> None:
     exchange = leader(random_k(0.1), elect)
     for result in step(exchange, lambda rank: own_peak(rank) * (torch.nan if rank == 1 else 1.0), 3):
@@ -109,8 +110,8 @@ def test_what_16_bits_cannot_say_stays_unsent() -> None:
         assert result.unsent.tolist() == [2**-12, huge - 32768.0, 32768.0 - huge]
 
 
-@pytest.mark.parametrize("world", [*WORLDS, 6, 9, 13])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@looped("world", [*WORLDS, 6, 9, 13])
+@looped("dtype", [torch.float16, torch.bfloat16])
 def test_what_is_too_large_for_16_bits_stays_finite_on_any_world(world: int, dtype: torch.dtype) -> None:
     largest = torch.finfo(torch.float32).max
     for result in step(leader(top_k(1.0), dtype=dtype), lambda _: torch.tensor([largest, -largest]), world):

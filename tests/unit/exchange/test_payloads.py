@@ -10,6 +10,7 @@ from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse, values
 from gradwire.contrib.randomk import random_k
 from gradwire.exchange.payloads import gather, reduce
+from tests.support.looped import looped
 from tests.support.steps import step
 
 
@@ -21,7 +22,7 @@ def test_what_the_cast_dropped_stays_with_its_rank() -> None:
     assert (first.unsent.item(), second.unsent.item()) == (2.0, 0.0)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@looped("world", [2, 4])
 def test_sum_of_half_precision_payloads_stays_in_the_range_of_one(world: int) -> None:
     for result in step(reduce(cast(torch.float16)), lambda rank: torch.full((1,), 65000.0), world):
         assert result.mean.isfinite().all()

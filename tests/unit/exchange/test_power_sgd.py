@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -12,12 +12,13 @@ from torch import Tensor
 
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
-from gradwire.exchange.base import Exchange, run
+from gradwire.exchange.base import run
 from gradwire.exchange.low_rank import SIDE, acp_sgd, arrange, power_sgd
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.exchange.turns import Order, turn_of
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext, ExchangeState, Part
+from tests.support.looped import looped
 from tests.support.rig import SHAPES, Rig, gradients
 from tests.unit.exchange.low_rank import (
     acp_sgd_by_the_paper,
@@ -55,8 +56,8 @@ def start(rank: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 SAME = 1e-11
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3])
-@pytest.mark.parametrize("world", [1, 2, 3])
+@looped("rank", [1, 2, 3])
+@looped("world", [1, 2, 3])
 def test_means_are_those_of_the_papers_power_sgd(world: int, rank: int) -> None:
     runs = steps(power_sgd(rank), lambda *ctx: normal(*ctx).double(), PARTS, world, 5)
     _, q = start(rank)
@@ -73,9 +74,7 @@ def test_means_are_those_of_the_papers_power_sgd(world: int, rank: int) -> None:
         assert np.abs(left - error.mean(0)).max() <= SAME
 
 
-@pytest.mark.parametrize("order", ["paper", "random"])
-@pytest.mark.parametrize("rank", [1, 2, 3])
-@pytest.mark.parametrize("world", [1, 3])
+@looped(("order", "rank", "world"), product(["paper", "random"], [1, 2, 3], [1, 3]), few=4)
 def test_means_are_those_of_the_papers_acp_sgd(world: int, rank: int, order: Order) -> None:
     count = 20
     runs = steps(acp_sgd(rank, order), lambda *ctx: normal(*ctx).double(), PARTS, world, count)
@@ -108,7 +107,7 @@ def test_a_factor_that_is_sent_again_is_kept_as_it_was_first_sent_also_after_res
         assert torch.equal(last.get(LEFT, name), first.get(LEFT, name))
 
 
-@pytest.mark.parametrize("build", BOTH)
+@looped("build", BOTH)
 def test_float32_is_float64_but_for_rounding(build: type) -> None:
     wide = steps(build(2), lambda *ctx: normal(*ctx).double(), PARTS, 1, 1)[0]
     narrow = steps(build(2), normal, PARTS, 1, 1)[0]
@@ -122,16 +121,7 @@ def test_float32_is_float64_but_for_rounding(build: type) -> None:
             assert inner <= 100 * U * np.square(came).sum()
 
 
-@pytest.mark.parametrize("build", BOTH)
-def test_what_is_left_is_never_larger(build: type) -> None:
-    for seen in steps(build(2), normal, PARTS, 3, 8):
-        for came, left in zip(seen.came, seen.unsent, strict=True):
-            for name in MATRICES:
-                # Rounding of an orthonormal factor: a few u.
-                assert np.linalg.norm(matrix(left, name)) <= np.linalg.norm(matrix(came, name)) * (1 + 8 * U)
-
-
-@pytest.mark.parametrize("build", BOTH)
+@looped("build", BOTH)
 def test_vectors_and_what_would_not_get_smaller_travel_raw(build: type) -> None:
     runs = steps(build(2), normal, PARTS, 2, 2)
     for name in ("bias", "tiny"):
@@ -164,9 +154,7 @@ def test_rounds_of_both() -> None:
             build(0)
 
 
-@pytest.mark.parametrize(
-    ("world", "ways"), [(2, ["library"] * 2), (4, ["library", "direct"]), (9, ["library", "tree"])]
-)
+@looped(("world", "ways"), [(2, ["library"] * 2), (4, ["library", "direct"]), (9, ["library", "tree"])])
 def test_few_factors_go_the_way_of_the_fewest_latencies(world: int, ways: list[str]) -> None:
     # 8 kB of left factors, and 2 kB of right ones.
     part = Part("weight", (2000, 500), 0, 1_000_000)
@@ -200,8 +188,8 @@ def low_rank(rank: int, seed: int) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("build", BOTH)
-@pytest.mark.parametrize("of_rank", [1, 2, 3])
+@looped("build", BOTH)
+@looped("of_rank", [1, 2, 3])
 def test_a_mean_of_low_rank_arrives_whole(build: type, of_rank: int) -> None:
     # The ranks' own gradients are of full rank; what they disagree in cancels.
     shared, noise = low_rank(of_rank, 5), normal(9, 9)
@@ -213,8 +201,8 @@ def test_a_mean_of_low_rank_arrives_whole(build: type, of_rank: int) -> None:
         assert error <= 1e-4 * np.abs(matrix(shared, name)).max()
 
 
-@pytest.mark.parametrize("build", BOTH)
-@pytest.mark.parametrize("rank", [1, 2])
+@looped("build", BOTH)
+@looped("rank", [1, 2])
 def test_of_a_constant_mean_the_best_approximation_is_found(build: type, rank: int) -> None:
     # Singular values that fall by halves: the angle shrinks by half or more in each step of power iteration,
     # by a quarter in the approximation's error.
@@ -231,7 +219,7 @@ def test_of_a_constant_mean_the_best_approximation_is_found(build: type, rank: i
         assert np.abs(matrix(seen.means[-1], name) - best[name]).max() <= 100 * U
 
 
-@pytest.mark.parametrize("build", BOTH)
+@looped("build", BOTH)
 def test_columns_without_a_gradient_do_not_end_the_warm_start(build: type) -> None:
     # Of rank 1 for six steps, then nothing at all for two, then of rank 3.
     kinds = [low_rank(1, 1)] * 6 + [torch.zeros(NUMEL)] * 2 + [low_rank(3, 2)] * 3
@@ -247,7 +235,7 @@ def test_columns_without_a_gradient_do_not_end_the_warm_start(build: type) -> No
         assert error <= 1e-4 * np.abs(matrix(kinds[-1], name)).max()
 
 
-@pytest.mark.parametrize("build", BOTH)
+@looped("build", BOTH)
 def test_rows_and_columns_of_zeros_stay_zero(build: type) -> None:
     x = normal(1, 1)
     x[WHERE["tall"]].view(40, 12)[:, 5] = 0.0
@@ -262,7 +250,7 @@ def test_rows_and_columns_of_zeros_stay_zero(build: type) -> None:
             assert not found[:, 5].any()
 
 
-@pytest.mark.parametrize("build", BOTH)
+@looped("build", BOTH)
 def test_an_idle_rank_keeps_nothing_and_idle_everywhere_is_exactly_zero(build: type) -> None:
     def gradient(who: int, step: int) -> Tensor:
         x = normal(who, step)
@@ -277,15 +265,6 @@ def test_an_idle_rank_keeps_nothing_and_idle_everywhere_is_exactly_zero(build: t
         assert not any(left[WHERE["wide"]].any() for left in seen.unsent)
     assert not any(left[WHERE["tall"]].any() for left in runs[1].unsent)
     assert runs[0].means[0][WHERE["tall"]].any()
-
-
-@pytest.mark.parametrize("build", BOTH)
-def test_what_is_kept_has_the_same_bits_on_all_ranks(build: type) -> None:
-    runs = steps(build(3), normal, PARTS, 5, 4)
-    for seen in runs[1:]:
-        for kind, tensors in runs[0].kept.committed.items():
-            assert tensors.keys() == set(MATRICES)
-            assert all(torch.equal(seen.kept.committed[kind][name], tensors[name]) for name in tensors)
 
 
 def test_matrices_do_not_depend_on_their_neighbours() -> None:
@@ -306,7 +285,7 @@ def test_matrices_do_not_depend_on_their_neighbours() -> None:
     assert torch.equal(second(PARTS, slice(None))[WHERE["same"]], second(alone, WHERE["same"]))
 
 
-@pytest.mark.parametrize("build", BOTH)
+@looped("build", BOTH)
 def test_another_rank_starts_anew(build: type) -> None:
     kept = steps(build(1), normal, PARTS, 1, 2)[0].kept
     ctx = ExchangeContext(2, 0, 0, 1, parts=PARTS, kept=kept)
@@ -316,28 +295,6 @@ def test_another_rank_starts_anew(build: type) -> None:
     newest = kept.committed["Q" if build is power_sgd else "P"]
     assert all(tensor.shape[0] == 3 for tensor in newest.values())
     assert mean.isfinite().all()
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("build", BOTH)
-def test_what_is_not_finite_makes_its_matrix_so_on_all_ranks(build: type, value: float) -> None:
-    def gradient(who: int, _step: int) -> Tensor:
-        x = normal(who, 0)
-        x[WHERE["wide"].start + 100 : WHERE["wide"].start + 101] = value if who == 1 else 1.0
-        return x
-
-    for step in (0, 1):
-        count = step + 1
-        for seen in steps(build(2), gradient, PARTS, 2, count, feedback=False):
-            bad = ~seen.means[step].isfinite()
-            assert bad[WHERE["wide"]].any()
-            assert not bad[WHERE["bias"]].any()
-
-
-def test_zeros_of_a_failed_rank_are_read() -> None:
-    for exchange in (power_sgd(2), acp_sgd(2)):
-        runs = steps(exchange, lambda who, step: normal(who, step) * (who == 0), PARTS, 2, 2)
-        assert all(mean.isfinite().all() for mean in runs[0].means)
 
 
 # -- through whole steps: what is kept is state, by parameter name
@@ -351,7 +308,7 @@ def kept_of(rig: Rig) -> dict[str, dict[str, Tensor]]:
     return state.save(rig.engine)["kept"]
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@looped("text", TEXTS)
 def test_factors_are_state_by_parameter_name(text: str) -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(comm, text, unit_elements=389)
@@ -365,40 +322,7 @@ def test_factors_are_state_by_parameter_name(text: str) -> None:
     run_ranks(2, rank)
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_step_that_is_not_finite_leaves_factors_bit_for_bit(text: str) -> None:
-    def rank(comm: Comm) -> None:
-        rig = Rig(comm, text, unit_elements=389)
-        for step in range(3):
-            rig.step(gradients(comm.rank, step))
-        before = kept_of(rig)
-        grads = gradients(comm.rank, 3)
-        if comm.rank == 1:
-            grads["middle.weight"][5] = torch.nan
-        assert not rig.step(grads).step.committed
-        after = kept_of(rig)
-        assert before.keys() == after.keys()
-        for kind, tensors in before.items():
-            assert all(torch.equal(after[kind][name], tensors[name]) for name in tensors)
-
-    run_ranks(2, rank)
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_checkpoint_goes_on_as_if_nothing_had_happened(text: str) -> None:
-    def rank(comm: Comm) -> None:
-        rig, resumed = Rig(comm, text), Rig(comm, text)
-        for step in range(3):
-            rig.step(gradients(comm.rank, step))
-        state.load(resumed.engine, state.save(rig.engine))
-        for step in range(3, 6):
-            expected, found = rig.step(gradients(comm.rank, step)), resumed.step(gradients(comm.rank, step))
-            assert torch.equal(found.flat(), expected.flat())
-
-    run_ranks(2, rank)
-
-
-@pytest.mark.parametrize("text", TEXTS)
+@looped("text", TEXTS)
 def test_a_checkpoint_of_another_world_goes_on_with_the_same_factors(text: str) -> None:
     def save(comm: Comm) -> dict[str, object]:
         rig = Rig(comm, text)
@@ -419,9 +343,3 @@ def test_a_checkpoint_of_another_world_goes_on_with_the_same_factors(text: str) 
     three, two = run_ranks(3, follow)[0], run_ranks(2, follow)[0]
     # The mean of what was unsent is the same, and so is the next mean: up to rounding of numbers below 32.
     assert (three - two).abs().max() <= 1e-4
-
-
-def test_the_exchanges_say_what_they_are() -> None:
-    exchanges: list[Exchange] = [power_sgd(), acp_sgd()]
-    for exchange in exchanges:
-        assert (exchange.laws.grain, exchange.laws.conserves, exchange.laws.contractive) == (0, True, True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from gradwire.comm.base import Pending
 from gradwire.errors import TransportError, WireError
 from gradwire.exchange.ring import Framing, RingAllReduce, RingSchedule
 from gradwire.measure.metered import MeteredComm
+from tests.support.looped import looped
 from tests.support.rounds import allows
 from tests.unit.exchange.framings import Coarse, Plain
 
@@ -43,8 +44,7 @@ def around(
     return run_ranks(world, body)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("segment", [1, 5, 1 << 20])
+@looped(("world", "segment"), product(WORLDS, [1, 5, 1 << 20]), few=8)
 def test_every_rank_gets_the_sum(world: int, segment: int) -> None:
     for numel in SIZES if segment > 1 else SIZES[:-2]:
         expected = sum(addend(rank, numel) for rank in range(world))
@@ -54,7 +54,7 @@ def test_every_rank_gets_the_sum(world: int, segment: int) -> None:
             assert not ring.is_lost
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 def test_partitions_and_segments_cover_everything_once_and_are_as_equal_as_can_be(world: int) -> None:
     for numel in SIZES:
         for segment in (1, 4, 1 << 20):
@@ -68,7 +68,7 @@ def test_partitions_and_segments_cover_everything_once_and_are_as_equal_as_can_b
             assert schedule.segments == 1 or schedule.segments >= 4
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 def test_a_lap_issues_what_its_course_announces(world: int) -> None:
     for segment in (5, 1 << 20):
         schedule = RingSchedule(100, world, segment)
@@ -87,7 +87,7 @@ def test_lengths_are_told_two_messages_ahead_if_there_are_several_segments() -> 
     assert [(list(alone.made(m)), list(alone.told(m))) for m in range(2)] == [([0], [0]), ([1], [1])]
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
+@looped("world", [2, 3, 5])
 def test_the_order_of_sums_is_that_of_a_ring_which_ends_at_the_owner(world: int) -> None:
     def body(comm: ThreadComm) -> Tensor:
         data = torch.randn(100, generator=torch.Generator().manual_seed(comm.rank))
@@ -107,7 +107,7 @@ def test_the_order_of_sums_is_that_of_a_ring_which_ends_at_the_owner(world: int)
             assert torch.equal(data[here], expected)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@looped("world", [2, 3, 4])
 def test_the_owner_uses_what_its_frame_says(world: int) -> None:
     def body(comm: ThreadComm) -> Tensor:
         data = torch.randn(50, generator=torch.Generator().manual_seed(comm.rank)) * 9
@@ -143,8 +143,8 @@ class Failing(Plain):
             raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("segment", [5, 1 << 20])
-@pytest.mark.parametrize(
+@looped("segment", [5, 1 << 20])
+@looped(
     ("verb", "hop"), [*((verb, hop) for verb in ("encode", "decode") for hop in range(3)), ("round_trip", 2)]
 )
 def test_a_failure_is_known_everywhere_it_matters_and_stops_nobody(verb: str, hop: int, segment: int) -> None:
@@ -161,8 +161,8 @@ def test_a_failure_is_known_everywhere_it_matters_and_stops_nobody(verb: str, ho
         assert ring.is_lost or not wrong.any()
 
 
-@pytest.mark.parametrize("segment", [5, 1 << 20])
-@pytest.mark.parametrize("failing", range(3))
+@looped("segment", [5, 1 << 20])
+@looped("failing", range(3))
 def test_zeros_of_a_rank_that_fails_before_its_first_message_are_read(failing: int, segment: int) -> None:
     schedule = RingSchedule(100, 3, segment)
     announced = schedule.rounds(Plain().bound(schedule.longest_segment))
@@ -199,7 +199,7 @@ class Boasting:
         return self._comm.shift(out, tensor, by)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+@looped("dtype", [torch.int64, torch.uint8])
 def test_a_length_beyond_the_bound_is_not_believed(dtype: torch.dtype) -> None:
     def body(comm: ThreadComm) -> None:
         among = Boasting(comm, dtype) if comm.rank == 1 else comm

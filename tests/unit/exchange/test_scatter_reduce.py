@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,21 +10,22 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.codec.blocks import blocks
-from gradwire.comm import Round, ThreadComm, owe_zeros, run_ranks
+from gradwire.comm import ThreadComm, owe_zeros, run_ranks
 from gradwire.contrib.truncate import upper_bits
-from gradwire.exchange.base import Exchange, run
+from gradwire.exchange.base import run
 from gradwire.exchange.scatter_reduce import parts_within, scatter_reduce, shards_of
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext, Part
 from tests.support.gradients import generator
+from tests.support.looped import looped
 from tests.support.steps import step
 from tests.support.whole import Raw, parts_of
 
 AT = ExchangeContext(step=0, unit=0, rank=0, world=3)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
-@pytest.mark.parametrize("sizes", [(), (0,), (1,), (2, 3), (10, 0, 1, 5), (100, 1000)])
+@looped("world", [1, 2, 3, 7])
+@looped("sizes", [(), (0,), (1,), (2, 3), (10, 0, 1, 5), (100, 1000)])
 def test_shards_are_the_segment_cut_into_even_pieces_with_its_parts(
     world: int, sizes: tuple[int, ...]
 ) -> None:
@@ -71,23 +71,9 @@ def test_mean_and_rest_by_hand() -> None:
     assert dropped[1].unsent.tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-@pytest.mark.parametrize("numel", [1, 3, 1000])
-def test_rounds_are_the_payload_of_the_longest_shard(world: int, numel: int) -> None:
-    exchange, ctx = scatter_reduce(Raw()), ExchangeContext(0, 0, 0, world)
-    longest = -(-numel // world)
-    expected = (
-        Round("all_to_all", world * longest, torch.float32), Round("all_gather", longest, torch.float32)
-    )  # fmt: skip
-    assert exchange.rounds(numel, torch.float32, ctx) == expected
-    assert exchange.rounds(numel, torch.bfloat16, ctx) == expected  # sums are those of float32
-    for held in step(exchange, lambda rank: torch.full((numel,), rank + 1.0), world):
-        assert held.mean.tolist() == pytest.approx([(world + 1) / 2] * numel)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 7, 64, 1000])
-@pytest.mark.parametrize("sizes", [(), (0,), (1,), (10, 0, 1, 5), (7, 300, 1, 4000, 0), (5000, 5000)])
-@pytest.mark.parametrize("codec", [Raw(), blocks("int4", 64), blocks("int8"), upper_bits(7)])
+@looped("world", [1, 2, 3, 7, 64, 1000])
+@looped("sizes", [(), (0,), (1,), (10, 0, 1, 5), (7, 300, 1, 4000, 0), (5000, 5000)])
+@looped("codec", [Raw(), blocks("int4", 64), blocks("int8"), upper_bits(7)])
 def test_the_longest_shard_is_found_without_looking_at_all(
     codec: Codec, sizes: tuple[int, ...], world: int
 ) -> None:
@@ -110,69 +96,6 @@ def test_a_parameter_that_is_zero_everywhere_stays_zero_beside_others() -> None:
     for mean in run_ranks(3, body):
         assert not mean[20:60].any()
         assert (mean[:20] != 0).any()
-
-
-def normal(random: torch.Generator) -> Tensor:
-    return torch.randn(1000, generator=random)
-
-
-def heavy(random: torch.Generator) -> Tensor:
-    return normal(random) * normal(random) * normal(random)
-
-
-def one_large(random: torch.Generator) -> Tensor:
-    """All others just below half of int4's step: what the worst case of γ is made of."""
-    return torch.cat([torch.full((999,), 0.49 / 7), torch.ones(1)])[torch.randperm(1000, generator=random)]
-
-
-WORLD, STEPS = 4, 300
-
-
-def residuals(exchange: Exchange, draw: Callable[[torch.Generator], Tensor]) -> tuple[list[float], float]:
-    """Per step what all ranks keep, as the sum of their norms; and the largest such sum of gradients."""
-
-    def body(comm: ThreadComm) -> tuple[list[float], list[float]]:
-        random = generator("scatter", comm.rank)
-        kept, mean = torch.zeros(1000), torch.empty(1000)
-        left, came = [], []
-        for number in range(STEPS):
-            gradient = draw(random)
-            kept += gradient
-            ctx = ExchangeContext(number, 0, comm.rank, comm.world, parts=parts_of(300, 700))
-            run(exchange, kept, mean, comm, ctx)
-            left.append(float(kept.norm()))
-            came.append(float(gradient.norm()))
-        return left, came
-
-    ranks = run_ranks(WORLD, body)
-    sums = [[sum(values) for values in zip(*(rank[i] for rank in ranks), strict=True)] for i in (0, 1)]
-    return sums[0], max(sums[1])
-
-
-@pytest.mark.parametrize("draw", [normal, heavy, one_large], ids=lambda draw: draw.__name__)
-@pytest.mark.parametrize(
-    ("codec", "gamma"),
-    [
-        (blocks("int8"), 255 / (4 * 127**2 + 255)),
-        (blocks("fp8"), 2.0**-8),
-        (upper_bits(18), 4.0**-5),
-        (blocks("int4", 32), 31 / (4 * 7**2 + 31)),
-        (blocks("int4", 128), None),
-    ],
-    ids=["int8", "fp8", "truncate", "int4 by 32", "int4 by 128"],
-)
-def test_error_feedback_stays_bounded_over_300_steps(
-    codec: Codec, gamma: float | None, draw: Callable[[torch.Generator], Tensor]
-) -> None:
-    left, largest = residuals(scatter_reduce(codec), draw)
-    # S' ≤ q(S + G) with q = 2√γ + γ: at most q/(1 − q) of the gradients. 1e-3 for all roundings. For int4 in
-    # blocks of 128 q is above 1 at worst: there as much as came in one step is what these stay below.
-    share = 1.0
-    if gamma is not None:
-        q = 2 * gamma**0.5 + gamma
-        share = q / (1 - q)
-    assert max(left) <= share * largest * (1 + 1e-3)
-    assert max(left[225:]) <= 1.25 * max(left[:225])
 
 
 def test_segments_change_the_order_of_travel_and_no_bound() -> None:

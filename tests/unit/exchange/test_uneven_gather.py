@@ -17,6 +17,7 @@ from gradwire.exchange.uneven_gather import agreed
 from gradwire.laws import Laws
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.rounds import allows
 
 VALUES = [
@@ -86,7 +87,7 @@ class Broken:
         return torch.arange(self.answer)
 
 
-@pytest.mark.parametrize("failing", [0, 1, 2])
+@looped("failing", [0, 1, 2])
 def test_nothing_else_travels_when_a_rank_has_failed_to_choose(failing: int) -> None:
     exchange = agreed(Broken(failing))
 

@@ -84,17 +84,6 @@ def test_any_code_decodes_as_in_the_reference(kind: BlockKind) -> None:
 
 @looped("draw", FINITE)
 @every_kind
-def test_errors_are_within_the_bound(kind: BlockKind, draw: Inputs) -> None:
-    x = draw(4097)
-    scales, _codes, left = encoded(x, [4097], 256, kind)
-    s = scales.repeat_interleave(256)[:4097].double()
-    magnitude, slack = x.double().abs(), 1 + 2.0**-15
-    bound = torch.minimum(magnitude, s / 2) if kind != "fp8" else torch.maximum(magnitude / 16, s / 1024)
-    assert (left.double().abs() <= bound * slack + 2.0**-149).all()
-
-
-@looped("draw", FINITE)
-@every_kind
 def test_nothing_decodes_to_more_than_its_blocks_maximum(kind: BlockKind, draw: Inputs) -> None:
     x = draw(2048)
     scales, codes, _left = encoded(x, [2048], 64, kind)
@@ -156,17 +145,6 @@ def test_other_types_take_the_reference_path(kind: BlockKind, dtype: torch.dtype
     out = torch.zeros_like(x)
     add_blocks(scales, codes, ScaledBlocks((1000,), 64, kind), out, 1.0)
     assert torch.equal(x - out, left)
-
-
-@every_kind
-def test_encoding_alone_only_reads(kind: BlockKind) -> None:
-    x, before = normal(1000), normal(1000)
-    scales, codes, _left = encoded(x, [1000], 64, kind)
-    again = torch.empty_like(scales), torch.empty_like(codes)
-    encode_blocks(x, ScaledBlocks((1000,), 64, kind), *again, left=False)
-    assert torch.equal(x, before)
-    assert torch.equal(again[0], scales)
-    assert torch.equal(again[1], codes)
 
 
 def test_sizes_that_do_not_fit_raise() -> None:

@@ -22,11 +22,6 @@ from tests.support.source import ROOT
 from tests.support.twins import CONTRACTS, KERNELS, Twins, files
 
 FOLDERS = ["cpu", *(["device"] if find_spec("triton") is not None else [])]
-WITHOUT_TWIN_ON_CPU = {"add_levels", "encode_levels", "poison", "zero_idle"}
-
-
-def parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
-    return list(inspect.signature(function).parameters.values())
 
 
 def twins(folder: str) -> dict[str, Callable[..., object]]:
@@ -52,20 +47,6 @@ def test_every_public_function_of_a_file_of_twins_is_a_twin(folder: str) -> None
         if subject in subjects and inspect.isfunction(value) and value.__module__ == module.__name__
     }
     assert {name for name in found if not name.startswith("_")} == twins(folder).keys()
-
-
-def test_checks_take_what_contracts_take() -> None:
-    for name, each in CONTRACTS.items():
-        check = inspect.getclosurevars(each).nonlocals["check"]
-        if check is not None:
-            taken, own = parameters(check), parameters(each.plain)
-            shapes = [[(one.name, one.kind) for one in some] for some in (taken[: len(own)], own)]
-            assert shapes[0] == shapes[1], name
-            assert all(one.default is not one.empty for one in taken[len(own) :]), name
-
-
-def test_what_has_no_kernel_for_the_cpu_is_computed_by_its_contract() -> None:
-    assert CONTRACTS.keys() - twins("cpu").keys() == WITHOUT_TWIN_ON_CPU
 
 
 def test_a_contract_keeps_its_name_its_words_and_its_signature() -> None:

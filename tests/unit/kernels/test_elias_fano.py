@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.chosen import pack_elias_fano, unpack_elias_fano
-from gradwire.kernels.compiler import every, prepare
-from gradwire.kernels.cpu import chosen
 from gradwire.kernels.payload import COUNTS, DECODING, ENCODING, GROUPS, ORDER, ZEROS_BEFORE, Planes
 from tests.support.looped import looped
 
@@ -172,14 +170,3 @@ def test_tables_of_ones_say_how_many_and_where() -> None:
 
 def pattern_zeros(pattern: int, end: int) -> int:
     return sum(not pattern >> bit & 1 for bit in range(end))
-
-
-def test_prepare_leaves_nothing_to_compile() -> None:
-    prepare(every())
-    before = len(chosen._split.signatures), len(chosen._decode_blocks.signatures)
-    for numel, low_bits in ((1000, 3), (2**40, 32)):
-        for dtype in (torch.int32, torch.int64):
-            planes = Planes(10, numel, low_bits)
-            unpack_elias_fano(pack_elias_fano(torch.arange(10, dtype=dtype), planes), planes)
-    assert before == (len(chosen._split.signatures), len(chosen._decode_blocks.signatures))
-    assert min(before) > 0

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels.compiler import every, prepare
-from gradwire.kernels.cpu import sketches
 from gradwire.kernels.sketches import count_sketch, count_sketch_buckets, count_sketch_estimates
 from tests.support.looped import looped
 
@@ -153,9 +151,3 @@ def test_inputs_are_only_read() -> None:
     count_sketch_estimates(table, drawn, torch.empty(3000))
     assert torch.equal(x.nan_to_num(), before.nan_to_num())
     assert torch.equal(table.isnan(), kept.isnan())
-
-
-def test_prepare_leaves_nothing_to_compile() -> None:
-    prepare(every())
-    assert sketches._count_sketch.signatures
-    assert sketches._count_sketch_estimates.signatures

@@ -16,6 +16,7 @@ from gradwire.codec.gcomp import CodeTable, Key, frame, histogram, unframe
 from gradwire.errors import WireError
 from tests.golden import slow
 from tests.golden.fuzz import KEY, Case, cases, outcome, run, sealed
+from tests.support.looped import looped
 
 RIGHT = CodeTable.prior()
 
@@ -83,10 +84,9 @@ def test_random_damage_ends_in_a_wire_error_or_in_numbers() -> None:
     assert sum(found.values()) == 10_000
 
 
-@pytest.mark.parametrize(
+@looped(
     "other",
     [Key(6, 2, 1, 77), Key(5, 3, 1, 77), Key(5, 2, 2, 77), Key(5, 2, 1, 78)],
-    ids=["step", "unit", "hop", "state"],
 )
 def test_a_frame_of_another_place_is_refused(other: Key) -> None:
     for case in cases():
@@ -142,7 +142,7 @@ BOMBS: dict[str, Callable[[Tensor], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@looped("name", BOMBS)
 def test_bombs_do_not_go_off(name: str) -> None:
     case = block(65_536)
     unframe(case.data, case.out, 12, {RIGHT.id: RIGHT}, KEY)  # lookups are made once
@@ -167,7 +167,7 @@ def lengths_of(**changed: int) -> Tensor:
     return lengths[::2] | lengths[1::2] << 4
 
 
-@pytest.mark.parametrize(
+@looped(
     ("packed", "why"),
     [
         (lengths_of(s7=1), "oversubscribed"),

@@ -12,6 +12,7 @@ from gradwire.codec.gcomp import CodeTable, Key, frame, histogram, largest_frame
 from gradwire.codec.gcomp.rounding import Dropped
 from gradwire.kernels import slices
 from tests.golden import slow
+from tests.support.looped import looped
 from tests.unit.codec.gcomp.inputs import (
     KEY,
     KINDS,
@@ -24,11 +25,11 @@ from tests.unit.codec.gcomp.inputs import (
     thresholds,
 )
 
-by_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+by_kind = looped("kind", KINDS)
 
 
 @by_kind
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@looped("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_lossless_keeps_every_bit(kind: Callable[[int], Tensor], dtype: torch.dtype) -> None:
     for n in SIZES:
         x = kind(n).to(dtype)
@@ -37,7 +38,7 @@ def test_lossless_keeps_every_bit(kind: Callable[[int], Tensor], dtype: torch.dt
 
 
 @by_kind
-@pytest.mark.parametrize("flush", [False, True])
+@looped("flush", [False, True])
 def test_what_arrives_is_the_rounded_value(kind: Callable[[int], Tensor], flush: bool) -> None:
     for n in SIZES:
         x = kind(n)
@@ -59,7 +60,7 @@ def cuts(n: int, dtype: torch.dtype) -> tuple[tuple[Dropped, bool], ...]:
 
 
 @by_kind
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@looped("dtype", [torch.bfloat16, torch.float16])
 def test_of_short_types_too(kind: Callable[[int], Tensor], dtype: torch.dtype) -> None:
     for n in (*SIZES[:8], 2049, 65_537):
         x, flush = kind(n).to(dtype), dtype == torch.bfloat16
@@ -87,7 +88,7 @@ def test_the_slow_decoder_reads_the_same(kind: Callable[[int], Tensor]) -> None:
                 assert found == [word % 2**32 for word in words]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@looped("dtype", [torch.bfloat16, torch.float16])
 def test_the_slow_decoder_reads_short_types(dtype: torch.dtype) -> None:
     x, table = special(500).to(dtype), CodeTable.prior(dtype)
     for dropped, explicit in ((0, False), *cuts(500, dtype)):
@@ -178,7 +179,7 @@ def test_anywhere_in_memory() -> None:
     assert same_bits(out.contiguous(), rounded(x, limits, True))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("dropped", "explicit", "flush", "dtype"),
     [
         (24, False, False, torch.float32),
@@ -199,7 +200,7 @@ def test_what_cannot_be_dropped_is_refused(dropped, explicit: bool, flush: bool,
         frame(torch.ones(4, dtype=dtype), dropped, CodeTable.prior(), KEY, explicit=explicit, flush=flush)
 
 
-@pytest.mark.parametrize("field", ["step", "unit", "hop", "state"])
+@looped("field", ["step", "unit", "hop", "state"])
 def test_keys_have_their_bits(field: str) -> None:
     numbers = {"step": 0, "unit": 0, "hop": 0, "state": 0}
     for wrong in (-1, 2**64):

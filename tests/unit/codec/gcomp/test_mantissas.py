@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from gradwire.codec.gcomp import (
     symbols_of,
 )
 from gradwire.codec.gcomp.frame import HEADER_BYTES
+from tests.support.looped import looped
 from tests.unit.codec.gcomp.inputs import KEY, KINDS, levels, normal, same_bits, thresholds
 from tests.unit.codec.gcomp.mantissas import exponents_of, pack_mantissas, unpack_mantissas
 
@@ -40,7 +40,7 @@ def again(x: Tensor, dropped: Any, explicit: bool, flush: bool) -> Tensor | None
     return unpack_mantissas(words, symbols, exponents, dropped, explicit=explicit, dtype=x.dtype)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@looped("kind", KINDS)
 def test_what_is_unpacked_is_the_rounded_value(kind: Callable[[int], Tensor]) -> None:
     for n in SHORT:
         for dropped, explicit, flush in ways(n):

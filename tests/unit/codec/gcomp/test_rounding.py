@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import pytest
 import torch
 from torch import Tensor
 
 from gradwire.codec.gcomp import SYMBOLS, histogram, rounded, symbols_of
+from tests.support.looped import looped
 from tests.unit.codec.gcomp.inputs import any_bits, half_zeros, same_bits, special, there_and_back, thresholds
 
 
@@ -21,7 +21,7 @@ def nearest(value: float, step: Fraction) -> Fraction:
     return round(Fraction(value) / step) * step
 
 
-@pytest.mark.parametrize("bits", [0, 1, 7, 22, 23])
+@looped("bits", [0, 1, 7, 22, 23])
 def test_so_many_bits_of_every_value(bits: int) -> None:
     x = any_bits(400)
     for value, found in zip(x, rounded(x, bits, False), strict=True):
@@ -62,7 +62,7 @@ def all_of(dtype: torch.dtype) -> Tensor:
     return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
 
 
-@pytest.mark.parametrize("dtype", SHORT)
+@looped("dtype", SHORT)
 def test_thresholds_of_short_types_are_steps_of_their_own(dtype: torch.dtype) -> None:
     width, mantissa = SHORT[dtype]
     bias, last = (1 << width - 1) - 1, (1 << width) - 3
@@ -84,7 +84,7 @@ def test_thresholds_of_short_types_are_steps_of_their_own(dtype: torch.dtype) ->
         assert same_bits(rounded(found, limits, False), found)
 
 
-@pytest.mark.parametrize("dtype", SHORT)
+@looped("dtype", SHORT)
 def test_bits_of_short_types_are_their_own(dtype: torch.dtype) -> None:
     x = all_of(dtype)
     x = x[x.isfinite()]

@@ -23,6 +23,7 @@ from gradwire.codec.gcomp import (
 from gradwire.kernels.frames import checksum
 from gradwire.kernels.huffman import ESCAPE, Lookups, count_symbols
 from tests.golden import slow
+from tests.support.looped import looped
 from tests.unit.codec.gcomp.inputs import any_bits, normal
 
 
@@ -30,7 +31,7 @@ def drawn(n: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).zipf(1.4, n).clip(1, 10**6).astype(np.int64)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
+@looped("n", [2, 3, 4, 5, 6])
 def test_no_code_is_shorter(n: int) -> None:
     # All complete choices of lengths, tried one by one.
     for longest in range((n - 1).bit_length(), 6):
@@ -73,13 +74,13 @@ def test_the_escape_weighs_as_much_as_all_that_it_stands_for() -> None:
     assert CodeTable.from_histogram(histogram).bits(histogram) == best
 
 
-@pytest.mark.parametrize(("n", "longest"), [(1, 4), (17, 4)])
+@looped(("n", "longest"), [(1, 4), (17, 4)])
 def test_impossible_limits_are_refused(n: int, longest: int) -> None:
     with pytest.raises(ValueError, match="no prefix code"):
         package_merge(np.ones(n, np.int64), longest)
 
 
-@pytest.mark.parametrize("longest", [8, 9, 10, 11, 12])
+@looped("longest", [8, 9, 10, 11, 12])
 def test_lengths_are_complete_whatever_is_counted(longest: int) -> None:
     for seed in range(10):
         random = np.random.default_rng(seed)
@@ -140,7 +141,7 @@ def test_the_prior_knows_no_scale() -> None:
         assert CodeTable.prior().bits(counts) < 6 * 10_000
 
 
-@pytest.mark.parametrize("wrong", [torch.zeros(257, dtype=torch.int64), torch.full((256,), -1)])
+@looped("wrong", [torch.zeros(257, dtype=torch.int64), torch.full((256,), -1)])
 def test_histograms_have_a_length(wrong: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="256 counts"):
         CodeTable.from_histogram(wrong)
@@ -153,8 +154,8 @@ def test_codes_are_the_slow_decoder_s() -> None:
             assert format(codes[symbol], f"0{length}b")[::-1] == format(code, f"0{length}b")
 
 
-@pytest.mark.parametrize("longest", [9, N_THETA])
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 15, 16, 17, 63, 64, 200, 4096, 4099, 100_003])
+@looped("longest", [9, N_THETA])
+@looped("count", [0, 1, 3, 4, 15, 16, 17, 63, 64, 200, 4096, 4099, 100_003])
 def test_streams_come_back(count: int, longest: int) -> None:
     random = np.random.default_rng(count)
     for shape in (1.1, 1.5, 4.0):

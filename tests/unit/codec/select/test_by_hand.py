@@ -18,13 +18,14 @@ from gradwire.contrib.threshold import fixed_threshold
 from gradwire.exchange.leader import leader
 from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.whole import parts_of
 
 AT = ExchangeContext(step=4, unit=1, rank=0, world=3)
 X = torch.tensor([1.0, -5.0, 2.0, -2.0, 0.0, 5.0, 2.0, 0.5, 0.1, 0.1])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("selector", "chosen"),
     [
         (top_k(0.4), [1, 2, 3, 5]),  # of equals the lowest
@@ -45,7 +46,7 @@ def test_chosen_by_hand(selector: Selector, chosen: list[int]) -> None:
     assert selector.select(X, AT).tolist() == chosen
 
 
-@pytest.mark.parametrize(
+@looped(
     ("ratio", "numel", "count"),
     [(0.01, 0, 0), (0.01, 1, 1), (0.01, 49, 1), (0.01, 1000, 10), (0.5, 7, 4), (1.0, 7, 7), (1e-9, 10**6, 1)],
 )
@@ -65,7 +66,7 @@ def test_parts_that_do_not_make_up_the_unit_are_a_mistake_of_ours() -> None:
         layer_top_k(0.1).select(torch.zeros(10), ExchangeContext(0, 0, 0, 1, parts=parts_of(4, 5)))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("rate", "keep", "numel", "count"),
     [
         (100, None, 0, 0),
@@ -121,8 +122,8 @@ def test_other_options_outside_their_ranges_raise() -> None:
         rated_top_k(10, keep=0)
 
 
-@pytest.mark.parametrize("selector", [fixed_threshold(1.0), ada_comp()])
-@pytest.mark.parametrize("use", [sparse, leader], ids=lambda use: use.__name__)
+@looped("selector", [fixed_threshold(1.0), ada_comp()])
+@looped("use", [sparse, leader])
 def test_sizes_that_depend_on_values_are_refused_where_nobody_agrees_on_them(selector: Selector, use) -> None:
     with pytest.raises(ValueError, match=r"depends on their values.*uneven_gather\.agreed"):
         use(selector)

@@ -16,6 +16,7 @@ from gradwire.contrib.sidco import Sidco, mean_logarithm, pareto_threshold, sidc
 from gradwire.kernels.topk import topk_indices
 from gradwire.step.context import ExchangeContext
 from tests.support.inputs import generator, normal
+from tests.support.looped import looped
 
 AT = ExchangeContext(step=4, unit=1, rank=0, world=3)
 N = 400_000
@@ -35,16 +36,16 @@ def share_reaching(selector: Sidco, x: Tensor) -> float:
     return int((x.abs() >= selector.threshold(x)).sum()) / x.numel()
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
-@pytest.mark.parametrize("ratio", [0.5, 0.1, 0.01])
-@pytest.mark.parametrize("fit", ["exponential", "gamma", "pareto"])
+@looped("stages", [1, 2, 3])
+@looped("ratio", [0.5, 0.1, 0.01])
+@looped("fit", ["exponential", "gamma", "pareto"])
 def test_fit_of_an_exponential_finds_the_share(ratio: float, stages: int, fit) -> None:
     # 4000 elements or more are above: their number scatters by 2 %, and the fit's parameters by less; the
     # gamma's threshold is an approximation around shape 1.
     assert share_reaching(sidco_top_k(ratio, stages, fit), exponential()) == pytest.approx(ratio, rel=0.08)
 
 
-@pytest.mark.parametrize("shape", [-0.3, 0.2])
+@looped("shape", [-0.3, 0.2])
 def test_fit_of_a_generalised_pareto_finds_the_share_and_the_exponential_does_not(shape: float) -> None:
     x = pareto(shape)
     assert share_reaching(sidco_top_k(0.01, 1, "pareto"), x) == pytest.approx(0.01, rel=0.1)
@@ -68,9 +69,7 @@ def test_single_stage_of_the_exponential_is_its_formula() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("ratio", "stages"), [(0.001, 1), (0.001, 2), (0.01, 4), (0.25, 3), (0.7, 3), (0.2, 2)]
-)
+@looped(("ratio", "stages"), [(0.001, 1), (0.001, 2), (0.01, 4), (0.25, 3), (0.7, 3), (0.2, 2)])
 def test_shares_of_the_stages_multiply_to_the_ratio(ratio: float, stages: int) -> None:
     ratios = stage_ratios(ratio, stages)
     assert math.prod(ratios) == pytest.approx(ratio)
@@ -94,12 +93,8 @@ def test_mean_of_logarithms_leaves_out_zeros_over_any_number_of_blocks() -> None
     assert mean_logarithm(torch.zeros(5)) == 0.0
 
 
-@pytest.mark.parametrize(
-    "select", [sidco_top_k(0.01), sidco_top_k(0.01, 3, "gamma"), sidco_top_k(0.01, 2, "pareto")], ids=str
-)
-@pytest.mark.parametrize(
-    "x", [torch.zeros(0), torch.tensor([1.0, torch.nan]), torch.tensor([torch.inf])], ids=str
-)
+@looped("select", [sidco_top_k(0.01), sidco_top_k(0.01, 3, "gamma"), sidco_top_k(0.01, 2, "pareto")])
+@looped("x", [torch.zeros(0), torch.tensor([1.0, torch.nan]), torch.tensor([torch.inf])])
 def test_without_a_mean_there_is_no_threshold(select: Sidco, x: Tensor) -> None:
     assert math.isnan(select.threshold(x))
 
@@ -111,7 +106,7 @@ def test_sidco_outside_its_range_raises() -> None:
         sidco_top_k(0.01, fit="normal")
 
 
-@pytest.mark.parametrize("make", [normal, lambda n: torch.arange(n) * 1.0, lambda n: torch.ones(n)])
+@looped("make", [normal, lambda n: torch.arange(n) * 1.0, lambda n: torch.ones(n)])
 def test_all_as_a_sample_give_the_k_th_largest(make: Callable[[int], Tensor]) -> None:
     x = make(5000)
     assert sampled_top_k(0.01, sample=1.0).threshold(x, AT) == float(x.abs().sort().values[-50])
@@ -148,7 +143,7 @@ def test_poison_in_the_sample_is_the_largest() -> None:
     assert sampled_top_k(0.1, 1.0).threshold(x, AT) == math.inf
 
 
-@pytest.mark.parametrize("sample", [0.0, 1.1, math.nan])
+@looped("sample", [0.0, 1.1, math.nan])
 def test_sample_outside_its_range_raises(sample: float) -> None:
     with pytest.raises(ValueError, match=r"outside \(0, 1\]"):
         sampled_top_k(0.01, sample)

@@ -14,6 +14,7 @@ from gradwire.codec.select.threshold import exactly, fill_up, fill_up_from, larg
 from gradwire.kernels.topk import topk_indices
 from gradwire.step.context import ExchangeContext
 from tests.support.inputs import FINITE, KINDS
+from tests.support.looped import looped
 
 AT = ExchangeContext(step=2, unit=1, rank=0, world=3)
 
@@ -35,14 +36,14 @@ def test_free_places_are_taken_in_turn(data: st.DataObject, numel: int) -> None:
     assert fill_up_from(start, indices, k, numel).tolist() == filled_slowly(start, indices, k, numel)
 
 
-@pytest.mark.parametrize(("k", "start"), [(1, 0), (11, 0), (5, 8), (5, -1)])
+@looped(("k", "start"), [(1, 0), (11, 0), (5, 8), (5, -1)])
 def test_more_or_fewer_than_there_are_raise(k: int, start: int) -> None:
     with pytest.raises(ValueError, match=f"2 indices and 10 places from {start} on do not give k={k}"):
         fill_up_from(start, torch.tensor([0, 7]), k, 10)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("n", [1, 2, 100, 40_009])
+@looped("kind", KINDS)
+@looped("n", [1, 2, 100, 40_009])
 def test_the_largest_that_reach_a_threshold_are_chosen_and_the_rest_is_filled(kind, n: int) -> None:
     x = kind(n)
     ordered = x.abs().masked_fill(x.isnan(), torch.inf).sort(descending=True).values
@@ -68,7 +69,7 @@ def test_all_free_places_are_equally_likely_to_fill() -> None:
     assert all(150 < count < 250 for place, count in enumerate(counts.tolist()) if place not in (3, 4, 9))
 
 
-@pytest.mark.parametrize("kind", FINITE, ids=lambda kind: kind.__name__)
+@looped("kind", FINITE)
 def test_contraction_is_that_of_as_many_as_reached_the_threshold(kind) -> None:
     n, k = 4097, 400
     x = kind(n)
@@ -86,7 +87,7 @@ def test_largest_of_some_keeps_them_in_order() -> None:
     assert largest_of(x, torch.tensor([1, 2]), 5).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("kind", FINITE, ids=lambda kind: kind.__name__)
+@looped("kind", FINITE)
 def test_contraction_is_that_of_k_in_the_mean(kind) -> None:
     n, k, found = 12, 6, 4
     x = kind(n)
