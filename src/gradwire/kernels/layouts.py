@@ -171,7 +171,12 @@ class ShardedBlocks:
         return zip(accumulate((each.numel for each in self.shards), initial=0), self.shards, strict=False)
 
     def split(self, row: Tensor, shard: ScaledBlocks) -> tuple[Tensor, Tensor]:
-        """Scales and codes of a shard in its row (row_bytes,), as views."""
+        """Scales and codes of a shard in its row (row_bytes,), as views.
+
+        An empty row has an odd storage offset, which no view of wider numbers allows.
+        """
+        if row.numel() == 0:
+            return row.new_empty(0, dtype=self.dtype), row
         start = shard.count * self.dtype.itemsize
         return row[:start].view(self.dtype), row[start : start + shard.code_bytes]
 

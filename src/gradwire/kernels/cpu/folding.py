@@ -60,7 +60,7 @@ def fold_momentum(
     planes = (*working, *(_loaded(*pair, pieces) for pair in zip(working, committed, strict=True)))
     if not is_fast(*planes):
         return NotImplemented
-    scales = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float64), len(pieces)))
+    scales = np.full(len(pieces), scale, np.float64)
     v_out, u_out, v, u = (plane.numpy() for plane in planes)
     new, weight, narrow = grad.numpy(), np.float32(momentum), scales.astype(np.float32)
     seen = _in_threads(
