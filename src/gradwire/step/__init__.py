@@ -17,8 +17,9 @@ The stations in order. `Engine` calls each of them, on one thread, in the same o
    arena.py, and the lane's `Memory` (`gradwire/memory.py`)
 5. A unit whose last piece has been folded is complete. The `Step` counts pieces, and knows where means go.
    step.py
-6. The unit's exchange starts. Its `ExchangeContext` says which unit it is, on which rank and in which step.
-   runner.py, context.py; the exchange itself is in `exchange/`, its codec in `codec/`
+6. The unit's exchange starts. Its `ExchangePlan` has all that stays the same from step to step. Its
+   `ExchangeContext` says which unit it is, on which rank and in which step.
+   runner.py, plan.py, context.py; the exchange itself is in `exchange/`, its codec in `codec/`
 7. Once its last collective has come, it decodes, and the mean *lands* in the bucket.
    runner.py, step.py
 8. The last all-reduce, the *tail*, carries one row per rank. These rows are the verdict. Small gradients
