@@ -102,6 +102,11 @@ class BucketPlan:
     shares: tuple[LaneShare, ...]
     units: tuple[tuple[Unit, int], ...]
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The parameters in the bucket."""
+        return frozenset(entry.name for entry in self.entries)
+
 
 def bucket_plan(
     entries: tuple[BucketEntry, ...], slots: Mapping[str, tuple[Lane, Slot]], direct: Mapping[str, Exchange]
@@ -130,6 +135,49 @@ def _runs(entries: Sequence[BucketEntry], direct: Mapping[str, Exchange]) -> lis
     together = groupby(entries, key=lambda entry: id(direct.get(entry.name)))
     groups = [tuple(group) for _exchange, group in together]
     return [DirectRun(direct[group[0].name], group) for group in groups if group[0].name in direct]
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where a unit lies in the buckets of a step, in the order of its elements.
+
+    `runs` are (index of a bucket, first element in it, elements). The route holds while the buckets `held`
+    have these very entries: DDP makes others in its second step, and under `join()`.
+    """
+
+    held: Mapping[int, tuple[BucketEntry, ...]]
+    runs: tuple[tuple[int, int, int], ...]
+
+    def holds(self, taken: Mapping[int, Arrival]) -> bool:
+        """Whether the buckets that have been `taken` in, by index, are those of the route."""
+        found = ((taken.get(index), entries) for index, entries in self.held.items())
+        return all(each is not None and each.entries is entries for each, entries in found)
+
+
+def route_of(unit: Unit, taken: Mapping[int, Arrival]) -> Route:
+    """The route of a unit all of which lies in buckets that have been `taken` in; neighbours are one run.
+
+    >>> import torch
+    >>> from gradwire.step.arena import ParameterSpec, slots_of, units_of
+    >>> specs = [ParameterSpec(name, (size,), torch.float32, size) for name, size in (("v", 2), ("w", 3))]
+    >>> (unit,) = units_of(slots_of(specs), (), 1)
+    >>> entries = BucketEntry("v", 1, 2), BucketEntry("w", 3, 3)
+    >>> route_of(unit, {4: Arrival(torch.zeros(6), entries, 4)}).runs
+    ((4, 1, 5),)
+    """
+    found = {entry.name: (index, entry) for index, each in taken.items() for entry in each.entries}
+    runs: list[tuple[int, int, int]] = []
+    held = {}
+    for piece in unit.pieces:
+        index, entry = found[piece.slot.spec.name]
+        held[index] = taken[index].entries
+        begin, size = entry.offset + piece.start, piece.stop - piece.start
+        last, first, length = runs[-1] if runs else (-1, 0, 0)
+        if size and (last, first + length) == (index, begin):
+            runs[-1] = index, first, length + size
+        elif size:
+            runs.append((index, begin, size))
+    return Route(held, tuple(runs))
 
 
 def labelled(names: Sequence[str]) -> str:

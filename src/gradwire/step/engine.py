@@ -273,6 +273,8 @@ class Engine:
 
     def _process(self, step: Step, arrival: Arrival) -> None:
         bucket_plan = self.layout.bucket_plan(arrival.entries)
+        if self.layout.early:
+            step.names |= bucket_plan.names
         for run in bucket_plan.runs:
             self._launch_direct(step, arrival, run)
         for share in bucket_plan.shares:
@@ -330,15 +332,16 @@ class Engine:
         if step.looks:
             self._look(step, lane, unit, x, ctx)
         agreed = plan.collectives(ctx, checked=self.comm.verifies)
+        route = self.layout.route(unit, step.taken)
         if not agreed.rounds:
-            step.rest(unit)
+            step.rest(route)
             return
         factor = step.scale / ctx.scale
-        comm, place = step.observed(self.comm, plan.label), step.landing(unit, x, factor)
+        comm, place = step.observed(self.comm, plan.label), step.landing(route, x, factor)
         mean = torch.empty_like(x) if place is None else place
         task = ExchangeTask(plan, agreed, x, mean, ctx, comm, is_unseen=plan.may_overflow)
         if place is None:
-            task.land = lambda: step.land(unit, mean, factor)
+            task.land = lambda: step.land(route, mean, factor)
         self.runner.launch(step, task)
 
     def _look(self, step: Step, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
@@ -384,7 +387,7 @@ class Engine:
     def _send_early(self, step: Step) -> None:
         """Small gradients that can be under way beside units, once all of them are here."""
         early = self.layout.early
-        if early and step.destinations.keys() >= early:
+        if early and step.names >= early:
             self._send_small(step, early)
 
     def _send_small(self, step: Step, names: Set[str]) -> None:

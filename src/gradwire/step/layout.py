@@ -24,8 +24,8 @@ from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition
 from gradwire.recipes.dense import dense as plain
 from gradwire.recipes.parse import short, steady
-from gradwire.step.arena import Lane, ParameterSpec, Slot
-from gradwire.step.arrival import BucketEntry, BucketPlan, bucket_plan
+from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
+from gradwire.step.arrival import Arrival, BucketEntry, BucketPlan, Route, bucket_plan, route_of
 
 Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
 """Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default, and
@@ -100,6 +100,7 @@ class Layout:
     does_more: bool = False
     tuning: Tuning = USUAL
     _bucket_plans: dict[str, BucketPlan] = field(default_factory=dict, repr=False, compare=False)
+    _routes: dict[tuple[int, int], Route] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -138,6 +139,14 @@ class Layout:
         known = self._bucket_plans.get(first)
         if known is None or known.entries is not entries:
             known = self._bucket_plans[first] = bucket_plan(entries, self.slots, self.direct)
+        return known
+
+    def route(self, unit: Unit, taken: Mapping[int, Arrival]) -> Route:
+        """Where a unit lies in the buckets `taken` in; worked out anew only if they have changed."""
+        key = unit.lane, unit.index
+        known = self._routes.get(key)
+        if known is None or not known.holds(taken):
+            known = self._routes[key] = route_of(unit, taken)
         return known
 
     @cached_property

@@ -26,7 +26,7 @@ from gradwire.measure.clock import BackwardWatch, Trace, now_s
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
-from gradwire.step.arrival import Arrival, BucketEntry, LaneShare
+from gradwire.step.arrival import Arrival, LaneShare, Route
 from gradwire.step.context import ExchangeContext, refuse
 from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
@@ -142,8 +142,10 @@ class Step:
     told: tuple[float, ...] = ()
     """Numbers of observers, in front of the facts in this rank's row."""
     arrivals: list[Arrival] = field(default_factory=list)
-    destinations: dict[str, tuple[Tensor, BucketEntry]] = field(default_factory=dict)
-    """Where means go, by parameter: to the place in a bucket where the gradient came from."""
+    taken: dict[int, Arrival] = field(default_factory=dict)
+    """Those that have had their turn, by index. Means go to where gradients came from."""
+    names: set[str] = field(default_factory=set)
+    """The parameters in them, where small gradients may go early (`Layout.early`)."""
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
     """Pieces that are still to be folded, by the numbers of lane and unit."""
     idle: list[tuple[Lane, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
@@ -237,8 +239,7 @@ class Step:
         while self._turn in self._waiting:
             arrival = self._waiting.pop(self._turn)
             self._turn += 1
-            for entry in arrival.entries:
-                self.destinations[entry.name] = (arrival.buffer, entry)
+            self.taken[arrival.index] = arrival
             yield arrival
 
     def times(self, specs: Sequence[ParameterSpec], watch: BackwardWatch) -> Times:
@@ -282,42 +283,32 @@ class Step:
                 ready.append(unit)
         return ready
 
-    def landing(self, unit: Unit, like: Tensor, factor: float) -> Tensor | None:
-        """Where the mean of `unit` may be written at once: its own run of one bucket, if it has one."""
-        view = self._view(unit)
-        return view if view is not None and view.dtype == like.dtype and factor == 1.0 else None
+    def landing(self, route: Route, like: Tensor, factor: float) -> Tensor | None:
+        """Where the mean of a unit may be written at once: its own run of one bucket, if it has one."""
+        if len(route.runs) != 1 or factor != 1.0:
+            return None
+        (place,) = self._places(route)
+        return place if place.dtype == like.dtype else None
 
-    def _view(self, unit: Unit) -> Tensor | None:
-        first = unit.pieces[0]
-        buffer, entry = self.destinations[first.slot.spec.name]
-        begin = expected = entry.offset + first.start
-        for piece in unit.pieces:
-            other, place = self.destinations[piece.slot.spec.name]
-            if other is not buffer or place.offset + piece.start != expected:
-                return None
-            expected += piece.stop - piece.start
-        return buffer[begin:expected]
+    def _places(self, route: Route) -> list[Tensor]:
+        return [self.taken[index].buffer[begin : begin + size] for index, begin, size in route.runs]
 
-    def rest(self, unit: Unit) -> None:
-        """Nothing of `unit` travels in this step: its mean is zero and all of it stays."""
-        for piece in unit.pieces:
-            buffer, entry = self.destinations[piece.slot.spec.name]
-            buffer[entry.offset + piece.start : entry.offset + piece.stop].zero_()
+    def rest(self, route: Route) -> None:
+        """Nothing of a unit travels in this step: its mean is zero and all of it stays."""
+        for place in self._places(route):
+            place.zero_()
 
-    def land(self, unit: Unit, mean: Tensor, factor: float) -> None:
-        """Carry the mean of `unit` to the buckets, times the loss scale if the fold divided it out."""
+    def land(self, route: Route, mean: Tensor, factor: float) -> None:
+        """Carry the mean of a unit to the buckets, times the loss scale if the fold divided it out."""
         if factor != 1.0:
             mean *= factor
         done = 0
-        for piece in unit.pieces:
-            buffer, entry = self.destinations[piece.slot.spec.name]
-            size = piece.stop - piece.start
-            begin = entry.offset + piece.start
-            landed = buffer[begin : begin + size].copy_(mean[done : done + size])
-            if torch.finfo(landed.dtype).max < torch.finfo(mean.dtype).max:
+        for place in self._places(route):
+            place.copy_(mean[done : done + place.numel()])
+            if torch.finfo(place.dtype).max < torch.finfo(mean.dtype).max:
                 # What has gathered over several steps may be too large for a single gradient's type.
-                self.look(landed)
-            done += size
+                self.look(place)
+            done += place.numel()
 
     def fail(self, error: BaseException, where: str, rank: int) -> None:
         """Keep the first failure, with its context added once."""

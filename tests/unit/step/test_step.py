@@ -13,7 +13,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.step.arena import Lane, ParameterSpec
-from gradwire.step.arrival import Arrival, BucketEntry
+from gradwire.step.arrival import Arrival, BucketEntry, route_of
 from gradwire.step.step import Failed, Running, Step
 from tests.support.rig import Rig, gradients
 
@@ -54,9 +54,10 @@ def test_a_mean_lands_on_its_parameters_and_nowhere_else(
 ) -> None:
     (unit,) = _lane(2, 3).units
     step, buffers = _step(*buckets)
-    place, mean = step.landing(unit, torch.zeros(5), factor), torch.arange(1.0, 6.0)
+    route, mean = route_of(unit, step.taken), torch.arange(1.0, 6.0)
+    place = step.landing(route, torch.zeros(5), factor)
     if place is None:
-        step.land(unit, mean, factor)
+        step.land(route, mean, factor)
     else:
         place.copy_(mean)
     expected = {"p0": [1.0, 2.0], "p1": [3.0, 4.0, 5.0]}
@@ -68,9 +69,20 @@ def test_a_mean_lands_on_its_parameters_and_nowhere_else(
 def test_a_unit_within_one_bucket_needs_no_copy() -> None:
     (unit,) = _lane(2, 3).units
     step, (buffer,) = _step({"x": 4, "p0": 2, "p1": 3})
-    place = step.landing(unit, torch.zeros(5), 1.0)
+    place = step.landing(route_of(unit, step.taken), torch.zeros(5), 1.0)
     assert place is not None
     assert place.data_ptr() == buffer[4:].data_ptr()
+
+
+def test_a_route_holds_until_a_bucket_has_other_entries_or_has_not_come() -> None:
+    (unit,) = _lane(2, 3).units
+    step, _ = _step({"p0": 2}, {"p1": 3})
+    route = route_of(unit, step.taken)
+    assert route.runs == ((0, 0, 2), (1, 0, 3))
+    assert route.holds(step.taken)
+    again, _ = _step({"p0": 2}, {"p1": 3})  # as after DDP has made its buckets anew
+    assert not route.holds(again.taken)
+    assert not route.holds({0: step.taken[0]})
 
 
 def test_a_unit_is_complete_when_all_its_pieces_are() -> None:
