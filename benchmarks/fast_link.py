@@ -62,9 +62,9 @@ def contestants(other: Path | None) -> list[Contestant]:
 
 
 class Ranks:
-    """The processes of a contestant. They answer a line of JSON with one."""
+    """The processes of a contestant, which run `program`. They answer a line of JSON with one."""
 
-    def __init__(self, contestant: Contestant, workers: int) -> None:
+    def __init__(self, contestant: Contestant, workers: int, program: Path = HERE) -> None:
         self.contestant = contestant
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -80,7 +80,7 @@ class Ranks:
         }
         self._processes = [
             subprocess.Popen(
-                [sys.executable, str(HERE), "--serve"],
+                [sys.executable, str(program), "--serve"],
                 env={**variables, "RANK": str(rank)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
