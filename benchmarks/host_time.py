@@ -96,7 +96,7 @@ Turns = Mapping[str, Sequence[float]]
 """Milliseconds per step of the turns of one set of processes, by seat."""
 
 
-# ---- ranks, and the process from which they are forked ------------------------------------------------------
+# -- ranks, and the process from which they are forked
 
 
 def model_of(shape: Shape, rank: int) -> tuple[Any, Any]:
@@ -176,9 +176,7 @@ def _tensors(arguments: Sequence[Any]) -> Iterator[Any]:
             yield from _tensors(each)
 
 
-def rank_main(
-    rank: int, port: int, seat: Sequence[Any], warm: int, counts: bool, pipe: Connection
-) -> None:
+def rank_main(rank: int, port: int, seat: Sequence[Any], warm: int, counts: bool, pipe: Connection) -> None:
     """One rank of a seat: trains as many steps as it is told, until it is told `None`."""
     import torch
     import torch.distributed as dist
@@ -288,7 +286,7 @@ def serve() -> None:
         print(MARK + json.dumps(answers), flush=True)
 
 
-# ---- turns ---------------------------------------------------------------------------------------------------
+# -- turns
 
 
 class Trees:
@@ -348,7 +346,7 @@ def timed(seats: Sequence[Seat], number: int, turns: int, steps: int) -> dict[st
     return found
 
 
-# ---- figures -------------------------------------------------------------------------------------------------
+# -- figures
 
 
 class Figure(NamedTuple):
@@ -505,7 +503,7 @@ def what_is_left(some: Sequence[Contestant], shapes: Sequence[Shape], processes:
     return table(["contestant", "model", "over DDP, other tree: ms", "here: ms", "share left"], rows)
 
 
-# ---- command -------------------------------------------------------------------------------------------------
+# -- command
 
 
 def contestants(recipes: Sequence[str], other: Path | None, many: bool) -> list[Contestant]:
@@ -576,9 +574,7 @@ def main() -> None:
         processes.append(timed(seats, number, options.turns, steps))
         say(f"processes {number + 1} of {options.processes}, {time.monotonic() - begun_s:.0f} s")
     tables = [times(some, seats, processes)]
-    tables.append(
-        per_parameter(some, processes, shapes[0]) if is_many else slopes(some, processes, accounts)
-    )
+    tables.append(per_parameter(some, processes, shapes[0]) if is_many else slopes(some, processes, accounts))
     if options.src is not None:
         tables.append(what_is_left(some, shapes, processes))
     tables.append(traffic(seats, accounts))
