@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.ranks import TIMEOUT_S, Results, perform, value
+from tests.support.ranks import TIMEOUT_S
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes, on two ranks, whose short messages all go by the same verb."""
-    return perform("tests.faults.scenes_calls", 2, tmp_path_factory.mktemp("calls"))
+    return Scenes("tests.faults.scenes_calls", 2, tmp_path_factory.mktemp("calls"))
 
 
-def test_different_calls_are_named_on_all_ranks_and_training_goes_on(world: Results) -> None:
+def test_different_calls_are_named_on_all_ranks_and_training_goes_on(world: Scenes) -> None:
     found = value(world, "different calls")
     for name, (other, *_) in found[0]["said"].items():
         for each in found:
@@ -27,7 +28,7 @@ def test_different_calls_are_named_on_all_ranks_and_training_goes_on(world: Resu
     assert [each["step"] for each in found] == [6, 6]
 
 
-def test_a_call_that_fails_on_one_rank_fails_on_all_and_changes_nothing(world: Results) -> None:
+def test_a_call_that_fails_on_one_rank_fails_on_all_and_changes_nothing(world: Scenes) -> None:
     first, second = value(world, "fails on one rank")
     could_not = {
         "flush": "add what is unsent to its gradients",
@@ -49,7 +50,7 @@ def test_a_call_that_fails_on_one_rank_fails_on_all_and_changes_nothing(world: R
 
 
 @pytest.mark.parametrize("call", ["load_state_dict(missing='refuse')", "flush()"])
-def test_a_call_on_one_rank_while_another_trains_is_named_on_both(world: Results, call: str) -> None:
+def test_a_call_on_one_rank_while_another_trains_is_named_on_both(world: Scenes, call: str) -> None:
     for kind, text, took_s, again, said_again, untouched in value(
         world, f"{call.split('(')[0].split('_')[0]} against step"
     ):
@@ -61,14 +62,14 @@ def test_a_call_on_one_rank_while_another_trains_is_named_on_both(world: Results
         assert untouched
 
 
-def test_replicas_that_part_are_named_in_the_next_step_that_looks(world: Results) -> None:
+def test_replicas_that_part_are_named_in_the_next_step_that_looks(world: Scenes) -> None:
     for without, guarded in value(world, "replicas part"):
         assert [kind for kind, _ in without] == ["nothing", "nothing"], "as plain DDP, which cannot know"
         assert [kind for kind, _ in guarded] == ["nothing", "RanksDisagree"]
         assert "before step 4: '2.weight' on rank 1" in guarded[1][1]
 
 
-def test_a_call_that_a_rank_never_makes_ends_at_the_timeout_and_is_named(world: Results) -> None:
+def test_a_call_that_a_rank_never_makes_ends_at_the_timeout_and_is_named(world: Scenes) -> None:
     (kind, text, took_s), _ = value(world, "nothing")
     assert kind == "TransportError"
     assert "flush() at step 3 waited" in text

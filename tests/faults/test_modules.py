@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.ranks import TIMEOUT_S, Results, perform, value
+from tests.support.ranks import TIMEOUT_S
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes, on two ranks."""
-    return perform("tests.faults.scenes_modules", 2, tmp_path_factory.mktemp("modules"))
+    return Scenes("tests.faults.scenes_modules", 2, tmp_path_factory.mktemp("modules"))
 
 
 SAYS = {
@@ -36,7 +37,7 @@ SAYS_OF_SHARDS = {
     + [(change, "sharded", says) for change, says in SAYS_OF_SHARDS.items()],
 )
 def test_parameters_that_changed_are_named_on_all_ranks_before_the_next_exchange(
-    world: Results, change: str, source: str, says: str
+    world: Scenes, change: str, source: str, says: str
 ) -> None:
     for kind, text, _, steps in value(world, f"{change}, {source}"):
         assert kind == "ValueError"
@@ -45,7 +46,7 @@ def test_parameters_that_changed_are_named_on_all_ranks_before_the_next_exchange
         assert steps == 2
 
 
-def test_a_cast_and_back_changes_nothing_that_counts(world: Results) -> None:
+def test_a_cast_and_back_changes_nothing_that_counts(world: Scenes) -> None:
     for kind, text, _, steps in value(world, "cast and back"):
         assert (kind, text, steps) == ("nothing", "", 3)
 
@@ -54,7 +55,7 @@ def test_a_cast_and_back_changes_nothing_that_counts(world: Results) -> None:
     ("source", "name"),
     [("plain", "'2.weight'"), ("ddp", "'5.weight'"), ("sharded", "'blocks.1.more.weight'")],
 )
-def test_a_change_on_one_rank_is_named_on_the_ranks_that_wait(world: Results, source: str, name: str) -> None:
+def test_a_change_on_one_rank_is_named_on_the_ranks_that_wait(world: Scenes, source: str, name: str) -> None:
     (waits, heard, took_s, steps), (refuses, text, _, _) = value(world, f"on one rank, {source}")
     assert (waits, refuses) == ("RanksDisagree", "ValueError")
     assert name in text
@@ -67,7 +68,7 @@ def test_a_change_on_one_rank_is_named_on_the_ranks_that_wait(world: Results, so
 @pytest.mark.parametrize("recipe", ["dense", "topk(ratio=0.1)"])
 @pytest.mark.parametrize("buckets", [1, 4])
 def test_after_a_caught_exception_no_pass_completes_another_step(
-    world: Results, recipe: str, buckets: int
+    world: Scenes, recipe: str, buckets: int
 ) -> None:
     broke, waited = value(world, f"broke off, {recipe}, {buckets}")
     assert [kind for kind, _ in broke["said"]] == ["RuntimeError", "GradwireError", "GradwireError"]
@@ -78,12 +79,12 @@ def test_after_a_caught_exception_no_pass_completes_another_step(
     assert broke["steps"] == waited["steps"] == 1
 
 
-def test_a_pass_that_broke_off_before_its_first_gradient_has_begun_no_step(world: Results) -> None:
+def test_a_pass_that_broke_off_before_its_first_gradient_has_begun_no_step(world: Scenes) -> None:
     assert value(world, "before any gradient") == [{"said": "boom", "steps": 2}] * 2
 
 
 def test_a_pass_of_one_rank_that_broke_off_before_its_first_gradient_pairs_with_no_other(
-    world: Results,
+    world: Scenes,
 ) -> None:
     for kind, text, took_s, steps in value(world, "before any gradient of one"):
         assert kind == "RanksDisagree"
@@ -93,12 +94,12 @@ def test_a_pass_of_one_rank_that_broke_off_before_its_first_gradient_pairs_with_
         assert steps == 1
 
 
-def test_a_pass_that_would_not_have_been_exchanged_may_break_off(world: Results) -> None:
+def test_a_pass_that_would_not_have_been_exchanged_may_break_off(world: Scenes) -> None:
     for kind, text, _, steps in value(world, "before any gradient, without sync"):
         assert (kind, text, steps) == ("nothing", "", 1)
 
 
-def test_the_guard_sees_frozen_parameters_as_they_are_now(world: Results) -> None:
+def test_the_guard_sees_frozen_parameters_as_they_are_now(world: Scenes) -> None:
     for kind, text, _ in value(world, "guarded, replaced"):
         assert kind == "RanksDisagree"
         assert "before step 1: '0.weight' on rank 1 (" in text

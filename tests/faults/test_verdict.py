@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.scenes_verdict import DAMAGED, UNLUCKY
-from tests.support.ranks import Results, perform, value
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
@@ -19,20 +19,20 @@ ACCIDENTS = {
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes, on three ranks of which one is unlucky."""
-    return perform("tests.faults.scenes_verdict", 3, tmp_path_factory.mktemp("verdict"))
+    return Scenes("tests.faults.scenes_verdict", 3, tmp_path_factory.mktemp("verdict"))
 
 
 @pytest.mark.parametrize("scene", ACCIDENTS)
-def test_backward_raises_the_accident_itself_where_it_happened(world: Results, scene: str) -> None:
+def test_backward_raises_the_accident_itself_where_it_happened(world: Scenes, scene: str) -> None:
     seen = value(world, scene)[UNLUCKY]
     assert (seen["error"], seen["text"]) == (ACCIDENTS[scene], "out of luck")
     assert seen["notes"] == [f"gradwire: step 5, rank {UNLUCKY}, encode of lane 0 unit 0"]
 
 
 @pytest.mark.parametrize("scene", ACCIDENTS)
-def test_backward_raises_on_the_other_ranks_and_names_the_one(world: Results, scene: str) -> None:
+def test_backward_raises_on_the_other_ranks_and_names_the_one(world: Scenes, scene: str) -> None:
     for rank, seen in enumerate(value(world, scene)):
         if rank != UNLUCKY:
             assert seen["error"] == "PeerFailed"
@@ -40,7 +40,7 @@ def test_backward_raises_on_the_other_ranks_and_names_the_one(world: Results, sc
 
 
 @pytest.mark.parametrize("scene", ACCIDENTS)
-def test_after_an_accident_everything_is_as_before_and_training_goes_on(world: Results, scene: str) -> None:
+def test_after_an_accident_everything_is_as_before_and_training_goes_on(world: Scenes, scene: str) -> None:
     found = value(world, scene)
     assert all(seen["intact"] for seen in found)
     assert all(seen["losses"][1] < 0.5 * seen["losses"][0] for seen in found)
@@ -48,7 +48,7 @@ def test_after_an_accident_everything_is_as_before_and_training_goes_on(world: R
 
 
 @pytest.mark.parametrize("scene", ["nan, topk", "nan, covap"])
-def test_a_nan_on_one_rank_makes_every_gradient_nan_and_is_forgotten(world: Results, scene: str) -> None:
+def test_a_nan_on_one_rank_makes_every_gradient_nan_and_is_forgotten(world: Scenes, scene: str) -> None:
     found = value(world, scene)
     for seen in found:
         assert seen["error"] is None
@@ -59,13 +59,13 @@ def test_a_nan_on_one_rank_makes_every_gradient_nan_and_is_forgotten(world: Resu
     assert len({seen["digest"] for seen in found}) == 1
 
 
-def test_after_a_backward_pass_that_broke_off_the_next_one_says_so(world: Results) -> None:
+def test_after_a_backward_pass_that_broke_off_the_next_one_says_so(world: Scenes) -> None:
     assert value(world, "broken off") == 3 * [{"first": "Accident", "then": "RuntimeError"}]
 
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_bytes_are_noticed_on_all_ranks_in_their_step_and_training_goes_on(
-    world: Results, name: str
+    world: Scenes, name: str
 ) -> None:
     found = value(world, f"damaged, {name}")
     assert found[UNLUCKY]["error"] == "WireError"
@@ -80,6 +80,6 @@ def test_damaged_bytes_are_noticed_on_all_ranks_in_their_step_and_training_goes_
     assert len({seen["digest"] for seen in found}) == 1
 
 
-def test_checksums_on_some_ranks_only_are_refused_on_all(world: Results) -> None:
+def test_checksums_on_some_ranks_only_are_refused_on_all(world: Scenes) -> None:
     for said in value(world, "one-sided"):
         assert "ranks disagree on checksums: rank 0: False" in said[0]

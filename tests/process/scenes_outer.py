@@ -185,7 +185,7 @@ def conservation() -> dict[str, Any]:
     def note(*_: Any) -> None:
         before[:] = values(model)
 
-    optimizer.register_step_post_hook(note)
+    handle = optimizer.register_step_post_hook(note)
     wire = outer(model, optimizer, "topk(ratio=0.05)", outer=plain_sgd)
     start = shared(wire, model)
     came = [torch.zeros_like(each, dtype=torch.float64) for each in start]
@@ -202,6 +202,7 @@ def conservation() -> dict[str, Any]:
         rest = torch.stack(from_all(left[name].double())).mean(0) if name in left else torch.zeros(())
         errors.append(float((total - (first.double() - end.double()) - rest).abs().max()))
     rounding = size * torch.finfo(torch.float32).eps / 2
+    handle.remove()
     return {"error": max(errors), "unit": rounding, "remembers": len(left), "units": wire.report().units}
 
 
@@ -267,11 +268,12 @@ def buffers() -> dict[str, Any]:
     model = Normed()
     optimizer = optimizer_of(model)
     own: list[Tensor] = []
-    optimizer.register_step_post_hook(lambda *_: own.append(model.norm.running_var.clone()))
+    handle = optimizer.register_step_post_hook(lambda *_: own.append(model.norm.running_var.clone()))
     wire = outer(model, optimizer, "topk(ratio=0.1)")
     frozen = values(model.frozen)
     steps(model, optimizer, range(EVERY))
     mean = torch.stack(from_all(own[-1])).mean(0)
+    handle.remove()
     return {
         "error": float((model.norm.running_var - mean).abs().max()),
         "apart": not torch.equal(own[-1], mean),
@@ -314,9 +316,11 @@ def load_twice(model: nn.Module, state: State) -> None:
 def stored(state: State) -> Path:
     """A checkpoint of DCP: a collective."""
     folder = Path(os.environ[FOLDER]) / f"dcp-{digest_of(state)}"
-    if not folder.exists():
+    is_new = not folder.exists()
+    dist.barrier()  # all have looked
+    if is_new:
         dcp.save({"model": copied(state)}, checkpoint_id=folder)
-    dist.barrier()
+        dist.barrier()
     return folder
 
 
@@ -651,12 +655,13 @@ def statistics_not_finite() -> dict[str, Any]:
             norm.running_var.fill_(torch.nan)
         last.append([norm.running_var.clone(), *values(model)])
 
-    optimizer.register_step_post_hook(spoil)  # before the hook in which the round comes
+    handle = optimizer.register_step_post_hook(spoil)  # before the hook in which the round comes
     wire = outer(model, optimizer, outer=plain_sgd)
     steps(model, optimizer, range(EVERY))
     first, *learned = last[-1]
     dist.broadcast(first, 0)
     means = [torch.stack(from_all(each)).mean(0) for each in learned]
+    handle.remove()
     return {
         "theirs": torch.equal(norm.running_var, first),
         "error": max(float((a - b).abs().max()) for a, b in zip(means, values(model), strict=True)),
@@ -720,7 +725,7 @@ def not_finite(delay: int) -> dict[str, Any]:
     model = perceptron(9)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     sent: list[Tensor] = []
-    optimizer.register_step_post_hook(lambda *_: sent.__setitem__(slice(None), values(model)))
+    handle = optimizer.register_step_post_hook(lambda *_: sent.__setitem__(slice(None), values(model)))
     wire = outer(model, optimizer, "topk(ratio=0.1)", outer=plain_sgd, delay=delay)
     steps(model, optimizer, range(EVERY + delay))
     memory = {name: each.clone() for name, each in state_of(wire)["memory"].items()}
@@ -746,6 +751,7 @@ def not_finite(delay: int) -> dict[str, Any]:
         errors.append(float((moved[n] - (start[n] - leaving_0)).abs().max()))
     after = state_of(wire)["memory"]
     finite = all(bool(each["momentum_buffer"].isfinite().all()) for each in optimizer.state.values())
+    handle.remove()
     return {
         "error": max(errors),
         "alike": equal_on_all(values(model)),
@@ -1390,20 +1396,22 @@ def one_shard_not_finite() -> dict[str, Any]:
     fully_shard(module, mesh=sites["ranks"])
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     sent: list[Tensor] = []
-    optimizer.register_step_post_hook(lambda *_: sent.__setitem__(slice(None), whole(module)))
+    handle = optimizer.register_step_post_hook(lambda *_: sent.__setitem__(slice(None), whole(module)))
     outer(module, optimizer, "diloco", replicas=sites["sites"], outer=plain_sgd, every=1)
 
     def spoil(*_: Any) -> None:
         if dist.get_rank() == 3:
             next(module.parameters()).detach().to_local().fill_(torch.nan)  # type: ignore[attr-defined]
 
-    optimizer.register_step_pre_hook(spoil)
+    other = optimizer.register_step_pre_hook(spoil)
     steps(module, optimizer, range(1))
     good = [each.clone() for each in sent]
     for each in good:
         dist.broadcast(each, 0)
     now = whole(module)
     errors = [float((a - b).abs().max()) for a, b in zip(now, good, strict=True)]
+    other.remove()
+    handle.remove()
     return {"error": max(errors), "alike": equal_on_all(now)}
 
 

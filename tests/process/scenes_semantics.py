@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.memory import UNSENT
+from gradwire.recipes.base import REGISTRY
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, same, train
 from tests.support.states import own_state
 
@@ -60,7 +61,10 @@ def decided_without_it(batches: tuple[int, ...]) -> dict[str, Any]:
         lossy = gradwire.recipe(LOSSY).build()
         return replace(gradwire.recipe("dense").build(), next=gradwire.recipes.Decision(lambda _facts: lossy))
 
-    return uneven("late_lossy", batches, bucket_cap_mb=None)
+    try:
+        return uneven("late_lossy", batches, bucket_cap_mb=None)
+    finally:
+        del REGISTRY["late_lossy"]
 
 
 def initial_world_size() -> str:

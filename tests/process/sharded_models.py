@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -50,10 +50,18 @@ class Blocks(nn.Module):
         return out
 
 
-@cache
+_MESHES: WeakKeyDictionary[dist.ProcessGroup, DeviceMesh] = WeakKeyDictionary()
+"""By default process group."""
+
+
 def mesh() -> DeviceMesh:
-    sizes = 2, dist.get_world_size() // 2
-    return init_device_mesh(WHERE.type, sizes, mesh_dim_names=("replicate", "shard"))
+    """One for all scenes that share a default group."""
+    everybody = dist.group.WORLD
+    assert everybody is not None
+    if everybody not in _MESHES:
+        sizes = 2, dist.get_world_size() // 2
+        _MESHES[everybody] = init_device_mesh(WHERE.type, sizes, mesh_dim_names=("replicate", "shard"))
+    return _MESHES[everybody]
 
 
 def sharded(

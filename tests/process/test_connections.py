@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import perform, value
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_no_bit_depends_on_the_number_of_connections(world: int, tmp_path: Path) -> None:
-    results = perform("tests.process.scenes_connections", world, tmp_path, ["bits", "attached", "refused"])
-    for same in value(results, "bits"):
+    scenes = Scenes("tests.process.scenes_connections", world, tmp_path)
+    for same in value(scenes, "bits"):
         assert len(same) > 200
         assert all(same)
-    for seen in value(results, "attached"):
+    for seen in value(scenes, "attached"):
         assert seen == {"same": True, "told": [3, 3], "groups": 0}
-    for differ, no_number in value(results, "refused"):
+    for differ, no_number in value(scenes, "refused"):
         assert differ.startswith("RanksDisagree")
         assert "GRADWIRE_CONNECTIONS" in differ
         assert no_number.startswith("ValueError: GRADWIRE_CONNECTIONS='many'")
@@ -27,24 +27,24 @@ def test_no_bit_depends_on_the_number_of_connections(world: int, tmp_path: Path)
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_no_bit_depends_on_when_receives_are_announced(world: int, tmp_path: Path) -> None:
-    results = perform("tests.process.scenes_connections", world, tmp_path, ["ahead", "ahead, given back"])
-    for found in value(results, "ahead, given back"):
+    scenes = Scenes("tests.process.scenes_connections", world, tmp_path)
+    for found in value(scenes, "ahead, given back"):
         assert found["held"] > 0
         assert found["left"] == 0
-    for seen in value(results, "ahead"):
+    for seen in value(scenes, "ahead"):
         assert len(seen["same"]) == 7 * 2 * 2
         assert all(seen["same"])
 
 
 def test_links_between_nodes_take_several_connections_too(tmp_path: Path) -> None:
-    results = perform("tests.process.scenes_connections", 4, tmp_path, ["on nodes"])
-    for seen in value(results, "on nodes"):
+    scenes = Scenes("tests.process.scenes_connections", 4, tmp_path)
+    for seen in value(scenes, "on nodes"):
         assert seen == {"same": True, "told": [3, 3], "groups": 0}
 
 
 def test_what_ranks_gather_crosses_a_long_link_of_their_node_once(tmp_path: Path) -> None:
-    results = perform("tests.process.scenes_connections", 4, tmp_path, ["gathers in a ring"])
-    for alone, together, same in value(results, "gathers in a ring"):
+    scenes = Scenes("tests.process.scenes_connections", 4, tmp_path)
+    for alone, together, same in value(scenes, "gathers in a ring"):
         assert not alone
         assert together
         assert same

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.ranks import Results, perform_in_halves, value
+from tests.support.world import Scenes, value
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def two(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes on two ranks."""
-    return perform_in_halves("tests.process.scenes_lossless", 2, tmp_path_factory.mktemp("two"))
+    return Scenes("tests.process.scenes_lossless", 2, tmp_path_factory.mktemp("two"))
 
 
-def test_lossless_training_on_two_ranks_is_ddps_bit_for_bit(two: Results) -> None:
+def test_lossless_training_on_two_ranks_is_ddps_bit_for_bit(two: Scenes) -> None:
     for found in value(two, "training"):
         for plain, lossless in found.values():
             assert lossless == plain
 
 
-def test_near_lossless_training_stays_where_ddp_goes(two: Results) -> None:
+def test_near_lossless_training_stays_where_ddp_goes(two: Scenes) -> None:
     first, second = value(two, "near")
     for setting, found in first.items():
         assert found["digest"] == second[setting]["digest"]
@@ -34,10 +34,10 @@ def test_near_lossless_training_stays_where_ddp_goes(two: Results) -> None:
         assert found["ratio"] < 0.9, setting
 
 
-def test_a_loss_scale_of_a_power_of_two_changes_no_bit(two: Results) -> None:
+def test_a_loss_scale_of_a_power_of_two_changes_no_bit(two: Scenes) -> None:
     for plain, scaled in value(two, "loss scales"):
         assert scaled == plain
 
 
-def test_a_resumed_run_goes_on_with_its_tables(two: Results) -> None:
+def test_a_resumed_run_goes_on_with_its_tables(two: Scenes) -> None:
     assert value(two, "resumed") == [True, True]

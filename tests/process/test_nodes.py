@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from tests.process.scenes_nodes import RECIPES
-from tests.support.ranks import Results, perform, value
+from tests.support.world import Scenes, value
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def four(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes on four ranks."""
-    return perform("tests.process.scenes_nodes", 4, tmp_path_factory.mktemp("four"))
+    return Scenes("tests.process.scenes_nodes", 4, tmp_path_factory.mktemp("four"))
 
 
-def test_dense_on_two_levels_is_dense(four: Results) -> None:
+def test_dense_on_two_levels_is_dense(four: Scenes) -> None:
     for found in value(four, "dense is dense"):
         # Each way sums four numbers, of at most 4·largest in all, in another order: 3 additions each, and the
         # quarter is exact.
@@ -26,7 +26,7 @@ def test_dense_on_two_levels_is_dense(four: Results) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_learns_and_its_replicas_are_identical(four: Results, recipe: str) -> None:
+def test_a_recipe_learns_and_its_replicas_are_identical(four: Scenes, recipe: str) -> None:
     found = value(four, recipe)
     assert all(each["last"] < 0.8 * each["first"] for each in found)
     assert len({each["digest"] for each in found}) == 1
@@ -34,7 +34,7 @@ def test_a_recipe_learns_and_its_replicas_are_identical(four: Results, recipe: s
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_report_tells_bytes_between_nodes_from_those_inside(four: Results, recipe: str) -> None:
+def test_the_report_tells_bytes_between_nodes_from_those_inside(four: Scenes, recipe: str) -> None:
     parameters = 32 * 64 + 64 + 64 * 64 + 64 + 64 * 8 + 8
     for each in value(four, recipe):
         sent, metered = each["sent"]
@@ -47,7 +47,7 @@ def test_the_report_tells_bytes_between_nodes_from_those_inside(four: Results, r
 
 
 @pytest.mark.parametrize("recipe", ["dense", "int8", "topk(ratio=0.05)"])
-def test_a_NaN_on_one_rank_stops_the_step_on_all(four: Results, recipe: str) -> None:
+def test_a_NaN_on_one_rank_stops_the_step_on_all(four: Scenes, recipe: str) -> None:
     found = value(four, f"NaN, {recipe}")
     assert all(each["finite"] == [True, False, True] for each in found)
     assert all((each["step"], each["skipped"]) == (2, 1) for each in found)
@@ -56,7 +56,7 @@ def test_a_NaN_on_one_rank_stops_the_step_on_all(four: Results, recipe: str) -> 
 
 @pytest.mark.parametrize("source", ["nodes", "plain", "hsdp"])
 def test_with_checksums_damage_is_raised_on_all_ranks_whatever_brings_gradients(
-    four: Results, source: str
+    four: Scenes, source: str
 ) -> None:
     found = value(four, f"damaged, {source}")
     assert [each["error"][0] for each in found] == ["PeerFailed", "PeerFailed", "PeerFailed", "WireError"]
@@ -70,7 +70,7 @@ def test_with_checksums_damage_is_raised_on_all_ranks_whatever_brings_gradients(
 
 @pytest.mark.parametrize("message", ["rows, 16", "pack, 16", "rows, 512", "pack, 512"])
 def test_a_rank_without_memory_inside_its_node_is_paid_for_and_training_goes_on(
-    four: Results, message: str
+    four: Scenes, message: str
 ) -> None:
     found = [each[message] for each in value(four, "without room")]
     for rank, (before, during, after, model) in enumerate(found):
@@ -78,23 +78,23 @@ def test_a_rank_without_memory_inside_its_node_is_paid_for_and_training_goes_on(
         assert model == found[0][-1]
 
 
-def test_buffers_come_from_rank_0(four: Results) -> None:
+def test_buffers_come_from_rank_0(four: Scenes) -> None:
     assert value(four, "buffers") == [True] * 4
 
 
-def test_states_resume_and_move(four: Results) -> None:
+def test_states_resume_and_move(four: Scenes) -> None:
     moves = ("own", "to flat", "back", "one file per rank", "own files", "other nodes", "no nodes")
     by_dcp = ("own by DCP", "to flat by DCP")
     assert value(four, "state") == [dict.fromkeys((*moves, *by_dcp), True)] * 4
 
 
-def test_flush_detach_and_diagnose_are_those_of_whole_parameters(four: Results) -> None:
+def test_flush_detach_and_diagnose_are_those_of_whole_parameters(four: Scenes) -> None:
     found = value(four, "handed over")
     assert all(each["flushed"] and each["some"] for each in found)
     assert len({each["digest"] for each in found}) == 1
 
 
-def test_auto_goes_by_the_launcher_and_leaves_alone_what_would_not_gain(four: Results) -> None:
+def test_auto_goes_by_the_launcher_and_leaves_alone_what_would_not_gain(four: Scenes) -> None:
     for found in value(four, "auto finds"):
         assert {name: per_node for name, (per_node, _lines) in found.items()} == {
             "none": 1,
@@ -106,15 +106,15 @@ def test_auto_goes_by_the_launcher_and_leaves_alone_what_would_not_gain(four: Re
         assert [name for name, (_per_node, lines) in found.items() if lines] == ["uneven"]
 
 
-def test_auto_stays_flat_where_a_recipe_sends_little(four: Results) -> None:
+def test_auto_stays_flat_where_a_recipe_sends_little(four: Scenes) -> None:
     assert value(four, "left flat") == [{"dense": 2, "topk(ratio=0.001)": 1, "given": 2}] * 4
 
 
-def test_nodes_may_be_groups_or_a_mesh(four: Results) -> None:
+def test_nodes_may_be_groups_or_a_mesh(four: Scenes) -> None:
     assert value(four, "other ways") == [{"groups": 2, "mesh": 2, "across": 2}] * 4
 
 
-def test_what_cannot_be_is_refused_on_all_ranks(four: Results) -> None:
+def test_what_cannot_be_is_refused_on_all_ranks(four: Scenes) -> None:
     for rank, found in enumerate(value(four, "refused")):
         assert found["not alike"][0] == "RanksDisagree"
         assert "nodes" in found["not alike"][1]
@@ -125,22 +125,22 @@ def test_what_cannot_be_is_refused_on_all_ranks(four: Results) -> None:
         assert "neither 'auto'" in found["a word"][1]
 
 
-def test_a_rank_that_cannot_connect_inside_its_node_is_named_on_all_ranks(four: Results) -> None:
+def test_a_rank_that_cannot_connect_inside_its_node_is_named_on_all_ranks(four: Scenes) -> None:
     for rank, (text, cause) in enumerate(value(four, "unconnected")):
         assert text == "ranks [1] could not connect to those of their node"
         assert cause == ("TransportError" if rank == 1 else "NoneType")
 
 
-def test_groups_are_lent_to_the_next_model(four: Results) -> None:
+def test_groups_are_lent_to_the_next_model(four: Scenes) -> None:
     assert value(four, "lent") == [True] * 4
 
 
-def test_exploring_leaves_no_trace(four: Results) -> None:
+def test_exploring_leaves_no_trace(four: Scenes) -> None:
     found = value(four, "explored")
     assert all(each["same"] for each in found)
     assert found[0]["bytes"][0] < found[0]["bytes"][1]
     assert all(each["bytes"] == found[0]["bytes"] for each in found)
 
 
-def test_ranks_may_have_different_numbers_of_batches(four: Results) -> None:
+def test_ranks_may_have_different_numbers_of_batches(four: Scenes) -> None:
     assert len(set(value(four, "uneven"))) == 1

@@ -12,31 +12,28 @@ from typing import Any
 import pytest
 
 from tests.process.scenes_outer import DEATHS, EVERY, SCENES
-from tests.support.ranks import Results, perform, started, value
+from tests.support import ranks
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
-
-IN_FOUR = [name for name in SCENES if "inside" in name or name == "one shard not finite"]
-APART = ["going on", "from two ranks", *(name for name in SCENES if name.startswith("dying"))]
-IN_TWO = [name for name in SCENES if name not in (*IN_FOUR, *APART)]
 
 ROUNDINGS = 2e-6
 """Of float32, over some twenty steps of AdamW, beside the way that parameters have gone."""
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """On two ranks."""
-    return perform("tests.process.scenes_outer", 2, tmp_path_factory.mktemp("outer"), IN_TWO)
+    return Scenes("tests.process.scenes_outer", 2, tmp_path_factory.mktemp("outer"))
 
 
 @pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """On four ranks: two machines of two."""
-    return perform("tests.process.scenes_outer", 4, tmp_path_factory.mktemp("sites"), IN_FOUR)
+    return Scenes("tests.process.scenes_outer", 4, tmp_path_factory.mktemp("sites"))
 
 
-def test_rounds_after_each_step_at_rate_one_are_gradients_averaged_step_by_step(world: Results) -> None:
+def test_rounds_after_each_step_at_rate_one_are_gradients_averaged_step_by_step(world: Scenes) -> None:
     one, other = value(world, "follows attach")
     assert one["digest"] == other["digest"]
     # θ₀ − mean(θ₀ − θ): a difference, a sum of two, a product and a difference, each of one rounding.
@@ -45,13 +42,13 @@ def test_rounds_after_each_step_at_rate_one_are_gradients_averaged_step_by_step(
 
 
 @pytest.mark.parametrize("scene", ["beside own", "beside own, delayed"])
-def test_diloco_is_the_paper_s(world: Results, scene: str) -> None:
+def test_diloco_is_the_paper_s(world: Scenes, scene: str) -> None:
     for each in value(world, scene):
         assert each["rounds"] == 5
         assert each["relative"] < ROUNDINGS
 
 
-def test_shared_parameters_are_the_same_bits_after_every_round_of_every_recipe(world: Results) -> None:
+def test_shared_parameters_are_the_same_bits_after_every_round_of_every_recipe(world: Scenes) -> None:
     one, other = value(world, "every recipe")
     assert one == other
     refused = {name for name, found in one.items() if isinstance(found, str)}
@@ -61,7 +58,7 @@ def test_shared_parameters_are_the_same_bits_after_every_round_of_every_recipe(w
         assert one[name] == {"alike": True, "moves": True}, name
 
 
-def test_what_came_is_applied_or_left(world: Results) -> None:
+def test_what_came_is_applied_or_left(world: Scenes) -> None:
     for each in value(world, "conservation"):
         assert each["remembers"] == 2
         assert each["units"] == 1  # as nothing comes before the rest, a second one would cost a latency
@@ -70,16 +67,16 @@ def test_what_came_is_applied_or_left(world: Results) -> None:
 
 
 @pytest.mark.parametrize("scene", ["at rest", "at rest, delayed"])
-def test_rounding_at_landing_is_no_part_of_what_was_learned(world: Results, scene: str) -> None:
+def test_rounding_at_landing_is_no_part_of_what_was_learned(world: Scenes, scene: str) -> None:
     assert value(world, scene) == [{"stays": True, "is rounded": True, "alike": True}] * 2
 
 
-def test_replicas_that_learn_nothing_after_a_round_left_meet(world: Results) -> None:
+def test_replicas_that_learn_nothing_after_a_round_left_meet(world: Scenes) -> None:
     expected = {"before": False, "still": False, "after": True, "shared": True}
     assert value(world, "meeting") == [expected] * 2
 
 
-def test_statistics_are_averaged_and_what_is_frozen_stays(world: Results) -> None:
+def test_statistics_are_averaged_and_what_is_frozen_stays(world: Scenes) -> None:
     for rank, each in enumerate(value(world, "buffers")):
         assert each.pop("error") <= 1e-6
         assert each.pop("seen") == EVERY * (1 + rank)
@@ -89,13 +86,13 @@ def test_statistics_are_averaged_and_what_is_frozen_stays(world: Results) -> Non
 @pytest.mark.parametrize("delay", [0, 2])
 @pytest.mark.parametrize("recipe", ["dense", "diloco", "int4"])
 def test_buffers_that_begin_not_finite_or_change_shape_change_nothing(
-    world: Results, recipe: str, delay: int
+    world: Scenes, recipe: str, delay: int
 ) -> None:
     for each in value(world, f"observed, {recipe}, {delay}"):
         assert each == {"as without": True, "alike": True, "shown": True, "resumed": True}
 
 
-def test_a_buffer_of_other_shapes_on_some_ranks_is_each_one_s_own_until_all_have_one(world: Results) -> None:
+def test_a_buffer_of_other_shapes_on_some_ranks_is_each_one_s_own_until_all_have_one(world: Scenes) -> None:
     one, other = value(world, "observed by some")
     assert (one.pop("sizes"), other.pop("sizes")) == ([64], [0])
     assert one["largest"] == other["largest"] > -1.0  # rank 1 has taken what rank 0 has seen
@@ -105,7 +102,7 @@ def test_a_buffer_of_other_shapes_on_some_ranks_is_each_one_s_own_until_all_have
         assert each == {"apart": True, "alike": True, "rounds": 5}
 
 
-def test_statistics_that_are_not_finite_are_replaced_and_parameters_stay(world: Results) -> None:
+def test_statistics_that_are_not_finite_are_replaced_and_parameters_stay(world: Scenes) -> None:
     for each in value(world, "statistics not finite"):
         assert each.pop("error") <= 1e-6  # θ₀ − mean(θ₀ − θ), beside the mean
         assert each == {"theirs": True, "alike": True, "rounds": 1}
@@ -115,14 +112,14 @@ LOADED = [name for name in SCENES if name.startswith("loaded, ")]
 
 
 @pytest.mark.parametrize("scene", LOADED)
-def test_what_all_ranks_load_is_what_rounds_go_on_from(world: Results, scene: str) -> None:
+def test_what_all_ranks_load_is_what_rounds_go_on_from(world: Scenes, scene: str) -> None:
     for each in value(world, scene):
         assert each == {"shown": True, "stays": True, "learns": True, "alike": True}
 
 
 @pytest.mark.parametrize(("scene", "first"), [("one", "nothing"), ("all, not the same", "values of")])
 def test_ranks_that_load_different_values_hear_of_it_on_all_until_they_load_the_same(
-    world: Results, scene: str, first: str
+    world: Scenes, scene: str, first: str
 ) -> None:
     one, other = value(world, f"loaded by {scene}")
     assert one == other
@@ -134,20 +131,20 @@ def test_ranks_that_load_different_values_hear_of_it_on_all_until_they_load_the_
 
 
 @pytest.mark.parametrize("delayed", ["", ", delayed"])
-def test_loading_the_values_that_are_there_changes_no_bit(world: Results, delayed: str) -> None:
+def test_loading_the_values_that_are_there_changes_no_bit(world: Scenes, delayed: str) -> None:
     assert value(world, f"loading nothing{delayed}") == [{"again": True, "swapped": True}] * 2
 
 
 @pytest.mark.parametrize("first", ["model", "wire"])
-def test_a_run_resumes_bit_for_bit_where_the_model_is_loaded_too(world: Results, first: str) -> None:
+def test_a_run_resumes_bit_for_bit_where_the_model_is_loaded_too(world: Scenes, first: str) -> None:
     assert value(world, f"resumed, {first} first") == [{"same": True}] * 2
 
 
-def test_a_save_after_a_load_has_what_was_loaded(world: Results) -> None:
+def test_a_save_after_a_load_has_what_was_loaded(world: Scenes) -> None:
     assert value(world, "saved after loading") == [{"theta": True, "shared": True}] * 2
 
 
-def test_a_load_that_would_have_no_effect_is_refused(world: Results) -> None:
+def test_a_load_that_would_have_no_effect_is_refused(world: Scenes) -> None:
     for each in value(world, "load refused"):
         assert each["assign"].startswith("load_state_dict(assign=True) puts other parameters in the place")
         assert "load without assign=True" in each["assign"]
@@ -155,11 +152,11 @@ def test_a_load_that_would_have_no_effect_is_refused(world: Results) -> None:
         assert each["same"]
 
 
-def test_copies_of_a_model_are_loaded_without_effect_here(world: Results) -> None:
+def test_copies_of_a_model_are_loaded_without_effect_here(world: Scenes) -> None:
     assert value(world, "copies load") == [{"stays": True, "hooks": [0, 0]}] * 2
 
 
-def test_parameters_that_are_written_between_steps_are_warned_of_once(world: Results) -> None:
+def test_parameters_that_are_written_between_steps_are_warned_of_once(world: Scenes) -> None:
     for each in value(world, "edited"):
         assert (each["nothing"], each["several"], each["loaded"]) == ([], [], [])
         for name in ("by hand", "swapped"):
@@ -176,50 +173,50 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("scene", RESUMED)
-def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_round(world: Results, scene: str) -> None:
+def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_round(world: Scenes, scene: str) -> None:
     begins, alike = RESUMED[scene]
     expected = {"begins": begins, "own": True, "shared": True, "alike": alike}
     assert value(world, scene) == [expected] * 2
 
 
-def test_one_rank_s_save_is_enough_between_rounds_and_refused_within(world: Results) -> None:
+def test_one_rank_s_save_is_enough_between_rounds_and_refused_within(world: Scenes) -> None:
     for each in value(world, "from another rank"):
         assert "in the middle of a round" in each.pop("refused")
         assert each == {"theta": True, "momentum": True, "at": 2 * EVERY}
 
 
 @pytest.mark.parametrize("scene", ["not finite", "not finite, delayed"])
-def test_a_replica_that_is_not_finite_is_left_out_of_the_mean(world: Results, scene: str) -> None:
+def test_a_replica_that_is_not_finite_is_left_out_of_the_mean(world: Scenes, scene: str) -> None:
     for rank, each in enumerate(value(world, scene)):
         assert each.pop("error") <= 2e-8  # a rounding of θ₀ beside half of Δ, which is 1000 times as much
         assert each == {"alike": True, "memory stays": rank == 1, "finite": True, "rounds": 2}
 
 
-def test_a_replica_that_is_never_finite_raises_and_the_others_hear_of_it(world: Results) -> None:
+def test_a_replica_that_is_never_finite_raises_and_the_others_hear_of_it(world: Scenes) -> None:
     one, other = value(world, "not finite for good")
     assert one.pop("raised").startswith("2: PeerFailed: rank 1")
     assert other.pop("raised").startswith("2: GradwireError: rank 1: 0.weight was not finite in 3 rounds")
     assert one == other == {"alike": True, "rounds": 4}
 
 
-def test_nothing_lands_where_no_replica_is_finite(world: Results) -> None:
+def test_nothing_lands_where_no_replica_is_finite(world: Scenes) -> None:
     assert value(world, "nobody left") == [{"stays": True, "back": True}] * 2
 
 
-def test_an_error_on_one_rank_is_named_on_all_and_no_rank_lands(world: Results) -> None:
+def test_an_error_on_one_rank_is_named_on_all_and_no_rank_lands(world: Scenes) -> None:
     for each, name in zip(value(world, "failing"), ["PeerFailed", "ValueError"], strict=True):
         assert each == {"raised": name, "stays": True, "alike": True}
 
 
 @pytest.mark.parametrize("scene", [name for name in SCENES if name.startswith("left out")])
-def test_steps_that_are_left_out_count_as_attempted(world: Results, scene: str) -> None:
+def test_steps_that_are_left_out_count_as_attempted(world: Scenes, scene: str) -> None:
     for each in value(world, scene):
         assert each["counts"][-1] == 3 * EVERY
         assert (each["alike"], each["rounds"]) == (True, 3)
 
 
 @pytest.mark.parametrize("scene", [name for name in SCENES if name.startswith("called")])
-def test_attempts_are_counted_in_time_however_the_model_is_called(world: Results, scene: str) -> None:
+def test_attempts_are_counted_in_time_however_the_model_is_called(world: Scenes, scene: str) -> None:
     in_time = list(range(1, 3 * EVERY + 1))
     shows_late = [step - (step in (2, 8)) for step in in_time]
     for each, counts in zip(value(world, scene), (in_time, shows_late), strict=True):
@@ -227,44 +224,44 @@ def test_attempts_are_counted_in_time_however_the_model_is_called(world: Results
 
 
 @pytest.mark.parametrize("scene", ["halves", "halves, inner given"])
-def test_the_first_half_of_a_sharpness_aware_step_is_no_attempt(world: Results, scene: str) -> None:
+def test_the_first_half_of_a_sharpness_aware_step_is_no_attempt(world: Scenes, scene: str) -> None:
     in_time = list(range(1, 3 * EVERY + 1))
     shows_late = [step - (step == EVERY + 1) for step in in_time]
     assert value(world, scene) == [[counts, True, 3] for counts in (in_time, shows_late)]
 
 
-def test_optimizers_that_were_not_given_step_in_place_of_one_that_was(world: Results) -> None:
+def test_optimizers_that_were_not_given_step_in_place_of_one_that_was(world: Scenes) -> None:
     assert value(world, "in place of one") == [[1, 2, 3, 4, 5, 6, 6]] * 2
 
 
 @pytest.mark.parametrize("scene", ["cleared late", "cleared late, twice"])
-def test_a_step_that_shows_late_to_be_left_out_still_brings_its_round(world: Results, scene: str) -> None:
+def test_a_step_that_shows_late_to_be_left_out_still_brings_its_round(world: Scenes, scene: str) -> None:
     assert value(world, scene) == [{"attempts": 2 * EVERY, "alike": True, "rounds": 2}] * 2
 
 
-def test_what_an_attempted_step_is(world: Results) -> None:
+def test_what_an_attempted_step_is(world: Scenes) -> None:
     expected = {"micro": 3, "several": 3, "one of several": 5, "grad": 3, "closure": 2, "scaler": 4}
     assert value(world, "counting") == [expected] * 2
 
 
-def test_replicas_with_less_data_wait_for_the_others(world: Results) -> None:
+def test_replicas_with_less_data_wait_for_the_others(world: Scenes) -> None:
     assert value(world, "uneven") == [{"ends": True, "goes on": True, "shared": True}] * 2
 
 
-def test_evaluation_switch_and_the_last_round(world: Results) -> None:
+def test_evaluation_switch_and_the_last_round(world: Scenes) -> None:
     flags = dict.fromkeys(["back", "start", "unsent", "alike", "apart again"], True)
     assert value(world, "at the end") == [flags | {"recipe": "dense"}] * 2
 
 
 @pytest.mark.parametrize(("scene", "rounds"), [("in turn", [4, 3]), ("in turn, delayed", [3, 2])])
 def test_parts_of_a_model_take_turns_by_wires_of_their_own(
-    world: Results, scene: str, rounds: list[int]
+    world: Scenes, scene: str, rounds: list[int]
 ) -> None:
     assert value(world, scene) == [{"alike": True, "in turn": True, "rounds": rounds, "resumed": True}] * 2
 
 
 @pytest.mark.parametrize("delay", [0, 2])
-def test_another_optimizer_takes_over_and_the_count_goes_on(world: Results, delay: int) -> None:
+def test_another_optimizer_takes_over_and_the_count_goes_on(world: Scenes, delay: int) -> None:
     for each in value(world, "two phases, delayed" if delay else "two phases"):
         assert each["counts"] == list(range(EVERY + 1, 3 * EVERY + delay + 1))
         # With a delay, the round of the first optimizer is under way when the second one takes over.
@@ -295,7 +292,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_is_refused_in_words(world: Results, what: str) -> None:
+def test_what_cannot_be_is_refused_in_words(world: Scenes, what: str) -> None:
     for each in value(world, "refused"):
         assert each[what].startswith(REFUSED[what])
 
@@ -303,7 +300,7 @@ def test_what_cannot_be_is_refused_in_words(world: Results, what: str) -> None:
 @pytest.mark.parametrize("delayed", ["", ", delayed"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_machines_of_two_ranks_train_as_two_replicas_and_send_the_model_once(
-    sites: Results, kind: str, delayed: str
+    sites: Scenes, kind: str, delayed: str
 ) -> None:
     for each in value(sites, f"{kind} inside{delayed}"):
         assert each["relative"] < ROUNDINGS
@@ -315,29 +312,42 @@ def test_machines_of_two_ranks_train_as_two_replicas_and_send_the_model_once(
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_machines_compress_between_each_other(sites: Results, kind: str) -> None:
+def test_machines_compress_between_each_other(sites: Scenes, kind: str) -> None:
     for each in value(sites, f"{kind} inside, topk"):
         assert each["alike"]
         assert each["bytes"] < 4 * each["elements"] / 4
 
 
-@pytest.mark.parametrize(
-    "scene", ["ddp inside, loaded", "fsdp inside, loaded", "fsdp inside, loaded by dcp", "fsdp inside, set"]
-)
+LOADED_INSIDE = [
+    "ddp inside, loaded",
+    "fsdp inside, loaded",
+    "fsdp inside, loaded by dcp",
+    "fsdp inside, set",
+]
+
+
+@pytest.fixture(scope="module")
+def loading(tmp_path_factory: pytest.TempPathFactory) -> ranks.Results:
+    """Four ranks of their own: an error that all ranks raise in a round keeps the model."""
+    folder = tmp_path_factory.mktemp("loading")
+    return ranks.perform("tests.process.scenes_outer", 4, folder, LOADED_INSIDE)
+
+
+@pytest.mark.parametrize("scene", LOADED_INSIDE)
 def test_machines_go_on_from_what_all_ranks_load_and_hear_of_one_that_loads_alone(
-    sites: Results, scene: str
+    loading: ranks.Results, scene: str
 ) -> None:
-    for each in value(sites, scene):
+    for each in ranks.value(loading, scene):
         assert (each["stays"], each["shared"]) == (True, True)
         assert "rank 2: nothing; rank 3: values of fingerprint" in each["raised"]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_machines_resume_with_a_round_under_way(sites: Results, kind: str) -> None:
+def test_machines_resume_with_a_round_under_way(sites: Scenes, kind: str) -> None:
     assert value(sites, f"{kind} inside, resumed") == [{"same": True}] * 4
 
 
-def test_a_machine_is_left_out_for_one_shard(sites: Results) -> None:
+def test_a_machine_is_left_out_for_one_shard(sites: Scenes) -> None:
     for each in value(sites, "one shard not finite"):
         assert each["alike"]
         assert each["error"] <= 1e-7  # θ₀ − (θ₀ − θ)
@@ -346,9 +356,9 @@ def test_a_machine_is_left_out_for_one_shard(sites: Results) -> None:
 def _dead(place: Path, scene: str) -> Any:
     """Rank 1 dies in the scene; what rank 0 hears."""
     place.mkdir()
-    with started("tests.process.scenes_outer", 2, place, [scene], 40.0) as ranks:
-        ranks[0].wait(120.0)
-        assert ranks[1].wait(10.0) == -signal.SIGKILL
+    with ranks.started("tests.process.scenes_outer", 2, place, [scene], 40.0) as started:
+        started[0].wait(120.0)
+        assert started[1].wait(10.0) == -signal.SIGKILL
     return json.loads((place / "0.json").read_text())[scene]["value"]
 
 
@@ -372,8 +382,7 @@ def test_what_the_dead_have_saved_goes_on_bit_for_bit(deaths: tuple[Path, dict[s
     after, alone = deaths[0] / "after", deaths[0] / "alone"
     after.mkdir()
     expected = {name: [death.saved_at, True] for name, death in DEATHS.items()}
-    assert value(perform("tests.process.scenes_outer", 2, after, ["going on"]), "going on") == [expected] * 2
+    assert value(Scenes("tests.process.scenes_outer", 2, after), "going on") == [expected] * 2
     alone.mkdir()
-    results = perform("tests.process.scenes_outer", 1, alone, ["from two ranks"])
-    [found] = value(results, "from two ranks")
+    [found] = value(Scenes("tests.process.scenes_outer", 1, alone), "from two ranks")
     assert found == {"begins": True, "attempts": 2 * EVERY + 3 * EVERY, "finite": True}

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.process.scenes_pages import SCENES
-from tests.support.ranks import Results, perform, value
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All blocks, on two ranks."""
-    return perform("tests.process.scenes_pages", 2, tmp_path_factory.mktemp("pages"))
+    return Scenes("tests.process.scenes_pages", 2, tmp_path_factory.mktemp("pages"))
 
 
 @pytest.mark.parametrize("block", SCENES)
-def test_a_block_of_the_documents_runs(world: Results, block: str) -> None:
+def test_a_block_of_the_documents_runs(world: Scenes, block: str) -> None:
     assert value(world, block) == [None, None]

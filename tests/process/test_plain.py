@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.ranks import Results, perform, value
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes, on two ranks."""
-    return perform("tests.process.scenes_plain", 2, tmp_path_factory.mktemp("plain"))
+    return Scenes("tests.process.scenes_plain", 2, tmp_path_factory.mktemp("plain"))
 
 
 BESIDE = {
@@ -27,7 +27,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("scene", BESIDE)
-def test_parameters_and_buffers_are_those_of_ddp_bit_for_bit(world: Results, scene: str) -> None:
+def test_parameters_and_buffers_are_those_of_ddp_bit_for_bit(world: Scenes, scene: str) -> None:
     # Zero tolerance: two addends commute, and what codecs see does not depend on buckets.
     one, other = value(world, scene)
     assert one["as ddp"]
@@ -38,13 +38,13 @@ def test_parameters_and_buffers_are_those_of_ddp_bit_for_bit(world: Results, sce
 
 @pytest.mark.parametrize("recipe", ["dense", "int4", "topk(0.05)"])
 @pytest.mark.parametrize("kind", ["ddp", "plain"])
-def test_what_all_ranks_load_between_two_steps_is_trained_on(world: Results, kind: str, recipe: str) -> None:
+def test_what_all_ranks_load_between_two_steps_is_trained_on(world: Scenes, kind: str, recipe: str) -> None:
     one, other = value(world, f"loading, {kind}, {recipe}")
     assert one["digest"] == other["digest"]
     assert one["as ddp"] == other["as ddp"] == (recipe == "dense")
 
 
-def test_what_one_rank_loads_parts_replicas_and_a_guard_says_so(world: Results) -> None:
+def test_what_one_rank_loads_parts_replicas_and_a_guard_says_so(world: Scenes) -> None:
     one, other = value(world, "loading by one")
     assert one["raised"] == other["raised"] == ""
     assert one["digest"] != other["digest"]
@@ -52,50 +52,50 @@ def test_what_one_rank_loads_parts_replicas_and_a_guard_says_so(world: Results) 
         assert each["raised"].startswith("parameters differ between ranks before step 2")
 
 
-def test_buffers_are_rank_0s(world: Results) -> None:
+def test_buffers_are_rank_0s(world: Scenes) -> None:
     one, other = value(world, "beside ddp, dense")
     assert len(one["buffers"]) == 3
     assert one["buffers"] == other["buffers"]
 
 
-def test_all_ranks_get_the_mean_where_some_or_all_have_no_gradient(world: Results) -> None:
+def test_all_ranks_get_the_mean_where_some_or_all_have_no_gradient(world: Scenes) -> None:
     one, other = value(world, "unused")
     assert one["some"] == other["some"] > 0
     assert one["never"] == other["never"] == 0
 
 
 @pytest.mark.parametrize("scene", ["checkpointed", "checkpointed, reentrant"])
-def test_checkpoints_of_either_kind_change_nothing(world: Results, scene: str) -> None:
+def test_checkpoints_of_either_kind_change_nothing(world: Scenes, scene: str) -> None:
     assert value(world, scene) == [{"same": True, "steps": 6}] * 2
 
 
-def test_a_backward_pass_is_one_step_whatever_was_run_before_it(world: Results) -> None:
+def test_a_backward_pass_is_one_step_whatever_was_run_before_it(world: Scenes) -> None:
     assert value(world, "twice through") == [{"same": True, "steps": 1}] * 2
 
 
-def test_a_nan_on_one_rank_stops_the_step_on_both(world: Results) -> None:
+def test_a_nan_on_one_rank_stops_the_step_on_both(world: Scenes) -> None:
     one, other = value(world, "poisoned")
     assert one == other == {"nan": True, "kept": True, "steps": 12, "digest": one["digest"]}
 
 
-def test_a_run_resumes_bit_for_bit(world: Results) -> None:
+def test_a_run_resumes_bit_for_bit(world: Scenes) -> None:
     assert value(world, "resumed") == [{"same": True}] * 2
 
 
-def test_flush_and_detach(world: Results) -> None:
+def test_flush_and_detach(world: Scenes) -> None:
     one, other = value(world, "flushed")
     assert one == other
     assert one["late"]
     assert one["recipe"] == "dense"
 
 
-def test_auto_measures_and_decides(world: Results) -> None:
+def test_auto_measures_and_decides(world: Scenes) -> None:
     one, other = value(world, "adaptive")
     assert one == other
     assert not one["measuring"]
 
 
-def test_a_copy_sends_nothing(world: Results) -> None:
+def test_a_copy_sends_nothing(world: Scenes) -> None:
     assert value(world, "copied") == [{"steps": 1, "hooks": 0}] * 2
 
 
@@ -110,6 +110,6 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_is_refused_with_what_to_do(world: Results) -> None:
+def test_what_cannot_be_is_refused_with_what_to_do(world: Scenes) -> None:
     for found in value(world, "refused"):
         assert [name for name in REFUSED if REFUSED[name] not in found[name]] == [], found

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.ranks import Results, perform_in_halves, value
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes, on three ranks."""
-    return perform_in_halves("tests.process.scenes_semantics", 3, tmp_path_factory.mktemp("semantics"))
+    return Scenes("tests.process.scenes_semantics", 3, tmp_path_factory.mktemp("semantics"))
 
 
 @pytest.mark.parametrize("inputs", ["uneven", "one batch", "no batch"])
-def test_join_with_uneven_inputs_gives_what_plain_ddp_gives(world: Results, inputs: str) -> None:
+def test_join_with_uneven_inputs_gives_what_plain_ddp_gives(world: Scenes, inputs: str) -> None:
     plain, ours = value(world, f"{inputs}, ddp"), value(world, f"{inputs}, dense")
     assert {each["digest"] for each in ours} == {each["digest"] for each in plain}
 
 
 @pytest.mark.parametrize("scene", ["uneven, lossy", "uneven, covap", "one batch, lossy", "no batch, lossy"])
-def test_a_finished_rank_keeps_its_memory_and_its_replica_in_step(world: Results, scene: str) -> None:
+def test_a_finished_rank_keeps_its_memory_and_its_replica_in_step(world: Scenes, scene: str) -> None:
     found = value(world, scene)
     assert all(each["memory_kept"] for each in found)
     assert any(each["remembers"] for each in found)
@@ -30,18 +30,18 @@ def test_a_finished_rank_keeps_its_memory_and_its_replica_in_step(world: Results
     assert len({each["steps"][1] for each in found}) == 1, "finished ranks count the others' steps"
 
 
-def test_a_recipe_may_decide_when_a_rank_has_finished(world: Results) -> None:
+def test_a_recipe_may_decide_when_a_rank_has_finished(world: Scenes) -> None:
     found = value(world, "decided without it")
     assert len({each["digest"] for each in found}) == 1
     assert [each["steps"][1] for each in found] == [9, 9, 9]
 
 
-def test_join_that_divides_by_what_is_left_is_refused(world: Results) -> None:
+def test_join_that_divides_by_what_is_left_is_refused(world: Scenes) -> None:
     assert all("divide_by_initial_world_size" in text for text in value(world, "initial world size"))
 
 
 @pytest.mark.parametrize("scene", ["overflow, lossy", "overflow, dense"])
-def test_an_overflow_on_one_rank_is_skipped_by_every_scaler(world: Results, scene: str) -> None:
+def test_an_overflow_on_one_rank_is_skipped_by_every_scaler(world: Scenes, scene: str) -> None:
     found = value(world, scene)
     for each in found:
         assert each["scales"] == found[0]["scales"]
@@ -55,19 +55,19 @@ def test_an_overflow_on_one_rank_is_skipped_by_every_scaler(world: Results, scen
     assert len({each["digest"] for each in found}) == 1
 
 
-def test_an_overflow_leaves_the_memory_as_it_was(world: Results) -> None:
+def test_an_overflow_leaves_the_memory_as_it_was(world: Scenes) -> None:
     for each in value(world, "overflow, lossy"):
         assert each["kept"][10]
         assert not each["kept"][9]
         assert not each["kept"][11]
 
 
-def test_float16_autocast_without_a_scaler_is_refused_at_the_first_step(world: Results) -> None:
+def test_float16_autocast_without_a_scaler_is_refused_at_the_first_step(world: Scenes) -> None:
     assert all("scaler=" in text for text in value(world, "float16 without scaler"))
     assert value(world, "bfloat16 without scaler") == ["", "", ""]
 
 
-def test_accumulation_without_no_sync_warns_once(world: Results) -> None:
+def test_accumulation_without_no_sync_warns_once(world: Scenes) -> None:
     for texts in value(world, "accumulation"):
         (text,) = texts
         assert text.startswith("2 backward passes")
@@ -75,22 +75,22 @@ def test_accumulation_without_no_sync_warns_once(world: Results) -> None:
 
 
 @pytest.mark.parametrize("scene", ["accumulation under no_sync", "accumulation, dense", "resumed"])
-def test_who_does_not_compress_micro_batches_is_not_warned(world: Results, scene: str) -> None:
+def test_who_does_not_compress_micro_batches_is_not_warned(world: Scenes, scene: str) -> None:
     assert value(world, scene) == [[], [], []]
 
 
-def test_clipping_sees_the_same_norm_on_all_ranks(world: Results) -> None:
+def test_clipping_sees_the_same_norm_on_all_ranks(world: Scenes) -> None:
     found = value(world, "clipping")
     assert all(each == found[0] for each in found)
 
 
-def test_flush_hands_over_exactly_what_was_left_behind(world: Results) -> None:
+def test_flush_hands_over_exactly_what_was_left_behind(world: Scenes) -> None:
     assert value(world, "flush") == 3 * [{"close": True, "forgotten": True}]
     assert value(world, "flush with scaler") == [True, True, True]
 
 
 @pytest.mark.parametrize("scene", ["detach", "detach with policy"])
-def test_after_detach_it_is_plain_ddp(world: Results, scene: str) -> None:
+def test_after_detach_it_is_plain_ddp(world: Scenes, scene: str) -> None:
     found = value(world, scene)
     assert all(each == found[0] for each in found)
     assert found[0]["close"]
@@ -98,22 +98,22 @@ def test_after_detach_it_is_plain_ddp(world: Results, scene: str) -> None:
     assert found[0]["recipe"] == "dense"
 
 
-def test_exchanging_after_backward_changes_no_number(world: Results) -> None:
+def test_exchanging_after_backward_changes_no_number(world: Scenes) -> None:
     assert value(world, "overlap off") == [True, True, True]
 
 
-def test_a_model_that_nobody_holds_frees_its_memory(world: Results) -> None:
+def test_a_model_that_nobody_holds_frees_its_memory(world: Scenes) -> None:
     assert value(world, "forgotten") == [True, True, True]
 
 
 @pytest.mark.parametrize("scene", ["explored", "explored from dense"])
-def test_a_run_that_explored_is_one_that_did_not(world: Results, scene: str) -> None:
+def test_a_run_that_explored_is_one_that_did_not(world: Scenes, scene: str) -> None:
     for each in value(world, scene):
         assert each["same"]
         assert each["timed"]
 
 
-def test_exploring_finds_what_is_gained_and_sent(world: Results) -> None:
+def test_exploring_finds_what_is_gained_and_sent(world: Scenes) -> None:
     found = value(world, "explored")
     assert len({str(each["gains"]) for each in found}) == 1, "agreed by all ranks"
     much, little, _, plain, filtered = found[0]["gains"]
@@ -123,9 +123,9 @@ def test_exploring_finds_what_is_gained_and_sent(world: Results) -> None:
     assert found[0]["bytes"][0] > found[0]["bytes"][1] > 0
 
 
-def test_exploring_needs_the_optimizer(world: Results) -> None:
+def test_exploring_needs_the_optimizer(world: Scenes) -> None:
     assert all("pass the optimizer to attach" in text for text in value(world, "explored without optimizer"))
 
 
-def test_exploring_needs_a_run_that_has_begun(world: Results) -> None:
+def test_exploring_needs_a_run_that_has_begun(world: Scenes) -> None:
     assert all("two steps" in text for text in value(world, "explored too early"))

@@ -8,8 +8,8 @@ import pytest
 
 from tests.device.scenes_resumed import PLACES
 from tests.process.scenes_sharded import DEAF, OF_SHARDS
-from tests.support.ranks import Results, perform, value
 from tests.support.simulated import DEFAULT
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
@@ -24,9 +24,9 @@ def ranks(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="module")
-def world(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def world(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes."""
-    return perform("tests.process.scenes_sharded", ranks, tmp_path_factory.mktemp("sharded"))
+    return Scenes("tests.process.scenes_sharded", ranks, tmp_path_factory.mktemp("sharded"))
 
 
 NATIVE = {
@@ -41,7 +41,7 @@ NATIVE = {
 
 
 @pytest.mark.parametrize("scene", NATIVE)
-def test_dense_is_native_hsdp(world: Results, ranks: int, scene: str) -> None:
+def test_dense_is_native_hsdp(world: Scenes, ranks: int, scene: str) -> None:
     # Two addends have no order. Three have, and what is accumulated without being sent is added up in another
     # one: a few roundings of values of about 1, in float32.
     most = 0.0 if ranks == 4 and scene != "native, no_sync" else 1e-6
@@ -56,35 +56,35 @@ LEFT |= dict.fromkeys(OF_SHARDS, 0.9)
 
 
 @pytest.mark.parametrize("recipe", LEFT)
-def test_recipes_learn_and_replicas_stay_identical(world: Results, recipe: str) -> None:
+def test_recipes_learn_and_replicas_stay_identical(world: Scenes, recipe: str) -> None:
     for found in value(world, f"learns, {recipe}"):
         assert found["left"] < LEFT[recipe]
         assert found["alike"]
 
 
-def test_two_planes_of_the_shard_are_remembered(world: Results) -> None:
+def test_two_planes_of_the_shard_are_remembered(world: Scenes) -> None:
     # Without vectors and tiny tensors, and with the rows that fill up shards.
     assert all(0.5 < found["memory"] < 1.05 for found in value(world, "learns, int8"))
 
 
 @pytest.mark.parametrize("scene", ["checkpointed", "checkpointed, reentrant"])
-def test_checkpoints_of_either_kind_change_nothing(world: Results, ranks: int, scene: str) -> None:
+def test_checkpoints_of_either_kind_change_nothing(world: Scenes, ranks: int, scene: str) -> None:
     assert value(world, scene) == [{"same": True, "steps": 4}] * ranks
 
 
 @pytest.mark.parametrize("scene", ["poisoned, dense", "poisoned, lossy"])
-def test_a_nan_in_one_shard_stops_the_step_on_all_ranks(world: Results, ranks: int, scene: str) -> None:
+def test_a_nan_in_one_shard_stops_the_step_on_all_ranks(world: Scenes, ranks: int, scene: str) -> None:
     assert value(world, scene) == [{"nan": True, "kept": True, "step": 5, "alike": True}] * ranks
 
 
-def test_a_failure_is_raised_on_all_ranks_and_names_the_rank_among_all(world: Results) -> None:
+def test_a_failure_is_raised_on_all_ranks_and_names_the_rank_among_all(world: Scenes) -> None:
     others = value(world, "failed")
     own = others.pop(3)
     assert own == "OSError: no room"
     assert all(other.startswith("PeerFailed: rank 3 failed") for other in others)
 
 
-def test_a_run_resumes_bit_for_bit_and_shards_are_not_confused(world: Results) -> None:
+def test_a_run_resumes_bit_for_bit_and_shards_are_not_confused(world: Scenes) -> None:
     for found in value(world, "resumed"):
         assert found["same"]
         assert found["refused"]
@@ -92,7 +92,7 @@ def test_a_run_resumes_bit_for_bit_and_shards_are_not_confused(world: Results) -
         assert found["whole"] == [65, 65]
 
 
-def test_the_mean_unsent_moves_between_shards_and_parameters(world: Results, ranks: int) -> None:
+def test_the_mean_unsent_moves_between_shards_and_parameters(world: Scenes, ranks: int) -> None:
     # The mean of n ranks rounds n - 1 partial sums, and the share 1/n and its product unless n is a power of
     # two, each relative to the largest value. Of two ranks, and of four equal ones, nothing is rounded. Going
     # back, ranks differ, and are added up in another order.
@@ -106,7 +106,7 @@ def test_the_mean_unsent_moves_between_shards_and_parameters(world: Results, ran
 
 @pytest.mark.parametrize("recipe", ["topk(ratio=0.1)", "powersgd", "onebit"])
 def test_a_dcp_checkpoint_is_read_by_shards_and_moves_to_other_replicas(
-    world: Results, ranks: int, recipe: str
+    world: Scenes, ranks: int, recipe: str
 ) -> None:
     # The states of two replicas are added and halved, which rounds once. The mean of equal memories over n
     # ranks rounds n - 1 partial sums, and the share 1/n and its product unless n is a power of two.
@@ -119,7 +119,7 @@ def test_a_dcp_checkpoint_is_read_by_shards_and_moves_to_other_replicas(
 
 
 def test_what_is_left_in_folders_of_nodes_is_dropped_to_only_where_all_ranks_see_it(
-    world: Results, ranks: int
+    world: Scenes, ranks: int
 ) -> None:
     some, none = [str(ranks // 2)] * (ranks // 2), ["0"] * (ranks // 2)
     for found in value(world, "dropped"):
@@ -132,7 +132,7 @@ def test_what_is_left_in_folders_of_nodes_is_dropped_to_only_where_all_ranks_see
 @pytest.mark.parametrize("way", ["own", "all", "mean", "folder", "dcp"])
 @pytest.mark.parametrize("change", ["frozen", "thawed"])
 def test_shards_that_fit_go_along_when_parameters_are_frozen_or_thawed(
-    world: Results, change: str, way: str
+    world: Scenes, change: str, way: str
 ) -> None:
     for found in value(world, change):
         each = found[way]
@@ -146,13 +146,13 @@ def test_shards_that_fit_go_along_when_parameters_are_frozen_or_thawed(
         assert each["step"] == 5
 
 
-def test_what_is_unsent_lands_in_the_shards(world: Results, ranks: int) -> None:
+def test_what_is_unsent_lands_in_the_shards(world: Scenes, ranks: int) -> None:
     assert value(world, "flushed") == [{"late": True, "alike": True}] * ranks
 
 
 @pytest.mark.parametrize("placed", PLACES)
 def test_hooks_of_shards_run_in_the_stream_of_their_reduction_and_nothing_races(
-    world: Results, placed: str
+    world: Scenes, placed: str
 ) -> None:
     for found in value(world, f"on a device, {placed}"):
         assert found["races"] == []
@@ -164,7 +164,7 @@ def test_hooks_of_shards_run_in_the_stream_of_their_reduction_and_nothing_races(
 
 
 @pytest.mark.parametrize("call", DEAF)
-def test_each_order_that_shards_rely_on_is_missed(world: Results, call: str) -> None:
+def test_each_order_that_shards_rely_on_is_missed(world: Scenes, call: str) -> None:
     assert any(value(world, f"deaf to {call}")), "on some rank: it depends on when threads run"
 
 
@@ -186,6 +186,6 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_is_refused_with_what_to_do(world: Results) -> None:
+def test_what_cannot_be_is_refused_with_what_to_do(world: Scenes) -> None:
     for found in value(world, "refused"):
         assert [name for name in REFUSED if REFUSED[name] not in found[name]] == [], found

@@ -5,32 +5,32 @@ from __future__ import annotations
 import pytest
 
 from tests.process.scenes_state import RECIPES
-from tests.support.ranks import Results, perform, value
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes, on three ranks."""
-    return perform("tests.process.scenes_state", 3, tmp_path_factory.mktemp("state"))
+    return Scenes("tests.process.scenes_state", 3, tmp_path_factory.mktemp("state"))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_resumed_run_ends_where_the_uninterrupted_one_does(world: Results, recipe: str) -> None:
+def test_a_resumed_run_ends_where_the_uninterrupted_one_does(world: Scenes, recipe: str) -> None:
     found = value(world, recipe)
     assert {each["resumed"] for each in found} == {each["through"] for each in found}
     assert len({each["through"] for each in found}) == 1
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_resumed_run_compresses_from_its_first_step(world: Results, recipe: str) -> None:
+def test_a_resumed_run_compresses_from_its_first_step(world: Scenes, recipe: str) -> None:
     # A dense step would send everything; a quarter of the elements or less is what these recipes send,
     # besides the vectors and the small last matrix.
     assert all(each["first_share"] < 0.5 for each in value(world, recipe))
 
 
-def test_from_three_ranks_to_two_the_mean_memory_stays(world: Results) -> None:
+def test_from_three_ranks_to_two_the_mean_memory_stays(world: Scenes) -> None:
     for found in value(world, "three to two")[:2]:
         assert "a list of all ranks'" in found["refused"]
         assert found["mean"]
@@ -38,7 +38,7 @@ def test_from_three_ranks_to_two_the_mean_memory_stays(world: Results) -> None:
         assert found["step"] == 5
 
 
-def test_a_dcp_checkpoint_keeps_every_ranks_memory_and_goes_to_another_world(world: Results) -> None:
+def test_a_dcp_checkpoint_keeps_every_ranks_memory_and_goes_to_another_world(world: Scenes) -> None:
     for found in value(world, "dcp"):
         assert found["again"], "bit for bit, on as many ranks"
         assert found["mean"]
@@ -46,7 +46,7 @@ def test_a_dcp_checkpoint_keeps_every_ranks_memory_and_goes_to_another_world(wor
         assert found["step"] == 4
 
 
-def test_a_rank_that_cannot_load_by_dcp_is_named_on_all_and_training_goes_on(world: Results) -> None:
+def test_a_rank_that_cannot_load_by_dcp_is_named_on_all_and_training_goes_on(world: Scenes) -> None:
     found = value(world, "dcp, one rank")
     for name, could_not in (
         ("lost", "read the metadata of its checkpoint: FileNotFoundError"),
@@ -81,24 +81,24 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("case", "text"), REFUSALS.items())
-def test_attach_refuses_what_is_wrong_and_says_what_to_do(world: Results, case: str, text: str) -> None:
+def test_attach_refuses_what_is_wrong_and_says_what_to_do(world: Scenes, case: str, text: str) -> None:
     for refused in value(world, "refusals"):
         assert refused[case][0] == "ValueError"
         assert text in refused[case][1]
 
 
-def test_every_refusal_is_checked(world: Results) -> None:
+def test_every_refusal_is_checked(world: Scenes) -> None:
     assert value(world, "refusals")[0].keys() == REFUSALS.keys()
 
 
-def test_after_refusals_on_some_ranks_they_still_train(world: Results) -> None:
+def test_after_refusals_on_some_ranks_they_still_train(world: Scenes) -> None:
     first, second, aside = value(world, "refused on a pair")
     assert first == second
     assert first[:2] == ["ValueError"] * 2
     assert aside == []
 
 
-def test_after_a_refusal_the_right_arguments_still_work(world: Results) -> None:
+def test_after_a_refusal_the_right_arguments_still_work(world: Scenes) -> None:
     assert value(world, "right") == [True, True, True]
 
 
@@ -109,14 +109,14 @@ FIELDS = (
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_ranks_that_differ_are_told_so_on_all_of_them(world: Results, field: str) -> None:
+def test_ranks_that_differ_are_told_so_on_all_of_them(world: Scenes, field: str) -> None:
     for kind, text in (found[field] for found in value(world, "disagreements")):
         assert kind == "RanksDisagree"
         assert f"ranks disagree on {field}: rank 0: " in text
         assert "; rank 2: " in text
 
 
-def test_a_refusal_on_one_rank_reaches_the_others(world: Results) -> None:
+def test_a_refusal_on_one_rank_reaches_the_others(world: Scenes) -> None:
     first, refused, last = (found["the configuration"] for found in value(world, "disagreements"))
     assert refused[0] == "ValueError"
     assert "did you mean 'topk'" in refused[1]
@@ -125,7 +125,7 @@ def test_a_refusal_on_one_rank_reaches_the_others(world: Results) -> None:
         assert "rank 1: refused, unknown recipe 'topkk'" in text
 
 
-def test_a_recipe_in_the_optimizers_place_on_one_rank_reaches_the_others(world: Results) -> None:
+def test_a_recipe_in_the_optimizers_place_on_one_rank_reaches_the_others(world: Scenes) -> None:
     first, refused, last = (found["the optimizer's place"] for found in value(world, "disagreements"))
     assert refused == [
         "ValueError",
@@ -136,7 +136,7 @@ def test_a_recipe_in_the_optimizers_place_on_one_rank_reaches_the_others(world: 
         assert "rank 1: refused, the second argument is the optimizer" in text
 
 
-def test_attach_without_a_process_group_says_what_to_call(world: Results) -> None:
+def test_attach_without_a_process_group_says_what_to_call(world: Scenes) -> None:
     for kind, text in value(world, "no process group"):
         assert kind == "ValueError"
         assert "init_process_group" in text

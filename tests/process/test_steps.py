@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.process.scenes_steps import CALLED, CASE_RECIPES, CASES, RECIPES, WAYS
-from tests.support.ranks import Results, perform_in_halves, value
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
@@ -16,15 +16,15 @@ TOPK = "topk(ratio=0.1)"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes, on two ranks."""
-    return perform_in_halves("tests.process.scenes_steps", 2, tmp_path_factory.mktemp("steps"))
+    return Scenes("tests.process.scenes_steps", 2, tmp_path_factory.mktemp("steps"))
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("source", ["ddp", "plain"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_step_that_is_left_out_leaves_no_trace(world: Results, recipe: str, source: str, way: str) -> None:
+def test_a_step_that_is_left_out_leaves_no_trace(world: Scenes, recipe: str, source: str, way: str) -> None:
     if recipe != TOPK and way not in ("clear", "say it"):
         return
     never = value(world, f"{recipe}, {source}, never")
@@ -35,17 +35,17 @@ def test_a_step_that_is_left_out_leaves_no_trace(world: Results, recipe: str, so
     assert [each[2:] for each in never] == [[0, 0], [0, 0]]
 
 
-def test_several_exchanges_of_one_step_go_back_as_one(world: Results) -> None:
+def test_several_exchanges_of_one_step_go_back_as_one(world: Scenes) -> None:
     never, found = value(world, f"{TOPK}, ddp, never"), value(world, f"{TOPK}, ddp, two exchanges")
     assert [each[:2] for each in found] == [each[:2] for each in never]
     assert [each[2] for each in found] == [1, 1]
 
 
-def test_a_user_may_say_that_nothing_is_left_out(world: Results) -> None:
+def test_a_user_may_say_that_nothing_is_left_out(world: Scenes) -> None:
     assert value(world, "kept if asked") == [[3, 0], [3, 0]]
 
 
-def test_many_left_out_in_a_row_say_that_something_else_steps(world: Results) -> None:
+def test_many_left_out_in_a_row_say_that_something_else_steps(world: Scenes) -> None:
     lines, nothing = value(world, "many in a row")
     assert nothing == []
     assert [line.split()[0] for line in lines] == ["step", "10"]
@@ -53,7 +53,7 @@ def test_many_left_out_in_a_row_say_that_something_else_steps(world: Results) ->
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_steps_of_another_optimizer_than_the_one_given_count(world: Results, recipe: str) -> None:
+def test_steps_of_another_optimizer_than_the_one_given_count(world: Scenes, recipe: str) -> None:
     given, found = value(world, f"the one given, {recipe}"), value(world, f"another optimizer, {recipe}")
     assert [each[:4] for each in found] == [each[:4] for each in given], "bit for bit, and one step left out"
     assert [each[3] for each in given] == [1, 1]
@@ -63,13 +63,13 @@ def test_steps_of_another_optimizer_than_the_one_given_count(world: Results, rec
         assert all("SGD, which attach was not given" in line for line in said)
 
 
-def test_of_two_optimizers_that_step_in_turn_the_steps_count(world: Results) -> None:
+def test_of_two_optimizers_that_step_in_turn_the_steps_count(world: Scenes) -> None:
     given, found = value(world, f"the one given, {TOPK}"), value(world, "two optimizers in turn")
     assert [each[:4] for each in found] == [each[:4] for each in given]
     assert [len(each[4]) - len(other[4]) for each, other in zip(found, given, strict=True)] == [1, 1]
 
 
-def test_what_another_optimizer_does_not_step_is_left_out(world: Results) -> None:
+def test_what_another_optimizer_does_not_step_is_left_out(world: Scenes) -> None:
     for _, at_the_end, _, dropped, _, before in value(world, "another optimizer of a part"):
         assert dropped == 1, "a step in which some parameters are stepped is no step that is left out"
         changed = {name for name, waits in at_the_end.items() if waits != before[name]}
@@ -77,60 +77,60 @@ def test_what_another_optimizer_does_not_step_is_left_out(world: Results) -> Non
         assert all(waits > 0.0 for waits in before.values()), "of the others as much waits as before"
 
 
-def test_of_two_optimizers_that_share_parameters_no_step_is_undone(world: Results) -> None:
+def test_of_two_optimizers_that_share_parameters_no_step_is_undone(world: Scenes) -> None:
     for whole, in_parts in value(world, "overlapping"):
         assert in_parts[:3] == whole[:3]
         assert (whole[3], in_parts[3]) == (0, 1)
 
 
-def test_exchanges_inside_a_step_of_another_optimizer_are_final(world: Results) -> None:
+def test_exchanges_inside_a_step_of_another_optimizer_are_final(world: Scenes) -> None:
     assert value(world, "closure of another") == [[0, 1], [0, 1]]
 
 
-def test_a_detached_wire_knows_its_optimizer(world: Results) -> None:
+def test_a_detached_wire_knows_its_optimizer(world: Scenes) -> None:
     assert all("momentum" in text for text in value(world, "switched after detach"))
 
 
-def test_after_detach_a_rank_may_leave_out_a_step_by_itself(world: Results) -> None:
+def test_after_detach_a_rank_may_leave_out_a_step_by_itself(world: Scenes) -> None:
     assert all(len(losses) == 4 for losses in value(world, "left out after detach"))
 
 
-def test_recipes_go_by_the_optimizer_that_took_over(world: Results) -> None:
+def test_recipes_go_by_the_optimizer_that_took_over(world: Scenes) -> None:
     for before, after in value(world, "goes by the other"):
         assert before > 0.9
         assert after < 0.1, "a rate of 1e-12 moves hardly any parameter"
 
 
-def test_an_optimizer_inside_the_one_given_is_no_other(world: Results) -> None:
+def test_an_optimizer_inside_the_one_given_is_no_other(world: Scenes) -> None:
     assert value(world, "part of the one given") == [[0, []]] * 2
 
 
-def test_another_optimizer_may_take_over(world: Results) -> None:
+def test_another_optimizer_may_take_over(world: Scenes) -> None:
     ranks = value(world, "switches optimizer")
     assert [each[0] for each in ranks] == [True, True]
     assert [each[1] for each in ranks] == [["ValueError", "RanksDisagree", "ValueError"]] * 2
     assert [each[2:] for each in ranks] == [[True, 0, 0]] * 2
 
 
-def test_what_cannot_be_seen_can_be_said(world: Results) -> None:
+def test_what_cannot_be_seen_can_be_said(world: Scenes) -> None:
     assert value(world, "before the first step") == [[True, True, 1]] * 2
     assert value(world, "without an optimizer") == [True, True]
     assert all("no step to leave out" in text for text in value(world, "nothing to drop"))
 
 
-def test_steps_may_be_left_out_in_each_phase_of_auto(world: Results) -> None:
+def test_steps_may_be_left_out_in_each_phase_of_auto(world: Scenes) -> None:
     first, second = value(world, "auto")
     assert first == second
     assert first[1:] == [12, 48]
 
 
-def test_a_discriminator_moves_as_under_plain_ddp(world: Results) -> None:
+def test_a_discriminator_moves_as_under_plain_ddp(world: Scenes) -> None:
     plain = {each["digest"] for each in value(world, "gan, ddp")}
     for recipe in ("dense", "lossless"):
         assert {each["digest"] for each in value(world, f"gan, {recipe}")} == plain
 
 
-def test_within_its_bound_for_a_nearly_lossless_recipe(world: Results) -> None:
+def test_within_its_bound_for_a_nearly_lossless_recipe(world: Scenes) -> None:
     exact, near = value(world, "gan, dense")[0]["d"], value(world, "gan, gcomp")[0]["d"]
     # Each of six steps of size 0.05 may be off by the 2^-13 of a gradient below 1 that gcomp may round away.
     assert max(abs(a - b) for a, b in zip(exact, near, strict=True)) <= 6 * 0.05 * 2**-13
@@ -138,7 +138,7 @@ def test_within_its_bound_for_a_nearly_lossless_recipe(world: Results) -> None:
 
 @pytest.mark.parametrize("recipe", ["gcomp", "topk"])
 def test_the_memory_of_a_discriminator_holds_nothing_of_the_generators_loss(
-    world: Results, recipe: str
+    world: Scenes, recipe: str
 ) -> None:
     for each in value(world, f"gan, {recipe}"):
         assert each["kept"] == [True] * 6
@@ -146,19 +146,19 @@ def test_the_memory_of_a_discriminator_holds_nothing_of_the_generators_loss(
 
 
 @pytest.mark.parametrize("recipe", ["dense", "topk"])
-def test_two_optimizers_may_step_at_different_times(world: Results, recipe: str) -> None:
+def test_two_optimizers_may_step_at_different_times(world: Scenes, recipe: str) -> None:
     found = value(world, f"two optimizers, {recipe}")
     assert found[0] == found[1]
     assert found[0][1:4] == [8, 0, []]
 
 
-def test_accumulated_passes_make_one_step(world: Results) -> None:
+def test_accumulated_passes_make_one_step(world: Scenes) -> None:
     # Before the optimizer's first step nobody knows that it will step: there both passes count.
     assert value(world, "accumulation") == [[2, 3, 4]] * 2
 
 
 @pytest.mark.parametrize("recipe", ["dense", "covap"])
-def test_two_passes_per_step_train_every_element(world: Results, recipe: str) -> None:
+def test_two_passes_per_step_train_every_element(world: Scenes, recipe: str) -> None:
     first, second = value(world, f"sharpness, {recipe}")
     assert first == second
     steps, _digest, share = first
@@ -168,7 +168,7 @@ def test_two_passes_per_step_train_every_element(world: Results, recipe: str) ->
 
 @pytest.mark.parametrize(("case", "recipe", "source"), CALLED)
 def test_a_step_that_is_left_out_is_recognised_however_the_model_is_called(
-    world: Results, case: str, recipe: str, source: str
+    world: Scenes, case: str, recipe: str, source: str
 ) -> None:
     like = CASES[case].like or case
     never, found = (value(world, f"{each}, {recipe}, {source}") for each in (f"never: {like}", case))
@@ -189,7 +189,7 @@ def test_a_step_that_is_left_out_is_recognised_however_the_model_is_called(
 @pytest.mark.parametrize("recipe", CASE_RECIPES)
 @pytest.mark.parametrize("form", ["a tensor", "none"])
 def test_the_first_half_of_a_sharpness_aware_step_is_dropped(
-    world: Results, form: str, recipe: str, source: str
+    world: Scenes, form: str, recipe: str, source: str
 ) -> None:
     inner = value(world, f"halves, inner given, {recipe}")
     found = value(world, f"halves, {form}, {recipe}, {source}")
@@ -203,17 +203,17 @@ def test_the_first_half_of_a_sharpness_aware_step_is_dropped(
             assert digest == value(world, "halves, ddp")[0][0]
 
 
-def test_a_model_whose_outputs_cannot_be_seen_may_be_copied_and_deleted(world: Results) -> None:
+def test_a_model_whose_outputs_cannot_be_seen_may_be_copied_and_deleted(world: Scenes) -> None:
     assert value(world, "a copy") == [[True] * 8] * 2
 
 
-def test_nothing_is_left_to_drop_where_an_optimizer_inside_has_stepped(world: Results) -> None:
+def test_nothing_is_left_to_drop_where_an_optimizer_inside_has_stepped(world: Scenes) -> None:
     for (text,) in value(world, "used up"):
         assert "no step to leave out" in text
 
 
 @pytest.mark.parametrize("source", ["ddp", "plain"])
-def test_an_optimizer_that_steps_inside_backward_is_told_so(world: Results, source: str) -> None:
+def test_an_optimizer_that_steps_inside_backward_is_told_so(world: Scenes, source: str) -> None:
     for lines, raised in value(world, f"inside backward, {source}, 0"):
         assert raised == ""
         (line,) = [each for each in lines if "no gradient came" not in each]
@@ -223,20 +223,20 @@ def test_an_optimizer_that_steps_inside_backward_is_told_so(world: Results, sour
 
 
 @pytest.mark.parametrize("kind", ["closure", "lbfgs"])
-def test_closures_are_inside_the_step(world: Results, kind: str) -> None:
+def test_closures_are_inside_the_step(world: Scenes, kind: str) -> None:
     assert value(world, kind) == [[True, 0], [True, 0]]
 
 
 @pytest.mark.parametrize("kind", ["fused", "not fused"])
-def test_what_a_scaler_leaves_out_leaves_no_trace(world: Results, kind: str) -> None:
+def test_what_a_scaler_leaves_out_leaves_no_trace(world: Scenes, kind: str) -> None:
     assert value(world, kind) == [[True, False, 1, 4]] * 2
 
 
-def test_a_checkpoint_between_backward_and_step_belongs_to_the_parameters(world: Results) -> None:
+def test_a_checkpoint_between_backward_and_step_belongs_to_the_parameters(world: Scenes) -> None:
     assert value(world, "saved in between") == [[True] * 4] * 2
 
 
-def test_a_step_without_an_exchange_is_said_once(world: Results) -> None:
+def test_a_step_without_an_exchange_is_said_once(world: Scenes) -> None:
     for lines, raised in value(world, "unseen, around"):
         assert raised == ""
         (line,) = lines
@@ -247,11 +247,11 @@ def test_a_step_without_an_exchange_is_said_once(world: Results) -> None:
 
 
 @pytest.mark.parametrize("how", ["no_sync", "flush", "detach", "detach, around", "twice", "local_every"])
-def test_steps_that_need_no_exchange_are_no_such_case(world: Results, how: str) -> None:
+def test_steps_that_need_no_exchange_are_no_such_case(world: Scenes, how: str) -> None:
     assert value(world, f"unseen, {how}") == [[[], ""]] * 2
 
 
-def test_ranks_that_differ_in_it_all_hear_of_it(world: Results) -> None:
+def test_ranks_that_differ_in_it_all_hear_of_it(world: Scenes) -> None:
     for text in value(world, "ranks differ"):
         assert "a backward pass after a step that was left out" in text
         assert "rank 0: a training step" in text

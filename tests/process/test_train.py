@@ -5,28 +5,28 @@ from __future__ import annotations
 import pytest
 
 from tests.process.scenes_train import DENSE, STEPS
-from tests.support.ranks import Results, perform_in_halves, value
 from tests.support.recipes import TRAINS
+from tests.support.world import Scenes, value
 
 # The first test waits for all scenes.
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def three(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes on three ranks: a world that is no power of two, so that 1/W is not exact."""
-    return perform_in_halves("tests.process.scenes_train", 3, tmp_path_factory.mktemp("three"))
+    return Scenes("tests.process.scenes_train", 3, tmp_path_factory.mktemp("three"))
 
 
 @pytest.mark.parametrize("scene", DENSE)
-def test_dense_equals_plain_ddp_bit_for_bit(three: Results, scene: str) -> None:
+def test_dense_equals_plain_ddp_bit_for_bit(three: Scenes, scene: str) -> None:
     # On two ranks: see test_hazards.
     for found in value(three, scene):
         assert found["gradwire"] == found["ddp"]
 
 
 @pytest.mark.parametrize("recipe", TRAINS)
-def test_a_recipe_learns_and_its_replicas_are_identical(three: Results, recipe: str) -> None:
+def test_a_recipe_learns_and_its_replicas_are_identical(three: Scenes, recipe: str) -> None:
     found = value(three, recipe)
     assert all(each["last"] < 0.7 * each["first"] for each in found)
     assert len({each["digest"] for each in found}) == 1
@@ -34,13 +34,13 @@ def test_a_recipe_learns_and_its_replicas_are_identical(three: Results, recipe: 
 
 
 @pytest.mark.parametrize("recipe", TRAINS)
-def test_predicted_bytes_are_metered_bytes(three: Results, recipe: str) -> None:
+def test_predicted_bytes_are_metered_bytes(three: Scenes, recipe: str) -> None:
     for each in value(three, recipe):
         assert each["predicted"] == pytest.approx(each["metered"], rel=1e-12)
         assert each["metered"] > 0
 
 
-def test_who_has_led_is_counted_alike_on_all_ranks(three: Results) -> None:
+def test_who_has_led_is_counted_alike_on_all_ranks(three: Scenes) -> None:
     for recipe in ("star_topk(ratio=0.05)", "var_topk(ratio=0.05)", "ar_topk"):
         first, *others = [each["led"] for each in value(three, recipe)]
         assert sum(first) == 100
@@ -49,12 +49,12 @@ def test_who_has_led_is_counted_alike_on_all_ranks(three: Results) -> None:
     assert value(three, "leader_topk(ratio=0.05)")[0]["led"] is None
 
 
-def test_an_adaptive_recipe_decides_alike_on_all_ranks(three: Results) -> None:
+def test_an_adaptive_recipe_decides_alike_on_all_ranks(three: Scenes) -> None:
     for recipe in ("auto", "covap"):
         assert len({each["recipe"] for each in value(three, recipe)}) == 1
 
 
-def test_auto_stays_with_dense_where_communication_hides_and_measures_no_more(three: Results) -> None:
+def test_auto_stays_with_dense_where_communication_hides_and_measures_no_more(three: Scenes) -> None:
     found = value(three, "hides")
     assert len({each["why"] for each in found}) == 1, "the waits are agreed on"
     for each in found:
@@ -66,7 +66,7 @@ def test_auto_stays_with_dense_where_communication_hides_and_measures_no_more(th
 
 
 @pytest.mark.parametrize("recipe", ["auto", "covap"])
-def test_what_was_measured_is_the_same_on_all_ranks(three: Results, recipe: str) -> None:
+def test_what_was_measured_is_the_same_on_all_ranks(three: Scenes, recipe: str) -> None:
     first, *others = (each["facts"] for each in value(three, recipe))
     assert all(facts == first for facts in others)
     backward, network = first["backward"], first["network"]
@@ -82,13 +82,13 @@ def test_what_was_measured_is_the_same_on_all_ranks(three: Results, recipe: str)
 
 
 @pytest.mark.parametrize("recipe", TRAINS)
-def test_all_ranks_see_the_same_link(three: Results, recipe: str) -> None:
+def test_all_ranks_see_the_same_link(three: Scenes, recipe: str) -> None:
     # A line needs several steps whose tail ran alone, which is up to the clock; `None` is agreed on, too.
     found = value(three, recipe)
     assert all(each["link"] == found[0]["link"] for each in found)
     assert all(each["link_changes"] == found[0]["link_changes"] for each in found)
 
 
-def test_most_recipes_show_what_the_link_is_like(three: Results) -> None:
+def test_most_recipes_show_what_the_link_is_like(three: Scenes) -> None:
     seen = [value(three, recipe)[0]["link"] is not None for recipe in TRAINS]
     assert sum(seen) > len(TRAINS) / 2

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import ROOT, perform, value
+from tests.support.ranks import ROOT
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_verbs_over_gloo(world: int, tmp_path: Path) -> None:
-    value(perform("tests.process.scenes_verbs", world, tmp_path), "verbs")
+    value(Scenes("tests.process.scenes_verbs", world, tmp_path), "verbs")
 
 
 @pytest.mark.parametrize("after", ["verbs", "exit"])

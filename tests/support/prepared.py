@@ -8,9 +8,15 @@ import torch
 from gradwire import recipes
 from gradwire.kernels import compiler
 
+torch.set_num_threads(1)
 import_module("gradwire._api.attach")
 recipes.entries()
-import_module("torch._dynamo")  # the first DDP, or optimizer, of a process drags it in
-torch.set_num_threads(1)
+for _each in ("fsdp", "tensor.parallel", "checkpoint.state_dict"):
+    import_module(f"torch.distributed.{_each}")
+# The first DDP, or optimizer, of a process drags in torch's compiler, the first compilation the rest of that.
+import_module("torch._dynamo.backends.distributed")
+torch.compile(torch.nn.Linear(1, 1), backend="aot_eager")(torch.ones(1, 1)).sum().backward()
+torch._dynamo.reset()
 compiler.prepare(compiler.every())
+gc.collect()
 gc.freeze()  # what is here stays: no rank need look for garbage in it, nor copy it for that

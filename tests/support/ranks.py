@@ -19,7 +19,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,9 +42,9 @@ FOLDER = "GRADWIRE_TEST_FOLDER"
 
 Results = list[dict[str, Any]]
 
-_VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-_FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["tests.support.prepared", "tests.support.ranks"])
+VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["tests.support.prepared", "tests.support.world"])
 
 
 @dataclass(frozen=True)
@@ -79,20 +78,6 @@ def perform(
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
-def perform_in_halves(module: str, world: int, folder: Path) -> Results:
-    """All scenes of `module`, shared by two worlds: ranks wait for each other a quarter of the time."""
-    scenes = list(importlib.import_module(module).SCENES)
-
-    def half(first: int) -> Results:
-        place = folder / str(first)
-        place.mkdir()
-        return perform(module, world, place, scenes[first::2])
-
-    with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(half, (0, 1))
-    return [left | right for left, right in zip(one, other, strict=True)]
-
-
 @contextmanager
 def started(
     module: str, world: int, folder: Path, scenes: Sequence[str] = (), timeout_s: float = TIMEOUT_S
@@ -103,7 +88,7 @@ def started(
         for rank in range(world):
             Path(folder, f"{rank}.out").touch()
             settings = (module, rank, world, folder, timeout_s, scenes)
-            process = _FORKED.Process(target=_main, args=settings, daemon=True)
+            process = FORKED.Process(target=_main, args=settings, daemon=True)
             process.start()
             ranks.append(Rank(process))
         yield ranks
@@ -119,7 +104,7 @@ def started_anew(
     module: str, world: int, folder: Path, scenes: Sequence[str], timeout_s: float
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The same in interpreters of their own, which end as a user's do; each hashes strings in its own way."""
-    environment = {**os.environ, **_VARIABLES, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    environment = {**os.environ, **VARIABLES, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
     ranks = []
     try:
         for rank in range(world):
@@ -159,7 +144,7 @@ def _cleared(scene: Callable[[], Any]) -> Any:
 
 
 def _main(module: str, rank: int, world: int, folder: Path, timeout_s: float, scenes: Sequence[str]) -> None:
-    os.environ.update(_VARIABLES)
+    os.environ.update(VARIABLES)
     os.environ[FOLDER] = str(folder)
     with (folder / f"{rank}.out").open("wb") as out:
         os.dup2(out.fileno(), 1)

@@ -1,0 +1,254 @@
+"""One world of gloo ranks for a run of pytest: scenes run there one after another, when tests ask for them.
+
+A scene is a function without arguments; what it returns must fit into JSON. It finds what it would find on
+ranks of its own: a default process group of as many ranks as it is for, at most four in nearly all of them,
+and nothing of earlier scenes. Its groups end with it, and random numbers begin anew. A scene that leaves
+anything else behind fails, and says what.
+
+When a rank fails, or is not done in time, the next scene gets a new world. Scenes that kill ranks, or let
+ranks wait for each other in vain, need ranks of their own: see `tests.support.ranks`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import gc
+import importlib
+import json
+import logging
+import os
+import random
+import shutil
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+
+from gradwire.recipes.base import REGISTRY
+from tests.support.ranks import FOLDER, FORKED, TIMEOUT_S, VARIABLES
+
+GUARD_S = 90.0
+"""A rank that is not done with a scene after so long hangs."""
+
+GRACE_S = 5.0
+"""Once a rank has failed, others may wait for it in vain, and get so long. So do threads that are to end."""
+
+
+FOR_GOOD = Counter(
+    [
+        "hook before steps of all optimizers, from gradwire.sources.steps",
+        "hook after steps of all optimizers, from gradwire.sources.steps",
+        "thread gradwire-tables_0",
+    ]
+)
+"""What is brought into a process once, by the first scene that needs it, and stays."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A scene to run. `number` tells its connections from those of other scenes."""
+
+    module: str
+    scene: str
+    ranks: int
+    folder: Path
+    timeout_s: float = TIMEOUT_S
+    number: int = 0
+
+
+class Scenes:
+    """What the scenes of a module return on `ranks` ranks, which share `folder`. Each runs once at most."""
+
+    def __init__(self, module: str, ranks: int, folder: Path) -> None:
+        self._module, self._ranks, self._folder = module, ranks, folder
+        self._found: dict[str, list[str] | str] = {}
+
+    def value(self, scene: str) -> list[Any]:
+        """By rank; fails with the traceback of each rank that raised, or with what was left behind."""
+        if scene not in self._found:
+            self._found[scene] = WORLD.play(Order(self._module, scene, self._ranks, self._folder))
+        found = self._found[scene]
+        assert isinstance(found, list), found
+        return [json.loads(each) for each in found]
+
+
+def value(scenes: Scenes, scene: str) -> list[Any]:
+    """What `scene` returned, by rank."""
+    return scenes.value(scene)
+
+
+# -- where pytest runs
+
+
+class World:
+    """As many ranks as the scenes so far have wanted."""
+
+    def __init__(self) -> None:
+        self._ranks: list[tuple[BaseProcess, Connection]] = []
+        self._folder = Path()
+        self._port = self._number = 0
+
+    def play(self, order: Order) -> list[str] | str:
+        """What a scene returned on each rank, as JSON; or in one text why there is no such thing."""
+        while len(self._ranks) < order.ranks:
+            self._start(len(self._ranks))
+        found = self._played(order)
+        if isinstance(found, str):
+            self.end()
+        return found
+
+    def _start(self, rank: int) -> None:
+        if rank == 0:
+            self._folder, self._port = Path(tempfile.mkdtemp(prefix="world-")), 0
+            atexit.register(self.end)
+        ours, theirs = FORKED.Pipe()
+        process = FORKED.Process(target=_serve, args=(rank, self._port, self._folder, theirs), daemon=True)
+        process.start()
+        theirs.close()  # so that ours ends with the process
+        self._ranks.append((process, ours))
+        self._port = ours.recv()
+
+    def _played(self, order: Order) -> list[str] | str:
+        self._number += 1
+        numbered = replace(order, number=self._number)
+        returned, failures = self._told(order.ranks, numbered)
+        if not failures:  # no rank needs another one any more
+            left, failures = self._told(order.ranks, None)
+            failures += [f"rank {rank} has {each}" for rank, each in enumerate(left) if each]
+        return "\n".join([f"{order.module}: {order.scene}", *failures]) if failures else returned
+
+    def _told(self, ranks: int, what: Order | None) -> tuple[list[str], list[str]]:
+        """What ranks answer, and failures: with one of those not all have an answer."""
+        asked = {connection: rank for rank, (_, connection) in enumerate(self._ranks[:ranks])}
+        answers, failures, deadline_s = [""] * ranks, [], time.monotonic() + 2 * GUARD_S
+        for connection in asked:
+            connection.send(what)
+        while asked and (ready := wait(list(asked), deadline_s - time.monotonic())):
+            for connection in ready:
+                rank = asked.pop(connection)
+                try:
+                    answers[rank], failure = connection.recv()
+                except (EOFError, ConnectionError):
+                    failure = f"it has ended\n{(self._folder / f'{rank}.trace').read_text()}"
+                if failure:
+                    failures.append(f"rank {rank}: {failure}")
+                    deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
+        return answers, failures or [f"rank {rank} does not answer" for rank in asked.values()]
+
+    def end(self) -> None:
+        """Kill all ranks; the next scene gets others."""
+        for process, _ in self._ranks:
+            process.kill()
+        for process, connection in self._ranks:
+            process.join()
+            connection.close()
+        self._ranks = []
+        shutil.rmtree(self._folder, ignore_errors=True)
+        atexit.unregister(self.end)
+
+
+WORLD = World()
+
+
+# -- where a rank runs
+
+
+def _serve(rank: int, port: int, folder: Path, orders: Connection) -> None:
+    os.environ.update(VARIABLES)
+    with (folder / f"{rank}.out").open("wb") as out:
+        os.dup2(out.fileno(), 1)
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    orders.send(store.port)
+    with (folder / f"{rank}.trace").open("w") as trace, suppress(EOFError):
+        faulthandler.enable(trace)  # an aborted rank says where it was
+        while True:
+            order = orders.recv()
+            os.environ[FOLDER] = str(order.folder)
+            before = _state()
+            orders.send(_in_time(trace, partial(_play, order, rank, store)))
+            orders.recv()  # all ranks have returned
+            orders.send(_in_time(trace, partial(_leave, before)))
+    os._exit(0)  # an orderly end would wait for peers
+
+
+def _in_time(trace: TextIO, call: Callable[[], str]) -> tuple[str, str]:
+    """What it returns, and why it has not."""
+    faulthandler.dump_traceback_later(GUARD_S, exit=True, file=trace)
+    try:
+        return call(), ""
+    except BaseException:
+        return "", traceback.format_exc()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _play(order: Order, rank: int, store: dist.Store) -> str:
+    random.seed(0)
+    torch.manual_seed(0)
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore(str(order.number), store),
+        rank=rank,
+        world_size=order.ranks,
+        timeout=timedelta(seconds=order.timeout_s),
+    )
+    return json.dumps(importlib.import_module(order.module).SCENES[order.scene]())
+
+
+def _leave(before: Counter[str]) -> str:
+    """End all groups, as every rank has returned; what is left then, and has gone, in words."""
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    deadline_s = time.monotonic() + GRACE_S
+    while (after := _state()) != before:
+        more, gone = after - (before | FOR_GOOD), before - after
+        if not more and not gone:
+            break
+        if time.monotonic() > deadline_s:
+            return f"left behind {sorted(more.elements())}, and taken away {sorted(gone.elements())}"
+        time.sleep(0.02)
+        gc.collect()
+    return ""
+
+
+def _state() -> Counter[str]:
+    """What scenes must leave as it was, in words."""
+    hooks = {
+        "before steps of all optimizers": optimizers._global_optimizer_pre_hooks,
+        "after steps of all optimizers": optimizers._global_optimizer_post_hooks,
+        "before forward passes of all modules": modules._global_forward_pre_hooks,
+        "after forward passes of all modules": modules._global_forward_hooks,
+        "before backward passes of all modules": modules._global_backward_pre_hooks,
+        "after backward passes of all modules": modules._global_backward_hooks,
+    }
+    logs = (logging.getLogger(name) for name in (None, "gradwire"))
+    return Counter(
+        [
+            *(f"thread {each.name}" for each in threading.enumerate()),
+            *(f"hook {when}, from {each.__module__}" for when, of in hooks.items() for each in of.values()),
+            *(f"{handler} of log {each.name}" for each in logs for handler in each.handlers),
+            *(f"recipe {name}" for name in REGISTRY),
+            *(f"variable {name}={text}" for name, text in os.environ.items()),
+            f"folder {Path.cwd()}",
+            f"{torch.get_num_threads()} threads of torch's",
+            f"numbers of {torch.get_default_dtype()}",
+        ]
+    )
