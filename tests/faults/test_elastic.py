@@ -21,7 +21,7 @@ from tests.process.test_examples import torchrun
 from tests.support.command import eventually
 from tests.support.ranks import ROOT
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.rest]
 
 UNTIL, KILLED_AT, GUARD_S = 200, 50, 90.0
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -12,7 +12,7 @@ import pytest
 from gradwire.lab import emulate
 from tests.support.command import COMMAND, eventually, gradwire, namespaces, processes
 
-pytestmark = [pytest.mark.network, pytest.mark.process]
+pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.rest]
 WORKERS = 2
 MODES = [mode for mode in ("root", "user") if emulate.why_not(mode) is None]
 needs_namespaces = pytest.mark.skipif(

@@ -17,11 +17,14 @@ import pytest
 
 from tests.faults.scenes_ranks import LIVES_ON_S
 from tests.support.ranks import Rank, perform, started, started_anew, value
+from tests.support.tiers import rest
 from tests.support.where import WHERE
 
 pytestmark = pytest.mark.process
 
 VICTIM = 1
+EVERYBODY = ("topk", "nodes", "stopped", "interrupted")
+"""Accidents that `make test` looks at."""
 
 
 def _survive(
@@ -94,8 +97,13 @@ def _interrupted(folder: Path) -> tuple[int, bool]:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
-    """All accidents at once, because most of the time is spent waiting for a rank that does not answer."""
+def stage(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Any]]]:
+    """All accidents at once, because most of the time is spent waiting for a rank that does not answer.
+
+    Those that only `make test-all` looks at happen where one of their tests is to run.
+    """
     accidents: dict[str, Callable[[Path], Any]] = {
         "topk": partial(_killed, "topk"),
         "dense": partial(_killed, "dense"),
@@ -106,11 +114,15 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future
         "without memory": _without_memory,
         "interrupted": _interrupted,
     }
+    if not any(
+        each.path == request.path and each.get_closest_marker("rest") for each in request.session.items
+    ):
+        accidents = {name: accidents[name] for name in EVERYBODY}
     with ThreadPoolExecutor(len(accidents)) as pool:
         yield {name: pool.submit(happen, tmp_path_factory.mktemp(name)) for name, happen in accidents.items()}
 
 
-@pytest.mark.parametrize("recipe", ["topk", "dense", "plain", "nodes", "hsdp"])
+@pytest.mark.parametrize("recipe", rest(["topk", "dense", "plain", "nodes", "hsdp"], but=["topk", "nodes"]))
 def test_survivors_of_a_killed_rank_raise_long_before_the_timeout(
     stage: dict[str, Future[Any]], recipe: str
 ) -> None:
@@ -140,6 +152,7 @@ def test_a_stopped_rank_is_noticed_after_the_timeout_and_hears_of_it_when_it_goe
         assert 0.5 * timeout_s < seen["after_s"] < 4 * timeout_s
 
 
+@pytest.mark.rest
 def test_where_a_rank_has_no_memory_even_for_zeros_all_raise_at_the_timeout(
     stage: dict[str, Future[Any]],
 ) -> None:

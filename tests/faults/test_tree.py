@@ -37,6 +37,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
         return dict(zip(SCENES, seen, strict=True))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("scene", SCENES)
 def test_no_rank_waits_for_the_timeout(found: dict[str, list[dict[str, Any]]], scene: str) -> None:
     # As it was by the library's ring: a neighbour of the dead one hears of it at once, and the others when

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gradwire.cli.main import app
 
-pytestmark = [pytest.mark.process, pytest.mark.network]
+pytestmark = [pytest.mark.process, pytest.mark.network, pytest.mark.rest]
 
 
 def bench(*arguments):

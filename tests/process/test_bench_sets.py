@@ -17,7 +17,7 @@ from gradwire.lab.bench.settings import NetworkSetting as LinkSettings
 from gradwire.lab.bench.settings import Schedule, Settings, TrainingTask, parse_entry
 from gradwire.lab.emulate import Counters
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.rest]
 
 
 # Speaks the worker's protocol without torch. `{behave}` runs before every step.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.command import gradwire
 
-pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.timeout(200), pytest.mark.rest]
 
 SCRIPT = """
 import json, logging, torch, torch.distributed as dist

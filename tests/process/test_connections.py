@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", rest([2, 3], but=[2]))
 def test_no_bit_depends_on_the_number_of_connections(world: int, tmp_path: Path) -> None:
     scenes = Scenes("tests.process.scenes_connections", world, tmp_path)
     for same in value(scenes, "bits"):
@@ -25,7 +26,7 @@ def test_no_bit_depends_on_the_number_of_connections(world: int, tmp_path: Path)
         assert no_number.startswith("ValueError: GRADWIRE_CONNECTIONS='many'")
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", rest([2, 3], but=[2]))
 def test_no_bit_depends_on_when_receives_are_announced(world: int, tmp_path: Path) -> None:
     scenes = Scenes("tests.process.scenes_connections", world, tmp_path)
     for found in value(scenes, "ahead, given back"):

@@ -65,6 +65,7 @@ def test_a_training_loop_learns_and_reports(tmp_path: Path) -> None:
     assert "2 ranks\n  why          " in printed
 
 
+@pytest.mark.rest
 def test_a_run_resumes_bit_for_bit_and_on_another_number_of_ranks(tmp_path: Path) -> None:
     def run(world: int, checkpoint: str, until: int) -> str:
         folder = str(tmp_path / checkpoint)
@@ -80,6 +81,7 @@ def test_a_run_resumes_bit_for_bit_and_on_another_number_of_ranks(tmp_path: Path
     assert run(3, "broken", 50).startswith("3 ranks, steps 40 to 50: ")
 
 
+@pytest.mark.rest
 def test_autocast_a_scaler_and_clipping_go_together(tmp_path: Path) -> None:
     printed = torchrun(2, "mixed_precision.py", folder=tmp_path)
     assert losses(printed)[-1] < losses(printed)[0]
@@ -87,18 +89,21 @@ def test_autocast_a_scaler_and_clipping_go_together(tmp_path: Path) -> None:
     assert "scale 1024\n" in printed
 
 
+@pytest.mark.rest
 def test_what_is_written_for_gpus_runs_without_them(tmp_path: Path) -> None:
     printed = torchrun(2, "gpu.py", folder=tmp_path)
     assert losses(printed)[-1] < losses(printed)[0]
     assert "gradwire: int8" in printed
 
 
+@pytest.mark.rest
 def test_ranks_of_two_nodes_add_up_inside_first(tmp_path: Path) -> None:
     printed = torchrun(4, "two_nodes.py", folder=tmp_path, nodes=2)
     assert losses(printed)[-1] < losses(printed)[0]
     assert "4 ranks on 2 nodes" in " ".join(printed.split())
 
 
+@pytest.mark.rest
 def test_two_sites_learn_between_rounds(tmp_path: Path) -> None:
     printed = torchrun(4, "two_sites.py", folder=tmp_path, nodes=2)
     assert losses(printed)[-1] < losses(printed)[0]
@@ -107,6 +112,7 @@ def test_two_sites_learn_between_rounds(tmp_path: Path) -> None:
     assert 76 <= int(sent) <= 78
 
 
+@pytest.mark.rest
 def test_accumulation_sends_once_per_optimizer_step(tmp_path: Path) -> None:
     printed = torchrun(2, "accumulation.py", folder=tmp_path)
     assert losses(printed)[-1] < losses(printed)[0]
@@ -114,6 +120,7 @@ def test_accumulation_sends_once_per_optimizer_step(tmp_path: Path) -> None:
     assert "Warning" not in printed
 
 
+@pytest.mark.rest
 def test_a_policy_gives_parameters_recipes_of_their_own(tmp_path: Path) -> None:
     printed = torchrun(2, "policy.py", folder=tmp_path)
     assert losses(printed)[-1] < losses(printed)[0]
@@ -122,12 +129,14 @@ def test_a_policy_gives_parameters_recipes_of_their_own(tmp_path: Path) -> None:
     assert 10.0 < float(re.findall(r"([\d.]+)% of plain all-reduce", printed)[0]) < 30.0
 
 
+@pytest.mark.rest
 def test_a_plain_module_learns_in_a_loop_of_its_own(tmp_path: Path) -> None:
     printed = torchrun(2, "plain_loop.py", folder=tmp_path)
     assert losses(printed)[-1] < losses(printed)[0]
     assert printed.count("gradwire: int8") == 1
 
 
+@pytest.mark.rest
 def test_a_model_that_is_sharded_inside_nodes_learns(tmp_path: Path) -> None:
     printed = torchrun(4, "hsdp.py", folder=tmp_path)
     assert losses(printed)[-1] < 0.7 * losses(printed)[0]

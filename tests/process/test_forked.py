@@ -18,7 +18,7 @@ import pytest
 
 from gradwire.lab.emulate.fork import Forked, fork
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.rest]
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = """

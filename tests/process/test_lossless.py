@@ -24,6 +24,7 @@ def test_lossless_training_on_two_ranks_is_ddps_bit_for_bit(two: Scenes) -> None
             assert lossless == plain
 
 
+@pytest.mark.rest
 def test_near_lossless_training_stays_where_ddp_goes(two: Scenes) -> None:
     first, second = value(two, "near")
     for setting, found in first.items():
@@ -34,6 +35,7 @@ def test_near_lossless_training_stays_where_ddp_goes(two: Scenes) -> None:
         assert found["ratio"] < 0.9, setting
 
 
+@pytest.mark.rest
 def test_a_loss_scale_of_a_power_of_two_changes_no_bit(two: Scenes) -> None:
     for plain, scaled in value(two, "loss scales"):
         assert scaled == plain

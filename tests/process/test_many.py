@@ -9,7 +9,7 @@ from gradwire.comm.base import DIRECT_WORLD, shortest_sum
 from tests.laws.test_verdict import told
 from tests.support.world import Scenes, value
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.rest]
 
 WORLD = DIRECT_WORLD + 1
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.command import gradwire
 
-pytestmark = [pytest.mark.network, pytest.mark.process]
+pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.rest]
 SCRIPT = """
 import json, time, torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook

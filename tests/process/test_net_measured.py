@@ -9,7 +9,7 @@ import pytest
 
 from gradwire.lab import emulate
 
-pytestmark = [pytest.mark.network, pytest.mark.process]
+pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.rest]
 SCENE = Path(__file__).with_name("net_scene.py")
 # Root's and a user's namespaces differ in who may make them, not in what they are: measured once.
 NAMESPACES = next((mode for mode in ("root", "user") if emulate.why_not(mode) is None), None)

@@ -9,7 +9,7 @@ from gradwire.lab import emulate
 from gradwire.lab.cli.net import net
 from tests.support.command import gradwire
 
-pytestmark = [pytest.mark.network, pytest.mark.process]
+pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.rest]
 
 
 def test_check_says_which_modes_are_possible():

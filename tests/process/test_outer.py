@@ -13,6 +13,7 @@ import pytest
 
 from tests.process.scenes_outer import DEATHS, EVERY, SCENES
 from tests.support import ranks
+from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
@@ -48,6 +49,7 @@ def test_diloco_is_the_paper_s(world: Scenes, scene: str) -> None:
         assert each["relative"] < ROUNDINGS
 
 
+@pytest.mark.rest
 def test_shared_parameters_are_the_same_bits_after_every_round_of_every_recipe(world: Scenes) -> None:
     one, other = value(world, "every recipe")
     assert one == other
@@ -84,7 +86,7 @@ def test_statistics_are_averaged_and_what_is_frozen_stays(world: Scenes) -> None
 
 
 @pytest.mark.parametrize("delay", [0, 2])
-@pytest.mark.parametrize("recipe", ["dense", "diloco", "int4"])
+@pytest.mark.parametrize("recipe", rest(["dense", "diloco", "int4"], but=["int4"]))
 def test_buffers_that_begin_not_finite_or_change_shape_change_nothing(
     world: Scenes, recipe: str, delay: int
 ) -> None:
@@ -111,7 +113,7 @@ def test_statistics_that_are_not_finite_are_replaced_and_parameters_stay(world: 
 LOADED = [name for name in SCENES if name.startswith("loaded, ")]
 
 
-@pytest.mark.parametrize("scene", LOADED)
+@pytest.mark.parametrize("scene", rest(LOADED, but=["loaded, parts", "loaded, int4, 2", "loaded, diloco, 0"]))
 def test_what_all_ranks_load_is_what_rounds_go_on_from(world: Scenes, scene: str) -> None:
     for each in value(world, scene):
         assert each == {"shown": True, "stays": True, "learns": True, "alike": True}
@@ -215,7 +217,10 @@ def test_steps_that_are_left_out_count_as_attempted(world: Scenes, scene: str) -
         assert (each["alike"], each["rounds"]) == (True, 3)
 
 
-@pytest.mark.parametrize("scene", [name for name in SCENES if name.startswith("called")])
+CALLED = [name for name in SCENES if name.startswith("called")]
+
+
+@pytest.mark.parametrize("scene", rest(CALLED, but=CALLED[::4]))
 def test_attempts_are_counted_in_time_however_the_model_is_called(world: Scenes, scene: str) -> None:
     in_time = list(range(1, 3 * EVERY + 1))
     shows_late = [step - (step in (2, 8)) for step in in_time]
@@ -297,7 +302,7 @@ def test_what_cannot_be_is_refused_in_words(world: Scenes, what: str) -> None:
         assert each[what].startswith(REFUSED[what])
 
 
-@pytest.mark.parametrize("delayed", ["", ", delayed"])
+@pytest.mark.parametrize("delayed", rest(["", ", delayed"], but=[", delayed"]))
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_machines_of_two_ranks_train_as_two_replicas_and_send_the_model_once(
     sites: Scenes, kind: str, delayed: str
@@ -333,6 +338,7 @@ def loading(tmp_path_factory: pytest.TempPathFactory) -> ranks.Results:
     return ranks.perform("tests.process.scenes_outer", 4, folder, LOADED_INSIDE)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("scene", LOADED_INSIDE)
 def test_machines_go_on_from_what_all_ranks_load_and_hear_of_one_that_loads_alone(
     loading: ranks.Results, scene: str
@@ -371,6 +377,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
         return folder, dict(zip(DEATHS, heard, strict=True))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("name", DEATHS)
 def test_a_rank_that_dies_is_named_to_the_others(deaths: tuple[Path, dict[str, Any]], name: str) -> None:
     told = deaths[1][name]
@@ -378,6 +385,7 @@ def test_a_rank_that_dies_is_named_to_the_others(deaths: tuple[Path, dict[str, A
     assert re.search(r"\[127\.0\.0\.1\]:\d+", told["text"]), "the peer's address"
 
 
+@pytest.mark.rest
 def test_what_the_dead_have_saved_goes_on_bit_for_bit(deaths: tuple[Path, dict[str, Any]]) -> None:
     after, alone = deaths[0] / "after", deaths[0] / "alone"
     after.mkdir()

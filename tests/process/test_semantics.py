@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
@@ -40,7 +41,7 @@ def test_join_that_divides_by_what_is_left_is_refused(world: Scenes) -> None:
     assert all("divide_by_initial_world_size" in text for text in value(world, "initial world size"))
 
 
-@pytest.mark.parametrize("scene", ["overflow, lossy", "overflow, dense"])
+@pytest.mark.parametrize("scene", rest(["overflow, lossy", "overflow, dense"], but=["overflow, lossy"]))
 def test_an_overflow_on_one_rank_is_skipped_by_every_scaler(world: Scenes, scene: str) -> None:
     found = value(world, scene)
     for each in found:
@@ -106,7 +107,7 @@ def test_a_model_that_nobody_holds_frees_its_memory(world: Scenes) -> None:
     assert value(world, "forgotten") == [True, True, True]
 
 
-@pytest.mark.parametrize("scene", ["explored", "explored from dense"])
+@pytest.mark.parametrize("scene", rest(["explored", "explored from dense"], but=["explored"]))
 def test_a_run_that_explored_is_one_that_did_not(world: Scenes, scene: str) -> None:
     for each in value(world, scene):
         assert each["same"]

@@ -9,6 +9,7 @@ import pytest
 from tests.device.scenes_resumed import PLACES
 from tests.process.scenes_sharded import DEAF, OF_SHARDS
 from tests.support.simulated import DEFAULT
+from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
@@ -40,7 +41,7 @@ NATIVE = {
 """By scene, how many steps were exchanged."""
 
 
-@pytest.mark.parametrize("scene", NATIVE)
+@pytest.mark.parametrize("scene", rest(NATIVE, but=["native", "native, no_sync"]))
 def test_dense_is_native_hsdp(world: Scenes, ranks: int, scene: str) -> None:
     # Two addends have no order. Three have, and what is accumulated without being sent is added up in another
     # one: a few roundings of values of about 1, in float32.
@@ -55,7 +56,7 @@ LEFT = {"int8": 0.8, "topk(ratio=0.1)": 0.9, "powersgd": 0.9, "gcomp": 0.8, "aut
 LEFT |= dict.fromkeys(OF_SHARDS, 0.9)
 
 
-@pytest.mark.parametrize("recipe", LEFT)
+@pytest.mark.parametrize("recipe", rest(LEFT, but=["int8"]))
 def test_recipes_learn_and_replicas_stay_identical(world: Scenes, recipe: str) -> None:
     for found in value(world, f"learns, {recipe}"):
         assert found["left"] < LEFT[recipe]
@@ -67,12 +68,12 @@ def test_two_planes_of_the_shard_are_remembered(world: Scenes) -> None:
     assert all(0.5 < found["memory"] < 1.05 for found in value(world, "learns, int8"))
 
 
-@pytest.mark.parametrize("scene", ["checkpointed", "checkpointed, reentrant"])
+@pytest.mark.parametrize("scene", rest(["checkpointed", "checkpointed, reentrant"], but=["checkpointed"]))
 def test_checkpoints_of_either_kind_change_nothing(world: Scenes, ranks: int, scene: str) -> None:
     assert value(world, scene) == [{"same": True, "steps": 4}] * ranks
 
 
-@pytest.mark.parametrize("scene", ["poisoned, dense", "poisoned, lossy"])
+@pytest.mark.parametrize("scene", rest(["poisoned, dense", "poisoned, lossy"], but=["poisoned, lossy"]))
 def test_a_nan_in_one_shard_stops_the_step_on_all_ranks(world: Scenes, ranks: int, scene: str) -> None:
     assert value(world, scene) == [{"nan": True, "kept": True, "step": 5, "alike": True}] * ranks
 
@@ -104,7 +105,7 @@ def test_the_mean_unsent_moves_between_shards_and_parameters(world: Scenes, rank
         assert found["step"] == 5
 
 
-@pytest.mark.parametrize("recipe", ["topk(ratio=0.1)", "powersgd", "onebit"])
+@pytest.mark.parametrize("recipe", rest(["topk(ratio=0.1)", "powersgd", "onebit"], but=["topk(ratio=0.1)"]))
 def test_a_dcp_checkpoint_is_read_by_shards_and_moves_to_other_replicas(
     world: Scenes, ranks: int, recipe: str
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_dcp_checkpoint_is_read_by_shards_and_moves_to_other_replicas(
         assert found["step"] == 3
 
 
+@pytest.mark.rest
 def test_what_is_left_in_folders_of_nodes_is_dropped_to_only_where_all_ranks_see_it(
     world: Scenes, ranks: int
 ) -> None:
@@ -129,6 +131,7 @@ def test_what_is_left_in_folders_of_nodes_is_dropped_to_only_where_all_ranks_see
         assert found["first node's"]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("way", ["own", "all", "mean", "folder", "dcp"])
 @pytest.mark.parametrize("change", ["frozen", "thawed"])
 def test_shards_that_fit_go_along_when_parameters_are_frozen_or_thawed(
@@ -150,6 +153,7 @@ def test_what_is_unsent_lands_in_the_shards(world: Scenes, ranks: int) -> None:
     assert value(world, "flushed") == [{"late": True, "alike": True}] * ranks
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("placed", PLACES)
 def test_hooks_of_shards_run_in_the_stream_of_their_reduction_and_nothing_races(
     world: Scenes, placed: str
@@ -163,6 +167,7 @@ def test_hooks_of_shards_run_in_the_stream_of_their_reduction_and_nothing_races(
         assert stream != DEFAULT
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("call", DEAF)
 def test_each_order_that_shards_rely_on_is_missed(world: Scenes, call: str) -> None:
     assert any(value(world, f"deaf to {call}")), "on some rank: it depends on when threads run"

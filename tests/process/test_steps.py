@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.process.scenes_steps import CALLED, CASE_RECIPES, CASES, RECIPES, WAYS
+from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
@@ -23,7 +24,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("source", ["ddp", "plain"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", rest(RECIPES, but=[TOPK]))
 def test_a_step_that_is_left_out_leaves_no_trace(world: Scenes, recipe: str, source: str, way: str) -> None:
     if recipe != TOPK and way not in ("clear", "say it"):
         return
@@ -52,7 +53,7 @@ def test_many_left_out_in_a_row_say_that_something_else_steps(world: Scenes) -> 
     assert "something other than an optimizer" in lines[1]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", rest(RECIPES, but=[TOPK]))
 def test_steps_of_another_optimizer_than_the_one_given_count(world: Scenes, recipe: str) -> None:
     given, found = value(world, f"the one given, {recipe}"), value(world, f"another optimizer, {recipe}")
     assert [each[:4] for each in found] == [each[:4] for each in given], "bit for bit, and one step left out"
@@ -157,6 +158,7 @@ def test_accumulated_passes_make_one_step(world: Scenes) -> None:
     assert value(world, "accumulation") == [[2, 3, 4]] * 2
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("recipe", ["dense", "covap"])
 def test_two_passes_per_step_train_every_element(world: Scenes, recipe: str) -> None:
     first, second = value(world, f"sharpness, {recipe}")
@@ -166,10 +168,11 @@ def test_two_passes_per_step_train_every_element(world: Scenes, recipe: str) -> 
     assert share == 1.0
 
 
-@pytest.mark.parametrize(("case", "recipe", "source"), CALLED)
+@pytest.mark.parametrize("called", rest(CALLED, but=CALLED[::12]))
 def test_a_step_that_is_left_out_is_recognised_however_the_model_is_called(
-    world: Scenes, case: str, recipe: str, source: str
+    world: Scenes, called: tuple[str, str, str]
 ) -> None:
+    case, recipe, source = called
     like = CASES[case].like or case
     never, found = (value(world, f"{each}, {recipe}, {source}") for each in (f"never: {like}", case))
     assert [each[:2] for each in found] == [each[:2] for each in never], "bit for bit, and in the same step"
@@ -185,9 +188,9 @@ def test_a_step_that_is_left_out_is_recognised_however_the_model_is_called(
     assert not any("no_sync" in line for each in found for line in each[3])
 
 
-@pytest.mark.parametrize("source", ["ddp", "plain"])
-@pytest.mark.parametrize("recipe", CASE_RECIPES)
-@pytest.mark.parametrize("form", ["a tensor", "none"])
+@pytest.mark.parametrize("source", rest(["ddp", "plain"], but=["ddp"]))
+@pytest.mark.parametrize("recipe", rest(CASE_RECIPES, but=["topk(ratio=0.05)"]))
+@pytest.mark.parametrize("form", rest(["a tensor", "none"], but=["none"]))
 def test_the_first_half_of_a_sharpness_aware_step_is_dropped(
     world: Scenes, form: str, recipe: str, source: str
 ) -> None:

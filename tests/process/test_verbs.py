@@ -20,6 +20,7 @@ def test_verbs_over_gloo(world: int, tmp_path: Path) -> None:
     value(Scenes("tests.process.scenes_verbs", world, tmp_path), "verbs")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("after", ["verbs", "exit"])
 def test_after_all_verbs_or_inside_a_callback_interpreters_end_in_good_order(
     after: str, tmp_path: Path

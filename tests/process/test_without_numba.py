@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.support.tiers import rest
+
 pytestmark = pytest.mark.process
 
 PROGRAM = """
@@ -69,7 +71,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("recipe", ["dense", "int8", "topk(ratio=0.5)"])
+@pytest.mark.parametrize("recipe", rest(["dense", "int8", "topk(ratio=0.5)"], but=["int8"]))
 def test_a_model_trains_and_its_user_is_told_once(recipe: str) -> None:
     command = [sys.executable, "-c", PROGRAM, recipe]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -217,15 +217,17 @@ def _leave(before: Counter[str]) -> str:
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
-    deadline_s = time.monotonic() + GRACE_S
+    deadline_s, pause_s = time.monotonic() + GRACE_S, 0.01
     while (after := _state()) != before:
         more, gone = after - (before | FOR_GOOD), before - after
         if not more and not gone:
             break
         if time.monotonic() > deadline_s:
             return f"left behind {sorted(more.elements())}, and taken away {sorted(gone.elements())}"
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s *= 2
         gc.collect()
+    gc.freeze()  # modules that scenes imported, caches: not to be gone through after each scene
     return ""
 
 
