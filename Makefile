@@ -10,7 +10,10 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c co
 TRITON := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),triton)
 # What starts processes of its own runs alone, the rest on all cores.
 ALONE := tests/faults tests/process tests/soak
-BESIDE := -n auto --maxprocesses 4 --dist loadfile tests/device tests/golden tests/house tests/laws tests/papers tests/unit
+CORES := -n auto --maxprocesses 4 --dist loadfile
+BESIDE := $(CORES) tests/device tests/golden tests/house tests/laws tests/papers tests/unit
+# Their tables are tried in a few rows, unless GRADWIRE_LAWS asks for more.
+TABLES := tests/device tests/laws tests/unit/exchange
 
 # Dozens of processes import the same modules, which would each compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,11 +44,12 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "not rest" $(BESIDE) $(ARGS)
 	$(BIN)/python -m pytest -m "not rest" $(ALONE) $(ARGS)
 
-# All tests. The others alone are `make test-rest`: those that carry `pytest.mark.rest`.
+# All tests. The others alone are `make test-rest`: those that carry `pytest.mark.rest`, and tables in more rows.
 test-all: test test-rest
 
 test-rest: $(STAMP)
-	$(BIN)/python -m pytest -m rest $(BESIDE) $(ARGS)
+	GRADWIRE_LAWS=sample $(BIN)/python -m pytest -m "not rest" $(CORES) $(TABLES) $(ARGS)
+	GRADWIRE_LAWS=sample $(BIN)/python -m pytest -m rest $(BESIDE) $(ARGS)
 	$(BIN)/python -m pytest -m rest $(ALONE) $(ARGS)
 
 test-full: $(STAMP)
