@@ -165,6 +165,7 @@ def run(block: Block) -> None:
     finally:
         os.chdir(before)
         logging.getLogger().handlers.clear()
+        names.clear()  # functions of the block's hold them, and the wire holds those
 
 
 SCENES = {str(block): partial(run, block) for block in blocks("python") if not block.not_run}
