@@ -18,23 +18,23 @@ from gradwire._api.report import Report
 from gradwire.checkpoint import state
 from gradwire.cli.main import app
 from gradwire.comm import Comm, run_ranks
-from tests.golden import steps
+from tests.golden import rounds
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.rig import Rig, gradients
 
 HERE = Path(__file__).parent / "shape"
 
 
-def rounds(name: str) -> list[str]:
+def lines(name: str) -> list[str]:
     """Lines that say what a recipe announces, on worlds of 1 to 4, in two sizes of units."""
-    lines = []
-    for setting in [setting for setting in steps.settings() if setting[0] == name]:
-        announced, _hashes = steps.run(*setting)
-        lines.append(steps.label(*setting))
+    found = []
+    for setting in [setting for setting in rounds.settings() if setting[0] == name]:
+        announced = rounds.announced(*setting)
+        found.append(rounds.label(*setting))
         for step, told in enumerate(announced):
             same = step > 0 and told == announced[step - 1]
-            lines.append(f"  step {step}: {'as before' if same else told}")
-    return lines
+            found.append(f"  step {step}: {'as before' if same else told}")
+    return found
 
 
 def surface() -> dict[str, Any]:
@@ -73,10 +73,10 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-@pytest.mark.parametrize("name", steps.NAMES)
+@pytest.mark.parametrize("name", rounds.NAMES)
 def test_rounds_are_announced_as_they_were(name: str) -> None:
     written = (HERE / "rounds.txt").read_text(encoding="utf-8")
-    assert "\n".join(rounds(name)) + "\n" in written
+    assert "\n".join(lines(name)) + "\n" in written
 
 
 def test_reports_commands_and_checkpoints_have_the_keys_they_had() -> None:
@@ -86,7 +86,7 @@ def test_reports_commands_and_checkpoints_have_the_keys_they_had() -> None:
 def main() -> None:
     """Write both files anew."""
     HERE.mkdir(exist_ok=True)
-    told = [line for name in steps.NAMES for line in rounds(name)]
+    told = [line for name in rounds.NAMES for line in lines(name)]
     (HERE / "rounds.txt").write_text("\n".join(told) + "\n", encoding="utf-8")
     (HERE / "surface.json").write_text(json.dumps(surface(), indent=1) + "\n", encoding="utf-8")
 

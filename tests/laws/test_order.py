@@ -8,7 +8,7 @@ import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import GradwireError
-from tests.golden.steps import BY_THE_CLOCK, Announcing
+from tests.golden.rounds import NAMES, Announcing
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, kind
 from tests.support.rig import SHUFFLED, Outcome, Rig, gradients
@@ -34,7 +34,7 @@ def _outcomes(name: str, mixed: bool) -> list[list[tuple[Outcome, list[str]]]]:
     return run_ranks(WORLD, rank)
 
 
-@looped("name", [name for name in EVERY_RECIPE if name not in BY_THE_CLOCK], by=kind, few=1)
+@looped("name", NAMES, by=kind, few=1)
 def test_the_order_of_arrival_changes_neither_collectives_nor_numbers(name: str) -> None:
     # Threads as ranks raise where two of them issue different collectives.
     expected = _outcomes(name, mixed=False)[0]
