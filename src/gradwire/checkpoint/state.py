@@ -299,10 +299,7 @@ def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
             lane.kept.put(kind, name, tensor.detach().to(lane.x.device, copy=True))
     for lane in layout.lanes:
         lane.kept.commit()
-    owing = any(lane.committed[UNSENT].any() for lane in layout.lanes if UNSENT in lane.committed)
-    here = engine.layout_to_run(layout, owing=owing)
-    if here is not layout:
-        here.take_over(layout)
+    here = engine.remembering(layout)
     facts = {
         "step": str(state["step"]),
         "plan": str(state["plan"]),

@@ -145,9 +145,17 @@ class Engine:
 
     def successor(self, composition: Composition) -> Snapshot:
         """`composition`, `prepared` with the memory of what runs now."""
-        layout = self.layout_to_run(self.layout_of(composition))
+        layout = self.layout_of(composition)
         layout.take_over(self.layout)
-        return self.prepared(layout)
+        return self.prepared(self.remembering(layout))
+
+    def remembering(self, asked: Layout) -> Layout:
+        """`layout_to_run`, with the memory that `asked` has. On a rank alone the next step sends all of it."""
+        owing = any(bool(lane.committed[UNSENT].any()) for lane in asked.lanes if UNSENT in lane.committed)
+        here = self.layout_to_run(asked, owing=owing)
+        if here is not asked:
+            here.take_over(asked)
+        return here
 
     def retired(self) -> Snapshot:
         """Plain all-reduce, whatever the policy, `prepared` without any memory."""

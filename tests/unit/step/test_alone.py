@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire._api.switch import switch
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import GradwireWarning
+from gradwire.memory import UNSENT
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
 from tests.support.rig import NAMES, Rig, flat, gradients
 from tests.support.states import own_state
@@ -287,3 +289,25 @@ def test_a_flush_hands_over_what_is_owed() -> None:
     assert not any(grad.any() for name, grad in handed.items() if grad is not None and name != "0.weight")
     assert not flat(own_state(wire)["memory"]).any()
     wire.detach()
+
+
+def test_after_a_switch_to_what_only_compresses_the_next_gradient_takes_all_that_is_owed() -> None:
+    def rank(comm: Comm) -> None:
+        rig = _alone(comm, MORE["dgc, momentum"])
+        for step in range(3):
+            rig.step(gradients(0, step))
+        owed = {
+            name: rig.engine.layout.memory(name).clone() for name in NAMES if name in rig.engine.layout.slots
+        }
+        assert any(bool(each.any()) for each in owed.values())
+        switch(rig.engine, "topk(ratio=0.1)", lambda _layout: None)
+        grads = gradients(0, 3)
+        mean = rig.step(grads).mean
+        for name in NAMES:
+            expected = grads[name].float().flatten()
+            if name in owed:
+                expected = expected + owed[name]
+            assert torch.equal(mean[name].flatten(), expected)
+        assert not any(lane.committed[UNSENT].any() for lane in rig.engine.layout.lanes)
+
+    run_ranks(1, rank)
