@@ -1,4 +1,4 @@
-"""Published times in ms of "Flexible communication …" (Tyagi, Swany 2024), 8 ranks.
+"""Published times in ms of "Flexible communication …" (Tyagi, Swany 2023), 8 ranks.
 
 Table II: top-k (compression and all-gather) against a dense ring all-reduce. The cell of the ring at 10^9
 elements, 10 ms and 10 Gbit/s is lost in the text. Table VI: communication alone, 1 ms; sizes of the gradients

@@ -1,4 +1,4 @@
-"""The ratio by NSGA-II through pymoo, as in "Flexible communication …" (Tyagi, Swany 2024, section 3-E).
+"""The ratio by NSGA-II through pymoo, as in "Flexible communication …" (Tyagi, Swany 2023, section 3-E).
 
 Beside the exact sweep of `gradwire.planning.ratio`. The ratio is searched on a logarithmic scale.
 """

@@ -1,4 +1,4 @@
-"""The cost model against the times that "Flexible communication …" (Tyagi, Swany 2024) reports."""
+"""The cost model against the times that "Flexible communication …" (Tyagi, Swany 2023) reports."""
 
 from __future__ import annotations
 

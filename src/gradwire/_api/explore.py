@@ -1,4 +1,4 @@
-"""Try recipes on real steps and put everything back (Tyagi and Swany 2024, section 3-E).
+"""Try recipes on real steps and put everything back (Tyagi and Swany 2023, section 3-E).
 
 Differences from the paper: the checkpoint stays in memory and covers generators, gradients and scaler, too.
 So a run that explored is the same, bit for bit, as one that did not. A hook cannot rewind a user's loop, so

@@ -190,7 +190,7 @@ def strides(world: int) -> tuple[int, ...]:
 def tree_all_reduce(tensor: Tensor, peers: Peers) -> None:
     """Sum `tensor` over all ranks, in place: a binomial tree adds up towards rank 0, then hands the sum down.
 
-    Tyagi and Swany 2024, "Flexible communication …", table I: 2α·log N + 2·log N·Mβ. Rank 0 sends log N·M
+    Tyagi and Swany 2023, "Flexible communication …", table I: 2α·log N + 2·log N·Mβ. Rank 0 sends log N·M
     and receives as much, a leaf sends and receives M. Nothing is pipelined (NCCL's tree is), so large
     payloads take log N times as long as they must. Ranks that add take as much memory beside the tensor.
 
@@ -225,7 +225,7 @@ def _tree_broadcast(flat: Tensor, peers: Peers) -> None:
 def star_all_reduce(tensor: Tensor, peers: Peers) -> None:
     """Sum `tensor` over all ranks, in place: rank 0 is the parameter server, and trains as all others do.
 
-    Li et al. 2014; Tyagi and Swany 2024, "Flexible communication …", table I: 2α + 2(N-1)Mβ, because the
+    Li et al. 2014; Tyagi and Swany 2023, "Flexible communication …", table I: 2α + 2(N-1)Mβ, because the
     server's link carries every rank's payload, both ways. The server takes N-1 times the tensor's memory
     beside it.
 

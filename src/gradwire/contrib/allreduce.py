@@ -1,7 +1,7 @@
 """allreduce: every value by an all-reduce of our own: ring, tree, or a parameter server (star). It compresses
 nothing, and shows what an algorithm costs by itself.
 
-Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
+Tyagi and Swany 2023, "Flexible communication for optimal distributed learning over unpredictable networks",
 table I, for the costs; Li et al. 2014, "Scaling distributed machine learning with the parameter server",
 for the star. The algorithms are in `gradwire.comm.hops`.
 

@@ -3,7 +3,7 @@ that layers with small gradients are heard.
 
 Aji and Heafield 2017, "Sparse communication for distributed gradient descent"; compared with in Shi et al.
 2019, "A distributed synchronous SGD algorithm with global top-k sparsification", and in Tyagi and Swany
-2024, "Flexible communication for optimal distributed learning over unpredictable networks", section 2-C3, who
+2023, "Flexible communication for optimal distributed learning over unpredictable networks", section 2-C3, who
 find that with non-uniform layers a choice over the whole gradient loses less.
 
 Differences from the papers:

@@ -1,6 +1,6 @@
 """Chooses a ratio and a collective, again whenever the link or the gradient changes.
 
-Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
+Tyagi and Swany 2023, "Flexible communication for optimal distributed learning over unpredictable networks",
 sections 3-D and 3-E. Differences from the paper: the link is what the steps' own collectives find, and
 has changed when their times leave it by more than they vary (`gradwire.planning.change_detection`); the gain
 of all candidates comes from one histogram of the live gradient and not from ten iterations of each; where one

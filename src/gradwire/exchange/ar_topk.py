@@ -1,6 +1,6 @@
 """AR-Topk: one rank's top-k indices for all ranks, values by an all-reduce of a chosen algorithm.
 
-Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
+Tyagi and Swany 2023, "Flexible communication for optimal distributed learning over unpredictable networks",
 algorithm 1. The leader is each rank in turn, the one with the largest variance, or whichever serves better.
 Section 3-B leaves the choice between the first two to the user; to switch by what is observed is the paper's
 future work (section 5). Here the *gain* decides: how much of what all ranks have they send, (Σ‖sent‖/Σ‖x‖)².

@@ -14,7 +14,7 @@ classes' medians gives latency and bandwidth as in `gradwire.measure.probe`. A c
 line, by more than they vary (`gradwire.planning.change_detection`), is a change; the new line goes through
 the steps that have shown it, at first six.
 
-It replaces iperf and traceroute beside the training (Tyagi and Swany 2024, "Flexible communication",
+It replaces iperf and traceroute beside the training (Tyagi and Swany 2023, "Flexible communication",
 section 3-E), which send traffic of their own and measure single connections.
 """
 

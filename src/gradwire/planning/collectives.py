@@ -2,7 +2,7 @@
 
 Every algorithm costs (messages)·α + (volume)·M·β seconds for a payload of M bytes that each rank hands
 in; both factors depend on the world alone, so that α and β can be read off two measured sizes. The
-formulas are those of "Flexible communication …" (Tyagi, Swany 2024, table I) where it has them, else
+formulas are those of "Flexible communication …" (Tyagi, Swany 2023, table I) where it has them, else
 counted from the algorithm.
 
 Differences from the paper: a tree over N ranks has ⌈log2 N⌉ levels; a shift, an all-to-all, the

@@ -1,4 +1,4 @@
-"""Chooses the ratio and its collectives, as "Flexible communication …" (Tyagi, Swany 2024) does.
+"""Chooses the ratio and its collectives, as "Flexible communication …" (Tyagi, Swany 2023) does.
 
 Section 3-E, equation 6 minimises compression time, communication time and 1/gain together, and takes the
 knee point of the Pareto front. Compression gain is ‖sent‖²/‖x‖² (GraVAC, Tyagi and Swany 2023; section 2-C).

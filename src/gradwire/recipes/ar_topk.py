@@ -1,6 +1,6 @@
 """star_topk, var_topk, ar_topk: the indices of one rank's top-k for all ranks, values by all-reduce.
 
-Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
+Tyagi and Swany 2023, "Flexible communication for optimal distributed learning over unpredictable networks",
 section 3. Differences from the paper: see `gradwire.exchange.ar_topk`; vectors and tiny tensors travel
 densely beside what is fused; a tree is not pipelined; `ar_topk` chooses between the paper's two elections.
 """
@@ -22,7 +22,7 @@ def star_topk(
     """The top-k places of a leader in turn for all ranks, with error feedback: traffic constant in the world.
 
     Travels: one rank's choice of places once, and all ranks' values there.
-    Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", STAR-Topk.
+    Paper: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning", STAR-Topk.
     Use when: the ranks' data are alike, the network is 2 to 10 times too slow, and one choice for the whole
         gradient should beat overlap (fused=False cuts it). Each rank leads in one of N steps; the paper
         expects that choices get stale on very many ranks.
@@ -37,7 +37,7 @@ def var_topk(
     """The top-k places of the rank whose top-k is largest for all ranks, with error feedback.
 
     Travels: a norm per rank, one rank's choice of places, and all ranks' values there.
-    Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", VAR-Topk.
+    Paper: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning", VAR-Topk.
     Use when: ranks' gradients differ in size, as on skewed shards, or (the paper's conjecture) ranks are very
         many; all ranks choose, and a round more.
     """
@@ -55,7 +55,7 @@ def ar_topk(
     """star_topk or var_topk in turn: the one that has lately sent the larger share of the gradient.
 
     Travels: one rank's choice of places, all ranks' values there, and what share they are.
-    Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning", section 5:
+    Paper: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning", section 5:
         future work there, by test performance; here by the gain.
     Use when: it is unknown whether the ranks' gradients differ in size, or that changes.
     """

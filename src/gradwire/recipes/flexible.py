@@ -1,6 +1,6 @@
 """flexible: AR-Topk's ratio and collective, chosen again whenever the link or the gradient changes.
 
-Tyagi and Swany 2024, "Flexible communication for optimal distributed learning over unpredictable networks",
+Tyagi and Swany 2023, "Flexible communication for optimal distributed learning over unpredictable networks",
 sections 3-D and 3-E. Differences from the paper:
 
 - By default the ratio with the most gain per second is taken, not a knee (`rule`), and a change of the gain
@@ -62,7 +62,7 @@ def flexible(
     """Top-k of a ratio and by a collective that follow the link and the gradient while training goes on.
 
     Travels: the places of one rank's choice and all ranks' values there, or each rank's own of both.
-    Paper: Tyagi and Swany 2024, "Flexible communication for optimal distributed learning".
+    Paper: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning".
     Use when: the network's latency or bandwidth changes while training, as in a shared cloud or at the edge.
 
     Candidate ratios go from `high` by the `factor` down to `low`; by default they are the paper's five.

@@ -22,7 +22,7 @@ def leader_topk(
     """One leader's top-k for all ranks with error feedback: traffic constant in the world.
 
     Travels: one rank's choice of places once, and all ranks' values there.
-    Paper: Chen et al. 2020, "ScaleCom", section 2; Tyagi and Swany 2024, AR-Topk.
+    Paper: Chen et al. 2020, "ScaleCom", section 2; Tyagi and Swany 2023, AR-Topk.
     Use when: the network is more than 3 times too slow, on any number of ranks.
     """
     memory = LowPass(beta) if beta != 1.0 else Residual()
