@@ -20,7 +20,7 @@ counted in runs of their own, so that trees can be compared by number, sizes and
     python benchmarks/host_time.py [--src OTHER/src] [--recipes "dense;int4"] [--many 6000] [--processes 7]
         [--quick] [--json PATH]
 
-By default it takes about ten minutes on two cores that do nothing else, and twice that with `--src`.
+By default it should take some ten minutes on two cores that do nothing else, up to twice that with `--src`.
 """
 
 import argparse
@@ -94,9 +94,6 @@ class Seat(NamedTuple):
 
 Turns = Mapping[str, Sequence[float]]
 """Milliseconds per step of the turns of one set of processes, by seat."""
-
-
-# -- ranks, and the process from which they are forked
 
 
 def model_of(shape: Shape, rank: int) -> tuple[Any, Any]:
@@ -286,9 +283,6 @@ def serve() -> None:
         print(MARK + json.dumps(answers), flush=True)
 
 
-# -- turns
-
-
 class Trees:
     """A process for each tree, from which its ranks are forked."""
 
@@ -344,9 +338,6 @@ def timed(seats: Sequence[Seat], number: int, turns: int, steps: int) -> dict[st
             for seat in mixed(list(seats), number * turns + turn):
                 found[str(seat)].append(fmean(each["ms"] for each in trees.ask(seat, steps=steps)))
     return found
-
-
-# -- figures
 
 
 class Figure(NamedTuple):
@@ -501,9 +492,6 @@ def what_is_left(some: Sequence[Contestant], shapes: Sequence[Shape], processes:
             ms = [figure(values).text(2) for values in (before, here)]
             rows.append([f"`{each.name}`", str(shape), *ms, left.text(2)])
     return table(["contestant", "model", "over DDP, other tree: ms", "here: ms", "share left"], rows)
-
-
-# -- command
 
 
 def contestants(recipes: Sequence[str], other: Path | None, many: bool) -> list[Contestant]:
