@@ -150,7 +150,7 @@ class Engine:
         return self.prepared(self.remembering(layout))
 
     def remembering(self, asked: Layout) -> Layout:
-        """`layout_to_run`, with the memory that `asked` has. On a rank alone the next step sends all of it."""
+        """`layout_to_run`, with the memory of `asked`. On a rank alone the next step sends all of it."""
         owing = any(bool(lane.committed[UNSENT].any()) for lane in asked.lanes if UNSENT in lane.committed)
         here = self.layout_to_run(asked, owing=owing)
         if here is not asked:
