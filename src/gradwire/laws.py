@@ -82,7 +82,7 @@ class Lawful(Protocol):
 
 
 def phase_of(part: Lawful, ctx: ExchangeContext) -> Hashable | None:
-    """The phase that a selector, codec or exchange is in: in all steps of one, the same travels of a unit.
+    """The phase of a selector, codec or exchange. In all steps of a phase, a unit's collectives are the same.
 
     So `count`, `payload` and `rounds` return what they did in an earlier step of the phase, in which nothing
     else of the context has changed than the step, what is unsent and what is kept. What promises
@@ -103,7 +103,7 @@ def phase_of(part: Lawful, ctx: ExchangeContext) -> Hashable | None:
 
 
 def joint_phase(*phases: Hashable | None) -> Hashable | None:
-    """The phase of what is in several phases at once; `None` if one of them is."""
+    """The phase of something that has several parts with phases; `None` if any of these is `None`."""
     return None if None in phases else phases
 
 

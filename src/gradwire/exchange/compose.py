@@ -133,7 +133,7 @@ class Scheme:
         )
 
     def phase(self, ctx: ExchangeContext) -> Hashable | None:
-        """Those of the schedule and of what runs."""
+        """The phases of the schedule and of the exchange that runs."""
         now = self.schedule.now(self.aggregation, ctx)
         return joint_phase(self.schedule.phase(ctx), () if now is None else phase_of(now, ctx))
 

@@ -133,7 +133,7 @@ class Leader:
         return Laws(
             contractive=laws.contractive,
             stays_on_device=laws.stays_on_device,
-            fixed_rounds=laws.fixed_rounds,  # whoever leads: all add to the indices
+            fixed_rounds=laws.fixed_rounds,  # all ranks add to the indices, not the leader alone
         )
 
     def phase(self, ctx: ExchangeContext) -> Hashable | None:

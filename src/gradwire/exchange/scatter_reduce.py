@@ -80,15 +80,19 @@ class ScatterReduce:
         """
         if x.dtype in (torch.float16, torch.bfloat16):
             return self._start_wide(x, mean, comm, ctx)
-        segments = ctx.once(self._segments, x.numel(), x.dtype)
-        issued: list[tuple[Tensor, Pending]] = []
+        phase = phase_of(self, ctx)  # payloads may have another size in the next one
+        if phase is None:
+            segments = self._segments(ctx, x.numel(), x.dtype)
+        else:
+            segments = ctx.once(self._segments, x.numel(), x.dtype, phase)
+        issued: list[tuple[Tensor, Tensor, Pending]] = []
         try:
             for segment in segments:
                 rows = x.new_empty(comm.world, segment.size, dtype=segment.dtype)
                 segment.coder.encode(x[segment.here], rows, ctx)
                 received = torch.empty_like(rows)
-                issued.append((received, comm.all_to_all(received, rows)))
-            for segment, (received, pending) in zip(segments, list(issued), strict=True):
+                issued.append((rows, received, comm.all_to_all(received, rows)))
+            for segment, (_rows, received, pending) in zip(segments, list(issued), strict=True):
                 pending.wait()
                 shard = segment.owned_by(comm.rank)
                 own = mean[shard].zero_()
@@ -97,15 +101,15 @@ class ScatterReduce:
                 if self.second_stage:
                     x[shard].add_(own, alpha=comm.world)
                 means = torch.empty_like(received)
-                issued.append((means, comm.all_gather(means, payload)))
+                issued.append((payload, means, comm.all_gather(means, payload)))
         except BaseException:
             # Buffers must outlive collectives in flight; peers issue all of them even if this rank fails.
-            for _buffer, pending in issued:
+            for _sent, _received, pending in issued:
                 pending.wait()
             raise
 
         def finish() -> None:
-            for segment, (means, pending) in zip(segments, issued[len(segments) :], strict=True):
+            for segment, (_sent, means, pending) in zip(segments, issued[len(segments) :], strict=True):
                 pending.wait()
                 segment.coder.add(means, mean[segment.here].zero_(), ctx)
 
@@ -123,8 +127,10 @@ class ScatterReduce:
 
         return finish
 
-    def _segments(self, ctx: ExchangeContext, numel: int, dtype: torch.dtype) -> tuple[Segment, ...]:
-        """The pieces in which a unit travels, with their shards and how these are coded."""
+    def _segments(
+        self, ctx: ExchangeContext, numel: int, dtype: torch.dtype, _phase: Hashable = None
+    ) -> tuple[Segment, ...]:
+        """The pieces in which a unit travels in a phase, with their shards and how these are coded."""
         bounds = _bounds(numel, self.segment or ctx.granularity.segment)
         in_rows, segments = getattr(self.codec, "in_rows", None), []
         pieces = zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True)

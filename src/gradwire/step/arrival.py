@@ -56,7 +56,7 @@ class DirectRun:
 
     def plan(self, dtype: torch.dtype) -> ExchangePlan:
         """The plan of its exchange, in a bucket of `dtype`."""
-        if self._plan is None:
+        if self._plan is None or self._plan.dtype != dtype:
             self._plan = ExchangePlan(labelled(self.names), self.exchange, sum(self.sizes), dtype)
         return self._plan
 

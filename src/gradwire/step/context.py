@@ -232,7 +232,7 @@ class ExchangeContext:
     constants: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def keeping(self, constants: dict[Hashable, Any]) -> ExchangeContext:
-        """This context, whose `once` keeps its values in `constants`: those of its unit, in every step.
+        """Let `once` keep its values in `constants`, which belong to the unit; changes the context in place.
 
         A context that is derived from it (`dataclasses.replace`) keeps its values by itself.
         """
@@ -242,7 +242,8 @@ class ExchangeContext:
     def once(self, make: Callable[..., T], *of: Hashable) -> T:
         """`make(self, *of)`, computed once for this unit and kept while the recipe runs.
 
-        It may depend on the unit, the rank and the world, and on nothing that changes from step to step.
+        It may depend on the unit's parts, the rank and the world, and on nothing that changes from step to
+        step. An exchange without lane has another number as its unit where buckets come in another order.
 
         >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=4)
         >>> def share(ctx, numel):

@@ -60,7 +60,7 @@ class ExchangePlan:
         phase = () if self._is_fixed else phase_of(self.exchange, ctx)
         if phase is None:
             return self._asked(ctx, checked=checked)
-        key = ctx.unit, phase
+        key = ctx.unit, ctx.world, checked, phase
         found = self._by_phase.get(key)
         if found is None:
             if len(self._by_phase) >= MOST_PHASES:

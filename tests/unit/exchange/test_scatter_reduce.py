@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from gradwire.comm import ThreadComm, owe_zeros, run_ranks
 from gradwire.contrib.truncate import upper_bits
 from gradwire.exchange.base import run
 from gradwire.exchange.scatter_reduce import parts_within, scatter_reduce, shards_of
+from gradwire.laws import Laws
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext, Part
 from tests.support.gradients import generator
@@ -127,3 +130,43 @@ def test_whoever_fails_in_a_later_segment_still_pays_what_the_others_expect() ->
         return "done"
 
     assert run_ranks(2, body) == ["done", "paid"]
+
+
+@dataclass(frozen=True)
+class Padded(Raw):
+    """As many zeros behind the elements as there have been steps; `phase` may say in which step it is."""
+
+    laws = Laws(lossless=True, contractive=True)
+
+    def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
+        return numel + abs(2 - ctx.step), dtype
+
+    def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        payload = torch.zeros(self.payload(x.numel(), x.dtype, ctx)[0], dtype=x.dtype)
+        payload[: x.numel()] = super().take(x, ctx)
+        return payload
+
+    def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
+        out.add_(payload[: out.numel()], alpha=weight)
+
+
+class Phased(Padded):
+    def phase(self, ctx: ExchangeContext) -> int:
+        return ctx.step
+
+
+@looped("codec", [Padded(), Phased()])
+def test_a_codec_whose_payloads_change_from_step_to_step_sends_what_was_announced(codec: Codec) -> None:
+    exchange = scatter_reduce(codec, segment=4)
+
+    def body(comm: ThreadComm) -> None:
+        constants: dict[Hashable, Any] = {}
+        for number in range(5):
+            metered = MeteredComm(comm)
+            ctx = ExchangeContext(number, 0, comm.rank, comm.world).keeping(constants)
+            x, mean = torch.full((10,), comm.rank + number + 0.0), torch.empty(10)
+            run(exchange, x, mean, metered, ctx)
+            assert tuple(metered.rounds) == exchange.rounds(10, torch.float32, ctx)
+            assert mean.tolist() == [number + 0.5] * 10
+
+    run_ranks(2, body)
