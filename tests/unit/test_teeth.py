@@ -141,6 +141,7 @@ def test_a_fault_is_killed_by_the_test_that_fails() -> None:
     assert (verdict.state, verdict.tier, verdict.by) == ("killed", "test", MIXES)
 
 
+@pytest.mark.rest
 def test_a_hang_is_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "HANGS_S", 2.0)
     fault = _with("if self.beta < 1.0:", "while self.beta < 1.0:")
@@ -148,6 +149,7 @@ def test_a_hang_is_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (verdict.state, verdict.by) == ("killed", MIXES)
 
 
+@pytest.mark.rest
 def test_what_no_test_notices_survives() -> None:
     verdict = judging.judged(_with("if self.beta < 1.0:", "if self.beta != 1.0:"), [_item()], smoke=True)
     assert (verdict.state, verdict.ran) == ("survived", 1)
@@ -166,6 +168,7 @@ def test_a_test_that_fails_once_has_failed_for_another_reason(monkeypatch: pytes
     assert ran == [["a", "b", "c"], ["b"], ["a", "c"]]
 
 
+@pytest.mark.rest
 def test_a_recording_says_which_tests_enter_a_function(tmp_path: Path) -> None:
     file = MIXES.partition("::")[0]
     [(_, tests, passed)] = recording.record([file], tmp_path)

@@ -34,6 +34,7 @@ def test_what_runs_others_starts_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.rest
 def test_all_that_is_public_is_there_on_first_use() -> None:
     code = (
         "import gradwire\n"

@@ -46,8 +46,8 @@ app(["warmup", "--recipe", sys.argv[1]])
 @pytest.mark.parametrize(
     ("recipe", "subjects"),
     [
-        ("topk(ratio=0.1)", {"chosen", "folding", "places", "topk"}),
-        ("covap", {"folding"}),  # whatever it will decide
+        pytest.param("topk(ratio=0.1)", {"chosen", "folding", "places", "topk"}, marks=pytest.mark.rest),
+        pytest.param("covap", {"folding"}, marks=pytest.mark.rest),  # whatever it will decide
         ("auto(late=2)", {"blocks", "chosen", "folding", "places", "topk"}),  # of all that it may choose
     ],
 )

@@ -59,6 +59,7 @@ def little_memory() -> Iterator[None]:
     assert peak_bytes() - before < MAY_GROW_BYTES
 
 
+@pytest.mark.rest
 def test_chosen_taken_and_put_back_beyond_31_bits(zeros: Tensor) -> None:
     with little_memory():
         scatter(zeros, PLACES, VALUES)
@@ -71,6 +72,7 @@ def test_chosen_taken_and_put_back_beyond_31_bits(zeros: Tensor) -> None:
         assert not zeros[PLACES].any()
 
 
+@pytest.mark.rest
 def test_signs_and_votes_beyond_31_bits(zeros: Tensor) -> None:
     blocks, groups = Blocks((N - 9, 9)), -(-(N - 9) // 64) + 1
     levels, packed = torch.empty(2, 1), torch.empty(blocks.bytes, dtype=torch.uint8)
@@ -116,6 +118,7 @@ def test_draws_equal_the_reference_beyond_31_bits() -> None:
     assert torch.equal(sample_indices(N, 50, 3), sample_indices.plain(N, 50, 3))
 
 
+@pytest.mark.rest
 def test_thresholds_and_chunks_beyond_31_bits(zeros: Tensor) -> None:
     with little_memory():
         add_at(zeros, PLACES, VALUES, 1.0)

@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 
 import gradwire
 from gradwire.errors import GradwireWarning
+from tests.support.tiers import rest
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own
 
@@ -76,7 +77,7 @@ def trained(
     return flat.numpy().tobytes(), counted, counters["frames"]["total"], counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("compiled", [called, set_as_attribute])
+@pytest.mark.parametrize("compiled", rest([called, set_as_attribute], but=[called]))
 @pytest.mark.parametrize("attach", [attached, outer])
 def test_a_compiled_step_counts_and_has_no_frame_of_ours(
     attach: Callable[[nn.Module, torch.optim.Optimizer], gradwire.Wire],
