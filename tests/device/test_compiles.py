@@ -20,6 +20,8 @@ pytest.importorskip("triton", reason="kernels for devices need Triton")
 
 from tests.device.calls import CALLS
 
+pytestmark = pytest.mark.rest
+
 Facts = Mapping[str, Any]
 # Kernels and calls that need no vectors: addresses are any, as where rows of an odd number of chunks begin,
 # or bytes few, such as candidates of a top-k.

@@ -70,6 +70,7 @@ def test_a_part_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]
     assert "--only='kernel': choose from versions, nccl" in capsys.readouterr().err
 
 
+@pytest.mark.rest
 def test_kernel_tests_run_interpreted_and_one_wrong_bit_fails_one_of_them() -> None:
     pytest.importorskip("triton", reason="kernels for devices need Triton")
     command = [sys.executable, "-m", "tests.gpu.run", "--interpret"]

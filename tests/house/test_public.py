@@ -11,6 +11,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.source import MODULES
 
 PROGRAM = """
@@ -85,6 +87,7 @@ json.dump({"found": found, "public": gradwire.__all__, "modules": modules}, sys.
 """
 
 
+@pytest.mark.rest
 def test_every_public_name_works_after_every_module_has_been_imported() -> None:
     importable = [module.name for module in MODULES if not module.name.endswith("__main__")]
     command = [sys.executable, "-c", PROGRAM, *importable]

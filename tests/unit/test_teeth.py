@@ -136,6 +136,7 @@ def _with(old: str, new: str) -> Fault:
     return Fault(MEMORY, f"{MEMORY}:LowPass.update", f"{old} → {new}", text.replace(old, new))
 
 
+@pytest.mark.rest
 def test_a_fault_is_killed_by_the_test_that_fails() -> None:
     verdict = judging.judged(_with("if self.beta < 1.0:", "if self.beta > 1.0:"), [_item()])
     assert (verdict.state, verdict.tier, verdict.by) == ("killed", "test", MIXES)

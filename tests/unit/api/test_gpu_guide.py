@@ -13,6 +13,8 @@ import gradwire
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.shapes import load
 
+pytestmark = pytest.mark.rest
+
 DOCS = Path(__file__).parents[3] / "docs"
 ONE, SEVERAL = DOCS / "where-it-runs.md", DOCS / "gpus.md"
 """The pages with the tables of machines with one GPU, and with eight."""

@@ -101,6 +101,7 @@ def kernels_of() -> dict[str, dict[str, list[str]]]:
     return found
 
 
+@pytest.mark.rest
 def test_steps_import_no_kernels_that_building_a_recipe_has_not(
     kernels_of: dict[str, dict[str, list[str]]],
 ) -> None:
@@ -117,6 +118,7 @@ def test_steps_import_no_kernels_that_building_a_recipe_has_not(
         ("topk(ratio=0.05)", {"chosen", "folding", "places", "topk"}),
     ],
 )
+@pytest.mark.rest
 def test_building_a_recipe_imports_its_own_kernels_only(
     text: str, subjects: set[str], kernels_of: dict[str, dict[str, list[str]]]
 ) -> None:

@@ -34,6 +34,7 @@ def described(name: str) -> list[dict[str, Any]]:
     return [describe(ENTRIES[name], world) for world in WORLDS]
 
 
+@pytest.mark.rest
 def test_the_guide_has_numbers_for_all_that_know_theirs_beforehand() -> None:
     # gcomp's depend on the gradient, flexible's on the link.
     fixed = {name for name in ENTRIES if described(name)[0]["rounds"] is not None}
@@ -41,6 +42,7 @@ def test_the_guide_has_numbers_for_all_that_know_theirs_beforehand() -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.rest
 def test_bytes_in_the_guide_are_those_that_the_command_describes(name: str) -> None:
     found = described(name)
     numbers = ", ".join(f"{each['wire_bytes_per_element']:.3g}" for each in found)
@@ -48,6 +50,7 @@ def test_bytes_in_the_guide_are_those_that_the_command_describes(name: str) -> N
 
 
 @pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.rest
 def test_rounds_in_the_guide_are_those_that_the_command_describes(name: str) -> None:
     found, said = [each["rounds"] for each in described(name)], NUMBERS[name][1]
     if segment := re.fullmatch(r"(\d) per segment", said):
