@@ -9,7 +9,6 @@ from tests.support.recipes import TRAINS
 from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
-# The first test waits for all scenes.
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
