@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.world import Scenes, value
+from tests.support.world import WORLD, Scenes, value
 
 pytestmark = pytest.mark.process
 
@@ -14,6 +14,7 @@ MODULE = "tests.process.scenes_world"
 
 
 def test_scenes_share_processes_and_neither_groups_nor_random_numbers(tmp_path: Path) -> None:
+    WORLD.end()  # or it might be renewed between these scenes
     two, three = Scenes(MODULE, 2, tmp_path), Scenes(MODULE, 3, tmp_path)
     first, second, third = value(two, "first"), value(three, "second"), value(two, "third")
     assert first == third

@@ -61,8 +61,8 @@ FOR_GOOD = Counter(
 
 
 MOST_SCENES = 25
-"""Scenes of a world. Groups of a few scenes live on: objects that a scene leaves hold them in cycles with threads. The
-threads of gloo that belong to them spin once other ranks have let go, and would take the cores in the end."""
+"""Scenes of a world. Groups of a few scenes live on, because objects that these leave hold them in cycles.
+gloo's threads of such a group spin once the other ranks have let go, and would take the cores in the end."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class World:
     def __init__(self) -> None:
         self._ranks: list[tuple[BaseProcess, Connection]] = []
         self._folder = Path()
-        self._port = self._number = 0
+        self._port = self._number = self._scenes = 0
 
     def play(self, order: Order) -> list[str] | str:
         """What a scene returned on each rank, as JSON; or in one text why there is no such thing."""
         while len(self._ranks) < order.ranks:
             self._start(len(self._ranks))
         found = self._played(order)
-        if isinstance(found, str) or self._number % MOST_SCENES == 0:
+        if isinstance(found, str) or self._scenes == MOST_SCENES:
             self.end()
         return found
 
@@ -130,7 +130,7 @@ class World:
         self._port = ours.recv()
 
     def _played(self, order: Order) -> list[str] | str:
-        self._number += 1
+        self._number, self._scenes = self._number + 1, self._scenes + 1
         numbered = replace(order, number=self._number)
         returned, failures = self._told(order.ranks, numbered)
         if not failures:  # no rank needs another one any more
@@ -163,7 +163,7 @@ class World:
         for process, connection in self._ranks:
             process.join()
             connection.close()
-        self._ranks = []
+        self._ranks, self._scenes = [], 0
         shutil.rmtree(self._folder, ignore_errors=True)
         atexit.unregister(self.end)
 
