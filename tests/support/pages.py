@@ -95,5 +95,5 @@ def literals_of(module: Module) -> Iterator[Block]:
 
 def commands(text: str) -> list[str]:
     """The commands of a block in the language "shell": without comments, continued lines joined."""
-    lines = re.sub(r"\\\n\s*", "", text).splitlines()
-    return [line.partition(" #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+    lines = (line.lstrip() for line in re.sub(r"\\\n\s*", "", text).splitlines())
+    return [line.partition(" #")[0].strip() for line in lines if line and not line.startswith("#")]
