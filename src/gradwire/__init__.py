@@ -14,7 +14,6 @@ from gradwire.version import __version__
 if TYPE_CHECKING:
     from gradwire import recipes
     from gradwire._api.attach import attach
-    from gradwire._api.explore import Trial, explore
     from gradwire._api.outer import OuterWire, outer
     from gradwire._api.plan import Plan, plan
     from gradwire._api.report import Report
@@ -36,7 +35,6 @@ else:
     _HOMES = {
         "gradwire._api.plan": ["Plan", "plan"],
         "gradwire._api.attach": ["attach"],
-        "gradwire._api.explore": ["Trial", "explore"],
         "gradwire.step.arena": ["ParameterSpec"],
         "gradwire.step.layout": ["by_size"],
         "gradwire._api.outer": ["OuterWire", "outer"],
@@ -82,13 +80,11 @@ __all__ = [
     "Report",
     "Simulation",
     "TransportError",
-    "Trial",
     "Wire",
     "WireError",
     "__version__",
     "attach",
     "by_size",
-    "explore",
     "outer",
     "plan",
     "recipe",

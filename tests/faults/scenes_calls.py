@@ -35,9 +35,8 @@ def _step(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, number
     train(ddp, optimizer, range(number, number + 1))
 
 
-def _calls(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, wire: gradwire.Wire) -> Any:
+def _calls(wire: gradwire.Wire) -> Any:
     state = wire.state_dict()
-    step = partial(_step, ddp, optimizer)
     folder = "nowhere"  # never used: no rank gets so far
     return {
         "save()": lambda: wire.save(folder),
@@ -47,7 +46,6 @@ def _calls(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, wire:
         "mean_state_dict()": wire.mean_state_dict,
         "load_state_dict(missing='refuse')": lambda: wire.load_state_dict(state),
         "diagnose()": wire.diagnose,
-        "explore()": lambda: gradwire.explore(wire, step, [0], ["int8"]),
     }
 
 
@@ -63,7 +61,7 @@ def _raised(call: Callable[[], object]) -> list[Any]:
 def different_calls() -> dict[str, Any]:
     """Every call on rank 0 against another one on rank 1; then training goes on."""
     ddp, optimizer, wire = _attached()
-    calls = _calls(ddp, optimizer, wire)
+    calls = _calls(wire)
     names = list(calls)
     said = {}
     for name, other in zip(names, [*names[1:], names[0]], strict=True):
@@ -75,7 +73,7 @@ def different_calls() -> dict[str, Any]:
 def call_against_step(name: str) -> list[Any]:
     """A call on rank 0, such as behind `if os.path.exists(file)`, while rank 1 trains on."""
     ddp, optimizer, wire = _attached()
-    call = _calls(ddp, optimizer, wire)[name]
+    call = _calls(wire)[name]
     before = digest(ddp)
     said = _raised(partial(_backward, ddp, optimizer) if dist.get_rank() else call)
     again = _raised(partial(_backward, ddp, optimizer))

@@ -362,21 +362,6 @@ def groups_are_lent_again() -> bool:
     return len(first) == 3 and groups() == first
 
 
-def explored() -> dict[str, Any]:
-    """Candidates are tried and leave no trace."""
-    ddp, optimizer, wire = _attached("topk(ratio=0.05)")
-    train(ddp, optimizer, range(3))
-    before, unsent = digest(ddp), own_state(wire)["memory"]
-
-    def step(number: int) -> None:
-        train(ddp, optimizer, range(number, number + 1))
-
-    trials = gradwire.explore(wire, step, [3, 4], ["topk(ratio=0.2)", "int8"])
-    after = own_state(wire)["memory"]
-    same_memory = all(torch.equal(unsent[name], each) for name, each in after.items())
-    return {"same": digest(ddp) == before and same_memory, "bytes": [each.wire_bytes for each in trials]}
-
-
 def uneven_batches() -> str:
     """Under `join()`, with one batch more on every second rank."""
     ddp, optimizer, _wire = _attached("int8", find_unused_parameters=True)
@@ -403,6 +388,5 @@ SCENES: dict[str, Callable[[], Any]] = {
     "other ways": told_in_other_ways,
     "refused": refused,
     "lent": groups_are_lent_again,
-    "explored": explored,
     "uneven": uneven_batches,
 }

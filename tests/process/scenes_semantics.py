@@ -259,67 +259,6 @@ def forgotten() -> bool:
     return False
 
 
-def explored(candidates: tuple[str, ...], own: str) -> dict[str, Any]:
-    """Training with and without an exploration half-way, and what that found."""
-    runs, trials = [], []
-    for explores in (False, True):
-        torch.manual_seed(3)
-        body = perceptron()
-        module = nn.Sequential(body[:2], nn.BatchNorm1d(64), nn.Dropout(0.3), body[2:])
-        ddp = DistributedDataParallel(module, bucket_cap_mb=0.01)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-        wire = gradwire.attach(ddp, optimizer, own)
-
-        def step(number: int) -> None:
-            train(ddp, optimizer, range(number, number + 1))  # noqa: B023
-            schedule.step()  # noqa: B023
-
-        torch.manual_seed(11 + dist.get_rank())
-        for number in range(4):
-            step(number)
-        if explores:
-            trials = gradwire.explore(wire, step, range(50, 53), candidates, also=[schedule])
-        for number in range(4, 8):
-            step(number)
-        state = own_state(wire)
-        momentum = [optimizer.state[p]["momentum_buffer"] for p in ddp.parameters()]
-        drawn = torch.rand(5)
-        runs.append([*ddp.parameters(), *ddp.buffers(), *momentum, *state["memory"].values(), drawn])
-    return {
-        "same": same(*runs),
-        "gains": [trial.gain for trial in trials],
-        "bytes": [trial.wire_bytes for trial in trials],
-        "timed": all(trial.step_s > 0 for trial in trials),
-    }
-
-
-def explored_without_optimizer() -> str:
-    """Whose state nobody could put back."""
-    ddp = DistributedDataParallel(perceptron())
-    optimizer = optimizer_of(ddp)
-    wire = gradwire.attach(ddp, recipe=LOSSY)
-    train(ddp, optimizer, range(3))
-    return _refusal(wire, ddp, optimizer)
-
-
-def _refusal(wire: gradwire.Wire, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> str:
-    """Why nothing can be explored now."""
-    try:
-        gradwire.explore(
-            wire, lambda number: train(ddp, optimizer, range(number, number + 1)), [1], ["dense"]
-        )
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def explored_too_early() -> str:
-    """Before DDP has rebuilt its buckets."""
-    ddp, optimizer, wire = _attached()
-    return _refusal(wire, ddp, optimizer)
-
-
 SCENES: dict[str, Callable[[], Any]] = {
     "uneven, ddp": partial(uneven, None, (4, 7, 2)),
     "uneven, dense": partial(uneven, "dense", (4, 7, 2)),
@@ -348,18 +287,4 @@ SCENES: dict[str, Callable[[], Any]] = {
     "detach with policy": partial(detach, {"*.bias": "topk(ratio=0.5)"}),
     "overlap off": overlap_off,
     "forgotten": forgotten,
-    "explored": partial(
-        explored,
-        (
-            "topk(ratio=0.3)",
-            "topk(ratio=0.03)",
-            "dgc(ratio=0.1, momentum=0)",
-            "leader_topk(ratio=0.1)",
-            "leader_topk(ratio=0.1, beta=0.1)",
-        ),
-        LOSSY,
-    ),
-    "explored from dense": partial(explored, ("int8", "covap(interval=2)", "powersgd"), "dense"),
-    "explored too early": explored_too_early,
-    "explored without optimizer": explored_without_optimizer,
 }

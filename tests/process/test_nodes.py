@@ -136,12 +136,5 @@ def test_groups_are_lent_to_the_next_model(four: Scenes) -> None:
     assert value(four, "lent") == [True] * 4
 
 
-def test_exploring_leaves_no_trace(four: Scenes) -> None:
-    found = value(four, "explored")
-    assert all(each["same"] for each in found)
-    assert found[0]["bytes"][0] < found[0]["bytes"][1]
-    assert all(each["bytes"] == found[0]["bytes"] for each in found)
-
-
 def test_ranks_may_have_different_numbers_of_batches(four: Scenes) -> None:
     assert len(set(value(four, "uneven"))) == 1

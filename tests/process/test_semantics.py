@@ -105,28 +105,3 @@ def test_exchanging_after_backward_changes_no_number(world: Scenes) -> None:
 
 def test_a_model_that_nobody_holds_frees_its_memory(world: Scenes) -> None:
     assert value(world, "forgotten") == [True, True, True]
-
-
-@pytest.mark.parametrize("scene", rest(["explored", "explored from dense"], but=["explored"]))
-def test_a_run_that_explored_is_one_that_did_not(world: Scenes, scene: str) -> None:
-    for each in value(world, scene):
-        assert each["same"]
-        assert each["timed"]
-
-
-def test_exploring_finds_what_is_gained_and_sent(world: Scenes) -> None:
-    found = value(world, "explored")
-    assert len({str(each["gains"]) for each in found}) == 1, "agreed by all ranks"
-    much, little, _, plain, filtered = found[0]["gains"]
-    assert 0 < little < much < 1
-    # A filter changes what is remembered of what is left, not how much is left.
-    assert abs(filtered - plain) < 0.1
-    assert found[0]["bytes"][0] > found[0]["bytes"][1] > 0
-
-
-def test_exploring_needs_the_optimizer(world: Scenes) -> None:
-    assert all("pass the optimizer to attach" in text for text in value(world, "explored without optimizer"))
-
-
-def test_exploring_needs_a_run_that_has_begun(world: Scenes) -> None:
-    assert all("two steps" in text for text in value(world, "explored too early"))

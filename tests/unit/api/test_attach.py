@@ -354,12 +354,6 @@ def test_a_contest_is_not_decided_but_what_never_ends_is(text: str, decided: boo
     assert gradwire.attach(_ddp(), recipe=text).settled == decided
 
 
-def test_an_exploration_of_nothing_is_refused() -> None:
-    wire = gradwire.attach(_ddp(), recipe="dense")
-    with pytest.raises(ValueError, match="0 candidates on 1 batches"):
-        gradwire.explore(wire, lambda _batch: None, [1], [])
-
-
 def test_a_flush_hands_over_what_is_unsent_and_keeps_momentum() -> None:
     ddp = _ddp()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
