@@ -24,6 +24,7 @@ from gradwire.placement import (
     Accelerator,
     CopyTransfer,
     HostDevice,
+    Inline,
     InPlaceTransfer,
     Placement,
     StagedComm,
@@ -35,7 +36,6 @@ from gradwire.placement import (
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
 from gradwire.sources.nodes.members import NodeTable
-from gradwire.step.environment import PlacementChoices
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker
 from tests.device.scenes_ordered import accelerators
@@ -298,102 +298,78 @@ def test_a_group_of_the_users_has_to_carry_tensors_on_the_cpu(
         gradwire.attach(ddp, process_group=group)
 
 
-SLOW, FAST = (CodecCost(Line(0.0, slope_s), Line(0.0, 0.0)) for slope_s in (1e-4, 1e-7))
+def _dense_is_slow(facts: Facts) -> Facts:
+    """`facts`, as if dense steps had been measured, and all-reduce took ten times as long as computing."""
+    numel = tuple(spec.numel for spec in specs())
+    known = BackwardTiming(0.0, tuple(0.01 * (number + 1) for number in range(len(numel))), numel, 0.1)
+    facts = replace(facts, backward_s=0.1, allreduce_s=1.0, gradient_bytes=4.0 * sum(numel))
+    return replace(facts, backward=known, network=Network(Link(1e-3, 3e-5)), codec=FAST, payloads=1.0)
 
 
-@pytest.mark.parametrize(
-    ("there", "here", "copied_s", "placement"),
-    [
-        (SLOW, FAST, 0.0, "host"),
-        (FAST, SLOW, 0.0, "stream"),
-        (FAST, FAST, 0.0, "stream"),  # no reason to move
-        (SLOW, FAST, 1e4, "stream"),  # 16 MiB in three hours
-    ],
-)
+FAST = CodecCost(Line(0.0, 1e-7), Line(0.0, 0.0))
+
+
 @pytest.mark.parametrize("asked", ["auto", "device"])
-def test_once_facts_are_there_codecs_run_where_a_step_is_predicted_to_be_shorter(
-    ddp: DistributedDataParallel,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    there: CodecCost,
-    here: CodecCost,
-    copied_s: float,
-    placement: str,
-    asked: Any,
+def test_each_recipe_runs_where_its_numbers_are_read_whatever_was_measured(
+    ddp: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch, asked: Any
 ) -> None:
-    device = on_a_device(monkeypatch, Near(), streams=True)
-    measured = []
+    on_a_device(monkeypatch, Near(), streams=True)
+    measured: list[object] = []
 
-    def cost(_exchange: object, _text: str, where: object, **_: object) -> CodecCost:
-        measured.append(where)
-        return there if where is device else here
+    def measure(exchange: object, **_: object) -> None:
+        measured.append(exchange)
+        raise AssertionError("no time decides where it runs")
 
-    monkeypatch.setattr("gradwire.control.placement_choice.codec_cost", cost)
-    monkeypatch.setattr("gradwire.control.placement_choice.copied_s", lambda _device: copied_s)
-    caplog.set_level("INFO", "gradwire")
+    monkeypatch.setattr("gradwire.measure.codec.measure_codec", measure)
     wire = gradwire.attach(ddp, recipe="int8", placement=asked)
     backward = wire.attached.backward
     numel = tuple(spec.numel for spec in backward.engine.specs)
     known = BackwardTiming(0.0, (0.5, 1.0), numel, 1.0)
     backward.engine.facts = Facts(1.0, 1.0, 2, known, Network(Link(alpha_s=1e-3, beta_s=1e-6)))
-    for text in ("topk(ratio=0.1)", "int8", "topk(ratio=0.1)", "dense"):
-        backward.call(lambda text=text: backward.engine.follow(gradwire.recipe(text).build()))
+    seen = []
+    for text in ("topk(ratio=0.1)", "threshold(threshold=0.01)", "int8", "dense"):
+        wire.switch(text)
         ddp(torch.ones(2, 64)).sum().backward()
-        report, is_open = wire.report(), asked == "auto" and text != "dense"
-        assert report.placement == (placement if is_open else "stream")
-        assert ("a step is predicted to take" in report.placement_why) == is_open
-    assert len(measured) == (4 if asked == "auto" else 0), "once by the same facts"
-    assert wire.report().step == 4
-    assert not [record for record in caplog.records if "reads numbers on the host" in record.message]
+        report = wire.report()
+        seen.append((report.placement, "need not read any number" in report.placement_why))
+    assert measured == []
+    assert seen == [("stream", True), ("host", False), ("stream", True), ("stream", True)]
 
 
-@pytest.mark.parametrize("asked", ["auto", "mergecomp(inner='int8')"])
-def test_what_may_run_is_timed_on_the_device_and_on_the_host_before_the_first_step(
-    asked: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("tried", "placed"), [("int8", "stream"), ("gcomp", "host")])
+def test_a_trial_of_auto_runs_where_its_numbers_are_read(
+    tried: str, placed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = defaultdict[int, list[str]](list)
-    """By thread: one is a rank."""
+    measured = defaultdict[int, list[bool]](list)
+    """By thread, one of which is a rank: whether a codec was timed on the host."""
 
-    def cost(_exchange: object, text: str, where: Any, **_: object) -> CodecCost:
-        name = text.partition("(")[0]
-        measured[threading.get_ident()].append(f"{name} on the {'host' if where.is_host else 'device'}")
+    def cost(_exchange: object, _text: str, where: Any, **_: object) -> CodecCost:
+        measured[threading.get_ident()].append(where.is_host)
         return FAST
 
-    def copied(_device: object) -> float:
-        measured[threading.get_ident()].append("copies")
-        return 1e-3
+    monkeypatch.setattr("gradwire.control.auto.codec_cost", cost)
+    monkeypatch.setattr("gradwire.control.controller.surveyed", lambda facts, *_: _dense_is_slow(facts))
+    monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {tried: 0.01})
+    monkeypatch.setattr(Step, "lasted_s", lambda step: 0.1 if tried in step.plan else 1.0)
 
-    def surveyed(facts: Facts, *_: object) -> Facts:  # dense is predicted to take what it takes
-        numel = tuple(spec.numel for spec in specs())
-        known = BackwardTiming(0.0, tuple(0.01 * (number + 1) for number in range(len(numel))), numel, 0.1)
-        facts = replace(facts, backward_s=0.1, allreduce_s=1.0, gradient_bytes=4.0 * sum(numel))
-        return replace(facts, backward=known, network=Network(Link(1e-3, 3e-5)), codec=FAST, payloads=1.0)
-
-    monkeypatch.setattr("gradwire.control.placement_choice.codec_cost", cost)
-    monkeypatch.setattr("gradwire.control.placement_choice.copied_s", copied)
-    monkeypatch.setattr("gradwire.control.controller.surveyed", surveyed)
-    monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {"int8": 0.01})
-    monkeypatch.setattr(Step, "lasted_s", lambda step: 0.1 if "int8" in step.plan else 1.0)
-
-    def rank(comm: ThreadComm) -> tuple[str, str]:
-        device, mine = Near(), measured[threading.get_ident()]
+    def rank(comm: ThreadComm) -> tuple[set[tuple[bool, str]], list[bool]]:
+        device, seen = Near(), set[tuple[bool, str]]()
         with device.using(device.new_stream()):
             rig = Rig(
-                comm, asked, place=lambda _post: stream(comm, comm, device),
-                alternative=host(comm, nothing, device), placement_choices=PlacementChoices(),
+                comm, "auto", place=lambda _post: stream(comm, comm, device),
+                alternative=host(comm, Inline(), device),
             )  # fmt: skip
-            assert mine == ["int8 on the device", "int8 on the host", "copies"]
             for step in range(40):
-                rig.step(gradients(comm.rank, step))
-                if not rig.engine.measuring:
+                where = rig.engine.env.placement.name
+                plan = rig.step(gradients(comm.rank, step)).step.plan
+                seen.add((tried in plan, where))
+                if tried in plan:
                     break
-            rig.step(gradients(comm.rank, 40))
-            assert len(mine) == 3, "nothing is timed in a step"
-            return rig.engine.layout.main.text, rig.engine.layout.main.placement_why
+            return seen, measured[threading.get_ident()]
 
-    for text, why in run_ranks(2, rank):
-        assert "int8" in text
-        assert "a step is predicted to take" in why
+    for seen, on_host in run_ranks(2, rank):
+        assert seen == {(False, "stream"), (True, placed)}
+        assert on_host == [False, placed == "host"], "dense, and the recipe on trial"
 
 
 def test_parameters_on_two_devices_are_refused(ddp: DistributedDataParallel) -> None:

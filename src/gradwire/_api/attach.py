@@ -41,7 +41,7 @@ from gradwire.sources.source import Source
 from gradwire.sources.steps import Skipped, Steps
 from gradwire.step.context import Replicas, Replicated, read_by
 from gradwire.step.engine import Engine
-from gradwire.step.environment import EngineEnvironment, PlacementChoices
+from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Policy, build, is_alone
 from gradwire.step.worker import Worker
 
@@ -103,9 +103,9 @@ def attach(
     - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies gradients to
       pinned memory and means back, and sends over gloo, whatever the model's own group is. "device" leaves
       them on the device: over NCCL nothing comes to the host, over gloo only payloads do. A recipe that reads
-      numbers on the host still runs there, and a warning says so. "auto" begins as "device". Once dense steps
-      have been measured, a recipe's codecs run where its step is predicted to be shorter. Gradients on the
-      CPU are never copied.
+      numbers on the host still runs there, and a warning says so. "auto" is the same rule. It follows from
+      the recipe alone, whenever one is installed, and no measured time changes it. Gradients on the CPU are
+      never copied.
     - `checksums`: every message that gradwire sends carries a checksum (`docs/training.md`). If bytes arrive
       damaged, `backward()` raises on all ranks, and the memory stays as it was. All-reduces then run as
       gradwire's own messages, hop by hop. It cannot be used with `placement="device"` on NCCL.
@@ -258,7 +258,6 @@ def _assemble(
     env = EngineEnvironment(
         placement,
         alternative=alternative,
-        placement_choices=PlacementChoices() if asked.placement == "auto" else None,
         policy=asked.policy,
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,

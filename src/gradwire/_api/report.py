@@ -46,7 +46,7 @@ class Report:
     - `predicted_step_s`: how long a whole step should take by the facts; `None` without facts. `step_s` is
       the median of the measured times. Both include all that precedes the backward pass.
     - `compile_s`: how long this rank compiled kernels within steps. `gradwire warmup` does that beforehand.
-    - `placement`: where memory and codecs are. `placement_why` says why, if there is more to say.
+    - `placement`: where memory and codecs are. On a device, `placement_why` says why.
     - `pinned_bytes`: host memory for copies, if gradients are on a device. `copied_s` is how long the device
       copied in the last step, both ways, beside its computation.
     - `per_node`: how many ranks add up inside their node first. `inside_bytes_per_step` are the bytes inside

@@ -69,11 +69,6 @@ class AutoController(WarmupController):
     def _made_ready(self, composition: Composition, layout: Layout) -> tuple[float, ...]:
         """Compile the kernels of a candidate; the four numbers of its codec's cost, infinite if unknown."""
         self.env.compile_for(layout)
-        if self.env.placement_choices is not None:
-            from gradwire.control.placement_choice import timed  # loaded where there is something to choose
-
-            if seconds := timed(composition, layout, self.env):
-                return seconds[:4]
         memory = self.env.for_layout(stays=layout.stays_on_device).placement.memory
         try:
             cost = codec_cost(composition.exchange, composition.text, memory, budget_s=_BUDGET_S)

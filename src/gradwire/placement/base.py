@@ -39,7 +39,7 @@ class Placement:
     other shards of a replica, and `everyone` over all for tensors that are where the memory is.
 
     `post` runs a function on the engine's thread. `device` computes the gradients; `transfer` carries them to
-    `memory`, where planes live and codecs run, and the means back. `why` is for the report.
+    `memory`, where planes live and codecs run, and the means back.
     """
 
     name: str
@@ -55,7 +55,6 @@ class Placement:
     nothing is waited for."""
     wait: Wait | None = None
     """How the thread that trains waits for a step's end, if it runs what is left to do itself."""
-    why: str = ""
     inside: Comm | None = None
     everyone: Comm | None = None
 

@@ -64,9 +64,7 @@ class Composition:
     composition, because checkpoints carry it; what `register` decorates need not give it. One that also runs
     on a rank `alone` hands the optimizer something else than gradients, such as signs. One with a `next`
     decision is dense: its steps are measured until the decision has what it needs. `table` are the recipes
-    among which it was chosen, for the report. One that could stay on a device is carried `by_host` where that
-    is predicted to be faster, and `placement_why` says by what. Rank 0 logs a `warning` when it begins to
-    run.
+    among which it was chosen, for the report. Rank 0 logs a `warning` when it begins to run.
     """
 
     exchange: Exchange
@@ -78,8 +76,6 @@ class Composition:
     alone: bool = False
     next: Decision | None = None
     table: tuple[ChoiceRow, ...] = ()
-    by_host: bool = False
-    placement_why: str = ""
     warning: str = ""
     whole_below: int = 0
 

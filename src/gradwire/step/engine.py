@@ -97,10 +97,6 @@ class Engine:
             # Whatever the facts will be, its codec is timed and then used.
             foreseen = self.layout_of(decision.about, META)
             env.compile_for(foreseen)
-            if env.placement_choices is not None:
-                from gradwire.control.placement_choice import timed  # loaded where there is a choice
-
-                timed(decision.about, foreseen, env)
         controller = controller_for(layout, env, self.watch, self._hear, self.layout_of, self.health)
         plan = layout.main.text if decision is None else None
         step, facts = (self.step, self.facts) if step is None else (step, None)
@@ -138,10 +134,7 @@ class Engine:
 
     def first_of(self, following: Composition) -> Composition | None:
         """The composition that runs first where `following` shall, by `handed_over`. A collective."""
-        from gradwire.control.placement_choice import choose_placement  # few runs change what runs
-
-        asked = choose_placement(following, self.facts, self.layout_of, self.env)
-        return handed_over(self.layout, self.layout_of(asked, META), self.env.control)
+        return handed_over(self.layout, self.layout_of(following, META), self.env.control)
 
     def successor(self, composition: Composition) -> Snapshot:
         """`composition`, `prepared` with the memory of what runs now."""

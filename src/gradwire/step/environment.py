@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm
-from gradwire.exchange.base import Exchange
 from gradwire.placement import Device, Placement
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.step.context import Replicas
@@ -56,14 +55,6 @@ class SourceState(Protocol):
         """
 
 
-@dataclass
-class PlacementChoices:
-    """This rank's `seconds` by exchange, and what all ranks have chosen by the slowest one's."""
-
-    seconds: list[tuple[Exchange, tuple[float, ...]]] = field(default_factory=list)
-    choices: dict[tuple[str, float, float], tuple[bool, str]] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class EngineEnvironment:
     """Built before the engine and passed to its constructor. The functions are called on the engine's thread.
@@ -83,8 +74,6 @@ class EngineEnvironment:
     """Called once per step that has no error, when it is known whether it counts: at most one step later."""
     alternative: Placement | None = None
     """Of two placements the one that is not in force: one has its memory on the host, one on a device."""
-    placement_choices: PlacementChoices | None = None
-    """Knowledge of where codecs take less time; `None` if there is nothing to choose."""
     policy: Policy | None = None
     seed: int = 0
     memory_dtype: torch.dtype | None = None

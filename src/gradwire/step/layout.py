@@ -114,14 +114,12 @@ class Layout:
 
     @cached_property
     def stays_on_device(self) -> bool:
-        """Whether it runs where gradients are: nothing in it makes the host wait, and nothing is faster."""
+        """Whether nothing in it reads a number on the host, which would have to wait for a device."""
         exchanges = {
             id(each): each for each in (*(lane.exchange for lane in self.lanes), *self.direct.values())
         }
         looks = self.main.watch is not None and self.main.watch.look is not None
-        return not (looks or self.main.by_host) and all(
-            each.laws.stays_on_device for each in exchanges.values()
-        )
+        return not looks and all(each.laws.stays_on_device for each in exchanges.values())
 
     @property
     def memory_bytes(self) -> int:

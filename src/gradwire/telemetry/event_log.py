@@ -47,9 +47,7 @@ class EventLog:
         engine, self.plan = self._engine, self._engine.plan
         if self._speaks:
             main = engine.layout.main
-            why = f"{main.why}; {main.placement_why}" if main.placement_why else main.why
-            if engine.layout.alone:
-                why = what_runs(engine)[1]
+            why = what_runs(engine)[1] if engine.layout.alone else main.why
             _LOG.info("from step %d on: %s; %s", engine.step, short(engine.plan or str(engine.recipe)), why)
             if main.warning:  # in the log only: a user may have made Python's warnings errors
                 _LOG.warning("%s", main.warning)
@@ -58,8 +56,6 @@ class EventLog:
     def _placed(self) -> None:
         """Warn once that gradients are carried on the host although they could stay on their device."""
         env = self._engine.env
-        if self._engine.layout.main.by_host:  # a choice, which has been said
-            return
         if env.alternative is not None and env.placement.memory.is_host and not self._has_warned:
             self._has_warned = True
             if self._speaks:
@@ -108,13 +104,17 @@ def what_runs(engine: Engine) -> tuple[str, str]:
 
 
 def why_placed(engine: Engine) -> str:
-    """Why memory and codecs are where they are; empty where nothing else is asked for."""
-    env = engine.env
-    if engine.layout.main.placement_why:
-        return engine.layout.main.placement_why
-    if env.alternative is None or not env.placement.memory.is_host:
-        return env.placement.why
-    return f"{short(engine.layout.main.text)} reads numbers on the host, so gradients are carried there"
+    """The rule by which memory and codecs are where they are; empty where gradients are on the CPU."""
+    env, recipe = engine.env, short(engine.layout.main.text)
+    if env.placement.device.is_host:
+        return ""
+    if not env.placement.memory.is_host:
+        if engine.layout.stays_on_device:
+            return "the host need not read any number"
+        return f"{recipe} reads numbers on the host, but no process group carries tensors on the CPU"
+    if env.alternative is None:
+        return "as placement='host' asks"
+    return f"{recipe} reads numbers on the host, so gradients are carried there"
 
 
 def account(engine: Engine) -> str:
