@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 
-from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import ENOUGH, BackwardTiming, CodecCost, Cores, Link, Network
 from gradwire.planning.predict import Tail, UnitWork, predict
 
@@ -120,23 +119,6 @@ class Forecast:
             sum(unit.encode_s + unit.decode_s for unit in units if unit.rounds) for units in self.cycle
         )
         return coded_s + self.cores.overhead_factor * sending_s(self.calls, self.wire_bytes)
-
-    def copied(self, element_s: float) -> Forecast:
-        """The forecast where gradients are copied to the host, and at the end all means back, one at a time.
-
-        `element_s` is what one element takes in one direction.
-        """
-        cycle = []
-        for units in self.cycle:
-            free_s, there = 0.0, []
-            for unit in units:
-                free_s = max(unit.ready_s, free_s) + unit.numel * element_s
-                there.append(replace(unit, ready_s=free_s))
-            cycle.append(tuple(there))
-        back_s = max(sum(unit.numel for unit in units) for units in self.cycle) * element_s
-        # What is copied back does not leave the link to others, but nothing comes after it either.
-        tail = replace(self.tail, round=Transfer("shift", self.tail.round.payload_bytes + back_s))
-        return replace(self, cycle=tuple(cycle), tail=tail)
 
     def coded(self, codec: CodecCost) -> Forecast:
         """This forecast with other costs of encoding and decoding."""

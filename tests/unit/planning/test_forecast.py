@@ -12,16 +12,6 @@ from gradwire.planning.predict import Tail, UnitWork
 CODEC = CodecCost(Line(0.75, 0.0), Line(0.25, 0.0))
 
 
-def test_copies_out_queue_one_after_the_other_and_all_means_come_back_at_the_end() -> None:
-    units = tuple(UnitWork(ready_s, 10, (Transfer("shift", 1.0),)) for ready_s in (1.0, 2.0))
-    backward = BackwardTiming(0.0, (1.0, 2.0), (10, 10), 2.0)
-    forecast = Forecast(backward, (units,), Tail(Transfer("shift", 0.0)), 0.0, 0.0, 0.0, at_most=False)
-    assert forecast.step_s() == 3.0
-    # Half a second an element: the first unit is there at 6 s, the second at 11 s and sent at 12 s.
-    assert forecast.copied(0.5).step_s() == 12.0 + 2 * 10 * 0.5
-    assert forecast.copied(0.0).step_s() == 3.0
-
-
 def _forecast(cores: Cores = ENOUGH, codec: CodecCost = CODEC) -> Forecast:
     """Backward 2 s after 1 s; two units of a second on the wire each, and two calls."""
     units = tuple(UnitWork(ready_s, 10, (Transfer("shift", 1.0),), codec=codec) for ready_s in (1.0, 2.0))
