@@ -149,6 +149,36 @@ class Done:
 DONE = Done()
 
 
+class Finishing:
+    """A collective, and what is left to do with what it has brought: `finish`, called once.
+
+    The thread that waits calls it, in its own stream; so sums, copies and checks cost no other thread time.
+    """
+
+    def __init__(self, inner: Pending, finish: Callable[[], None]) -> None:
+        self._inner = inner
+        self._finish: Callable[[], None] | None = finish
+        self.then = inner.then
+
+    def wait(self) -> None:
+        """Block until the collective has ended, and finish it, unless that has been done."""
+        self._inner.wait()
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+
+
+class Unannounced:
+    """A collective of whose end nobody is told, but who waits: `then` calls back at once."""
+
+    def __init__(self, inner: Pending) -> None:
+        self.wait = inner.wait
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call back at once; the callback then waits."""
+        callback()
+
+
 class Comm(ABC):
     """The means by which an exchange talks to its peers: one rank of `world`.
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import DONE, SHORT_BYTES, Comm, Pending, Round
+from gradwire.comm.base import DONE, SHORT_BYTES, Comm, Finishing, Pending, Round
 from gradwire.comm.hops import Collective, HoppingComm, Peers, collective_of, strides, swap_all_reduce
 from gradwire.errors import PeerFailed, WireError
 from gradwire.kernels.frames import checksum
@@ -246,29 +246,15 @@ class CheckedComm(Comm):
         return collective_of(replace(round_, algorithm="ring"), tensor)
 
 
-class Opening:
-    """A message to come, and the function that is applied to it, once, in the thread that waits."""
-
-    def __init__(self, coming: Pending, opened: Callable[[], None]) -> None:
-        self._coming = coming
-        self._opened: Callable[[], None] | None = opened
-        self.then = coming.then
-
-    def wait(self) -> None:
-        self._coming.wait()
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened()
-
-
-class Judged(Opening):
-    """A whole round: it raises what its watchman has found."""
+class Judged(Finishing):
+    """A whole round: whenever it is waited for, it raises what its watchman has found."""
 
     def __init__(self, watch: Watchman, coming: Pending, opened: Callable[[], None]) -> None:
         super().__init__(coming, opened)
         self._watch = watch
 
     def wait(self) -> None:
+        """Block until the round has ended, and open what has come; raises for damage."""
         super().wait()
         if self._watch.damage is not None:
             raise self._watch.damage
@@ -296,7 +282,7 @@ class CheckedPeers:
         if out.numel() == 0:
             return DONE
         message = self._watch.room(out)
-        return Opening(self._peers.receive(message, source), lambda: self._watch.open(message, source, out))
+        return Finishing(self._peers.receive(message, source), lambda: self._watch.open(message, source, out))
 
     def agree(self) -> None:
         """Let all ranks know whether one has found damage: log N hops, each rank telling what it knows."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.comm import ahead
-from gradwire.comm.base import DONE, Pending, Round
+from gradwire.comm.base import DONE, Finishing, Pending, Round, Unannounced
 from gradwire.comm.hops import (
     STRIPE_BYTES,
     Collective,
@@ -94,29 +94,10 @@ class WorkPending:
                 raise TransportError(f"a collective failed: {error}") from error
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Call back when the last work has ended."""
-        [work] = self._works  # messages, of which there are several, have no future
+        """Call back when the work has ended; not for messages, which have no future."""
+        [work] = self._works
         # Not `then`, whose future would hold what the callback returns until later.
         work.get_future().add_done_callback(_callback(callback))
-
-
-class SumPending:
-    """Ranks have sent their tensors to each other; the thread that waits takes the sum.
-
-    In rank order, so that all get the same bits, also where several have a NaN.
-    """
-
-    def __init__(self, swap: Pending, tensor: Tensor, others: Tensor, rank: int) -> None:
-        self._swap, self._tensor, self._others, self._rank = swap, tensor.view(-1), others, rank
-        self._summed = False
-        self.then = swap.then
-
-    def wait(self) -> None:
-        """Block until all tensors are here, and add them, once."""
-        self._swap.wait()
-        if not self._summed:
-            self._summed = True
-            add_by_rank(self._tensor, self._others, self._rank)
 
 
 SWAP_BYTES = 4 * 2**20
@@ -239,8 +220,13 @@ class ProcessGroupComm(HoppingComm):
         return self._work(dist.all_reduce, tensor)
 
     def _direct(self, tensor: Tensor) -> Pending:
+        """Ranks send their tensors to each other, and the thread that waits takes the sum.
+
+        In rank order, so that all get the same bits, also where several have a NaN.
+        """
         others = tensor.new_empty(self.world - 1, tensor.numel())
-        return SumPending(self._swap(others, tensor), tensor, others, self.rank)
+        swap = self._swap(others, tensor)
+        return Finishing(swap, partial(add_by_rank, tensor.view(-1), others, self.rank))
 
     def _all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         striped = self._is_striped(tensor, tensor.nbytes)
@@ -298,12 +284,12 @@ class ProcessGroupComm(HoppingComm):
         )
 
     def _shift(self, out: Tensor, tensor: Tensor, by: int) -> Pending:
-        """A shift onto oneself is a copy."""
+        """A shift onto oneself is a copy. gloo's messages have no future, so none announces its end."""
         target, source = self._neighbours(by)
         if target == self.rank:
             out.copy_(tensor)
             return DONE
-        return ShiftPending(self._under_way([(out, source)], [(tensor, target)]))
+        return Unannounced(WorkPending(self._under_way([(out, source)], [(tensor, target)])))
 
     def _neighbours(self, by: int) -> tuple[int, int]:
         """The ranks that a shift sends to and receives from."""
@@ -362,14 +348,6 @@ def _striped(
     return works
 
 
-class ShiftPending(WorkPending):
-    """gloo's point-to-point works have no future, so the end cannot be announced, only waited for."""
-
-    def then(self, callback: Callable[[], None]) -> None:
-        """Call back at once; the callback then blocks in `wait`, briefly."""
-        callback()
-
-
 HOPS_TAG = 1
 """Tag of messages in hops. Shifts, all-to-alls and swaps, which another thread sends, have tag 0."""
 
@@ -393,6 +371,6 @@ class GroupPeers:
             return DONE
         try:
             series = self._series if tensor.is_cpu else None
-            return ShiftPending(_striped(self._groups, verb, tensor, rank, HOPS_TAG, series=series))
+            return WorkPending(_striped(self._groups, verb, tensor, rank, HOPS_TAG, series=series))
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error

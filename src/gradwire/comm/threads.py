@@ -11,13 +11,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import DONE, Pending, Round
+from gradwire.comm.base import DONE, Finishing, Pending, Round
 from gradwire.comm.hops import Collective, HoppingComm, collective_of
 from gradwire.errors import RanksDisagree
 
@@ -176,24 +176,13 @@ class ThreadPeers:
 
     def receive(self, out: Tensor, source: int) -> Pending:
         """Return at once; `wait` blocks until the message is there and copies it to `out`."""
-        thread = self._meeting.members[self.rank]
-        return _Arrival(out, thread, self._meeting.mail[source][self.rank], self._meeting.turns)
+        return Finishing(DONE, partial(self._take, out, source)) if out.numel() > 0 else DONE
 
-
-class _Arrival:
-    """A message to come."""
-
-    def __init__(self, out: Tensor, rank: int, mail: deque[Tensor], turns: _Turns) -> None:
-        self._out, self._rank, self._mail, self._turns = out, rank, mail, turns
-
-    def wait(self) -> None:
-        if self._out.numel() > 0:
-            if not self._turns.wait(self._rank, lambda: bool(self._mail)):
-                raise RanksDisagree("a rank waits for a message that no rank sends")
-            self._out.copy_(self._mail.popleft())
-
-    def then(self, callback: Callable[[], None]) -> None:
-        callback()
+    def _take(self, out: Tensor, source: int) -> None:
+        mail = self._meeting.mail[source][self.rank]
+        if not self._meeting.turns.wait(self._meeting.members[self.rank], lambda: bool(mail)):
+            raise RanksDisagree("a rank waits for a message that no rank sends")
+        out.copy_(mail.popleft())
 
 
 def run_ranks(world: int, body: Callable[[ThreadComm], T]) -> list[T]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from gradwire.comm.base import DONE, Round, Verb
+from gradwire.comm.base import DONE, Finishing, Round, Unannounced, Verb
+from gradwire.errors import TransportError
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 7])
@@ -37,3 +40,49 @@ def test_done_calls_back_at_once() -> None:
     DONE.wait()
     DONE.then(lambda: called.append(True))
     assert called == [True]
+
+
+class _Running:
+    """A collective that has been waited for some times, and whose end is told when `end` is called."""
+
+    def __init__(self) -> None:
+        self.waited, self.told = 0, list[Callable[[], None]]()
+
+    def wait(self) -> None:
+        """See `Pending`."""
+        self.waited += 1
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """See `Pending`."""
+        self.told.append(callback)
+
+
+def test_what_is_left_to_do_is_done_once_by_the_one_that_waits() -> None:
+    running, done = _Running(), []
+    pending = Finishing(running, lambda: done.append(running.waited))
+    pending.then(lambda: done.append(-1))
+    assert done == []
+    running.told[0]()
+    assert done == [-1], "told, and nothing finished"
+    pending.wait()
+    pending.wait()
+    assert done == [-1, 1]
+
+
+def test_nothing_is_finished_of_what_did_not_end_well() -> None:
+    def broken() -> None:
+        raise TransportError("torn")
+
+    running, done = _Running(), []
+    running.wait = broken  # type: ignore[method-assign]
+    with pytest.raises(TransportError, match="torn"):
+        Finishing(running, lambda: done.append(True)).wait()
+    assert done == []
+
+
+def test_one_is_called_back_at_once_where_no_end_is_announced_and_waits_then() -> None:
+    running, told = _Running(), []
+    pending = Unannounced(running)
+    pending.then(lambda: told.append(running.waited))
+    pending.wait()
+    assert (told, running.waited) == ([0], 1)
