@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.checksums import CheckedComm
 from gradwire.errors import PeerFailed, WireError
-from gradwire.placement import Placement, Post, StagedComm, StreamTransfer, host, staged
+from gradwire.placement import Placement, Post, StreamTransfer, by_the_host, host, staged
 from tests.support.damage import Damage, DamagingComm
 from tests.support.looped import looped
 from tests.support.rig import ONE_BUCKET, Rig, flat, gradients
@@ -41,7 +41,7 @@ def test_every_verb_brings_what_it_brings_on_the_host(call: Call) -> None:
     def body(comm: ThreadComm) -> Tensor:
         device = devices[comm.rank]
         with device.watching(), device.using(device.new_stream()):
-            return call.issue(StagedComm(Transport(comm), device))
+            return call.issue(by_the_host(Transport(comm), device))
 
     for rank, found in enumerate(run_ranks(3, body)):
         assert torch.equal(found, call.expected(rank, 3))
@@ -55,7 +55,7 @@ def test_a_payload_that_is_not_waited_for_is_a_race() -> None:
     def body(comm: ThreadComm) -> None:
         device = devices[comm.rank]
         with device.watching(), device.using(device.new_stream()):
-            StagedComm(Transport(comm), device).all_reduce(torch.ones(4)).wait()
+            by_the_host(Transport(comm), device).all_reduce(torch.ones(4)).wait()
 
     run_ranks(WORLD, body)
     assert all("on the host against aten::copy_" in device.races[0] for device in devices)

@@ -21,7 +21,15 @@ from gradwire.measure.clock import Trace, clock_of, now_s
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.metered import MeteredComm
 from gradwire.memory import Gradients
-from gradwire.placement import Inline, InPlaceTransfer, Placement, Post, StreamComm, stream
+from gradwire.placement import (
+    Inline,
+    InPlaceTransfer,
+    Placement,
+    Post,
+    StreamComm,
+    stream,
+    through_a_device,
+)
 from gradwire.recipes import recipe
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import LossScale
@@ -31,6 +39,7 @@ from tests.support.elsewhere import WHERE, Carrying, Elsewhere, There
 from tests.support.looped import looped
 from tests.support.rig import Rig, flat, gradients, parted
 from tests.support.simulated import Clock, Near
+from tests.support.verbs import CALLS, Call
 
 WORLD, STEPS = 2, 4
 
@@ -127,6 +136,15 @@ class Unready(Comm):
         pending = self._comm.issue(round_, sent, received)
         out.fill_(torch.nan if out.is_floating_point() else 1)
         return _Unready(pending, received, out)
+
+
+@looped("call", CALLS)
+def test_what_the_host_sends_over_a_devices_wire_is_waited_for(call: Call) -> None:
+    def body(comm: ThreadComm) -> Tensor:
+        return call.issue(through_a_device(Unready(comm), torch.device("cpu")))
+
+    for rank, found in enumerate(run_ranks(3, body)):
+        assert torch.equal(found, call.expected(rank, 3))
 
 
 class _Unready:

@@ -15,7 +15,7 @@ from gradwire.agreement.agree import require_agreement
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm import groups as lending
 from gradwire.errors import TransportError
-from gradwire.placement import Device, Placement, ThroughComm, host, staged, stream
+from gradwire.placement import Device, Placement, host, staged, stream, through_a_device
 from gradwire.step.worker import Worker
 
 _LOG = logging.getLogger("gradwire")
@@ -94,13 +94,13 @@ def connect(
         if not _streams(models, where):
             raise
         needs_gloo = asked.placement == "host" or asked.checksums
-        require_agreement({"needs gloo": str(needs_gloo)}, ThroughComm(ProcessGroupComm(models), where))
+        require_agreement({"needs gloo": str(needs_gloo)}, through_a_device(ProcessGroupComm(models), where))
         if needs_gloo:
             raise
         if models.rank() == 0:
             _LOG.warning(_NO_GLOO, error)
     streamed = ProcessGroupComm(own or lending.borrow(models, where))
-    return Transports(device, ThroughComm(streamed, where), None, streamed)
+    return Transports(device, through_a_device(streamed, where), None, streamed)
 
 
 def with_streams(

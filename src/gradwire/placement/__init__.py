@@ -1,13 +1,14 @@
 """Where gradients, memory and codecs are, by what bytes travel, and how one gets to the other."""
 
 from gradwire.placement.base import Placement, Post, Resolve, host, staged, stream
+from gradwire.placement.comms import StagedComm, StreamComm, by_the_host, through_a_device
 from gradwire.placement.device import Accelerator, Device, HostDevice, device_at, fetch
-from gradwire.placement.staging import StagedComm, StreamTransfer
-from gradwire.placement.streaming import Inline, LaterComm, StreamComm, ThroughComm
+from gradwire.placement.inline import Inline
 from gradwire.placement.transfer import (
     BufferTransfer,
     CopyTransfer,
     InPlaceTransfer,
+    StreamTransfer,
     TransferredBuffer,
     Waited,
 )
@@ -20,19 +21,19 @@ __all__ = [
     "HostDevice",
     "InPlaceTransfer",
     "Inline",
-    "LaterComm",
     "Placement",
     "Post",
     "Resolve",
     "StagedComm",
     "StreamComm",
     "StreamTransfer",
-    "ThroughComm",
     "TransferredBuffer",
     "Waited",
+    "by_the_host",
     "device_at",
     "fetch",
     "host",
     "staged",
     "stream",
+    "through_a_device",
 ]

@@ -13,10 +13,16 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm
 from gradwire.granularity import Granularity, granularity
+from gradwire.placement.comms import StreamComm, by_the_host
 from gradwire.placement.device import Device, HostDevice, fetch
-from gradwire.placement.staging import StagedComm, StreamTransfer
-from gradwire.placement.streaming import Inline, LaterComm, StreamComm
-from gradwire.placement.transfer import BufferTransfer, CopyTransfer, InPlaceTransfer, Waited
+from gradwire.placement.inline import Inline
+from gradwire.placement.transfer import (
+    BufferTransfer,
+    CopyTransfer,
+    InPlaceTransfer,
+    StreamTransfer,
+    Waited,
+)
 
 T = TypeVar("T")
 Job: TypeAlias = Callable[[], None]
@@ -50,6 +56,8 @@ class Placement:
     memory: Device = field(default_factory=HostDevice)
     transfer: BufferTransfer = field(default_factory=InPlaceTransfer)
     resolve: Resolve = "now"
+    post_later: Post | None = None
+    """Runs a function as `post` does, asked by any thread, such as one of gloo's. None where `post` does."""
     post_after: PostAfter | None = None
     """Runs a function as `post` does, but once another has returned, which waits for the device. None where
     nothing is waited for."""
@@ -127,15 +135,15 @@ def staged(
     control = control or comm
     return Placement(
         "staged",
-        StagedComm(comm, device),
+        by_the_host(comm, device),
         control,
         posted,
         device,
         memory=device,
         transfer=transfer,
         post_after=None if post_after is None else posted_after,
-        inside=None if inside is None else StagedComm(inside, device),
-        everyone=StagedComm(control, device),
+        inside=None if inside is None else by_the_host(inside, device),
+        everyone=by_the_host(control, device),
     )
 
 
@@ -159,12 +167,13 @@ def stream(
     return Placement(
         "stream",
         StreamComm(comm),
-        LaterComm(control, post.later),
+        control,
         post,
         device,
         memory=device,
         transfer=transfer,
         resolve="late",
+        post_later=post.later,
         wait=post.wait,
         inside=None if inside is None else StreamComm(inside),
         everyone=StreamComm(everyone or comm),

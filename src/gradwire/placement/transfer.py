@@ -117,6 +117,78 @@ class InPlaceTransfer:
         return 0.0
 
 
+@dataclass(frozen=True)
+class FailedTransfer:
+    """A tensor that could not be copied. `ready` raises why, which fails the step on all ranks."""
+
+    buffer: Tensor
+    error: BaseException
+
+    def ready(self) -> None:
+        raise self.error
+
+    def copy_back(self) -> None:
+        """The step has failed, and nothing can be enqueued: the tensor stays as it was."""
+
+
+@dataclass(frozen=True)
+class _AwaitedBuffer:
+    """A tensor that the engine works on in place once the device has come to an event."""
+
+    buffer: Tensor
+    event: Event
+
+    def ready(self) -> None:
+        self.event.synchronize()
+
+    def copy_back(self) -> None:
+        pass
+
+
+class StreamTransfer:
+    """The engine works on the gradients where they are, in a stream of its own. See `BufferTransfer`."""
+
+    pinned_bytes = 0
+
+    def __init__(self, device: Device, *, follows: bool = True) -> None:
+        """Whether the engine's stream `follows` the one that computes at once, as where one thread enqueues
+        for both. Else the host waits before it enqueues for the engine. The thread that computes runs far
+        ahead of the device, so the engine's stream would otherwise wait for gradients that come later."""
+        self._device, self._stream, self._follows = device, device.new_stream(), follows
+
+    def start(self, _key: Hashable, source: Tensor) -> TransferredBuffer:
+        """Nothing is copied."""
+        try:
+            if not self._follows:
+                return _AwaitedBuffer(source, self._device.current().record_event())
+            self.follow()
+        except BaseException as error:
+            return FailedTransfer(source, error)
+        return InPlaceBuffer(source)
+
+    def read(self, source: Tensor) -> Tensor:
+        return source
+
+    def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
+        return value
+
+    def landing(self) -> AbstractContextManager[None]:
+        return self._device.using(self._stream)
+
+    def working(self) -> AbstractContextManager[None]:
+        return self.landing()
+
+    def follow(self) -> None:
+        self._stream.wait_event(self._device.current().record_event())
+
+    def join(self) -> None:
+        self._device.current().wait_event(self._stream.record_event())
+
+    def copied_s(self) -> float:
+        """0 s: nothing is copied here. The time of a collective includes the copies of `StagedComm`."""
+        return 0.0
+
+
 Way: TypeAlias = Literal["out", "in"]
 """Out of the device, or into it."""
 
@@ -159,20 +231,6 @@ class _CopiedBuffer:
 
     def copy_back(self) -> None:
         self.pinned.copy("in", self.source, self.buffer, self.stream)
-
-
-@dataclass(frozen=True)
-class FailedTransfer:
-    """A tensor that could not be copied. `ready` raises why, which fails the step on all ranks."""
-
-    buffer: Tensor
-    error: BaseException
-
-    def ready(self) -> None:
-        raise self.error
-
-    def copy_back(self) -> None:
-        """The step has failed, and nothing can be enqueued: the tensor stays as it was."""
 
 
 class CopyTransfer:

@@ -419,7 +419,8 @@ class Engine:
                 step.outcome = VerdictPending(tail, has_come=True, failure=step.failure)
             self._progress(step)
 
-        tail.send(lambda: self.env.placement.post(came))
+        placement = self.env.placement
+        tail.send(lambda: (placement.post_later or placement.post)(came))
 
     def _judge(self, step: Step, verdict: Verdict) -> None:
         step.receive_buffers(verdict.stale)
