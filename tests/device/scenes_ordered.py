@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,6 @@ from gradwire.comm import ThreadComm, run_ranks
 from gradwire.measure.clock import clock_of, stopwatch_for
 from gradwire.placement import Accelerator, CopyTransfer, StreamTransfer, TransferredBuffer
 from gradwire.placement.device import fetch
-from gradwire.placement.transfer import InPlaceBuffer
 from gradwire.sources.buffer_means import BufferMeans
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.ddp.source import DDPBuckets
@@ -83,24 +81,18 @@ def watched_alone(asked: PlacementName = "host", *, streams: bool = False) -> li
     return [*device.races, *idle(device)]
 
 
-@dataclass(frozen=True)
-class _Late(InPlaceBuffer):
-    """A buffer for which nobody waits before the step has been opened."""
-
-    there: TransferredBuffer
-    opened: threading.Event
-
-    def ready(self) -> None:
-        assert self.opened.wait(10.0)
-        self.there.ready()
-
-
 def compared() -> list[str]:
     """As a step opens, before anything of it is there, a guard reads what the optimizer has just written."""
     device, opened, start, before = Near(), threading.Event(), StreamTransfer.start, Guard.before
 
     def late(self: StreamTransfer, key: Hashable, source: Tensor) -> TransferredBuffer:
-        return _Late(source, start(self, key, source), opened)
+        there = start(self, key, source)
+
+        def ready() -> None:
+            assert opened.wait(10.0), "nobody waits for it before the step has been opened"
+            there.ready()
+
+        return there._replace(ready=ready)
 
     def noted(self: Guard, step: Step, env: EngineEnvironment) -> None:
         before(self, step, env)

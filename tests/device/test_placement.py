@@ -22,10 +22,10 @@ from gradwire._api.transports import Transports, placements
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.placement import (
     Accelerator,
+    BufferTransfer,
     CopyTransfer,
     HostDevice,
     Inline,
-    InPlaceTransfer,
     Placement,
     StagedComm,
     StreamComm,
@@ -58,7 +58,7 @@ def test_gradients_of_the_cpu_are_read_where_they_are() -> None:
     assert placement.transfer.read(x) is placement.transfer.copy_to(x, x.device) is x
     assert placement.transfer.pinned_bytes == placement.transfer.copied_s() == 0
     assert placement.resolve == "now"
-    assert isinstance(placement.transfer, InPlaceTransfer)
+    assert isinstance(placement.transfer, BufferTransfer)
     assert torch.equal(placement.fetch(x.sum())(), torch.tensor(3.0))
 
 

@@ -22,8 +22,8 @@ from gradwire.measure.codec import codec_cost
 from gradwire.measure.metered import MeteredComm
 from gradwire.memory import Gradients
 from gradwire.placement import (
+    BufferTransfer,
     Inline,
-    InPlaceTransfer,
     Placement,
     Post,
     StreamComm,
@@ -305,7 +305,7 @@ def test_whether_buffers_have_changed_is_found_out_without_a_read_in_the_hot_pat
         buffers = [There(torch.zeros(4)), There(torch.zeros((), dtype=torch.int64))]
         carried = BufferBroadcast(buffers, rank=0)
         for _step in range(2):
-            carried.pack(InPlaceTransfer())
+            carried.pack(BufferTransfer())
             buffers[0].add_(1.0)
             carried.look(buffers, Far())
             late = carried.is_stale(late=True)

@@ -7,7 +7,6 @@ from gradwire.placement.inline import Inline
 from gradwire.placement.transfer import (
     BufferTransfer,
     CopyTransfer,
-    InPlaceTransfer,
     StreamTransfer,
     TransferredBuffer,
     Waited,
@@ -19,7 +18,6 @@ __all__ = [
     "CopyTransfer",
     "Device",
     "HostDevice",
-    "InPlaceTransfer",
     "Inline",
     "Placement",
     "Post",

@@ -16,13 +16,7 @@ from gradwire.granularity import Granularity, granularity
 from gradwire.placement.comms import StreamComm, by_the_host
 from gradwire.placement.device import Device, HostDevice, fetch
 from gradwire.placement.inline import Inline
-from gradwire.placement.transfer import (
-    BufferTransfer,
-    CopyTransfer,
-    InPlaceTransfer,
-    StreamTransfer,
-    Waited,
-)
+from gradwire.placement.transfer import BufferTransfer, CopyTransfer, StreamTransfer, Waited
 
 T = TypeVar("T")
 Job: TypeAlias = Callable[[], None]
@@ -54,7 +48,7 @@ class Placement:
     post: Post
     device: Device = field(default_factory=HostDevice)
     memory: Device = field(default_factory=HostDevice)
-    transfer: BufferTransfer = field(default_factory=InPlaceTransfer)
+    transfer: BufferTransfer = field(default_factory=BufferTransfer)
     resolve: Resolve = "now"
     post_later: Post | None = None
     """Runs a function as `post` does, asked by any thread, such as one of gloo's. None where `post` does."""
@@ -96,7 +90,7 @@ def host(
     `control` is `comm` if it is left out.
     """
     device, control = HostDevice() if device is None else device, control or comm
-    transfer = InPlaceTransfer() if device.is_host else CopyTransfer(device)
+    transfer = BufferTransfer() if device.is_host else CopyTransfer(device)
     return Placement(
         "host",
         comm,

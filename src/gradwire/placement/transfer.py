@@ -1,14 +1,14 @@
 """Brings gradients to the memory that the engine reads, and means back to the model.
 
-The engine works on the gradients in place (`InPlaceTransfer`), or on copies on the host (`CopyTransfer`).
+The engine works on the gradients in place, on the CPU (`BufferTransfer`) or in a stream of a device
+(`StreamTransfer`), or on copies on the host (`CopyTransfer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,22 +24,36 @@ class Waited(NamedTuple):
     error: BaseException | None
 
 
-class TransferredBuffer(Protocol):
-    """A tensor of the model, and the memory in which the engine works on it."""
-
-    @property
-    def buffer(self) -> Tensor:
-        """The engine reads it after `ready`, and writes to it before `copy_back`."""
-
-    def ready(self) -> None:
-        """Block the calling thread until `buffer` may be read. Raises if the copy failed."""
-
-    def copy_back(self) -> None:
-        """Copy `buffer` back into the tensor, once per step. Returns when the copy is enqueued."""
+def _nothing() -> None:
+    """There is nothing to wait for, or to copy."""
 
 
-class BufferTransfer(Protocol):
-    """For one attached model. `start` is called on the thread that computes, the rest on any thread."""
+class TransferredBuffer(NamedTuple):
+    """A tensor of the model, and the memory in which the engine works on it: by default the tensor itself."""
+
+    buffer: Tensor
+    """The engine reads it after `ready`, and writes to it before `copy_back`."""
+    ready: Callable[[], None] = _nothing
+    """Blocks the calling thread until `buffer` may be read. Raises if the copy failed."""
+    copy_back: Callable[[], None] = _nothing
+    """Copies `buffer` back into the tensor, once per step. Returns when the copy is enqueued."""
+
+
+def _failed(buffer: Tensor, error: BaseException) -> TransferredBuffer:
+    """A tensor that could not be brought: `ready` fails the step on all ranks, and nothing is enqueued."""
+
+    def ready() -> None:
+        raise error
+
+    return TransferredBuffer(buffer, ready)
+
+
+class BufferTransfer:
+    """Brings the gradients of one attached model, and takes the means back. This one leaves them in place.
+
+    That is for a CPU, whose calls return when work is done. `start` is called on the thread that computes,
+    the rest on any thread.
+    """
 
     def start(self, key: Hashable, source: Tensor) -> TransferredBuffer:
         """Start to transfer `source` as it is after the work enqueued in the current stream.
@@ -47,18 +61,23 @@ class BufferTransfer(Protocol):
         `key` names the same tensor in every step. Raises nothing: peers wait for the step, which has to fail
         by its verdict, so an error is raised by `TransferredBuffer.ready`.
         """
+        return TransferredBuffer(source)
 
     def read(self, source: Tensor) -> Tensor:
         """`source`, readable by the engine, as it was when gradients were last brought. May wait."""
+        return source
 
     def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
         """The engine's `value` on the device `where`, in order with the current stream. Between steps."""
+        return value
 
     def landing(self) -> AbstractContextManager[None]:
         """A context in which the stream of the landing copies is current, to set the device's futures."""
+        return nullcontext()
 
     def working(self) -> AbstractContextManager[None]:
         """A context in which the stream is current that the engine works in, if it needs one."""
+        return nullcontext()
 
     def follow(self) -> None:
         """Make the engine's stream wait for all that this thread's current stream has so far."""
@@ -69,86 +88,18 @@ class BufferTransfer(Protocol):
     @property
     def pinned_bytes(self) -> int:
         """Bytes of pinned memory in use, as torch takes them from the system."""
+        return 0
 
     def copied_s(self) -> float:
-        """Seconds that the device spent on the last step's copies. Between steps; may wait for them."""
+        """Seconds that the device spent on the last step's copies. Between steps; may wait for them.
 
-
-@dataclass(frozen=True)
-class InPlaceBuffer:
-    """A tensor that the engine works on in place."""
-
-    buffer: Tensor
-
-    def ready(self) -> None:
-        pass
-
-    def copy_back(self) -> None:
-        pass
-
-
-class InPlaceTransfer:
-    """Nothing is copied: the engine works on the model's own device, whose calls return when work is done."""
-
-    pinned_bytes = 0
-
-    def start(self, _key: Hashable, source: Tensor) -> TransferredBuffer:
-        return InPlaceBuffer(source)
-
-    def read(self, source: Tensor) -> Tensor:
-        return source
-
-    def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
-        return value
-
-    def landing(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def working(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def follow(self) -> None:
-        pass
-
-    def join(self) -> None:
-        pass
-
-    def copied_s(self) -> float:
+        The time of a collective includes the copies of `StagedComm`, which do not count here.
+        """
         return 0.0
 
 
-@dataclass(frozen=True)
-class FailedTransfer:
-    """A tensor that could not be copied. `ready` raises why, which fails the step on all ranks."""
-
-    buffer: Tensor
-    error: BaseException
-
-    def ready(self) -> None:
-        raise self.error
-
-    def copy_back(self) -> None:
-        """The step has failed, and nothing can be enqueued: the tensor stays as it was."""
-
-
-@dataclass(frozen=True)
-class _AwaitedBuffer:
-    """A tensor that the engine works on in place once the device has come to an event."""
-
-    buffer: Tensor
-    event: Event
-
-    def ready(self) -> None:
-        self.event.synchronize()
-
-    def copy_back(self) -> None:
-        pass
-
-
-class StreamTransfer:
-    """The engine works on the gradients where they are, in a stream of its own. See `BufferTransfer`."""
-
-    pinned_bytes = 0
+class StreamTransfer(BufferTransfer):
+    """The engine works on the gradients where they are, in a stream of its own, beside the computation."""
 
     def __init__(self, device: Device, *, follows: bool = True) -> None:
         """Whether the engine's stream `follows` the one that computes at once, as where one thread enqueues
@@ -156,21 +107,15 @@ class StreamTransfer:
         ahead of the device, so the engine's stream would otherwise wait for gradients that come later."""
         self._device, self._stream, self._follows = device, device.new_stream(), follows
 
-    def start(self, _key: Hashable, source: Tensor) -> TransferredBuffer:
+    def start(self, key: Hashable, source: Tensor) -> TransferredBuffer:
         """Nothing is copied."""
         try:
             if not self._follows:
-                return _AwaitedBuffer(source, self._device.current().record_event())
+                return TransferredBuffer(source, self._device.current().record_event().synchronize)
             self.follow()
         except BaseException as error:
-            return FailedTransfer(source, error)
-        return InPlaceBuffer(source)
-
-    def read(self, source: Tensor) -> Tensor:
-        return source
-
-    def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
-        return value
+            return _failed(source, error)
+        return TransferredBuffer(source)
 
     def landing(self) -> AbstractContextManager[None]:
         return self._device.using(self._stream)
@@ -183,10 +128,6 @@ class StreamTransfer:
 
     def join(self) -> None:
         self._device.current().wait_event(self._stream.record_event())
-
-    def copied_s(self) -> float:
-        """0 s: nothing is copied here. The time of a collective includes the copies of `StagedComm`."""
-        return 0.0
 
 
 Way: TypeAlias = Literal["out", "in"]
@@ -214,44 +155,30 @@ class _PinnedBuffer:
         self.ends[way] = start, stop
 
 
-@dataclass(frozen=True)
-class _CopiedBuffer:
-    """A tensor of the device, and its copy on the host."""
-
-    source: Tensor
-    pinned: _PinnedBuffer
-    stream: Stream
-
-    @property
-    def buffer(self) -> Tensor:
-        return self.pinned.memory
-
-    def ready(self) -> None:
-        self.pinned.ends["out"][1].synchronize()
-
-    def copy_back(self) -> None:
-        self.pinned.copy("in", self.source, self.buffer, self.stream)
-
-
-class CopyTransfer:
+class CopyTransfer(StreamTransfer):
     """Copies to pinned memory on the host and back, in a stream of their own, beside the computation.
 
-    Both directions share one stream, so a copy out overwrites pinned memory only after the previous step's
-    copy in has read it.
+    The engine works on the host, in no stream. Both directions share one, so a copy out overwrites pinned
+    memory only after the previous step's copy in has read it.
     """
 
     def __init__(self, device: Device) -> None:
-        self._device, self._stream = device, device.new_stream()
+        super().__init__(device)
         self._pinned: dict[Hashable, _PinnedBuffer] = {}
 
     def start(self, key: Hashable, source: Tensor) -> TransferredBuffer:
+        """Begin to copy `source` out."""
         try:
             pinned = self._pinned_for(key, source)
             self.follow()
             pinned.copy("out", pinned.memory, source, self._stream)
         except BaseException as error:  # no memory left to pin, for instance
-            return FailedTransfer(torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
-        return _CopiedBuffer(source, pinned, self._stream)
+            return _failed(torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
+        return TransferredBuffer(
+            pinned.memory,
+            pinned.ends["out"][1].synchronize,
+            lambda: pinned.copy("in", source, pinned.memory, self._stream),
+        )
 
     def read(self, source: Tensor) -> Tensor:
         """A copy in pinned memory, which is not kept."""
@@ -266,17 +193,8 @@ class CopyTransfer:
         with self._device.using(self._device.current()):
             return there.copy_(value)
 
-    def landing(self) -> AbstractContextManager[None]:
-        return self._device.using(self._stream)
-
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
-
-    def follow(self) -> None:
-        self._stream.wait_event(self._device.current().record_event())
-
-    def join(self) -> None:
-        self._device.current().wait_event(self._stream.record_event())
 
     def _pinned_for(self, key: Hashable, source: Tensor) -> _PinnedBuffer:
         pinned = self._pinned.get(key)

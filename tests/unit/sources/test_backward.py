@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.errors import GradwireError, TransportError
 from gradwire.measure.clock import now_s
 from gradwire.placement import HostDevice, Resolve, host
-from gradwire.placement.transfer import InPlaceBuffer, InPlaceTransfer, TransferredBuffer
+from gradwire.placement.transfer import BufferTransfer, TransferredBuffer
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
@@ -129,25 +129,19 @@ class Heard(Comm):
         return cast(Pending, SimpleNamespace(wait=wait, then=pending.then))
 
 
-@dataclass(frozen=True)
-class Later(InPlaceBuffer):
-    """It is there once `event` is set; or too late, after some seconds."""
-
-    event: threading.Event
-
-    def ready(self) -> None:
-        if not self.event.wait(10.0):
-            raise TimeoutError("nothing was decoded while this gradient was computed")
-
-
-class Slow(InPlaceTransfer):
+class Slow(BufferTransfer):
     """The last gradient is computed until something of the first has been decoded."""
 
     def __init__(self, last: int, event: threading.Event) -> None:
         self._last, self._event = last, event
 
     def start(self, key: Hashable, source: Tensor) -> TransferredBuffer:
-        return Later(source, self._event) if key == self._last else InPlaceBuffer(source)
+        return TransferredBuffer(source, self._ready) if key == self._last else TransferredBuffer(source)
+
+    def _ready(self) -> None:
+        """It is there once the event is set; or too late, after some seconds."""
+        if not self._event.wait(10.0):
+            raise TimeoutError("nothing was decoded while this gradient was computed")
 
 
 def test_what_has_come_is_decoded_while_a_device_still_computes() -> None:

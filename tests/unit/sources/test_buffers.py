@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed
-from gradwire.placement import HostDevice, InPlaceTransfer
+from gradwire.placement import BufferTransfer, HostDevice
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.ddp.buffers import Buffers
 from tests.support.rig import Rig, gradients
@@ -43,7 +43,7 @@ def test_every_rank_ends_with_those_of_rank_0_bit_for_bit(world: int) -> None:
         buffers = _buffers(comm.rank)
         carried = BufferBroadcast(buffers, comm.rank)
         for _ in range(2):  # its room is used again
-            carried.pack(InPlaceTransfer())
+            carried.pack(BufferTransfer())
             carried.send(comm)
             carried.wait()
             before = [each._version for each in buffers]
@@ -65,7 +65,7 @@ def test_every_rank_ends_with_those_of_rank_0_bit_for_bit(world: int) -> None:
 
 def _carried(rank: int, buffers: list[Tensor] | None = None) -> BufferBroadcast:
     carried = BufferBroadcast(_buffers(rank) if buffers is None else buffers, rank)
-    carried.pack(InPlaceTransfer())
+    carried.pack(BufferTransfer())
     return carried
 
 
@@ -81,7 +81,7 @@ def test_a_change_after_packing_makes_the_source_stale_and_another_tensor_any_ra
         buffers[3].data[2, 3] += 1.0  # no version counter tells
         carried.look(buffers, HostDevice())
         assert carried.is_stale(late=False) == (rank == 0)
-        carried.pack(InPlaceTransfer())
+        carried.pack(BufferTransfer())
         assert not carried.is_stale(late=False)
         carried.look([buffers[0].clone(), *buffers[1:]], HostDevice())
         assert carried.is_stale(late=False)
@@ -100,7 +100,7 @@ def test_a_step_that_cannot_wait_tells_what_the_one_before_has_found() -> None:
         buffers[3].add_(1.0) if changes else None
         carried.look(buffers, HostDevice())
         told.append(carried.is_stale(late=True))
-        carried.pack(InPlaceTransfer())
+        carried.pack(BufferTransfer())
     assert told == [False, True, False]
     carried.look(buffers[1:], HostDevice())
     assert carried.is_stale(late=True), "that others have taken their places, the host knows"
@@ -142,7 +142,7 @@ def _of(ddp: Any, world: int = 2) -> Buffers:
 
 def _step(buffers: Buffers, in_vain: bool = False) -> BufferBroadcast | None:
     """One backward pass; returns what travelled under it."""
-    buffers.pack(InPlaceTransfer(), measuring=False)
+    buffers.pack(BufferTransfer(), measuring=False)
     buffers.look(HostDevice())
     buffers.arrived(buffers.packed is not None and not in_vain, in_vain)
     buffers.land()
@@ -201,7 +201,7 @@ def test_whether_ranks_join_is_looked_at_in_every_backward_pass() -> None:
 def test_dense_steps_that_measure_leave_them_to_ddp() -> None:
     ddp = Wrapped()
     buffers = _of(ddp)
-    buffers.pack(InPlaceTransfer(), measuring=True)
+    buffers.pack(BufferTransfer(), measuring=True)
     assert buffers.packed is None
 
 
@@ -322,5 +322,5 @@ def test_packing_keeps_its_error_for_the_step() -> None:
     buffers = [torch.ones(3)]
     carried = BufferBroadcast(buffers, 0)
     carried._types[0].buffers = [object()]  # type: ignore[list-item]
-    carried.pack(InPlaceTransfer())
+    carried.pack(BufferTransfer())
     assert isinstance(carried.failure, AttributeError)
