@@ -83,8 +83,8 @@ def with_groups_apart() -> dict[str, Any]:
         placed = wire.attached.backward.engine.env
         groups = {wire.attached.source.group} | {
             each.group.group_name
-            for env in (placed.placement, placed.alternative)
-            for each in map(_inner, (env.comm, env.inside, env.control, env.everyone))
+            for each_place in (placed.usual, placed.on_host)
+            for each in map(_inner, (each_place.comm, each_place.inside, placed.control, each_place.everyone))
         }
         again = gradwire.attach(DistributedDataParallel(perceptron(), process_group=own), None, "int8")
     return {

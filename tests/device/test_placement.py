@@ -357,10 +357,10 @@ def test_a_trial_of_auto_runs_where_its_numbers_are_read(
         with device.using(device.new_stream()):
             rig = Rig(
                 comm, "auto", place=lambda _post: stream(comm, comm, device),
-                alternative=host(comm, Inline(), device),
+                on_host=host(comm, Inline(), device),
             )  # fmt: skip
             for step in range(40):
-                where = rig.engine.env.placement.name
+                where = rig.engine.placement.name
                 plan = rig.step(gradients(comm.rank, step)).step.plan
                 seen.add((tried in plan, where))
                 if tried in plan:

@@ -353,10 +353,10 @@ def groups_are_lent_again() -> bool:
 
     def groups() -> set[str]:
         _ddp, _optimizer, wire = _attached("int8")
-        env = wire.attached.backward.engine.env
-        shard = env.shard
+        engine = wire.attached.backward.engine
+        shard = engine.shard
         assert shard is not None
-        return {each.group.group_name for each in (env.comm, env.control, shard.inside)}
+        return {each.group.group_name for each in (engine.comm, engine.env.control, shard.inside)}
 
     first = groups()
     return len(first) == 3 and groups() == first

@@ -302,7 +302,7 @@ def _begin_helper(engine: Engine) -> None:
 
     What is short depends on the link. If that were found slower in mid-run, the helper would begin there.
     """
-    for comm in (engine.env.comm, engine.env.control):
+    for comm in (engine.comm, engine.env.control):
         payload = torch.zeros(2 * SHORT_BYTES * comm.world, dtype=torch.uint8)
         issue_alone(comm, Round("all_to_all", payload.numel(), payload.dtype), payload).wait()
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire._api.checks import check_optimizers, warn_without_optimizer
@@ -244,26 +244,32 @@ def _assemble(
             for group in transports.groups:
                 give_back(group)
 
+    def transfer() -> BufferTransfer:
+        return backward.placement.transfer
+
+    def read(parameter: Tensor) -> Tensor:
+        return transfer().read(parameter)
+
     worker = Worker(lambda error: backward.engine.crash(error), ended, begun=transports.device.stay)
     uses: dict[str, float] = {}
     level, replicas = None, source.replicas_of(lambda: backward.steps.optimizers)
     carry: Sequence[Comm] = (transports.everyone,)
     if transports.cpu is not None:
         carry = _carriers(transports.cpu, *transports.parts, checksums=asked.checksums)
-    placement, alternative = placements(asked.placement, transports, carry, worker)
+    placement, on_host = placements(asked.placement, transports, carry, worker)
     if placement.inside is not None and source.members is None:
         shard = Shard(placement.inside)
         level = NodeReducer(source.specs, shard.parts)
         replicas = shard.replicas(replicas, source.specs)
     env = EngineEnvironment(
         placement,
-        alternative=alternative,
+        on_host=on_host,
         policy=asked.policy,
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,
         alone=is_alone(carry[-1]),
         tuning=source.tuning,
-        replicas=_transferred(replicas, lambda: backward.placement.transfer),
+        replicas=_transferred(replicas, transfer),
         uses=lambda: uses,
         replica=transports.parts[0].group if transports.parts else None,
         buffers=source.passenger,
@@ -277,7 +283,7 @@ def _assemble(
         scale = LossScale(asked.scaler, transports.device, source.device)
         env = replace(env, loss_scale=scale, begun=scale.begun)
     if asked.guard_every:
-        env.observers.append(Guard(lambda: source.known.held, asked.guard_every, source.is_uneven))
+        env.observers.append(Guard(lambda: source.known.held, asked.guard_every, source.is_uneven, read))
 
     def engine(concluded: Hear, resolved: Hear) -> Engine:
         specs = source.specs if level is None else level.specs

@@ -290,7 +290,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         choices=engine.layout.main.table,
         step=engine.step,
         world=engine.env.control.world,
-        per_node=1 if engine.env.shard is None else engine.env.shard.parts,
+        per_node=1 if engine.shard is None else engine.shard.parts,
         inside_bytes_per_step=history.mean("inside_bytes"),
         skipped_steps=history.skipped,
         dropped_steps=backward.steps.dropped,
@@ -313,14 +313,14 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         predicted_step_s=_predicted_step_s(engine),
         step_s=history.median("step_s"),
         compile_s=history.compile_s,
-        placement=engine.env.placement.name,
+        placement=engine.placement.name,
         placement_why=why_placed(engine),
-        pinned_bytes=engine.env.placement.transfer.pinned_bytes,
-        copied_s=engine.env.placement.transfer.copied_s(),
-        checksum_bytes=engine.env.checksum_bytes,
+        pinned_bytes=engine.placement.transfer.pinned_bytes,
+        copied_s=engine.placement.transfer.copied_s(),
+        checksum_bytes=engine.placement.checksum_bytes,
         computing_by_rank_s=history.computing_by_rank_s(),
         wire_bytes=history.predicted_bytes,
-        connections=engine.env.comm.connections,
+        connections=engine.comm.connections,
     )
 
 
@@ -334,4 +334,4 @@ def _predicted_step_s(engine: Engine) -> float | None:
         return None
     from gradwire.control.forecast import predicted_step_s  # what has no facts predicts nothing
 
-    return predicted_step_s(engine.facts, engine.layout, engine.specs, engine.env.placement.granularity)
+    return predicted_step_s(engine.facts, engine.layout, engine.specs, engine.placement.granularity)

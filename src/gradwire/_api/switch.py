@@ -53,7 +53,7 @@ def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Ten
     """
     found = []
     damaged: list[Exception | None] = []
-    shard = engine.env.shard if whole else None
+    shard = engine.shard if whole else None
     lanes = _remembering(engine)
     rooms = {}
     if shard is not None:

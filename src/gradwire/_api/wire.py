@@ -481,7 +481,7 @@ class Wire:
         self, late: list[tuple[ParameterSpec, Tensor]]
     ) -> tuple[list[Callable[[], object]], BaseException | None]:
         """Functions that add to gradients, or why they could not be made: peers wait to hear of it."""
-        source, copy_to = self._source, self._engine.env.placement.transfer.copy_to
+        source, copy_to = self._source, self._engine.placement.transfer.copy_to
         try:
             scale = _loss_scale(self.attached.scaler)
             return [source.adding(spec, copy_to(flat * scale, source.device)) for spec, flat in late], None

@@ -104,9 +104,11 @@ def _copied(engine: Engine) -> dict[str, Any]:
     for spec in engine.specs:
         for plane in layout.planes_of(spec.name):
             # In the gradient's accumulating type, so that a mean over ranks is not taken in bfloat16.
-            memory = layout.final(spec.name, plane).to(engine.env.device, spec.plane_dtype, copy=True)
+            memory = layout.final(spec.name, plane).to(
+                engine.placement.memory.where, spec.plane_dtype, copy=True
+            )
             planes.setdefault(plane, {})[spec.name] = spec.shaped(memory).contiguous()
-    shard = engine.env.shard
+    shard = engine.shard
     shapes = {spec.name: list(spec.whole.shape) for spec in engine.specs}
     return {
         "format": FORMAT,
@@ -139,7 +141,7 @@ def save_mean(engine: Engine) -> dict[str, Any]:
     Where nodes hold shards, one all-gather more, and of what exchanges keep nothing: it belongs to shards.
     Raises `PeerFailed` where another rank could not copy its memory, before any of it is sent.
     """
-    shard, source_state = engine.env.shard, engine.env.source_state
+    shard, source_state = engine.shard, engine.env.source_state
 
     def copied() -> tuple[dict[str, Any], list[dict[str, Tensor]], list[dict[str, Tensor]]]:
         state = _copied(engine) | (
@@ -263,7 +265,7 @@ def _prepared_beside(
     engine: Engine, chosen: State, states: Sequence[State]
 ) -> tuple[str, Callable[[], None]]:
     """A function that takes up the source's part of the `chosen` state: one of `states`, or their mean."""
-    source_state, here = engine.env.source_state, engine.env.shard
+    source_state, here = engine.env.source_state, engine.shard
     held = [each for each in states if SOURCE_STATE in each]
     if source_state is None and not held:
         return "none", lambda: None
@@ -283,7 +285,7 @@ def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
     composition = composition_of(engine, state)
     if state["plan"] is not None:
         composition = replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
-    layout, shard = engine.layout_of(composition), engine.env.shard
+    layout, shard = engine.layout_of(composition), engine.shard
     specs = {spec.name: spec for spec in engine.specs}
     for plane, memories in all_planes(state).items():
         for name, memory in memories.items():
@@ -366,7 +368,7 @@ def _choose(
     if alone:
         (state,) = states
         if state["world"] is None:
-            return (state if engine.env.shard is None else _for_other_shards(state)), ()
+            return (state if engine.shard is None else _for_other_shards(state)), ()
         if (state["world"], state["rank"]) != (here.world, here.rank):
             raise ValueError(
                 f"state is rank {state['rank']}'s of {state['world']}, this is rank {here.rank} of "
@@ -395,7 +397,7 @@ def _choose(
         return states[here.rank], ()
     if len({(each["step"], each["plan"], each["layout"]) for each in states}) > 1:
         raise ValueError("the states are of different steps, plans or models")
-    if states[0].get("shard") is None and engine.env.shard is None:
+    if states[0].get("shard") is None and engine.shard is None:
         return _mean_state(states), dropped
     return _for_other_shards(_whole(engine, states)), dropped
 
@@ -422,7 +424,7 @@ def is_of_our_shard(engine: Engine, state: State) -> bool:
     FSDP cuts all parameters between rows, nodes may cut elsewhere: equal numbers are not yet equal shards.
     Parameters that only the state or only this model has say nothing of it.
     """
-    shard, theirs = engine.env.shard, state.get("shard")
+    shard, theirs = engine.shard, state.get("shard")
     if shard is None or theirs is None:
         return shard is theirs is None
     shapes = {spec.name: spec.shape for spec in engine.specs}

@@ -17,6 +17,7 @@ from gradwire.kernels import compiler
 from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.probe import slowest
+from gradwire.placement import Placement
 from gradwire.planning.costs import NOMINAL_CODEC
 from gradwire.planning.facts import Facts
 from gradwire.planning.forecast import Forecast
@@ -44,10 +45,11 @@ class AutoController(WarmupController):
         decision: Decision,
         specs: Sequence[ParameterSpec],
         env: EngineEnvironment,
+        placement: Placement,
         watch: BackwardWatch,
         layout_of: Callable[[Composition, torch.device], Layout],
     ) -> None:
-        super().__init__(decision, specs, env, watch)
+        super().__init__(decision, specs, env, placement, watch)
         # All is built now, and not in a step that is timed, or for which others wait.
         built = _built(decision.candidates)
         self.may_follow = tuple(built.values())
@@ -69,7 +71,7 @@ class AutoController(WarmupController):
     def _made_ready(self, composition: Composition, layout: Layout) -> tuple[float, ...]:
         """Compile the kernels of a candidate; the four numbers of its codec's cost, infinite if unknown."""
         self.env.compile_for(layout)
-        memory = self.env.for_layout(stays=layout.stays_on_device).placement.memory
+        memory = self.env.placed(layout).memory
         try:
             cost = codec_cost(composition.exchange, composition.text, memory, budget_s=_BUDGET_S)
         except Exception as error:
@@ -103,7 +105,7 @@ class AutoController(WarmupController):
         """
 
         def price(way: _Way) -> Forecast:
-            cut = self.env.for_layout(stays=way.layout.stays_on_device).placement.granularity
+            cut = self.env.placed(way.layout).granularity
             found = forecast_by(facts, way.layout, self.specs, cut)
             assert found is not None, "ready times and links are known"
             return found.coded(NOMINAL_CODEC)

@@ -26,7 +26,7 @@ from gradwire.measure.link import Traffic
 from gradwire.measure.norms import Weighing
 from gradwire.measure.probe import BUDGET_S, name_of, network_of, probe, slowest, table_of
 from gradwire.memory import UNSENT
-from gradwire.placement import Device
+from gradwire.placement import Device, Placement
 from gradwire.planning.change_detection import THRESHOLD, StepWatch
 from gradwire.planning.collectives import calibrated, serial_bytes
 from gradwire.planning.costs import ENOUGH, CodecCost, Line, Link
@@ -89,6 +89,7 @@ class WarmupController:
         decision: Decision,
         specs: Sequence[ParameterSpec],
         env: EngineEnvironment,
+        placement: Placement,
         watch: BackwardWatch,
     ) -> None:
         self.facts: Facts | None = None
@@ -98,7 +99,7 @@ class WarmupController:
         self.decision, self.specs, self.env = decision, specs, env
         self.may_follow: tuple[Composition, ...] = () if decision.about is None else (decision.about,)
         """Compositions that the decision may make, whose links are probed."""
-        self._watch = watch
+        self._placement, self._watch = placement, watch
 
     @property
     def is_serial(self) -> bool:
@@ -123,8 +124,10 @@ class WarmupController:
             exposed = self.profiler.exposed
             return self.decision.hidden(exposed) if exposed else None
         # Verdicts have more rows where ranks hold shards.
-        facts = replace(facts, buckets=tuple(step.direct), world=self.env.comm.world)
-        return self.decide(surveyed(facts, self.decision, self.env, self.specs, self.may_follow))
+        facts = replace(facts, buckets=tuple(step.direct), world=self.env.world)
+        return self.decide(
+            surveyed(facts, self.decision, self.env, self._placement, self.specs, self.may_follow)
+        )
 
     def decide(self, facts: Facts) -> Composition | None:
         """The composition to run, or `None` if more has to be measured first."""
@@ -136,16 +139,17 @@ def measuring(
     decision: Decision,
     specs: Sequence[ParameterSpec],
     env: EngineEnvironment,
+    placement: Placement,
     watch: BackwardWatch,
     layout_of: Callable[[Composition, torch.device], Layout],
 ) -> WarmupController:
     """The controller that measures for `decision`; `layout_of` lays parameters out for a composition."""
     if not decision.candidates:
-        return WarmupController(decision, specs, env, watch)
+        return WarmupController(decision, specs, env, placement, watch)
     # Loaded by what chooses among recipes.
     from gradwire.control.auto import AutoController
 
-    return AutoController(decision, specs, env, watch, layout_of)
+    return AutoController(decision, specs, env, placement, watch, layout_of)
 
 
 Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
@@ -165,14 +169,16 @@ class RunningController:
     facts: Facts | None = None
 
     def __init__(
-        self, layout: Layout, env: EngineEnvironment, hear: Callable[[int, Rows], Heard], health: Health
+        self, layout: Layout, placement: Placement, hear: Callable[[int, Rows], Heard], health: Health
     ) -> None:
         self._hear, self._watch, self._health = hear, layout.main.watch, health
-        self._judge = None if self._watch is None else self._watch.judge(watched_in(layout, env.comm.world))
+        self._judge = (
+            None if self._watch is None else self._watch.judge(watched_in(layout, placement.comm.world))
+        )
         self._lanes = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
         remembering = [lane for lane in self._lanes if UNSENT in lane.committed]
         self._remembers = bool(remembering)
-        self._scales = Scales(remembering, env.placement.fetch)
+        self._scales = Scales(remembering, placement.fetch)
         cycle = max((lane.exchange.laws.cycle for lane in remembering), default=1)
         is_on_trial = self._watch is not None and self._watch.ends
         self._cycle, self._every = cycle, cycle if is_on_trial else max(EVERY, cycle)
@@ -345,6 +351,7 @@ def _energy(lanes: Sequence[Lane]) -> float:
 def controller_for(
     layout: Layout,
     env: EngineEnvironment,
+    placement: Placement,
     watch: BackwardWatch,
     hear: Callable[[int, Rows], Heard],
     layout_of: Callable[[Composition, torch.device], Layout],
@@ -353,8 +360,8 @@ def controller_for(
     """The controller while `layout` runs; a rank alone has nothing to decide."""
     decision = layout.main.next
     if decision is None or layout.alone:
-        return RunningController(layout, env, hear, health)
-    return measuring(decision, layout.specs, env, watch, layout_of)
+        return RunningController(layout, placement, hear, health)
+    return measuring(decision, layout.specs, env, placement, watch, layout_of)
 
 
 def watched_in(layout: Layout, world: int) -> Watched:
@@ -388,7 +395,7 @@ def handed_over(now: Layout, asked: Layout, comm: Comm) -> Composition | None:
 def traffic_for(layout: Layout, env: EngineEnvironment) -> Traffic:
     """The record of the link while `layout` runs: under another layout, messages had other sizes."""
     threshold = THRESHOLD if layout.main.watch is None else layout.main.watch.link_change
-    return Traffic(env.comm.world, env.control.world, threshold)
+    return Traffic(env.world, env.control.world, threshold)
 
 
 PROBED = ("all_reduce", "all_gather")
@@ -402,17 +409,18 @@ def surveyed(
     facts: Facts,
     decision: Decision,
     env: EngineEnvironment,
+    placement: Placement,
     specs: Sequence[ParameterSpec],
     may_follow: Sequence[Composition] = (),
 ) -> Facts:
     """`facts` with what is found out now. A collective, in the same step on all ranks, which all get the
     same numbers. The links are those that `may_follow` would use; their bandwidth follows from what the dense
     steps sent."""
-    comm, control = env.comm, env.control
+    comm, control = placement.comm, placement.control
     gradient_bytes = float(sum(spec.numel * spec.dtype.itemsize for spec in specs))
     facts = replace(facts, gradient_bytes=gradient_bytes)
     if comm.world > 1:
-        memory, verbs = env.placement.memory, links_for(may_follow, comm.world)
+        memory, verbs = placement.memory, links_for(may_follow, comm.world)
         # Training waits, so sizes grow only as far as all probes together take no longer than a step. The
         # smallest tell the latency, and dense steps have told the bandwidth.
         budget_s = min(BUDGET_S, (facts.dense_s or math.inf) / len(verbs))
@@ -426,13 +434,13 @@ def surveyed(
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
         sent_bytes = Round("all_reduce", int(gradient_bytes), torch.uint8).wire_bytes(comm.world)
         # A thread that waits for a device spins, and its processor time is that of no collective.
-        spent_s = facts.sending_s if env.placement.device.is_host else 0.0
+        spent_s = facts.sending_s if placement.device.is_host else 0.0
         dear = overhead_factor(spent_s, number, sent_bytes)
         mine = replace(facts.cores, share=fewest_cores(control), overhead_factor=dear)
         cores = mine if memory.is_host else ENOUGH  # a codec on a device takes no core
         facts = replace(facts, network=network, cores=cores)
     if (about := decision.about) is not None:
-        codec = agreed_cost(about, control, env.placement.memory)
+        codec = agreed_cost(about, control, placement.memory)
         facts = replace(facts, codec=codec, payloads=payloads(about.exchange, _TYPICAL, comm.world))
     if decision.uses:
         names = [spec.name for spec in specs if len(spec.whole.shape) > 1]

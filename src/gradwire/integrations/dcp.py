@@ -68,8 +68,9 @@ class WireState:
         self._reader = checkpoint
         if checkpoint is not None and not isinstance(checkpoint, StorageReader):
             self._reader = FileSystemReader(checkpoint)
-        self._around = wire.attached.backward.engine.env
-        self._shards = None if self._around.shard is None else _Shards(wire, self._around.shard)
+        engine = wire.attached.backward.engine
+        self._around, shard = engine.env, engine.shard
+        self._shards = None if shard is None else _Shards(wire, shard)
         self._is_own = self._is_cut = False
 
     def state_dict(self) -> dict[str, Any]:

@@ -61,6 +61,17 @@ class Placement:
     everyone: Comm | None = None
 
     @property
+    def resolves_late(self) -> bool:
+        """Whether a step is resolved when the next one begins."""
+        return self.resolve == "late"
+
+    @property
+    def checksum_bytes(self) -> float:
+        """The bytes of checksums among all bytes sent so far."""
+        comms = {self.comm, self.control, self.inside} - {None}
+        return sum(each.overhead_bytes for each in comms if each is not None)
+
+    @property
     def granularity(self) -> Granularity:
         """How finely work is cut that is done where the memory is."""
         return granularity(is_host=self.memory.is_host)

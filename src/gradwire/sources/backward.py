@@ -104,7 +104,7 @@ class Backward:
     @property
     def placement(self) -> Placement:
         """The placement of the step that is running, or else of the next one."""
-        return self.engine.env.placement
+        return self.engine.placement
 
     def open(self) -> None:
         """The first gradients of a step are there.

@@ -246,7 +246,7 @@ class PlainParameters(Source):
         """Make buckets as what runs in this step wants them; on all ranks the same."""
         engine = self._backward.engine
         whole = engine.measuring or engine.layout.is_plain
-        wanted = 1 if whole else engine.env.placement.granularity.buckets
+        wanted = 1 if whole else engine.placement.granularity.buckets
         if wanted == self._wanted:
             return
         self._wanted = wanted

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gradwire.checkpoint.shards import Shard
 from gradwire.control.controller import Controller, Heard, Rows, controller_for, handed_over, traffic_for
 from gradwire.control.health import Health
 from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
@@ -21,6 +22,7 @@ from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
 from gradwire.measure.link import Change, is_apart
 from gradwire.measure.metered import MeteredComm
 from gradwire.memory import UNSENT, Gradients
+from gradwire.placement import Placement
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
@@ -60,6 +62,7 @@ class Snapshot:
     plan: str | None
     controller: Controller
     env: EngineEnvironment
+    placement: Placement
     facts: Facts | None
 
 
@@ -74,10 +77,10 @@ class Engine:
         self.specs, self.recipe, self.env = tuple(specs), recipe, env
         self.rank = env.control.rank
         """The number that names this rank in messages."""
-        device, self.health = env.placement.device, Health()
+        device, self.health = env.usual.device, Health()
         self.watch = BackwardWatch(stopwatch_for(device), exact=clock_of(device))
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
-        self.runner = ExchangeRunner(lambda: self.env.placement, self._progress, self.rank)
+        self.runner = ExchangeRunner(lambda: self.placement, self._progress, self.rank)
         self._now: Step | None = None
         self._unresolved: Step | None = None
         self._following: Composition | None = None
@@ -91,24 +94,26 @@ class Engine:
 
         All that can fail is done here, and nothing changes: ranks can agree before any of them goes on.
         """
-        decision, env = layout.main.next, self.env.for_layout(stays=layout.stays_on_device)
+        decision, env, placement = layout.main.next, self.env, self.env.placed(layout)
         env.compile_for(layout)
         if decision is not None and decision.about is not None:
             # Whatever the facts will be, its codec is timed and then used.
             foreseen = self.layout_of(decision.about, META)
             env.compile_for(foreseen)
-        controller = controller_for(layout, env, self.watch, self._hear, self.layout_of, self.health)
+        controller = controller_for(
+            layout, env, placement, self.watch, self._hear, self.layout_of, self.health
+        )
         plan = layout.main.text if decision is None else None
         step, facts = (self.step, self.facts) if step is None else (step, None)
-        return Snapshot(layout, step, plan, controller, env, facts)
+        return Snapshot(layout, step, plan, controller, env, placement, facts)
 
     def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
         """The layout of parameters under another composition, by default where that would run."""
         env = self.env
         if device is None:
-            stays = env.alternative is None or self.layout_of(composition, META).stays_on_device
-            device = env.for_layout(stays=stays).device
-        given = env.comm.world, env.memory_dtype, env.tuning
+            where = env.usual if env.on_host is None else env.placed(self.layout_of(composition, META))
+            device = where.memory.where
+        given = env.world, env.memory_dtype, env.tuning
         return build(self.specs, composition, env.policy, device, *given)
 
     def layout_to_run(self, asked: Layout, *, owing: bool = False) -> Layout:
@@ -119,7 +124,7 @@ class Engine:
         following = asked.main.next
         aim = asked if following is None or following.about is None else self.layout_of(following.about, META)
         if self.env.alone and only_compresses(aim):
-            device = self.env.for_layout(stays=True).device
+            device = self.env.usual.memory.where
             return uncompressed(asked, device, self.env.memory_dtype, owing=owing)
         return asked
 
@@ -153,21 +158,23 @@ class Engine:
     def retired(self) -> Snapshot:
         """Plain all-reduce, whatever the policy, `prepared` without any memory."""
         env = self.env
-        device, given = env.for_layout(stays=True).device, (env.memory_dtype, env.tuning)
-        made = self.prepared(build(self.specs, dense(), None, device, env.comm.world, *given))
+        device, given = env.usual.memory.where, (env.memory_dtype, env.tuning)
+        made = self.prepared(build(self.specs, dense(), None, device, env.world, *given))
         return replace(made, env=replace(made.env, policy=None))
 
     def snapshot(self) -> Snapshot:
         """The present state, for `restore`. A layout that is installed in between has planes of its own."""
-        return Snapshot(self.layout, self.step, self.plan, self._controller, self.env, self.facts)
+        return Snapshot(
+            self.layout, self.step, self.plan, self._controller, self.env, self.placement, self.facts
+        )
 
     def restore(self, saved: Snapshot) -> None:
         """Run what was `prepared`, or go on as if nothing had run since `snapshot`."""
         self._following = None
         self.layout, self.step, self.plan, self.facts = saved.layout, saved.step, saved.plan, saved.facts
-        self._controller, self.env, self.comm = saved.controller, saved.env, saved.env.comm
-        self._control, self._is_sharded = saved.env.control, saved.env.sharded
-        self._granularity = saved.env.placement.granularity
+        self._controller, self.env, self.placement = saved.controller, saved.env, saved.placement
+        self.comm, self._control, self._is_sharded = self.placement.comm, self.env.control, self.env.sharded
+        self._granularity = self.placement.granularity
         self.traffic = traffic_for(self.layout, self.env)
 
     # -- what becomes of a step, once optimizers have stepped or not
@@ -197,6 +204,12 @@ class Engine:
     def is_counted(self) -> bool:
         """Whether an exchange has been counted as a step for which no optimizer has answered yet."""
         return self._is_counted
+
+    @property
+    def shard(self) -> Shard | None:
+        """This rank's share of every parameter; `None` where parameters are whole."""
+        inside = self.placement.inside
+        return None if inside is None else Shard(inside, self.env.replica)
 
     @property
     def late(self) -> float | None:
@@ -229,11 +242,11 @@ class Engine:
         self._is_counted = False
         for lane in self.layout.lanes:
             lane.begin()
-        is_late, is_serial = self.env.resolves_late and not self.measuring, self.is_serial
+        is_late, is_serial = self.placement.resolves_late and not self.measuring, self.is_serial
         step = self._now = Step.begun(
             self.step, self.layout.main.text, self.watch, at_s, is_late=is_late, is_serial=is_serial
         )
-        step.trace.exact = clock_of(self.env.placement.memory) if is_serial else None
+        step.trace.exact = clock_of(self.placement.memory) if is_serial else None
         if any(lane.held and lane.memory.covers_momentum for lane in self.layout.lanes):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin", self.rank)
         step.scale = self.env.loss_scale()
@@ -242,7 +255,8 @@ class Engine:
         step.buffers = carried = self.env.buffers()
         if carried is not None:
             # What passes over other ranks than gradients do says nothing of their link.
-            apart = MeteredComm(self.env.everyone) if self._is_sharded else None
+            everyone = self.placement.everyone or self._control
+            apart = MeteredComm(everyone) if self._is_sharded else None
             to = apart or step.observed(self.comm, "buffers")
             self.runner.issue(lambda: carried.send(to))
             if carried.failure is not None:
@@ -293,7 +307,7 @@ class Engine:
         except BaseException as error:
             step.fail(error, f"fold of {share.label}", self.rank)
             return
-        step.note(share, seen, self.env.placement.fetch)
+        step.note(share, seen, self.placement.fetch)
 
     def _launch_direct(self, step: Step, arrival: Arrival, run: DirectRun) -> None:
         region = arrival.buffer[run.region]
@@ -419,7 +433,7 @@ class Engine:
                 step.outcome = VerdictPending(tail, has_come=True, failure=step.failure)
             self._progress(step)
 
-        placement = self.env.placement
+        placement = self.placement
         tail.send(lambda: (placement.post_later or placement.post)(came))
 
     def _judge(self, step: Step, verdict: Verdict) -> None:
@@ -462,14 +476,14 @@ class Engine:
     def _land(self, step: Step, verdict: Verdict) -> None:
         """End the step for the model; whether it counts is asked of the device, and not waited for."""
         finite = torch.stack([step.finite(), *(each.finite() for each in step.small)]).all()
-        if (shard := self.env.shard) is not None:
+        if (shard := self.shard) is not None:
             finite = shard.all(finite)
         for small in step.small:
             small.land()
         if shard is not None or not self.layout.is_plain:
             step.poison_unless(finite)
         step.measured_s = self.watch.mark_end()
-        step.outcome = Landed(verdict, self.env.placement.fetch(finite))
+        step.outcome = Landed(verdict, self.placement.fetch(finite))
         self._now, self._unresolved = None, step
         self.env.concluded(step)
 

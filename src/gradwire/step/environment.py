@@ -6,13 +6,12 @@ Environment variables are another matter: `gradwire.environment` has those.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm
 from gradwire.placement import Device, Placement
 from gradwire.planning.tuning import USUAL, Tuning
@@ -59,21 +58,20 @@ class SourceState(Protocol):
 class EngineEnvironment:
     """Built before the engine and passed to its constructor. The functions are called on the engine's thread.
 
-    `placement` says where things are, and by what they travel: gradients over `comm`, and the verdict, with
-    all else that ranks agree on, over `control` in tensors on the CPU. The two may be the same comm, or one
-    over the same ranks. Where several ranks share a replica, each with a shard of it, `comm` is over the
-    ranks with the same shard, and `control` over all.
+    `usual` is the placement of most layouts, and of all if there is no `on_host`; see `placed`. Both have the
+    same `control` comm, and comms over the same ranks. Where several ranks share a replica, each with a shard
+    of it, gradients travel between the ranks with the same shard, and `control` is over all.
 
     `alone` is for a single rank, which has nothing to send: it compresses nothing (`uncompressed`).
     """
 
-    placement: Placement
+    usual: Placement
     concluded: Callable[[Step], None] = lambda _step: None
     """Called once per step, when its means are on their way into the buffers, or with its error."""
     resolved: Callable[[Step], None] = lambda _step: None
     """Called once per step that has no error, when it is known whether it counts: at most one step later."""
-    alternative: Placement | None = None
-    """Of two placements the one that is not in force: one has its memory on the host, one on a device."""
+    on_host: Placement | None = None
+    """The placement of layouts that read numbers on the host, where `usual` is one on a device."""
     policy: Policy | None = None
     seed: int = 0
     memory_dtype: torch.dtype | None = None
@@ -102,57 +100,28 @@ class EngineEnvironment:
     replica: dist.ProcessGroup | None = None
     """The group of ranks that hold the shards of a replica, where they are processes and hold shards."""
 
-    def for_layout(self, *, stays: bool) -> EngineEnvironment:
-        """These, with the placement for a layout that stays on a device, or does not.
+    def placed(self, layout: Layout) -> Placement:
+        """Where `layout` runs: on the host, if it reads numbers there, and gradients may be carried there.
 
         It follows from the layout alone, and so is the same on all ranks.
         """
-        if self.alternative is None or stays != self.placement.memory.is_host:
-            return self
-        return replace(self, placement=self.alternative, alternative=self.placement)
+        return self.usual if self.on_host is None or layout.stays_on_device else self.on_host
 
     def compile_for(self, layout: Layout) -> None:
         """Compile the kernels of a layout that will run, for where that will be."""
-        self.prepare(layout, self.for_layout(stays=layout.stays_on_device).placement.memory)
-
-    @property
-    def comm(self) -> Comm:
-        """The comm of gradients."""
-        return self.placement.comm
+        self.prepare(layout, self.placed(layout).memory)
 
     @property
     def control(self) -> Comm:
-        """The comm of the verdict, and of everything else that ranks agree on."""
-        return self.placement.control
+        """The comm of the verdict, and of everything else that ranks agree on, in tensors on the CPU."""
+        return self.usual.control
 
     @property
-    def checksum_bytes(self) -> float:
-        """The bytes of checksums among all bytes sent so far."""
-        comms = {self.comm, self.control, self.placement.inside} - {None}
-        return sum(each.overhead_bytes for each in comms if each is not None)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the memory is, and what the engine is handed of the gradients."""
-        return self.placement.memory.where
-
-    @property
-    def resolves_late(self) -> bool:
-        """Whether a step is resolved when the next one begins."""
-        return self.placement.resolve == "late"
-
-    @property
-    def shard(self) -> Shard | None:
-        """This rank's share of every parameter; `None` where parameters are whole."""
-        inside = self.placement.inside
-        return None if inside is None else Shard(inside, self.replica)
-
-    @property
-    def everyone(self) -> Comm:
-        """The comm of all ranks, for tensors that are where the memory is."""
-        return self.placement.everyone or self.control
+    def world(self) -> int:
+        """How many ranks exchange gradients."""
+        return self.usual.comm.world
 
     @property
     def sharded(self) -> bool:
         """Whether a step is agreed on by more ranks than exchange gradients."""
-        return self.control.world > self.comm.world
+        return self.control.world > self.world

@@ -35,7 +35,7 @@ class EventLog:
         self._has_warned = False
 
     def attached(self) -> None:
-        placement = self._engine.env.placement
+        placement = self._engine.placement
         if self._speaks and not placement.device.is_host:
             _LOG.warning(_UNTRIED, placement.device.where.type, placement.name)
         self._placed()
@@ -55,11 +55,11 @@ class EventLog:
 
     def _placed(self) -> None:
         """Warn once that gradients are carried on the host although they could stay on their device."""
-        env = self._engine.env
-        if env.alternative is not None and env.placement.memory.is_host and not self._has_warned:
+        engine = self._engine
+        if engine.placement is engine.env.on_host and not self._has_warned:
             self._has_warned = True
             if self._speaks:
-                _LOG.warning("%s", why_placed(self._engine))
+                _LOG.warning("%s", why_placed(engine))
 
     def unhealthy(self) -> None:
         """Training suffers from what is not sent. Not a warning, which a user may have made an error."""
@@ -105,16 +105,16 @@ def what_runs(engine: Engine) -> tuple[str, str]:
 
 def why_placed(engine: Engine) -> str:
     """The rule by which memory and codecs are where they are; empty where gradients are on the CPU."""
-    env, recipe = engine.env, short(engine.layout.main.text)
-    if env.placement.device.is_host:
+    placement, recipe = engine.placement, short(engine.layout.main.text)
+    if placement.device.is_host:
         return ""
-    if not env.placement.memory.is_host:
+    if not placement.memory.is_host:
         if engine.layout.stays_on_device:
             return "the host need not read any number"
         return f"{recipe} reads numbers on the host, but no process group carries tensors on the CPU"
-    if env.alternative is None:
-        return "as placement='host' asks"
-    return f"{recipe} reads numbers on the host, so gradients are carried there"
+    if placement is engine.env.on_host:
+        return f"{recipe} reads numbers on the host, so gradients are carried there"
+    return "as placement='host' asks"
 
 
 def account(engine: Engine) -> str:
@@ -141,7 +141,7 @@ def account(engine: Engine) -> str:
 def _share(engine: Engine) -> float:
     """Announced bytes of a steady step as a share of a plain all-reduce's."""
     layout, world = engine.layout, engine.comm.world
-    steady = ExchangeContext(STEADY, 0, 0, world, lane=-1, granularity=engine.env.placement.granularity)
+    steady = ExchangeContext(STEADY, 0, 0, world, lane=-1, granularity=engine.placement.granularity)
     sent = 0.0
     for step in range(STEADY, STEADY + _STEPS):
         for lane in layout.lanes:

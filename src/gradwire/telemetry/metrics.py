@@ -93,7 +93,7 @@ def _residual_to_gradient(engine: Engine, source: Source, loss_scale: float) -> 
     if not gradient > 0.0 or not math.isfinite(gradient):
         return None
     left = [lane.memory.weight * _norm([lane.committed[UNSENT]]) for lane in _remembering(engine)]
-    shard = engine.env.shard
+    shard = engine.shard
     # Shards of one size stand for the whole, where gradients are whole.
     parts = 1 if shard is None or source.members is not None else shard.parts
     return math.sqrt(parts) * math.hypot(*left) / gradient

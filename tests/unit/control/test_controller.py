@@ -93,9 +93,9 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
     about = [decision.about]
 
     def rank(comm: ThreadComm) -> Facts:
-        return surveyed(
-            Facts(1.0, 1.0, comm.world), decision, EngineEnvironment(host(comm, print)), (), about
-        )
+        placement = host(comm, print)
+        env = EngineEnvironment(placement)
+        return surveyed(Facts(1.0, 1.0, comm.world), decision, env, placement, (), about)
 
     facts = run_ranks(3, rank)
     assert facts[0] == facts[1] == facts[2]
@@ -118,8 +118,9 @@ def test_probes_of_two_verbs_together_are_no_longer_than_a_step(
     monkeypatch.setattr("gradwire.control.controller.probe", probe)
 
     def rank(comm: ThreadComm) -> Facts:
-        env = EngineEnvironment(host(comm, print))
-        return surveyed(Facts(1.0, 1.0, comm.world, dense_s=dense_s), _decision("covap"), env, ())
+        placement = host(comm, print)
+        facts = Facts(1.0, 1.0, comm.world, dense_s=dense_s)
+        return surveyed(facts, _decision("covap"), EngineEnvironment(placement), placement, ())
 
     run_ranks(2, rank)
     assert told == 2 * [budget_s]
@@ -142,6 +143,6 @@ def test_how_dear_collectives_are_is_measured_in_the_steps_that_are_taken_apart(
 
     def rank(comm: ThreadComm) -> Facts:
         placement = replace(host(comm, print), device=computes)
-        return surveyed(seen, _decision("covap"), EngineEnvironment(placement), specs)
+        return surveyed(seen, _decision("covap"), EngineEnvironment(placement), placement, specs)
 
     assert run_ranks(2, rank)[0].cores.overhead_factor == pytest.approx(dear, rel=1e-12)

@@ -40,8 +40,9 @@ def test_ranks_with_other_batches_agree_on_the_most() -> None:
         uses = {"a": 10.0 * (1 + comm.rank), "b": 100.0 / (1 + comm.rank), "vector": 5.0}
         shapes = {"a": (2, 5), "b": (2, 5), "c": (2, 5), "vector": (5,)}
         specs = [ParameterSpec(name, shape, torch.float32, 10) for name, shape in shapes.items()]
-        env = EngineEnvironment(host(comm, print), uses=lambda: uses)
-        return surveyed(Facts(1.0, 1.0, comm.world), _counting(), env, specs)
+        placement = host(comm, print)
+        env = EngineEnvironment(placement, uses=lambda: uses)
+        return surveyed(Facts(1.0, 1.0, comm.world), _counting(), env, placement, specs)
 
     for facts in run_ranks(3, rank):
         assert facts.uses == {"a": 30.0, "b": 100.0, "c": 0.0}

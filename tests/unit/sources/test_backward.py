@@ -213,8 +213,8 @@ def _engine(**other: Any) -> Any:
 def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -> Backward:
     worker = worker or SimpleNamespace(post=lambda _job: None, wait=wait_for, call=lambda job: job())
     placement: Any = host(None, worker.post)  # type: ignore[arg-type]
-    env = SimpleNamespace(placement=placement, alternative=None, control=SimpleNamespace(rank=1))
-    return Backward(source or Nothing(), worker, lambda *_: _engine(env=env, **engine))
+    env = SimpleNamespace(on_host=None, control=SimpleNamespace(rank=1))
+    return Backward(source or Nothing(), worker, lambda *_: _engine(env=env, placement=placement, **engine))
 
 
 def _bring(backward: Backward, index: int) -> None:

@@ -81,7 +81,7 @@ def fit_buckets(engine: Engine, total_bytes: int) -> Callable[..., None]:
             return
         if own is None:
             own = caps_of(ddp)
-            refine_buckets(ddp, total_bytes, engine.env.placement.granularity.buckets)
+            refine_buckets(ddp, total_bytes, engine.placement.granularity.buckets)
         else:
             restore_buckets(ddp, own)
             own = None

@@ -140,7 +140,7 @@ class NodeReducer:
     def open(self, at_s: float) -> None:
         """Begin a step."""
         self.engine.catch_up()  # which may change the placement
-        placement = self.engine.env.placement
+        placement = self.engine.placement
         assert placement.inside is not None, "there are nodes"
         self._running = _Pass(placement, MeteredComm(placement.inside))
         self.engine.open(at_s)
