@@ -39,7 +39,7 @@ from gradwire.lab.bench.statistics import mixed
 from gradwire.measure.codec import measure_codec
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import BackwardTiming, Cores, Link
-from gradwire.planning.forecast import Forecast
+from gradwire.planning.step_time import Forecast
 from gradwire.recipes import recipe
 
 NODES = 2

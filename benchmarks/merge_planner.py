@@ -45,8 +45,8 @@ from gradwire.planning import shapes
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import Cuts, even_groups, layer_wise
-from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, step_seconds
-from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
+from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, seconds_of
+from gradwire.planning.merge_worker import moved_cuts, worker_cuts
 from gradwire.recipes.mergecomp import dearer
 from gradwire.step.context import ExchangeContext
 
@@ -114,11 +114,7 @@ def joined(of: BackwardTiming, tensors: int) -> BackwardTiming:
 
 def ways(of: BackwardTiming, cost: GroupCost) -> dict[str, Cuts]:
     """Every planner's grouping."""
-    tensors = len(of.numel)
-
-    def seconds(cuts: Cuts) -> float:
-        return step_seconds(of, cuts, cost)
-
+    tensors, seconds = len(of.numel), seconds_of(of, cost, beside=False)
     return {
         "layer-wise": layer_wise(tensors),
         ALONE: (),
@@ -137,17 +133,17 @@ def brute_force(seconds: Callable[[Cuts], float], tensors: int) -> float:
 
 def compared(of: BackwardTiming, cost: GroupCost) -> dict[str, Any]:
     """Seconds of every way under both models, and by how much the plans miss brute force on fewer tensors."""
-    found, inside, beside = ways(of, cost), lambda cuts: step_seconds(of, cuts, cost), WorkerSeconds(of, cost)
-    few = joined(of, FEW)
-    least = brute_force(lambda cuts: step_seconds(few, cuts, cost), len(few.numel))
-    least_beside = brute_force(WorkerSeconds(few, cost), len(few.numel))
+    found, few = ways(of, cost), joined(of, FEW)
+    inside, beside = (seconds_of(of, cost, beside=each) for each in (False, True))
+    few_inside, few_beside = (seconds_of(few, cost, beside=each) for each in (False, True))
+    least, least_beside = (brute_force(each, len(few.numel)) for each in (few_inside, few_beside))
     return {
         "groups": {name: len(cuts) + 1 for name, cuts in found.items()},
         "inline_s": {name: inside(cuts) for name, cuts in found.items()},
         "worker_s": {name: beside(cuts) for name, cuts in found.items()},
         "worker_searched_s": beside(worker_cuts(of, cost, effort=100_000)),
-        "inline_to_brute_force": step_seconds(few, optimal_cuts(few, cost), cost) / least,
-        "worker_to_brute_force": WorkerSeconds(few, cost)(worker_cuts(few, cost)) / least_beside,
+        "inline_to_brute_force": few_inside(optimal_cuts(few, cost)) / least,
+        "worker_to_brute_force": few_beside(worker_cuts(few, cost)) / least_beside,
     }
 
 

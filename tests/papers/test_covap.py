@@ -13,7 +13,7 @@ from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.interval import bucketed, interval_for, paper_cuts, shards
-from gradwire.planning.predict import UnitWork, predict
+from gradwire.planning.step_time import Sent, UnitWork, step_time
 from tests.papers.covap_tables import GPT2_CCR, GPT2_INTERVAL, TABLE_I, TABLE_III, TABLE_V, TABLE_VII, Row
 from tests.support.planning_problems import (
     balanced_cuts,
@@ -23,8 +23,6 @@ from tests.support.planning_problems import (
     units_between,
 )
 
-MILLISECONDS = Network(Link(0.0, 1.0))
-"""A shift of n bytes takes n units of time, here ms."""
 UNITS = 1024
 """As good as a continuous flow: the first unit, whose computation hides nothing, is 1/1024 of it."""
 
@@ -35,10 +33,8 @@ def step_ms(row: Row, *, units: int = UNITS, allreduce: float | None = None, com
     """Equal units, ready at equal distances; the codec holds up the backward pass, as COVAP's equation 6."""
     sent = (row.allreduce if allreduce is None else allreduce) / units
     codec = CodecCost(Line(compress / units, 0.0), Line(0.0, 0.0))
-    work = [
-        UnitWork(row.backward * (i + 1) / units, 1, (Transfer("shift", sent),), codec) for i in range(units)
-    ]
-    return step_held_up_s(work, row.backward, MILLISECONDS, before_s=row.before)
+    work = [UnitWork(row.backward * (i + 1) / units, 1, (Sent(sent),)) for i in range(units)]
+    return row.before + step_held_up_s(work, row.backward, codec)
 
 
 @every_network
@@ -119,8 +115,8 @@ def cycle_s(of: BackwardTiming, cuts: tuple[int, ...], interval: int, link: Link
         def rounds(index: int, numel: int) -> tuple[Transfer, ...]:
             return (Transfer("all_reduce", 4.0 * numel),) if (index + number) % interval == 0 else ()
 
-        units = units_between(of, cuts, rounds)
-        return predict(units, of.total_s, 8, Network(link), before_s=of.before_s).step_s
+        units = units_between(of, cuts, rounds, 8, Network(link))
+        return of.before_s + step_time(units, of.total_s)
 
     return [step(number) for number in range(interval)]
 

@@ -9,8 +9,8 @@ from statistics import mean
 import pytest
 
 from gradwire.planning.cuts import even_groups, layer_wise
-from gradwire.planning.merge import optimal_cuts, search_cuts, step_seconds
-from tests.support.planning_problems import all_groupings, backward, cost
+from gradwire.planning.merge import optimal_cuts, search_cuts
+from tests.support.planning_problems import all_groupings, backward, cost, step_seconds
 
 INSTANCES = 300
 

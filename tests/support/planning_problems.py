@@ -10,11 +10,10 @@ from random import Random
 import numpy as np
 
 from gradwire.planning.collectives import Transfer, time_of
-from gradwire.planning.costs import BackwardTiming, Line, Network
+from gradwire.planning.costs import FREE, BackwardTiming, CodecCost, Line, Network
 from gradwire.planning.cuts import Cuts, phased_cuts
 from gradwire.planning.interval import balanced_edges
-from gradwire.planning.merge import GroupCost
-from gradwire.planning.predict import UnitWork, ready_of_element
+from gradwire.planning.merge import GroupCost, seconds_of
 from gradwire.planning.ratio import (
     HIGHEST,
     LOWEST,
@@ -24,22 +23,30 @@ from gradwire.planning.ratio import (
     knee,
     pareto_front,
 )
+from gradwire.planning.step_time import Sent, UnitWork, ready_of_element
 
 
 def units_between(
-    of: BackwardTiming, cuts: Sequence[int], rounds: Callable[[int, int], tuple[Transfer, ...]]
+    of: BackwardTiming,
+    cuts: Sequence[int],
+    rounds: Callable[[int, int], tuple[Transfer, ...]],
+    world: int,
+    network: Network,
 ) -> list[UnitWork]:
-    """The units between element cuts, for `predict`: `rounds(index, numel)` names a unit's collectives."""
-    ready_s, bounds = ready_of_element(of), pairwise((0, *cuts, sum(of.numel)))
-    return [
-        UnitWork(ready_s(stop), stop - start, rounds(index, stop - start))
-        for index, (start, stop) in enumerate(bounds)
-    ]
+    """The units between element cuts, for `step_time`: `rounds(index, numel)` names a unit's collectives."""
+    ready_s, bounds, found = ready_of_element(of), pairwise((0, *cuts, sum(of.numel))), []
+    for index, (start, stop) in enumerate(bounds):
+        sent = tuple(Sent(time_of(each, world, network)) for each in rounds(index, stop - start))
+        found.append(UnitWork(ready_s(stop), stop - start, sent))
+    return found
 
 
-def step_held_up_s(
-    units: Sequence[UnitWork], backward_s: float, network: Network, *, before_s: float = 0.0
-) -> float:
+def step_seconds(of: BackwardTiming, cuts: Cuts, cost: GroupCost) -> float:
+    """MergeComp's F of a grouping, by the model."""
+    return seconds_of(of, cost, beside=False)(cuts)
+
+
+def step_held_up_s(units: Sequence[UnitWork], backward_s: float, codec: CodecCost = FREE) -> float:
     """A step in which the codec holds up the backward pass itself, and units are decoded at its end.
 
     COVAP's equation 6 (Meng et al. 2023), and MergeComp's F (Wang et al. 2021, equation 7) where what
@@ -47,14 +54,14 @@ def step_held_up_s(
     """
     held_s, wire_free_s, ends = 0.0, 0.0, []
     for unit in units:
-        [sent] = unit.rounds
-        held_s += unit.encode_s
-        wire_free_s = max(unit.ready_s + held_s, wire_free_s) + time_of(sent, 2, network)
+        [sent] = unit.sent
+        held_s += codec.encode(unit.numel)
+        wire_free_s = max(unit.ready_s + held_s, wire_free_s) + sent.seconds
         ends.append(wire_free_s)
     free_s = backward_s + held_s
     for unit, end_s in zip(units, ends, strict=True):
-        free_s = max(end_s, free_s) + unit.decode_s
-    return before_s + free_s
+        free_s = max(end_s, free_s) + codec.decode(unit.numel)
+    return free_s
 
 
 def backward(draw: Random, tensors: int) -> BackwardTiming:

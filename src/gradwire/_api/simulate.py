@@ -22,8 +22,8 @@ from gradwire._api.plan import BETWEEN_ROUNDS, DAY_S, Told, backward_of, link_of
 from gradwire.control.forecast import forecast, gains_by_two_levels, specs_of_profile
 from gradwire.planning.cluster import Cluster, slowest
 from gradwire.planning.costs import BackwardTiming, CodecCost
-from gradwire.planning.forecast import Forecast
 from gradwire.planning.shapes import Profile
+from gradwire.planning.step_time import Forecast
 from gradwire.quantities import columns, table_text, wrapped
 from gradwire.recipes import entries
 from gradwire.recipes.parse import steady

@@ -11,17 +11,15 @@ from typing import NamedTuple
 import torch
 
 from gradwire.control.controller import WarmupController, cost_of
-from gradwire.control.forecast import best_cut, coarser, forecast_by
-from gradwire.control.main_lane import main_lane
+from gradwire.control.forecast import best_cut, coarser, forecast_by, main_lane
 from gradwire.kernels import compiler
 from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.probe import slowest
 from gradwire.placement import Placement
-from gradwire.planning.costs import NOMINAL_CODEC
+from gradwire.planning.costs import FREE, NOMINAL_CODEC
 from gradwire.planning.facts import Facts
-from gradwire.planning.forecast import Forecast
-from gradwire.planning.predict import FREE
+from gradwire.planning.step_time import Forecast
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short, steady
 from gradwire.step.arena import ParameterSpec

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from gradwire.planning.change_detection import error_of, middle_of, noise_of
 
 if TYPE_CHECKING:  # loaded by those who make them
-    from gradwire.planning.forecast import Forecast
+    from gradwire.planning.step_time import Forecast
 
 LEAD = 0.05
 """The share by which one recipe must be faster than another to count as faster. Half the bytes on a link that

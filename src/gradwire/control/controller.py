@@ -31,7 +31,7 @@ from gradwire.planning.change_detection import THRESHOLD, StepWatch
 from gradwire.planning.collectives import calibrated, serial_bytes
 from gradwire.planning.costs import ENOUGH, CodecCost, Line, Link
 from gradwire.planning.facts import Facts, StepObservation, Watched
-from gradwire.planning.forecast import overhead_factor
+from gradwire.planning.step_time import overhead_factor
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short
 from gradwire.step.arena import Lane, ParameterSpec, Unit

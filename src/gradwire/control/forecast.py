@@ -1,14 +1,14 @@
 """Predicts how long a step of a recipe takes: on a cluster before anything is measured, or by measured facts.
 
-The layout is the one that the engine would build, the rounds are those that the recipe announces after every
-warm-up, and the step is the cost model's (`gradwire.planning.predict`). Each collective is first turned into
-its seconds on the network, so that measured links, clusters, nodes and late workers differ in nothing else.
+The layout is the one that the engine would build, and the rounds are those that the recipe announces after
+every warm-up. Each round is turned into its seconds on the network. From there on measured links, clusters,
+nodes and late workers are the same to the model of a step (`gradwire.planning.step_time`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from statistics import fmean
@@ -20,25 +20,24 @@ from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Round
 from gradwire.comm.base import shortest_sum
 from gradwire.control.choice import LEAD
-from gradwire.control.main_lane import MainLane, Sent, main_lane
 from gradwire.exchange.base import STEADY
 from gradwire.granularity import ON_HOST, Granularity
 from gradwire.measure.codec import payloads
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Sends, Transfer
-from gradwire.planning.costs import NOMINAL_CODEC, BackwardTiming, CodecCost, Link
+from gradwire.planning.costs import FREE, NOMINAL_CODEC, BackwardTiming, CodecCost, Link
 from gradwire.planning.facts import Facts
-from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
-from gradwire.planning.predict import FREE, Tail, UnitWork, ready_of_element
 from gradwire.planning.shapes import Profile
+from gradwire.planning.step_time import Forecast, Sent, Tail, UnitWork, ready_of_element
 from gradwire.planning.tuning import ROUNDS, USUAL
 from gradwire.recipes import Composition
 from gradwire.recipes.parse import steady
 from gradwire.recipes.regroup import in_fewer_units
-from gradwire.step.arena import ParameterSpec
+from gradwire.step.arena import Lane, ParameterSpec
 from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import TINY, Layout, Policy, build, chooser
+from gradwire.step.verdict import HEADER, rides
 
 _BYTES = 4
 """Bytes of an element while the ranks of a node add it up."""
@@ -184,41 +183,49 @@ def predicted_step_s(
 
 def _priced(way: _Flat, backward: BackwardTiming, codec: CodecCost | None = None) -> Forecast:
     main, exchange = way.main, way.main.layout.main.exchange
-    tail, beside = main.tail(way.cluster.workers), main.small(way.world)
-    cycle_steps = exchange.laws.cycle
-    first = STEADY - STEADY % cycle_steps
-    sent = [way.rounds(step) for step in range(first, first + cycle_steps)]
-    decodes = payloads(exchange, max(way.sizes), way.world)
-    ready_s = ready_of_element(_at(backward, main.places))
-    ready = [ready_s(stop) for stop in (*main.cuts, main.numel)]
-    priced: dict[tuple[int, int], tuple[tuple[Transfer, ...], _Price]] = {}
 
-    def price(size: int, rounds: Rounds) -> tuple[tuple[Transfer, ...], _Price]:
-        key = size, id(rounds)  # of units that are alike, they are one object
+    # 1. The rounds that units announce in each step of a cycle, and what travels beside them.
+    first = STEADY - STEADY % exchange.laws.cycle
+    steps = [way.rounds(step) for step in range(first, first + exchange.laws.cycle)]
+    small = main.small(way.world)
+
+    # 2. Their seconds and bytes. Units of one size whose rounds are one object are priced once.
+    priced: dict[tuple[int, int], tuple[tuple[Sent, ...], _Price]] = {}
+
+    def price(size: int, rounds: Rounds) -> tuple[tuple[Sent, ...], _Price]:
+        key = size, id(rounds)
         if key not in priced:
             found = way.unit(size, rounds)
-            priced[key] = tuple(map(_known, found)), _added(found)
+            priced[key] = tuple([Sent(each.seconds, each.latency_s) for each in found]), _added(found)
         return priced[key]
 
-    prices = [[price(size, rounds) for size, rounds in zip(way.sizes, step, strict=True)] for step in sent]
+    prices = [[price(size, rounds) for size, rounds in zip(way.sizes, step, strict=True)] for step in steps]
+    sums = [_added(each for _, each in step) for step in prices]
+    beside = _added(way.unit(main.beside, (small,)))
+
+    # 3. A unit is ready when its last element is.
+    ready_of = ready_of_element(_at(backward, main.places))
+    ready_s = [ready_of(stop) for stop in (*main.cuts, main.numel)]
     cycle = tuple(
         tuple(
-            UnitWork(at_s, size, works, codec or FREE, decodes)
-            for at_s, size, (works, _) in zip(ready, way.sizes, step, strict=True)
+            [
+                UnitWork(at_s, size, sent)
+                for at_s, size, (sent, _) in zip(ready_s, way.sizes, step, strict=True)
+            ]
         )
         for step in prices
     )
-    steps = [_added(price for _, price in step) for step in prices]
-    riding = _added(way.unit(main.beside, (beside,)))
     return Forecast(
         backward,
         cycle,
-        way.end(tail, beside),
-        wire_bytes=fmean(step.wire_bytes for step in steps) + riding.wire_bytes,
-        node_bytes=fmean(step.node_bytes for step in steps) + riding.node_bytes,
-        memory_bytes=main.layout.memory_bytes + max(step.gathered_bytes for step in steps),
-        at_most=any(each.at_most for step in sent for rounds in step for each in rounds),
-        calls=fmean(sum(map(len, step)) for step in sent) + 1.0,
+        way.end(small),
+        wire_bytes=fmean(each.wire_bytes for each in sums) + beside.wire_bytes,
+        node_bytes=fmean(each.node_bytes for each in sums) + beside.node_bytes,
+        memory_bytes=main.layout.memory_bytes + max(each.gathered_bytes for each in sums),
+        at_most=any(each.at_most for step in steps for rounds in step for each in rounds),
+        calls=fmean(sum(map(len, step)) for step in steps) + 1.0,
+        codec=codec or FREE,
+        decodes=payloads(exchange, max(way.sizes), way.world),
     )
 
 
@@ -275,6 +282,64 @@ def bucket_cuts(numel: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(bucketed(numel)))[:-1]
 
 
+@dataclass(frozen=True)
+class MainLane:
+    """The units in which a layout's own recipe sends, and how many elements travel beside them.
+
+    `places` are its parameters' in the layout; `cuts` are in elements. Where nothing is remembered `lane` is
+    `None`, and units are DDP's buckets.
+    """
+
+    layout: Layout
+    lane: Lane | None
+    places: tuple[int, ...]
+    cuts: tuple[int, ...]
+    numel: int
+    beside: int
+
+    def rounds(self, ctx: ExchangeContext) -> tuple[Rounds, ...]:
+        """The rounds of each unit in the step of `ctx`, which may be the context of any of them."""
+        exchange, lane = self.layout.main.exchange, self.lane
+        dtype = torch.float32 if lane is None else lane.dtype
+        ctx = replace(ctx, narrow=None if lane is None else lane.narrow)
+        rounds, known, cycle = [], dict[Hashable, Rounds](), exchange.laws.cycle
+        for index, (start, stop) in enumerate(pairwise((0, *self.cuts, self.numel))):
+            parts = () if lane is None else lane.units[index].parts
+            # They depend on how many elements of which shapes a unit has, not on where these lie.
+            alike = stop - start, index % cycle, tuple([(part.shape, part.numel) for part in parts])
+            if alike not in known:
+                known[alike] = exchange.rounds(stop - start, dtype, replace(ctx, unit=index, parts=parts))
+            rounds.append(known[alike])
+        return tuple(rounds)
+
+    def small(self, world: int) -> Round:
+        """The all-reduce of what travels beside the units."""
+        way = shortest_sum(world, torch.float32.itemsize * self.beside, self.layout.tuning.latency)
+        return Round("all_reduce", self.beside, torch.float32, algorithm=way)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the verdict waits for every decode, because a decoder may refuse what has come."""
+        exchanges = (*(lane.exchange for lane in self.layout.lanes), *self.layout.direct.values())
+        return not all(exchange.laws.total for exchange in exchanges)
+
+
+def main_lane(layout: Layout, specs: Sequence[ParameterSpec], bucket_cuts: Sequence[int]) -> MainLane:
+    """The lane of the recipe itself; all parameters in buckets where nothing is remembered."""
+    mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
+    lane = max(mine, key=lambda lane: lane.numel, default=None)
+    names = {spec.name for spec in specs} if lane is None else {slot.spec.name for slot in lane.slots}
+    places = tuple(place for place, spec in enumerate(specs) if spec.name in names)
+    cuts = tuple(bucket_cuts) if lane is None else tuple(unit.start for unit in lane.units[1:])
+    numel = sum(specs[place].numel for place in places)
+    return MainLane(layout, lane, places, cuts, numel, sum(spec.numel for spec in specs) - numel)
+
+
+def _verdict(world: int) -> Round:
+    """The all-reduce of every rank's row."""
+    return Round("all_reduce", world * HEADER, torch.float32, algorithm=shortest_sum(world))
+
+
 def _at(backward: BackwardTiming, places: Sequence[int]) -> BackwardTiming:
     ready_s = tuple(backward.ready_s[place] for place in places)
     return replace(backward, ready_s=ready_s, numel=tuple(backward.numel[place] for place in places))
@@ -298,10 +363,6 @@ def _added(prices: Iterable[_Price]) -> _Price:
     return _Price(*map(sum, zip(_Price(0.0, 0.0, 0.0, 0.0, 0.0), *prices, strict=True)))
 
 
-def _known(price: _Price) -> Transfer:
-    return Transfer("shift", price.seconds, latency_s=price.latency_s)
-
-
 @dataclass(frozen=True)
 class _Flat:
     """All ranks take part in every collective."""
@@ -320,7 +381,7 @@ class _Flat:
         """Elements of the units."""
         return [stop - start for start, stop in pairwise((0, *self.main.cuts, self.main.numel))]
 
-    def rounds(self, step: int) -> Sent:
+    def rounds(self, step: int) -> tuple[Rounds, ...]:
         return self.main.rounds(ExchangeContext(step, 0, 0, self.world, granularity=self.cut))
 
     def unit(self, _numel: int, rounds: Rounds) -> list[_Price]:
@@ -347,13 +408,16 @@ class _Flat:
             self.world * sent.payload_bytes if gathered else 0.0,
         )
 
-    def end(self, tail: Tail, _beside: Round) -> Tail:
-        """Seconds after the units: `tail` carries `beside`, small gradients, and the verdict."""
-        apart = None if tail.beside is None else self._timed(tail.beside)
-        return replace(tail, round=self._timed(tail.round), beside=apart)
+    def end(self, small: Round) -> Tail:
+        """After the units, the verdict; `small` gradients go with it if they are few, else beside it."""
+        verdict = _verdict(self.cluster.workers)
+        if rides(small.payload_bytes, self.cluster.workers, self.main.layout.tuning):
+            numel = verdict.numel + self.main.beside
+            return Tail(self._timed(replace(verdict, numel=numel)), self.main.waits)
+        return Tail(self._timed(verdict), self.main.waits, self._timed(small))
 
-    def _timed(self, sent: Sends) -> Transfer:
-        return Transfer("shift", self.cluster.seconds(sent), latency_s=self.cluster.latency_s(sent))
+    def _timed(self, sent: Sends) -> Sent:
+        return Sent(self.cluster.seconds(sent), self.cluster.latency_s(sent))
 
     def _travelling(self, sent: Round) -> float:
         return self.main.layout.main.exchange.laws.travels if sent.at_most else 1.0
@@ -388,13 +452,10 @@ class _TwoLevels(_Flat):
             )
         )
 
-    def end(self, tail: Tail, beside: Round) -> Tail:
+    def end(self, small: Round) -> Tail:
         """Small gradients go by shards, too; the verdict among all ranks; then all means are gathered."""
-        small_s = self.cluster.inside_s(beside.payload_bytes) + self.cluster.between_s(beside)
-        riding_bytes = beside.payload_bytes if tail.beside is None else 0
-        verdict = Transfer(
-            "all_reduce", tail.round.payload_bytes - riding_bytes, shortest_sum(self.cluster.workers)
-        )
+        small_s = self.cluster.inside_s(small.payload_bytes) + self.cluster.between_s(small)
         gathered_s = self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
+        verdict_s = self.cluster.seconds(_verdict(self.cluster.workers))
         # It waits for every decode (`Engine._progress`).
-        return Tail(Transfer("shift", small_s + self.cluster.seconds(verdict) + gathered_s))
+        return Tail(Sent(small_s + verdict_s + gathered_s))

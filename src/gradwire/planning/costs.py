@@ -38,6 +38,11 @@ class CodecCost:
         return CodecCost(*(Line(times * each.base_s, times * each.slope_s) for each in lines))
 
 
+NOTHING = Line(0.0, 0.0)
+FREE = CodecCost(NOTHING, NOTHING)
+"""A codec that takes no time."""
+
+
 @dataclass(frozen=True)
 class Cores:
     """Of one rank: its share of its machine's processor cores, and how many its computation keeps `busy`.

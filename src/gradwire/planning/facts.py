@@ -12,7 +12,7 @@ from gradwire.planning.costs import ENOUGH, BackwardTiming, CodecCost, Cores, Li
 from gradwire.planning.tuning import USUAL, Tuning
 
 if TYPE_CHECKING:  # which is made of facts
-    from gradwire.planning.forecast import Forecast
+    from gradwire.planning.step_time import Forecast
 
 
 @dataclass(frozen=True)

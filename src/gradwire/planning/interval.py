@@ -19,9 +19,8 @@ from statistics import median
 
 from gradwire.planning.costs import BackwardTiming, Line
 from gradwire.planning.cuts import even_cuts
-from gradwire.planning.forecast import CALL_S
 from gradwire.planning.merge import GroupCost, optimal_cuts
-from gradwire.planning.predict import ready_of_element
+from gradwire.planning.step_time import CALL_S, ready_of_element
 
 
 def interval_for(ccr: float, decimals: int = 1) -> int:

@@ -21,7 +21,7 @@ differ by less than a step varies; there d is an eighth of the bracket. α has n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, combinations
@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.planning.costs import BackwardTiming, Line
+from gradwire.planning.costs import NOTHING, BackwardTiming, CodecCost, Line
 from gradwire.planning.cuts import Cuts, even_groups, layer_wise
+from gradwire.planning.step_time import Work, held_up, step_time
 
 Floats = NDArray[np.float64]
-NOTHING = Line(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -59,30 +59,43 @@ class GroupCost:
         return Line(self.encode.base_s + self.decode.base_s, self.encode.slope_s + self.decode.slope_s)
 
 
-def step_seconds(backward: BackwardTiming, cuts: Cuts, cost: GroupCost) -> float:
-    """F of a grouping (equation 7), from the beginning of the backward pass.
+Seconds = Callable[[Cuts], float]
+"""A function from a grouping to the time of its step, from the beginning of the backward pass."""
 
-    The recurrence itself, group by group.
+
+def seconds_of(backward: BackwardTiming, cost: GroupCost, *, beside: bool = True) -> Seconds:
+    """The time of a step by its grouping: `step_time` of units that send one round each.
+
+    The codec works `beside` the backward pass, on a worker of its own, or holds it up: MergeComp's F.
 
     >>> backward = BackwardTiming(0.0, (1.0, 2.0), (1, 1), 2.0)
-    >>> step_seconds(backward, (1,), GroupCost(Line(0.0, 0.0), Line(0.5, 1.0)))
-    4.0
+    >>> cost = GroupCost(Line(0.5, 0.0), Line(1.0, 0.0), Line(0.25, 0.0))
+    >>> seconds_of(backward, cost)((1,)), seconds_of(backward, cost, beside=False)((1,))
+    (3.75, 4.5)
     """
-    sizes = list(accumulate(backward.numel, initial=0))
-    compress, communicate = cost.compress, cost.communicate
-    compressed = wire_free_s = 0.0
-    first = 0
-    for stop in (*cuts, len(backward.numel)):
-        numel = sizes[stop] - sizes[first]
-        compressed += compress.base_s + compress.slope_s * numel
-        ready_s = backward.ready_s[stop - 1] + compressed
-        wire_free_s = max(wire_free_s, ready_s) + communicate.base_s + communicate.slope_s * numel
-        first = stop
-    return max(wire_free_s, backward.total_s + compressed)
+    ends, tensors = list(accumulate(backward.numel, initial=0)), len(backward.numel)
+    codec, startup_s, element_s = (
+        CodecCost(cost.encode, cost.decode),
+        cost.communicate.base_s,
+        cost.communicate.slope_s,
+    )
+
+    def units(cuts: Cuts) -> Iterator[Work]:
+        first = 0
+        for stop in (*cuts, tensors):
+            numel = ends[stop] - ends[first]
+            yield backward.ready_s[stop - 1], numel, ((element_s * numel, 0.0, startup_s),)
+            first = stop
+
+    if beside:
+        return lambda cuts: step_time(units(cuts), backward.total_s, codec)
+    return lambda cuts: step_time(*held_up(units(cuts), backward.total_s, cost.compress))
 
 
 def optimal_cuts(backward: BackwardTiming, cost: GroupCost, most: int | None = None) -> Cuts:
-    """The grouping with the least `step_seconds`, of at most `most` groups; no other one is better.
+    """The grouping of least time where the codec holds up the backward pass; no other one is better.
+
+    It has at most `most` groups.
 
     Ready times must ascend. O(N²) per number of groups, and numbers that cannot win any more are not tried.
 
@@ -112,7 +125,8 @@ def _first_guess(backward: BackwardTiming, cost: GroupCost, most: int) -> tuple[
     guesses = [even_groups(tensors, parts) for parts in (1, 2, 4, 8) if parts <= most]
     if most == tensors:
         guesses.append(layer_wise(tensors))
-    return min((step_seconds(backward, cuts, cost), cuts) for cuts in guesses)
+    seconds = seconds_of(backward, cost, beside=False)
+    return min((seconds(cuts), cuts) for cuts in guesses)
 
 
 def _require_ascending(backward: BackwardTiming) -> None:
@@ -197,8 +211,6 @@ class _Table:
 def _floats(values: Any) -> Floats:
     return np.asarray(values, np.float64)
 
-
-Seconds = Callable[[Cuts], float]
 
 _LEVEL = 1 - 1e-12
 """Above rounding (1e-16), below what a single element among 10^9 changes."""

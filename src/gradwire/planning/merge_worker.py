@@ -10,47 +10,14 @@ random problems of up to ten tensors, 245 plans were optimal by brute force, and
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+from collections.abc import Iterable, Iterator
 
-from gradwire.planning.costs import BackwardTiming, Line
+from gradwire.planning.costs import NOTHING, BackwardTiming, Line
 from gradwire.planning.cuts import Cuts, even_groups, layer_wise
-from gradwire.planning.merge import NOTHING, GroupCost, optimal_cuts
+from gradwire.planning.merge import GroupCost, Seconds, optimal_cuts, seconds_of
 
 _FEW = 32
 """Groups up to which a grouping is worth moving cut by cut."""
-
-
-class WorkerSeconds:
-    """Seconds of a grouping from the beginning of the backward pass: `predict`, for one round a group.
-
-    >>> backward = BackwardTiming(0.0, (1.0, 2.0), (1, 1), 2.0)
-    >>> WorkerSeconds(backward, GroupCost(Line(0.5, 0.0), Line(1.0, 0.0), Line(0.25, 0.0)))((1,))
-    3.75
-    """
-
-    def __init__(self, backward: BackwardTiming, cost: GroupCost) -> None:
-        self._cost, self._total_s, self._ready_s = cost, backward.total_s, backward.ready_s
-        self._sizes = list(accumulate(backward.numel, initial=0))
-
-    def __call__(self, cuts: Cuts) -> float:
-        encode, wire, decode = self._cost.encode, self._cost.communicate, self._cost.decode
-        ended: deque[tuple[float, float]] = deque()  # when a group's round ended, and how long decoding takes
-        worker_s = wire_s = 0.0
-        first = 0
-        for stop in (*cuts, len(self._ready_s)):
-            ready_s, numel = self._ready_s[stop - 1], self._sizes[stop] - self._sizes[first]
-            while ended and ended[0][0] < ready_s:
-                posted_s, decode_s = ended.popleft()
-                worker_s = (worker_s if worker_s > posted_s else posted_s) + decode_s
-            worker_s = (worker_s if worker_s > ready_s else ready_s) + encode.base_s + encode.slope_s * numel
-            wire_s = (wire_s if wire_s > worker_s else worker_s) + wire.base_s + wire.slope_s * numel
-            ended.append((wire_s, decode.base_s + decode.slope_s * numel))
-            first = stop
-        for posted_s, decode_s in ended:
-            worker_s = max(worker_s, posted_s) + decode_s
-        return max(worker_s, wire_s, self._total_s)
 
 
 def worker_cuts(backward: BackwardTiming, cost: GroupCost, effort: int = 4000) -> Cuts:
@@ -82,7 +49,7 @@ def _even(tensors: int) -> list[Cuts]:
 
 
 def _from(starts: list[Cuts], backward: BackwardTiming, cost: GroupCost, effort: int) -> Cuts:
-    seconds = WorkerSeconds(backward, cost)
+    seconds = seconds_of(backward, cost)
     # Of many groups every look at a neighbour costs as much as of few, and gains less.
     few = [cuts for cuts in starts if len(cuts) < _FEW]
     return min(improved(seconds, few, len(backward.numel), effort), *starts, key=seconds)
@@ -100,7 +67,7 @@ def _simpler(cost: GroupCost) -> tuple[GroupCost, ...]:
     )
 
 
-def improved(seconds: Callable[[Cuts], float], starts: Iterable[Cuts], tensors: int, effort: int) -> Cuts:
+def improved(seconds: Seconds, starts: Iterable[Cuts], tensors: int, effort: int) -> Cuts:
     """The best of `starts`, moved by the first move that helps, far ones first, until none does."""
     best_s, best = min((seconds(cuts), cuts) for cuts in starts)
     far = max(1, tensors // 4)

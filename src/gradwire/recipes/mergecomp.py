@@ -32,8 +32,8 @@ from gradwire.planning.cuts import (
     one_unit,
 )
 from gradwire.planning.facts import Facts, StepObservation, Watched
-from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, step_seconds
-from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
+from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, seconds_of
+from gradwire.planning.merge_worker import moved_cuts, worker_cuts
 from gradwire.quantities import counted
 from gradwire.recipes.base import Composition, Decision, Judge, Watch, register
 from gradwire.recipes.dense import measured_for
@@ -187,15 +187,14 @@ def _best(
     split: Split, groups: int, alpha: float, backward: BackwardTiming, cost: GroupCost
 ) -> tuple[Cuts, float]:
     """Cuts, and the seconds of a backward pass under the model that they are the best of."""
+    seconds = seconds_of(backward, cost, beside=split == "planned")
     if split == "planned":
         cuts = worker_cuts(backward, cost)
-        return cuts, WorkerSeconds(backward, cost)(cuts)
-    inside = partial(step_seconds, backward, cost=cost)
-    if split == "search":
-        cuts = search_cuts(inside, len(backward.numel), groups, alpha)
+    elif split == "search":
+        cuts = search_cuts(seconds, len(backward.numel), groups, alpha)
     else:
         cuts = optimal_cuts(backward, cost)
-    return cuts, inside(cuts)
+    return cuts, seconds(cuts)
 
 
 def ready_times(facts: Facts, sizes: Sequence[int]) -> BackwardTiming:

@@ -17,7 +17,7 @@ from gradwire.measure.probe import Probed, straight_line
 from gradwire.placement import host
 from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts
-from gradwire.planning.forecast import sending_s
+from gradwire.planning.step_time import sending_s
 from gradwire.recipes import Decision, recipe
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.environment import EngineEnvironment

@@ -12,18 +12,17 @@ from gradwire.control.forecast import (
     forecast,
     forecast_as_cut,
     gains_by_two_levels,
+    main_lane,
     predicted_step_s,
     specs_of_profile,
 )
-from gradwire.control.main_lane import main_lane
 from gradwire.planning.cluster import Cluster
-from gradwire.planning.costs import NOMINAL_CODEC, CodecCost, Line, Link
+from gradwire.planning.costs import FREE, NOMINAL_CODEC, CodecCost, Line, Link
 from gradwire.planning.cuts import even_cuts
 from gradwire.planning.facts import Facts
-from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
-from gradwire.planning.predict import FREE
 from gradwire.planning.shapes import load, ready_of
+from gradwire.planning.step_time import Forecast
 from gradwire.recipes import recipe
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import ExchangeContext
@@ -140,7 +139,7 @@ def test_units_that_rest_send_a_share(interval: int) -> None:
     beside = PROFILE.parameters - lane.numel
     sent = found(text)
     assert len(sent.cycle) == interval
-    assert all(sum(bool(unit.rounds) for unit in units) == 1 for units in zip(*sent.cycle, strict=True))
+    assert all(sum(bool(unit.sent) for unit in units) == 1 for units in zip(*sent.cycle, strict=True))
     assert sent.wire_bytes == pytest.approx(2 * 3 / 4 * 4 * (lane.numel / interval + beside), rel=1e-12)
 
 
@@ -204,7 +203,7 @@ def test_means_are_gathered_after_the_last_decode() -> None:
     slow = replace(INSIDE, beta_s=1e-9)
     gathered_s = 4 * PROFILE.parameters / 2 * (slow.beta_s - INSIDE.beta_s)
     ends_s = [
-        found("int8", Cluster(4, LINK, per_node=2, inside=inside), two_levels=True).tail.round.payload_bytes
+        found("int8", Cluster(4, LINK, per_node=2, inside=inside), two_levels=True).tail.verdict.seconds
         for inside in (INSIDE, slow)
     ]
     # Shards are filled up by at most 1/32.
@@ -214,7 +213,7 @@ def test_means_are_gathered_after_the_last_decode() -> None:
 def test_without_overlap_everything_waits_for_the_end() -> None:
     late = ready_of(PROFILE, 0.06, 0.12, overlap=False)
     step = forecast(recipe("dense").build(), SPECS, late, FLAT)
-    sent_s = sum(unit.rounds[0].payload_bytes for unit in step.cycle[0]) + step.tail.round.payload_bytes
+    sent_s = sum(unit.sent[0].seconds for unit in step.cycle[0]) + step.tail.verdict.seconds
     assert step.step_s() == pytest.approx(0.18 + sent_s, rel=1e-12)
     assert step.step_s() > found("dense").step_s()
 

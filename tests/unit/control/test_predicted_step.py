@@ -14,7 +14,7 @@ from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
-from gradwire.planning.predict import UnitWork, predict
+from gradwire.planning.step_time import Sent, UnitWork, step_time
 from gradwire.recipes import recipe
 from gradwire.step.layout import build
 from gradwire.step.verdict import HEADER
@@ -69,8 +69,8 @@ def test_units_that_rest_now_and_then_count_as_often_as_they_travel() -> None:
     tail_s = time_of(Transfer("all_reduce", 4.0 * tail, "direct"), WORLD, NETWORK)
     mine = {slot.spec.name for slot in lane.slots}
     ready_s = max(at_s for at_s, spec in zip(READY_S, specs(), strict=True) if spec.name in mine)
-    unit = UnitWork(ready_s, lane.numel, (Transfer("all_reduce", 4.0 * lane.numel),))
-    sent_s = predict([unit], READY_S[-1], WORLD, NETWORK, before_s=0.5).step_s + tail_s
+    sum_s = time_of(Transfer("all_reduce", 4.0 * lane.numel), WORLD, NETWORK)
+    sent_s = 0.5 + step_time([UnitWork(ready_s, lane.numel, (Sent(sum_s),))], READY_S[-1]) + tail_s
     rested_s = 0.5 + READY_S[-1] + tail_s
     assert _predicted(exchange) == pytest.approx((sent_s + 3 * rested_s) / 4, rel=1e-12)
 

@@ -20,8 +20,8 @@ from gradwire.control.timed_merge import (
 )
 from gradwire.planning.cuts import Cuts
 from gradwire.planning.facts import StepObservation
-from gradwire.planning.merge import search_cuts, step_seconds
-from tests.support.planning_problems import all_groupings, backward, cost
+from gradwire.planning.merge import search_cuts
+from tests.support.planning_problems import all_groupings, backward, cost, step_seconds
 
 TENSORS = 60
 

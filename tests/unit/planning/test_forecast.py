@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import ENOUGH, BackwardTiming, CodecCost, Cores, Line
-from gradwire.planning.forecast import BYTE_S, CALL_S, Forecast
-from gradwire.planning.predict import Tail, UnitWork
+from gradwire.planning.step_time import BYTE_S, CALL_S, Forecast, Sent, Tail, UnitWork
 
 CODEC = CodecCost(Line(0.75, 0.0), Line(0.25, 0.0))
 
 
+def test_decoding_everybodys_payload_takes_as_many_times_as_long() -> None:
+    backward = BackwardTiming(0.0, (0.0,), (100,), 0.0)
+    for decodes in (1.0, 4.0, 5.0):
+        forecast = Forecast(
+            backward,
+            ((UnitWork(0.0, 100, (Sent(1.0),)),),),
+            Tail(Sent(0.0)),
+            0.0,
+            0.0,
+            0.0,
+            at_most=False,
+            codec=CodecCost(Line(0.0, 0.0), Line(0.5, 0.01)),
+            decodes=decodes,
+        )
+        assert forecast.step_s() == 1.0 + decodes * 1.5
+
+
 def _forecast(cores: Cores = ENOUGH, codec: CodecCost = CODEC) -> Forecast:
     """Backward 2 s after 1 s; two units of a second on the wire each, and two calls."""
-    units = tuple(UnitWork(ready_s, 10, (Transfer("shift", 1.0),), codec=codec) for ready_s in (1.0, 2.0))
     return Forecast(
         BackwardTiming(1.0, (1.0, 2.0), (10, 10), 2.0),
-        (units,),
-        Tail(Transfer("shift", 0.0)),
+        (tuple(UnitWork(ready_s, 10, (Sent(1.0),)) for ready_s in (1.0, 2.0)),),
+        Tail(Sent(0.0)),
         wire_bytes=1e8,
         node_bytes=0.0,
         memory_bytes=0.0,
         at_most=False,
         calls=2.0,
+        codec=codec,
         cores=cores,
     )
 

@@ -13,7 +13,7 @@ from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.interval import bucketed, paper_cuts, shards
-from gradwire.planning.predict import predict
+from gradwire.planning.step_time import step_time
 from tests.support.planning_problems import backward, balanced_cuts, imbalance, step_traffic, units_between
 
 WIRE = Line(0.02, 3e-6)
@@ -41,7 +41,7 @@ def cycle(of: BackwardTiming, cuts: tuple[int, ...], interval: int) -> list[floa
         return (Transfer("shift", 4.0 * numel),) if (index + step) % interval == 0 else ()
 
     return [
-        predict(units_between(of, cuts, partial(rounds, step)), of.total_s, 2, network).step_s
+        step_time(units_between(of, cuts, partial(rounds, step), 2, network), of.total_s)
         for step in range(interval)
     ]
 

@@ -9,12 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
+from gradwire.planning.costs import BackwardTiming, CodecCost, Line
 from gradwire.planning.cuts import Cuts, even_groups, layer_wise
-from gradwire.planning.merge import GroupCost, bisected, optimal_cuts, search_cuts, step_seconds
-from gradwire.planning.predict import UnitWork
-from tests.support.planning_problems import all_groupings, backward, cost, groups_of, step_held_up_s
+from gradwire.planning.merge import GroupCost, bisected, optimal_cuts, search_cuts
+from gradwire.planning.step_time import Sent, UnitWork
+from tests.support.planning_problems import (
+    all_groupings,
+    backward,
+    cost,
+    groups_of,
+    step_held_up_s,
+    step_seconds,
+)
 
 ROUNDING = 1 + 1e-12
 """Sums of fewer than 100 terms in another order: some 100 roundings of 1e-16."""
@@ -60,15 +66,13 @@ def test_the_seconds_are_those_of_a_step_whose_backward_pass_encodes(seed: int) 
     draw = Random(seed)
     of = backward(draw, 12)
     at = cost(draw, of)
-    codec = CodecCost(at.compress, Line(0.0, 0.0))
-    network = Network(Link(at.communicate.base_s, at.communicate.slope_s))
     for cuts in ((), (6,), (2, 3, 9), layer_wise(12)):
         units = [
-            UnitWork(of.ready_s[stop - 1], numel, (Transfer("shift", numel),), codec)
+            UnitWork(of.ready_s[stop - 1], numel, (Sent(at.communicate(numel)),))
             for first, stop in groups_of(cuts, 12)
             for numel in [sum(of.numel[first:stop])]
         ]
-        step_s = step_held_up_s(units, of.total_s, network)
+        step_s = step_held_up_s(units, of.total_s, CodecCost(at.compress, Line(0.0, 0.0)))
         assert step_s == pytest.approx(step_seconds(of, cuts, at), rel=1e-12)
 
 

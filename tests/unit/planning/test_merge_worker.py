@@ -7,30 +7,33 @@ from random import Random
 
 import pytest
 
-from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import CodecCost, Link, Network
+from gradwire.planning.costs import BackwardTiming, Line
 from gradwire.planning.cuts import even_groups, layer_wise
-from gradwire.planning.merge_worker import WorkerSeconds, improved, moved_cuts, worker_cuts
-from gradwire.planning.predict import UnitWork, predict
+from gradwire.planning.merge import GroupCost, seconds_of
+from gradwire.planning.merge_worker import improved, moved_cuts, worker_cuts
 from tests.support.planning_problems import all_groupings, backward, cost, groups_of
+from tests.unit.planning.ticking import Clockwork, Unit
+
+
+def whole(draw: Random, base: int, slope: int) -> Line:
+    return Line(draw.randint(0, base), draw.randint(0, slope))
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_seconds_are_the_prediction_of_such_a_step(seed: int) -> None:
+def test_seconds_are_what_clockwork_takes_for_such_groups(seed: int) -> None:
     draw = Random(seed)
-    of = backward(draw, 15)
-    at = cost(draw, of)
-    network = Network(Link(at.communicate.base_s, at.communicate.slope_s))
-    for cuts in ((), (7,), (1, 4, 12), layer_wise(15)):
+    numel = tuple(draw.randint(1, 3) for _ in range(12))
+    ready = sorted(draw.randint(0, 30) for _ in numel)
+    of = BackwardTiming(0.0, tuple(map(float, ready)), numel, 0.0)
+    encode, wire, decode = whole(draw, 3, 1), Line(1.0, draw.randint(0, 2)), whole(draw, 2, 1)
+    seconds = seconds_of(of, GroupCost(encode, wire, decode))
+    for cuts in ((), (7,), (1, 4, 11), layer_wise(12)):
         units = [
-            UnitWork(
-                of.ready_s[stop - 1], numel, (Transfer("shift", numel),), CodecCost(at.encode, at.decode)
-            )
-            for first, stop in groups_of(cuts, 15)
-            for numel in [sum(of.numel[first:stop])]
+            Unit(ready[stop - 1], int(encode(size)), [int(wire(size))], int(decode(size)))
+            for first, stop in groups_of(cuts, 12)
+            for size in [sum(numel[first:stop])]
         ]
-        expected = predict(units, of.total_s, 2, network).step_s
-        assert WorkerSeconds(of, at)(cuts) == pytest.approx(expected, rel=1e-12)
+        assert seconds(cuts) == Clockwork(units).run()
 
 
 def test_nearly_always_the_optimum() -> None:
@@ -38,7 +41,7 @@ def test_nearly_always_the_optimum() -> None:
     for _ in range(200):
         of = backward(draw, draw.randint(1, 8))
         at = cost(draw, of)
-        seconds = WorkerSeconds(of, at)
+        seconds = seconds_of(of, at)
         best = min(seconds(cuts) for cuts in all_groupings(len(of.numel)))
         excess.append(seconds(worker_cuts(of, at)) / best - 1)
     # A search that ends where no single move helps has no bound; what goal 9 allows it must keep on average,
@@ -52,7 +55,7 @@ def test_never_worse_than_a_simple_grouping(tensors: int) -> None:
     draw = Random(tensors)
     of = backward(draw, tensors)
     at = cost(draw, of)
-    seconds = WorkerSeconds(of, at)
+    seconds = seconds_of(of, at)
     found = seconds(worker_cuts(of, at))
     for cuts in (layer_wise(tensors), *(even_groups(tensors, parts) for parts in (1, 2, 3, 4))):
         assert found <= seconds(cuts)
@@ -66,7 +69,7 @@ def test_cuts_move_to_where_other_costs_want_them(tensors: int) -> None:
         cheap = cost(draw, of)
         encode, decode = (replace(line, base_s=10.0 * line.base_s) for line in (cheap.encode, cheap.decode))
         dear = replace(cheap, encode=encode, decode=decode)
-        seconds, made = WorkerSeconds(of, dear), worker_cuts(of, cheap)
+        seconds, made = seconds_of(of, dear), worker_cuts(of, cheap)
         found = seconds(moved_cuts(of, dear, made))
         assert found <= seconds(made)
         excess.append(found / seconds(worker_cuts(of, dear)) - 1)

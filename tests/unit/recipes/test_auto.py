@@ -13,8 +13,8 @@ from gradwire.control.forecast import forecast_by
 from gradwire.lab.workloads import catalogue
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, StepObservation, Watched
-from gradwire.planning.forecast import Forecast
 from gradwire.planning.interval import bucketed
+from gradwire.planning.step_time import Forecast
 from gradwire.recipes import Composition, Decision, recipe
 from gradwire.recipes.auto import CANDIDATES
 from gradwire.recipes.parse import steady

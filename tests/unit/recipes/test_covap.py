@@ -12,7 +12,7 @@ from gradwire.memory import NoMemory, Residual
 from gradwire.planning.costs import BackwardTiming, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.facts import Facts
-from gradwire.planning.predict import ready_of_element
+from gradwire.planning.step_time import ready_of_element
 from gradwire.recipes import Composition, recipe
 from gradwire.step.arena import Lane, ParameterSpec
 from tests.support.planning_problems import imbalance

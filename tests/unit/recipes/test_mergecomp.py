@@ -13,10 +13,11 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import Cuts, element_cuts, even_groups, layer_wise
 from gradwire.planning.facts import Facts, StepObservation, Watched
-from gradwire.planning.merge import step_seconds
-from gradwire.planning.merge_worker import WorkerSeconds, moved_cuts, worker_cuts
+from gradwire.planning.merge import seconds_of
+from gradwire.planning.merge_worker import moved_cuts, worker_cuts
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.mergecomp import cost_of, dearer, ready_times, sending
+from tests.support.planning_problems import step_seconds
 from tests.support.rig import Rig, gradients
 
 SIZES = (100, 200, 50, 400, 150, 100)
@@ -96,7 +97,7 @@ def test_planned_cuts_are_never_worse_beside_backward_than_those_of_the_papers_m
 ) -> None:
     facts = _facts(per_call_s)
     found = _planned("split='planned'", facts)
-    seconds = WorkerSeconds(ready_times(facts, SIZES), cost_of(found.exchange, facts, Watched(4, SIZES)))
+    seconds = seconds_of(ready_times(facts, SIZES), cost_of(found.exchange, facts, Watched(4, SIZES)))
     took_s = {cuts: seconds(cuts) for cuts in EVERY_GROUPING}
     chosen = took_s[_grouping(found)]
     assert chosen <= took_s[_grouping(_planned("split='exact'", facts))]

@@ -8,7 +8,7 @@ import torch
 from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import DIRECT_WORLD
 from gradwire.control.controller import TOLD
-from gradwire.control.main_lane import main_lane
+from gradwire.control.forecast import main_lane
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.tuning import USUAL, Tuning

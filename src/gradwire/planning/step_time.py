@@ -1,0 +1,255 @@
+"""The time of a step: the one model under `plan`, `simulate`, `auto`, MergeComp's cuts and the report.
+
+Three things work side by side, each at one job at a time: the backward pass; the worker, which takes jobs in
+the order in which they were posted; and the network, which takes collectives in the order in which they were
+issued. `step_time` runs a step's units through the three. Overlapping of units is therefore COVAP's equation
+3 (Meng et al. 2023, section II-B). Where the codec holds up the backward pass instead (`held_up`), the same
+function is MergeComp's F (Wang et al. 2021, equation 7).
+
+A `Forecast` is the step of a recipe: the mean over the steps of its cycle, and no less than the time that the
+processor needs for all that the step does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import accumulate
+from statistics import fmean
+from typing import NamedTuple
+
+from gradwire.planning.costs import ENOUGH, FREE, BackwardTiming, CodecCost, Cores, Line
+
+
+class Sent(NamedTuple):
+    """A collective of `seconds` after its start-up, for the last `latency_s` of which the network is free."""
+
+    seconds: float
+    latency_s: float = 0.0
+    startup_s: float = 0.0
+
+
+class UnitWork(NamedTuple):
+    """A unit of `numel` elements, ready `ready_s` after the backward pass has begun, and its collectives.
+
+    It rests, and costs nothing, in a step in which it has none.
+    """
+
+    ready_s: float
+    numel: int
+    sent: tuple[Sent, ...]
+
+
+class Tail(NamedTuple):
+    """The step's last collective, which carries the verdict; it waits for every decode, or goes at once.
+
+    `beside` goes out when the backward pass ends, and waits for nothing.
+    """
+
+    verdict: Sent
+    waits: bool = True
+    beside: Sent | None = None
+
+
+Work = tuple[float, int, tuple[tuple[float, float, float], ...]]
+"""A `UnitWork`, or a tuple of the same numbers where there are thousands."""
+
+
+def step_time(
+    units: Iterable[Work],
+    backward_s: float,
+    codec: CodecCost = FREE,
+    decodes: float = 1.0,
+    tail: Tail | None = None,
+) -> float:
+    """Seconds from the beginning of a backward pass of `backward_s` to the end of its step.
+
+    Args:
+        units: in the agreed order, with ascending ready times.
+        codec: the cost of a unit. Encoding includes what the worker does before it, such as adding the
+            gradient to the memory.
+        decodes: how many payloads of its size a unit has to decode: N after an all-gather, 1 where ranks
+            decode the sum.
+
+    >>> units = [UnitWork(ready_s, 1, (Sent(1.5),)) for ready_s in (1.0, 2.0)]
+    >>> codec = CodecCost(encode=Line(0.25, 0.0), decode=Line(0.5, 0.0))
+    >>> step_time(units, 2.0, codec), step_time(units, 2.0, codec, tail=Tail(Sent(0.25)))
+    (4.75, 5.0)
+    """
+    encode_s, encode_element_s = codec.encode.base_s, codec.encode.slope_s
+    decode_s, decode_element_s = codec.decode.base_s, codec.decode.slope_s
+    worker_s = wire_s = issued_s = landed_s = 0.0  # when worker and network are free; last issue, last end
+    arrived: list[tuple[float, int, float]] = []  # a heap: the end of a unit's last round, number, decoding
+
+    # A search for cuts calls this thousands of times, and `max` takes three times as long as a condition.
+    for number, (ready_s, numel, sent) in enumerate(units):
+        if not sent:
+            continue
+        # 1. The worker takes jobs as they were posted: it decodes what came back before the unit was ready.
+        while arrived and arrived[0][0] < ready_s:
+            posted_s, _, seconds = heappop(arrived)
+            worker_s = (worker_s if worker_s > posted_s else posted_s) + seconds
+        # 2. It encodes the unit, and issues its rounds. It waits for all of them but the last.
+        ended_s = (worker_s if worker_s > ready_s else ready_s) + encode_s + encode_element_s * numel
+        for seconds, latency_s, startup_s in sent:
+            # 3. The network takes a round when it is free, and the next one while its last bytes arrive.
+            worker_s = ended_s
+            ended_s = (wire_s if wire_s > worker_s else worker_s) + startup_s + seconds
+            wire_s = ended_s - latency_s
+        issued_s, landed_s = worker_s, (landed_s if landed_s > ended_s else ended_s)
+        # 4. The end of the last round posts the decoding.
+        heappush(arrived, (ended_s, number, decodes * (decode_s + decode_element_s * numel)))
+    while arrived:
+        posted_s, _, seconds = heappop(arrived)
+        worker_s = max(worker_s, posted_s) + seconds
+
+    # 5. The tail ends the step. One that waits for no decoding goes out after the last unit.
+    if tail is None:
+        return max(backward_s, worker_s, landed_s)
+    if tail.beside is not None:
+        ended_s = max(backward_s, issued_s, wire_s) + tail.beside.seconds
+        wire_s = ended_s - tail.beside.latency_s
+        landed_s = max(landed_s, ended_s)
+    ended_s = max(backward_s, worker_s, landed_s)
+    verdict_s = ended_s if tail.waits else max(backward_s, issued_s)
+    return max(ended_s, max(verdict_s, wire_s) + tail.verdict.seconds)
+
+
+def held_up(units: Iterable[Work], backward_s: float, compress: Line) -> tuple[list[Work], float]:
+    """The units, and the backward pass, where a codec holds up the latter, as on one stream of a GPU.
+
+    `compress` is the cost of encoding and decoding. Both come before a unit is sent (MergeComp, Wang et al.
+    2021, equation 7), so that all that is ready later is late by that.
+
+    >>> units = [UnitWork(1.0, 1, (Sent(1.5),))]
+    >>> held_up(units, 2.0, Line(0.75, 0.0))[1], step_time(*held_up(units, 2.0, Line(0.75, 0.0)))
+    (2.75, 3.25)
+    """
+    held_s, found = 0.0, []
+    for ready_s, numel, sent in units:
+        held_s += compress(numel)
+        found.append((ready_s + held_s, numel, sent))
+    return found, backward_s + held_s
+
+
+def ready_of_element(backward: BackwardTiming) -> Callable[[int], float]:
+    """A function from a number of leading elements to the time when all of them are ready; 0 for none."""
+    ends = list(accumulate(backward.numel))
+    latest = list(accumulate(backward.ready_s, max))
+
+    def ready_s(leading: int) -> float:
+        return latest[min(bisect_left(ends, leading), len(latest) - 1)] if leading > 0 and latest else 0.0
+
+    return ready_s
+
+
+CALL_S = 1e-3
+"""Processor time of one collective on cores that compute: of a thread that wakes up, and of the library.
+Found where two ranks fill two cores; less where cores are free."""
+
+BYTE_S = 0.7e-9
+"""Processor time of a byte that a rank sends, and of one that it receives meanwhile: in the library and in
+the kernel. Found with DDP on four ranks (77 ms for 108 MB)."""
+
+MOST_DEAR = 4.0
+"""Times the assumed processor time, at most, that collectives are believed to take. Another thread of the
+process may have been at work while it was measured."""
+
+
+def sending_s(calls: float, wire_bytes: float) -> float:
+    """Processor time that is assumed for so many collectives, in which a rank sends so many bytes."""
+    return CALL_S * calls + BYTE_S * wire_bytes
+
+
+def overhead_factor(measured_s: float, calls: float, wire_bytes: float) -> float:
+    """Times `sending_s` that collectives were found to take; 1 where nothing was measured.
+
+    >>> overhead_factor(0.004, 2, 0.0), overhead_factor(1.0, 2, 0.0), overhead_factor(0.0, 2, 0.0)
+    (2.0, 4.0, 1.0)
+    """
+    assumed_s = sending_s(calls, wire_bytes)
+    return min(measured_s / assumed_s, MOST_DEAR) if measured_s > 0.0 and assumed_s > 0.0 else 1.0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One recipe on one network: its units in each step of its cycle, and the cost of its codec.
+
+    A unit has `decodes` payloads of its size to decode: N after an all-gather, 1 where ranks decode the sum.
+    `wire_bytes` are sent per rank and step, `node_bytes` over the busiest node's link (0 where there is one
+    node), and `calls` is the number of collectives, all in the mean over the cycle. The verdict takes its
+    time, and its bytes are not counted. `memory_bytes` come on top of DDP's: planes, and at most what a
+    step's all-gathers receive. `at_most` says that an announced upper bound is among the bytes. `cores` are
+    those that encoding, decoding and collectives share with the computation.
+    """
+
+    backward: BackwardTiming
+    cycle: tuple[tuple[UnitWork, ...], ...]
+    tail: Tail
+    wire_bytes: float
+    node_bytes: float
+    memory_bytes: float
+    at_most: bool
+    calls: float = 0.0
+    codec: CodecCost = FREE
+    decodes: float = 1.0
+    cores: Cores = ENOUGH
+
+    @property
+    def compute_s(self) -> float:
+        """The step without communication."""
+        return self.backward.before_s + self.backward.total_s
+
+    @cached_property
+    def _usual_step_s(self) -> float:
+        return self._step_s(1.0)
+
+    def step_s(self, slowed: float = 1.0) -> float:
+        """The mean step, where the slowest rank takes `slowed` times as long to compute.
+
+        All ranks encode at the same time, so that codecs take longer where a rank has less than a core. No
+        step takes less than the processor time of all that it does.
+        """
+        return self._usual_step_s if slowed == 1.0 else self._step_s(slowed)
+
+    def _step_s(self, slowed: float) -> float:
+        backward_s, before_s = slowed * self.backward.total_s, slowed * self.backward.before_s
+        codec = self.codec.slowed(1.0 / self.cores.pace)
+        took_s = [
+            step_time(_later(units, slowed), backward_s, codec, self.decodes, self.tail)
+            for units in self.cycle
+        ]
+        return before_s + max(fmean(took_s), self.cores.least_s(backward_s, self.work_s))
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds that communication and codecs add to a step."""
+        return self.step_s() - self.compute_s
+
+    def mean_step_s(self, every: int, slowed: float = 1.0) -> float:
+        """The mean step if only one in `every` ends in an exchange, which adds all that it exposes."""
+        if every == 1:
+            return self.step_s(slowed)
+        return slowed * self.compute_s + self.exposed_s / every
+
+    @property
+    def work_s(self) -> float:
+        """Processor time beside the computation: encoding, decoding, and what calls and bytes take."""
+        encode, decode = self.codec.encode, self.codec.decode
+        coded_s = fmean(
+            sum(encode(numel) + self.decodes * decode(numel) for _, numel, sent in units if sent)
+            for units in self.cycle
+        )
+        return coded_s + self.cores.overhead_factor * sending_s(self.calls, self.wire_bytes)
+
+    def coded(self, codec: CodecCost) -> Forecast:
+        """This forecast with other costs of encoding and decoding."""
+        return replace(self, codec=codec)
+
+
+def _later(units: Sequence[UnitWork], slowed: float) -> Sequence[UnitWork]:
+    """The units of a backward pass that takes `slowed` times as long."""
+    return [unit._replace(ready_s=slowed * unit.ready_s) for unit in units] if slowed != 1.0 else units
