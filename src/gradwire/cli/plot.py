@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradwire.measure.probe import Fit
+from gradwire.planning.links import Fit
 
 WIDTH, HEIGHT = 64, 14
 _MARKS = "o+x*#@%&"
@@ -32,7 +32,7 @@ class Axes:
 def text_plot(curves: Sequence[Curve], axes: Axes, width: int = WIDTH, height: int = HEIGHT) -> str:
     """Points as a mark for each curve, lines as dots; seconds are labelled in milliseconds.
 
-    >>> from gradwire.measure.probe import straight_line
+    >>> from gradwire.planning.links import straight_line
     >>> fit = straight_line([(1.0, 1e-3), (100.0, 1e-1)])
     >>> print(text_plot([Curve("wire", fit)], Axes("bytes", "ms"), width=9, height=3))
      100 |      ··o

@@ -28,9 +28,10 @@ from gradwire.measure.probe import BUDGET_S, name_of, network_of, probe, slowest
 from gradwire.memory import UNSENT
 from gradwire.placement import Device, Placement
 from gradwire.planning.change_detection import THRESHOLD, StepWatch
-from gradwire.planning.collectives import calibrated, serial_bytes
+from gradwire.planning.collectives import serial_bytes
 from gradwire.planning.costs import ENOUGH, CodecCost, Line, Link
 from gradwire.planning.facts import Facts, StepObservation, Watched
+from gradwire.planning.links import calibrated
 from gradwire.planning.step_time import overhead_factor
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short

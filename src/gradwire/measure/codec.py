@@ -21,9 +21,9 @@ from gradwire.granularity import ON_HOST, granularity
 from gradwire.measure import cache
 from gradwire.measure.cache import fingerprint
 from gradwire.measure.clock import HOST, Timed, clock_of, now_s
-from gradwire.measure.probe import Fit, straight_line
 from gradwire.memory import UNSENT, Gradients
 from gradwire.planning.costs import CodecCost, Line
+from gradwire.planning.links import Fit, straight_line
 from gradwire.step.context import ExchangeState
 
 

@@ -10,7 +10,7 @@ as an all-reduce, and two rounds in a row have those of both.
 
 `LinkMonitor` is fed once per step with (verb, payload, seconds), the same on all ranks, so all come to the
 same answer in the same step. Sizes fall into classes, a class keeps its last 15 steps, and a line through the
-classes' medians gives latency and bandwidth as in `gradwire.measure.probe`. A class whose times leave that
+classes' medians gives latency and bandwidth (`gradwire.planning.links`). A class whose times leave that
 line, by more than they vary (`gradwire.planning.change_detection`), is a change; the new line goes through
 the steps that have shown it, at first six.
 
@@ -29,10 +29,10 @@ from typing import NamedTuple
 
 from gradwire.comm.base import Verb
 from gradwire.measure.clock import RoundTime
-from gradwire.measure.probe import Point, straight_line
 from gradwire.planning.change_detection import THRESHOLD, WINDOW, ChangeDetector
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Line, Link
+from gradwire.planning.links import Point, link_of, straight_line
 
 
 class Sample(NamedTuple):
@@ -139,7 +139,7 @@ class LinkMonitor:
         for verb, points in by_verb.items():
             lines = self._trackers.setdefault(verb, _Tracker(self._threshold)).observe(points)
             if lines is not None:
-                changes.append(Change(verb, *(self._link(verb, line) for line in lines)))
+                changes.append(Change(verb, *(link_of(verb, self._world, line) for line in lines)))
         return tuple(changes)
 
     def is_told(self, verb: Verb) -> bool:
@@ -151,13 +151,10 @@ class LinkMonitor:
     def links(self) -> dict[Verb, Link]:
         """The estimated links by verb, of verbs that have been seen for 15 steps."""
         return {
-            verb: self._link(verb, tracker.line)
+            verb: link_of(verb, self._world, tracker.line)
             for verb, tracker in self._trackers.items()
             if tracker.line is not None
         }
-
-    def _link(self, verb: Verb, line: Line) -> Link:
-        return Link(line.base_s / hops(verb, self._world), line.slope_s)
 
 
 def _middle(points: list[Point]) -> Point:

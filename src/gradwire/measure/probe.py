@@ -2,21 +2,16 @@
 
 Every size is sent several times in a row. A repetition's duration is the shortest over ranks, a size's the
 median over repetitions: the first ones may go through faster than the link can (a shaper's burst, a switch's
-buffer), and others are disturbed. A line through the sizes gives latency and bandwidth. Nothing is decided
-from numbers that the ranks have not agreed on, so all of them send the same. Numbers that ranks tell each
-other travel in tensors on the CPU, over the engine's `control` comm.
-
-The line minimises the sum of absolute *relative* deviations. Relative, because a size of 2^6 and one of 2^20
-count alike; absolute, because a few disturbed measurements then pull at the line without moving it, which
-least squares would let them do. (Edgeworth 1887: such a line passes through two of the points, so trying all
-pairs finds it.)
+buffer), and others are disturbed. A line through the sizes gives latency and bandwidth
+(`gradwire.planning.links`). Nothing is decided from numbers that the ranks have not agreed on, so all of them
+send the same. Numbers that ranks tell each other travel in tensors on the CPU, over the engine's `control`
+comm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import median
 from typing import cast
 
@@ -24,62 +19,9 @@ import torch
 
 from gradwire.comm.base import Algorithm, Comm, Round, Verb, drain, gathered, issue_alone
 from gradwire.measure.clock import now_s
-from gradwire.planning.collectives import hops, payload_for, serial_bytes
-from gradwire.planning.costs import LONG_S, Line, Link, Network
-
-Point = tuple[float, float]
-"""Size and seconds; sizes at least 0, seconds above 0."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A line and the points it was fitted to."""
-
-    line: Line
-    points: tuple[Point, ...]
-
-    @property
-    def deviations(self) -> tuple[float, ...]:
-        """(line − measured) / measured, point by point."""
-        return tuple((self.line(x) - seconds) / seconds for x, seconds in self.points)
-
-    @property
-    def residual(self) -> float:
-        """The median of the absolute deviations; the worst is `max(map(abs, deviations))`."""
-        return median(abs(deviation) for deviation in self.deviations)
-
-
-def straight_line(points: Sequence[Point]) -> Fit:
-    """The line B + γ·x, B and γ not negative, with the least sum of absolute relative deviations.
-
-    A single size gives a line through the origin. Raises `ValueError` without points.
-
-    >>> straight_line([(1.0, 3.0), (2.0, 5.0), (3.0, 70.0), (4.0, 9.0)]).line
-    Line(base_s=1.0, slope_s=2.0)
-    """
-    if not points:
-        raise ValueError("no points: nothing was measured")
-    best = min(_candidates(points), key=lambda line: _cost(line, points))
-    return Fit(best, tuple(points))
-
-
-def _candidates(points: Sequence[Point]) -> Iterator[Line]:
-    """All lines that can be the best: through two points, or through one where a bound is met."""
-    for (x, s), (other_x, other_s) in combinations(points, 2):
-        if x != other_x:
-            slope = (other_s - s) / (other_x - x)
-            base = s - slope * x
-            if slope >= 0.0 and base >= 0.0:
-                yield Line(base, slope)
-    for x, s in points:
-        if x > 0.0:
-            yield Line(0.0, s / x)
-        yield Line(s, 0.0)
-
-
-def _cost(line: Line, points: Sequence[Point]) -> float:
-    base_s, slope_s = line.base_s, line.slope_s
-    return sum(abs(base_s + slope_s * x - s) / s for x, s in points)
+from gradwire.planning.collectives import payload_for, serial_bytes
+from gradwire.planning.costs import LONG_S, Link, Network
+from gradwire.planning.links import Fit, link_of, straight_line
 
 
 def table_of(comm: Comm, mine: Sequence[float]) -> list[list[float]]:
@@ -186,11 +128,6 @@ def name_of(round_: Round) -> str | None:
     return round_.verb if round_.verb in VERBS else None
 
 
-def link_of(verb: str, world: int, fit: Fit) -> Link:
-    """α and β from the line through (serial bytes, seconds) of a verb."""
-    return Link(fit.line.base_s / hops(verb, world), fit.line.slope_s)
-
-
 def _probed(
     comm: Comm,
     control: Comm,
@@ -220,7 +157,7 @@ def _probed(
         left_s -= alone_s + sum(taken)
         points.append((serial, median(taken)))
     fit = straight_line(points)
-    return Probed(verb, link_of(verb, comm.world, fit), fit)
+    return Probed(verb, link_of(verb, comm.world, fit.line), fit)
 
 
 def _durations(

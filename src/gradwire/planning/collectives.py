@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
 from typing import NamedTuple, Protocol
 
 from gradwire.planning.costs import Link, Network
@@ -234,45 +233,6 @@ def fastest(
     if now in seconds and seconds[best] > (1.0 - lead) * seconds[now]:
         best = now
     return best, seconds[best]
-
-
-SLOWER = 2.0
-"""How many times as long as in an all-reduce a byte of another collective may take on the same link."""
-
-
-def calibrated(
-    network: Network, dense_s: float, payload_bytes: float, collectives: int, world: int
-) -> Network:
-    """`network` with the bandwidth that a dense gradient found, as far as probes contradict it.
-
-    The dense gradient took `dense_s`, in `collectives` collectives of `payload_bytes` together. Probes take
-    only a part of a step. On a slow link they are short enough to pass through a shaper's burst or a switch's
-    buffer, and then find too high a bandwidth. So no link is faster per byte than the dense gradient found it
-    to be. A probe that something else disturbed may find a small part of the bandwidth. So where most of the
-    dense gradient's time went into bytes, an all-reduce takes what these took, and no other collective more
-    than `SLOWER` times that per byte. Latencies stay as probed, for which small messages are right.
-
-    >>> probed = Network(Link(alpha_s=1e-3, beta_s=0.0))
-    >>> calibrated(probed, dense_s=1.512, payload_bytes=1e8, collectives=2, world=4).link
-    Link(alpha_s=0.001, beta_s=1e-08)
-    """
-    ring = algorithm_of("all_reduce")
-    sending_s = dense_s - collectives * ring.messages(world) * network.of("all_reduce").alpha_s
-    if not sending_s > 0.0 or not payload_bytes > 0.0:
-        return network
-    beta_s = sending_s / (ring.volume(world) * payload_bytes)
-
-    mostly_bytes = sending_s > 0.5 * dense_s
-
-    def bounded(link: Link, slower: float) -> Link:
-        most_s = slower * beta_s if mostly_bytes else inf
-        return replace(link, beta_s=min(max(link.beta_s, beta_s), most_s))
-
-    links = {
-        verb: bounded(link, 1.0 if verb == "all_reduce" else SLOWER)
-        for verb, link in network.calibrated.items()
-    }
-    return Network(bounded(network.link, SLOWER), links)
 
 
 @lru_cache(maxsize=64)

@@ -12,8 +12,9 @@ from gradwire.cli import probe as command
 from gradwire.cli.main import app
 from gradwire.cli.plot import Axes, Curve, text_plot
 from gradwire.measure.connections import Tried
-from gradwire.measure.probe import Probed, straight_line
+from gradwire.measure.probe import Probed
 from gradwire.planning.costs import Link
+from gradwire.planning.links import straight_line
 
 AXES = Axes("bytes", "ms")
 

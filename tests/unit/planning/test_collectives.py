@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from math import log2
 
 import pytest
@@ -13,9 +12,7 @@ from gradwire.comm.base import Round, shortest_sum
 from gradwire.planning.collectives import (
     ALGORITHMS,
     GLOO,
-    SLOWER,
     Transfer,
-    calibrated,
     fastest,
     levels,
     time_of,
@@ -226,49 +223,6 @@ def test_ways_in_the_papers_form() -> None:
             "star": 2 * hops + log,
         }
         assert by_volume == pytest.approx(volumes)
-
-
-TRUE = Link(alpha_s=6e-4, beta_s=8 / 316e6)
-BUCKETS = (1e6, 4e6, 25e6)
-WORLD = 4
-
-
-def _dense_s(link: Link) -> float:
-    return sum(time_of(Transfer("all_reduce", size), WORLD, Network(link)) for size in BUCKETS)
-
-
-@pytest.mark.parametrize("found", [0.0, 4e-9, 1.7e-8])
-def test_a_bandwidth_that_a_burst_has_feigned_is_put_right_for_all_verbs(found: float) -> None:
-    feigned = Link(TRUE.alpha_s, found)
-    slower = Link(1e-3, 4e-8)
-    network = Network(feigned, {"all_reduce": feigned, "all_gather": feigned, "shift": slower})
-    right = calibrated(network, _dense_s(TRUE), sum(BUCKETS), len(BUCKETS), WORLD)
-    for verb in ("all_reduce", "all_gather", "broadcast"):
-        assert right.of(verb).beta_s == pytest.approx(TRUE.beta_s, rel=1e-9)
-        assert right.of(verb).alpha_s == TRUE.alpha_s
-    assert right.of("shift") == slower
-
-
-def test_nothing_is_made_of_a_time_that_latencies_explain() -> None:
-    network = Network(Link(1e-3, 1e-9))
-    assert calibrated(network, 0.01, 1e6, 2, WORLD) == network
-    assert calibrated(network, 1.0, 0.0, 2, WORLD) == network
-
-
-def test_a_probe_that_was_disturbed_makes_no_link_slower_than_the_dense_gradient_found_it() -> None:
-    """A busy machine took 30 times as long for the probes' bytes as for those of the dense steps."""
-    disturbed = Link(TRUE.alpha_s, 30 * TRUE.beta_s)
-    network = Network(disturbed, {"all_reduce": disturbed, "all_gather": disturbed})
-    right = calibrated(network, _dense_s(TRUE), sum(BUCKETS), len(BUCKETS), WORLD)
-    assert right.of("all_reduce").beta_s == pytest.approx(TRUE.beta_s, rel=1e-9)
-    for verb in ("all_gather", "broadcast"):
-        assert right.of(verb).beta_s == pytest.approx(SLOWER * TRUE.beta_s, rel=1e-9)
-
-
-def test_a_dense_gradient_that_is_mostly_latency_says_nothing_against_a_probe() -> None:
-    far = Link(1e-2, 1e-9)
-    network = Network(replace(far, beta_s=1e-7))
-    assert calibrated(network, _dense_s(far), sum(BUCKETS), len(BUCKETS), WORLD) == network
 
 
 @pytest.mark.parametrize("world", range(3, 9))
