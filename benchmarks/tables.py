@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.sweep import SETTINGS, Setting
 
-from gradwire._api.report import Report, table_of
+from gradwire._api.report import Report, choices_text
 from gradwire.control.choice import ChoiceRow
 from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
 from gradwire.lab.demo.curves import WINDOW
@@ -153,7 +153,7 @@ def _excerpt(report: Document | None) -> list[str]:
 def choices(demo: Document) -> str:
     """The report's table of the recipes among which `auto` chose."""
     rows = (row_of(demo, "recipe")["report"] or {}).get("choices") or []
-    return "\n".join(["```text", *table_of(tuple(ChoiceRow(**row) for row in rows)), "```"])
+    return "\n".join(["```text", *choices_text(tuple(ChoiceRow(**row) for row in rows)), "```"])
 
 
 def pictures(demo: Document) -> dict[str, str]:

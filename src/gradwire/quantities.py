@@ -64,6 +64,15 @@ def bytes_text(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
+def ms_text(seconds: float, digits: int = 0) -> str:
+    """A time in milliseconds.
+
+    >>> ms_text(0.3964), ms_text(0.3964, digits=1)
+    ('396 ms', '396.4 ms')
+    """
+    return f"{seconds * 1e3:.{digits}f} ms"
+
+
 def counted(number: int, noun: str) -> str:
     """A number of things.
 
@@ -98,28 +107,27 @@ def wrapped(text: str, width: int, indent: str = "", hanging: str | None = None)
     )
 
 
-def table_text(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """The first column to the left, and folded where the table would be wider; numbers to the right, whole.
+def table_text(
+    head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, left: Sequence[int] = (0,)
+) -> str:
+    """A table in lines of at most `width` columns: the first column is folded where it would be wider.
+
+    Other columns stay whole. Those in `left` are aligned to the left, as words are, and others to the right.
 
     >>> print(table_text(("recipe", "step"), [("int8", "396 ms"), ("topk(ratio=0.01)", "186 ms")], 40))
     recipe              step
     int8              396 ms
     topk(ratio=0.01)  186 ms
     """
-    # Loaded on demand: who only trains prints no table.
-    from io import StringIO
+    wide = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    if width is not None:
+        wide[0] = min(wide[0], max(width - sum(wide[1:]) - 2 * len(wide[1:]), 1))
 
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    def padded(column: int, cell: str) -> str:
+        return cell.ljust(wide[column]) if column in left else cell.rstrip().rjust(wide[column])
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="")
-    table.add_column(Text(head[0]), overflow="fold")
-    for title in head[1:]:
-        table.add_column(Text(title), justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
-    with console.capture() as captured:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    lines = []
+    for first, *others in (head, *rows):
+        first, *more = textwrap.wrap(first, wide[0], break_on_hyphens=False) or [""]
+        lines += ["  ".join(padded(*each) for each in enumerate((first, *others))), *more]
+    return "\n".join(line.rstrip() for line in lines)

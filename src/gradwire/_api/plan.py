@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -26,7 +27,8 @@ from gradwire.planning.costs import BackwardTiming, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
-from gradwire.quantities import bytes_text, columns, counted, table_text, wrapped
+from gradwire.planning.step_time import Forecast
+from gradwire.quantities import bytes_text, columns, counted, ms_text, table_text, wrapped
 from gradwire.recipes.auto import CANDIDATES as CHOICES
 from gradwire.recipes.auto import auto, chosen_by, comparison_of, may_be_within
 from gradwire.recipes.dense import dense
@@ -58,13 +60,13 @@ CANDIDATES = (
     "powersgd(rank=4)",
     "acpsgd(rank=4)",
 )
-"""The recipes that `plan` compares: of every kind a mild and a strong one."""
+"""The recipes that `plan` compares: of every kind a mild and a strong one.
+
+The candidates of `auto` are others. It tries what can be worth it, in order of their lateness, and sends
+values that are chosen in 16 bits."""
 
 BETWEEN_ROUNDS = ("dense", "bf16", "int8", "int4", "topk(ratio=0.01)", "sparseloco")
 """Those that it compares for rounds of local steps."""
-
-TRIED = ("dense", *(text for text, assumed in CHOICES.items() if may_be_within(LATE, assumed)))
-"""Those that `auto` would try by default."""
 
 DAY_S = 86400.0
 
@@ -73,8 +75,8 @@ BACKWARD_SHARE = 2 / 3
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """The prediction for one recipe.
+class Prediction:
+    """What is predicted of a recipe, by `plan` and by `simulate`.
 
     `step_s` is the mean time of a step. `share_of_linear` is the speed as a share of that without
     communication. `exposed_s` is what an exchange adds to its step. `wire_bytes` are the bytes per rank and
@@ -82,8 +84,7 @@ class Candidate:
     node's link and exchange, 0 with a single node. `memory_bytes` come on top of DDP's memory. With
     `at_most`, a part of the bytes is assumed (`gradwire.control.forecast`). `codec` is "stated" if the user
     gave the codec's cost, else "free". With `two_levels`, the ranks of a node add up first
-    (`attach(nodes=…)`). `auto` would have `tried` it by default, because little of the gradient is assumed to
-    be late under it.
+    (`attach(nodes=…)`).
     """
 
     recipe: str
@@ -96,7 +97,42 @@ class Candidate:
     memory_bytes: float
     at_most: bool
     codec: str
-    two_levels: bool = False
+    two_levels: bool
+
+
+def numbers_of(
+    recipe: str,
+    found: Forecast,
+    every: int,
+    *,
+    stated: bool,
+    two_levels: bool,
+    late: Sequence[float] = (1.0,),
+) -> dict[str, Any]:
+    """The fields of a `Prediction`. In each step, the slowest rank computes `late` times as long."""
+    step_s = fmean(found.mean_step_s(every, slowed) for slowed in late)
+    return {
+        "recipe": recipe,
+        "step_s": step_s,
+        "share_of_linear": found.compute_s / step_s,
+        "exposed_s": found.exposed_s,
+        "wire_bytes": found.wire_bytes,
+        "node_bytes": found.node_bytes,
+        "day_bytes": DAY_S / (every * step_s) * found.wire_bytes,
+        "memory_bytes": found.memory_bytes,
+        "at_most": found.at_most,
+        "codec": "stated" if stated else "free",
+        "two_levels": two_levels,
+    }
+
+
+@dataclass(frozen=True)
+class Candidate(Prediction):
+    """The prediction for one recipe on one cluster.
+
+    `auto` would have `tried` it by default, because little of the gradient is assumed to be late under it.
+    """
+
     tried: bool = False
 
 
@@ -148,7 +184,8 @@ class Plan:
             f"{counted(self.workers, 'rank')}{nodes}",
             self.advice,
             self.source,
-            f"without communication {_ms(self.compute_s)}, dense {_ms(self.dense_s)}, CCR {self.ccr:.2f}",
+            f"without communication {ms_text(self.compute_s)}, dense {ms_text(self.dense_s)}, "
+            f"CCR {self.ccr:.2f}",
             f"auto is expected to choose {short(self.auto)}, because of {self.why}",
             "assumed, from trainings of other models: how late each recipe leaves the gradient, and so which "
             "of them auto tries",
@@ -174,8 +211,8 @@ class Plan:
             f"{counted(self.workers, 'replica')}, a round after {self.every} local steps",
             self.advice,
             self.source,
-            f"step without communication {_ms(self.compute_s)}; an exchange in each step: dense "
-            f"{_ms(self.dense_s)}, CCR {self.ccr:.2f}",
+            f"step without communication {ms_text(self.compute_s)}; an exchange in each step: dense "
+            f"{ms_text(self.dense_s)}, CCR {self.ccr:.2f}",
         ]
         lines = [wrapped(text, width, "  " if number else "", "    ") for number, text in enumerate(told)]
         rows = []
@@ -185,7 +222,15 @@ class Plan:
             sent = bytes_text(each.wire_bytes), bytes_text(each.day_bytes)
             linear = f"{each.share_of_linear:.0%}"
             rows.append(
-                (each.recipe, _ms(each.step_s), linear, _ms(each.exposed_s), hidden, *sent, each.codec)
+                (
+                    each.recipe,
+                    ms_text(each.step_s),
+                    linear,
+                    ms_text(each.exposed_s),
+                    hidden,
+                    *sent,
+                    each.codec,
+                )
             )
         head = ("recipe", "step", "linear", "round", "hidden by", "sent", "a day", "codec")
         marks = (
@@ -290,7 +335,7 @@ def _compared(
         for text in candidates:
             rows.append(foresee(text, two_levels=two_levels, every=1 if two_levels else every))
             if told is not None:
-                told(f"{text}: {_ms(rows[-1].step_s)}", len(rows) / work)
+                told(f"{text}: {ms_text(rows[-1].step_s)}", len(rows) / work)
     rows.sort(key=lambda row: row.step_s)
     dense_s = foresee("dense").step_s
     facts = _facts(profile, backward, cluster, known, told, len(rows) / work)
@@ -372,27 +417,15 @@ def _candidate(
     composition = steady(text, "candidate")
     codec = codecs.get(composition.text)
     found = forecast(composition, specs, backward, cluster, codec, two_levels=two_levels, at_once=every > 1)
-    step_s = found.mean_step_s(every)
-    return Candidate(
-        recipe=text,
-        step_s=step_s,
-        share_of_linear=found.compute_s / step_s,
-        exposed_s=found.exposed_s,
-        wire_bytes=found.wire_bytes,
-        node_bytes=found.node_bytes,
-        day_bytes=DAY_S / (every * step_s) * found.wire_bytes,
-        memory_bytes=found.memory_bytes,
-        at_most=found.at_most,
-        codec="free" if codec is None else "stated",
-        two_levels=two_levels,
-        tried=composition.text in _tried(),
-    )
+    numbers = numbers_of(text, found, every, stated=codec is not None, two_levels=two_levels)
+    return Candidate(**numbers, tried=composition.text in _tried())
 
 
 @cache
 def _tried() -> frozenset[str]:
-    """With all options."""
-    return frozenset(steady(text, "candidate").text for text in TRIED)
+    """The recipes that `auto` would try by default, with all options."""
+    within = (text for text, assumed in CHOICES.items() if may_be_within(LATE, assumed))
+    return frozenset(steady(text, "candidate").text for text in ("dense", *within))
 
 
 def _fastest(rows: Sequence[Candidate]) -> Candidate:
@@ -449,7 +482,7 @@ def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> 
     if facts.ccr < 1.0:
         left = f"{best.recipe} would save {max(1.0 - best.step_s / dense_s, 0.0):.0%} of a dense step"
         return f"do not bother: CCR {facts.ccr:.2f}, all of dense takes less than the backward pass; {left}"
-    dense, fast = _ms(dense_s), f"{_ms(best.step_s)} with {best.recipe}"
+    dense, fast = ms_text(dense_s), f"{ms_text(best.step_s)} with {best.recipe}"
     fast += " on two levels" if best.two_levels else ""
     if best.recipe == "dense":
         return f"auto should stay with dense, {dense} a step: it tries nothing that is predicted to be faster"
@@ -471,8 +504,4 @@ def _cells(each: Candidate) -> tuple[str, ...]:
     sent = bytes_text(each.node_bytes if each.two_levels else each.wire_bytes) + "*" * each.at_most
     linear, memory = f"{each.share_of_linear:.0%}", bytes_text(each.memory_bytes)
     tried = "tries" if each.tried else ""
-    return (each.recipe, _ms(each.step_s), linear, sent, memory, tried, each.codec)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f} ms"
+    return (each.recipe, ms_text(each.step_s), linear, sent, memory, tried, each.codec)

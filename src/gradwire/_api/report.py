@@ -12,7 +12,7 @@ from gradwire.comm import Round
 from gradwire.exchange.state import times_led
 from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
-from gradwire.quantities import bytes_text, columns, counted, wrapped
+from gradwire.quantities import bytes_text, columns, counted, ms_text, table_text, wrapped
 from gradwire.recipes.parse import short
 from gradwire.sources.backward import Backward
 from gradwire.step.engine import Engine
@@ -119,7 +119,7 @@ class Report:
         before, after = self._rows
         lines = [wrapped(self._title, width, hanging="  ")]
         lines += [wrapped(text, width, f"  {label:<{LABEL}} ", " " * (LABEL + 3)) for label, text in before]
-        lines += [f"  {line}" for line in table_of(self.choices)]
+        lines += [f"  {line}" for line in choices_text(self.choices)]
         lines += [wrapped(text, width, f"  {label:<{LABEL}} ", " " * (LABEL + 3)) for label, text in after]
         return "\n".join(lines)
 
@@ -153,24 +153,24 @@ class Report:
         if self.per_node > 1 and self.inside_bytes_per_step:
             inside = bytes_text(self.inside_bytes_per_step)
             rows.append(("in nodes", f"{inside} per rank and step, beside that"))
-        codec, exposed = _ms(self.compress_s), _ms(self.exposed_comm_s)
-        spent = f"backward {_ms(self.backward_s)}, encode and decode {codec}, exposed communication {exposed}"
+        times_s = (self.backward_s, self.compress_s, self.exposed_comm_s)
+        backward, codec, exposed = (ms_text(each, 1) for each in times_s)
+        spent = f"backward {backward}, encode and decode {codec}, exposed communication {exposed}"
         rows.append(("per step", spent))
         if self.slowest_rank is not None:
             slowest_s, middle_s = max(self.computing_by_rank_s), median(self.computing_by_rank_s)
-            slowest = f"{_ms(slowest_s)} on rank {self.slowest_rank}"
-            rows.append(("by rank", f"{_ms(middle_s)} of computing per step in the median, {slowest}"))
+            slowest = f"{ms_text(slowest_s, 1)} on rank {self.slowest_rank}"
+            rows.append(("by rank", f"{ms_text(middle_s, 1)} of computing per step in the median, {slowest}"))
         memory = f"{bytes_text(self.memory_bytes)} in {counted(self.units, 'unit')}"
         rows.append(("memory", memory if self.units else "none"))
         if self.pinned_bytes or self.placement != "host":
-            copies = (
-                f"{bytes_text(self.pinned_bytes)} pinned, {_ms(self.copied_s)} of copies in the last step"
-            )
+            pinned, copied = bytes_text(self.pinned_bytes), ms_text(self.copied_s, 1)
+            copies = f"{pinned} pinned, {copied} of copies in the last step"
             said = copies if self.pinned_bytes else "gradients stay on their device"
             why = f"; {self.placement_why}" if self.placement_why else ""
             rows.append(("placement", f"{self.placement}: {said}{why}"))
         if self.predicted_step_s is not None:
-            took = f"{_ms(self.predicted_step_s)} by the facts, {_ms(self.step_s)} measured"
+            took = f"{ms_text(self.predicted_step_s, 1)} by the facts, {ms_text(self.step_s, 1)} measured"
             rows.append(("whole step", took))
         return rows, self._events
 
@@ -207,41 +207,35 @@ SHOWN = 8
 """Recipes in the printed table; `choices` has all."""
 
 
-def table_of(choices: tuple[ChoiceRow, ...]) -> list[str]:
+HEAD = ("recipe", "predicted", "measured", "linear", "sent", "late", "")
+
+
+def choices_text(choices: tuple[ChoiceRow, ...]) -> list[str]:
     """The lines of a table of the recipes considered, the fastest first. It always has `dense` and what runs.
 
     >>> from gradwire.control.choice import ChoiceRow
     >>> row = ChoiceRow("int4", 0.1, 0.8, 1.05e6, 0.17, 0.104, "runs")
-    >>> print(*table_of((row,)), sep="\\n")
+    >>> print(*choices_text((row,)), sep="\\n")
     recipe  predicted  measured  linear     sent  late
     int4     100.0 ms  104.0 ms     80%  1.05 MB  0.17  runs
     """
     if not choices:
         return []
-    rows = _cells_of(choices)
-    wide = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    return ["  ".join(map(_padded, row, wide, range(len(row)))).rstrip() for row in rows]
-
-
-HEAD = ("recipe", "predicted", "measured", "linear", "sent", "late", "")
-
-
-def _padded(cell: str, width: int, column: int) -> str:
-    return cell.ljust(width) if column in (0, len(HEAD) - 1) else cell.rjust(width)
+    return table_text(HEAD, _cells_of(choices), left=(0, len(HEAD) - 1)).splitlines()
 
 
 def _cells_of(choices: tuple[ChoiceRow, ...]) -> list[tuple[str, ...]]:
-    """`HEAD`, and a row for each recipe that is shown."""
+    """A row for each recipe that is shown."""
     must = [each for each in choices if each.verdict == "runs" or each.recipe == "dense"]
     others = [each for each in choices if each not in must][: SHOWN - len(must)]
-    return [HEAD, *(_cells(each) for each in choices if each in must or each in others)]
+    return [_cells(each) for each in choices if each in must or each in others]
 
 
 def _cells(each: ChoiceRow) -> tuple[str, ...]:
     return (
         each.recipe,
-        _ms(each.predicted_step_s),
-        "-" if each.measured_step_s is None else _ms(each.measured_step_s),
+        ms_text(each.predicted_step_s, 1),
+        "-" if each.measured_step_s is None else ms_text(each.measured_step_s, 1),
         f"{each.share_of_linear:.0%}",
         bytes_text(each.wire_bytes),
         "not run" if each.late is None else f"{each.late:.2g}",
@@ -252,8 +246,8 @@ def _cells(each: ChoiceRow) -> tuple[str, ...]:
 def _html_of(choices: tuple[ChoiceRow, ...]) -> str:
     if not choices:
         return ""
-    head, *rows = _cells_of(choices)
-    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    cells = "".join(f"<th>{escape(cell)}</th>" for cell in HEAD)
+    rows = _cells_of(choices)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><tr>{cells}</tr>{body}</table>"
 
@@ -268,10 +262,6 @@ def _link(link: Link) -> str:
 def _number(positive: float) -> str:
     """A whole number from 10 on, else two digits, so that nothing is rounded to 0."""
     return f"{positive:.0f}" if positive >= 10.0 else f"{positive:.2g}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
 
 
 def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:

@@ -18,13 +18,21 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from gradwire._api.plan import BETWEEN_ROUNDS, DAY_S, Told, backward_of, link_of, profile_of
+from gradwire._api.plan import (
+    BETWEEN_ROUNDS,
+    Prediction,
+    Told,
+    backward_of,
+    link_of,
+    numbers_of,
+    profile_of,
+)
 from gradwire.control.forecast import forecast, gains_by_two_levels, specs_of_profile
-from gradwire.planning.cluster import Cluster, slowest
+from gradwire.planning.cluster import Cluster, straggler_factors
 from gradwire.planning.costs import BackwardTiming, CodecCost
 from gradwire.planning.shapes import Profile
 from gradwire.planning.step_time import Forecast
-from gradwire.quantities import columns, table_text, wrapped
+from gradwire.quantities import columns, ms_text, table_text, wrapped
 from gradwire.recipes import entries
 from gradwire.recipes.parse import steady
 from gradwire.step.arena import ParameterSpec
@@ -40,29 +48,21 @@ NO_FIT, GROWS, MORE = "does not fit", "bytes grow with workers", "sends more tha
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One recipe on `workers` workers: the mean step, and the speed per rank against a rank alone.
+class Outcome(Prediction):
+    """One recipe on `workers` workers.
 
-    `exposed_s` is what an exchange adds to its step. `wire_bytes` are sent per rank and exchange, `day_bytes`
-    per rank in a day. `memory_bytes` come on top of DDP's. There are three `warnings`. A recipe "does not
-    fit" into the stated memory, its "bytes grow with workers" where an all-reduce's hardly do, or it "sends
-    more than dense". Where ranks share nodes, these two are about `node_bytes`, those over the busiest node's
-    link. With `two_levels`, ranks add up inside their nodes first, as `attach` decides.
+    There are three `warnings`. A recipe "does not fit" into the stated memory, its "bytes grow with workers"
+    where an all-reduce's hardly do, or it "sends more than dense". Where ranks share nodes, these two are
+    about `node_bytes`. Whether recipes run on `two_levels` is decided as by `attach`.
     """
 
-    recipe: str
     workers: int
-    step_s: float
-    efficiency: float
-    exposed_s: float
-    wire_bytes: float
-    day_bytes: float
-    memory_bytes: float
-    at_most: bool
-    codec: str
     warnings: tuple[str, ...] = ()
-    node_bytes: float = 0.0
-    two_levels: bool = False
+
+    @property
+    def efficiency(self) -> float:
+        """The speed per rank against a rank alone."""
+        return self.share_of_linear
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,10 @@ class Simulation:
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
-        rows = [{**vars(each), "warnings": list(each.warnings)} for each in self.outcomes]
+        rows = [
+            {**vars(each), "efficiency": each.efficiency, "warnings": list(each.warnings)}
+            for each in self.outcomes
+        ]
         lists = {"workers": list(self.workers), "alone": list(self.alone), "outcomes": rows}
         return {**vars(self), **lists, "predicted": True}
 
@@ -103,7 +106,7 @@ class Simulation:
         late = f"{rounds}, stragglers {self.stragglers:g} (seed {self.seed})" if self.stragglers else rounds
         title = (
             f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
-            f"{self.compute_s * 1e3:.0f} ms without communication{late}"
+            f"{ms_text(self.compute_s)} without communication{late}"
         )
         rows = [("no communication", *(f"{100 * each:.0f} " for each in self.alone))]
         rows += [(recipe, *map(_cell, outcomes)) for recipe, outcomes in self.curves.items()]
@@ -186,7 +189,7 @@ def simulate(
     link = link_of(rate_bit_per_s, delay_s)
     clusters = [Cluster(world, link, min(per_node, world), inside) for world in worlds]
     spread = stragglers / math.sqrt(every)
-    late = [slowest(spread, world, STEPS if stragglers else 1, seed) for world in worlds]
+    late = [straggler_factors(spread, world, STEPS if stragglers else 1, seed) for world in worlds]
     profile = profile_of(model)
     backward = backward_of(profile, step_s, backward_s, overlap)
     foresee = partial(_forecast, specs_of_profile(profile), backward, known, at_once=every > 1)
@@ -259,7 +262,7 @@ def _outcomes(
     dense = [_passed_bytes(foresee("dense", cluster)[0], cluster) for cluster, _ in worlds]
     outcomes = []
     for text in texts:
-        codec = "stated" if steady(text, "candidate").text in codecs else "free"
+        stated = steady(text, "candidate").text in codecs
 
         # Most worlds ask the same of two.
         @cache
@@ -268,23 +271,11 @@ def _outcomes(
 
         for (cluster, late), dense_bytes in zip(worlds, dense, strict=True):
             found, levels = foresee(text, cluster)
-            step_s = fmean(found.mean_step_s(every, slowed) for slowed in late)
+            of_two = bytes_among(_two_of(cluster), levels)
             outcome = Outcome(
-                recipe=text,
+                **numbers_of(text, found, every, stated=stated, two_levels=levels, late=late),
                 workers=cluster.workers,
-                step_s=step_s,
-                efficiency=found.compute_s / step_s,
-                exposed_s=found.exposed_s,
-                wire_bytes=found.wire_bytes,
-                day_bytes=DAY_S / (every * step_s) * found.wire_bytes,
-                memory_bytes=found.memory_bytes,
-                at_most=found.at_most,
-                codec=codec,
-                warnings=_warnings(
-                    found, cluster, bytes_among(_two_of(cluster), levels), dense_bytes, memory_bytes
-                ),
-                node_bytes=found.node_bytes,
-                two_levels=levels,
+                warnings=_warnings(found, cluster, of_two, dense_bytes, memory_bytes),
             )
             outcomes.append(outcome)
         if told is not None:

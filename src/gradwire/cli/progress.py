@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ROWS = 12
 """Rows that are shown at most, the newest."""
@@ -19,6 +20,14 @@ def waiting(console: Console | None = None) -> Iterator[Callable[[str, float], N
 
     It shows them on the standard error, if that is a terminal, and takes them away at the end.
     """
+    if console is None and not sys.stderr.isatty():
+        yield lambda _row, _share: None
+        return
+    # Loaded where there is somebody to look on.
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     console = Console(stderr=True) if console is None else console
     if not console.is_terminal:
         yield lambda _row, _share: None

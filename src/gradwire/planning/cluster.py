@@ -142,16 +142,16 @@ class Cluster:
         return self._direct(Link(self.link.alpha_s, self.per_node * self.link.beta_s))
 
 
-def slowest(spread: float, workers: int, steps: int, seed: int = 0) -> tuple[float, ...]:
+def straggler_factors(spread: float, workers: int, steps: int, seed: int = 0) -> tuple[float, ...]:
     """The computing time of the slowest of `workers` in each of `steps`, relative to a rank's mean time.
 
     Each rank's time in each step is drawn by itself, log-normally with mean 1 and `spread` as the standard
     deviation of its logarithm. Ranks keep their draws when others are added, so more workers are never
     faster. Raises `ValueError` for a spread below 0, and where there is nothing to draw.
 
-    >>> slowest(0.0, 4096, 2)
+    >>> straggler_factors(0.0, 4096, 2)
     (1.0, 1.0)
-    >>> few, many = (slowest(0.1, workers, 100) for workers in (8, 512))
+    >>> few, many = (straggler_factors(0.1, workers, 100) for workers in (8, 512))
     >>> round(sum(few) / 100, 2), round(sum(many) / 100, 2)
     (1.15, 1.35)
     """

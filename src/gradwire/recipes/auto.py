@@ -16,6 +16,7 @@ from gradwire.control.choice import ASSUMED_OFF, CERTAIN, LATE, Comparison, Opti
 from gradwire.control.profiler import ORDINARY
 from gradwire.planning.change_detection import deviation, error_of
 from gradwire.planning.facts import Facts
+from gradwire.quantities import ms_text
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import dense, measured_for
 from gradwire.recipes.trial import DECIDED, Again, on_trial, watched
@@ -146,7 +147,7 @@ def may_be_within(late: float, assumed: float) -> bool:
 def chosen_by(facts: Facts, comparison: Comparison, again: Again) -> Composition:
     """The first trial; dense if none is worth it. `again` makes the next decision."""
     first = comparison.next_trial()
-    times = f"all-reduce {_ms(facts.allreduce_s)}, backward {_ms(facts.backward_s)}"
+    times = f"all-reduce {ms_text(facts.allreduce_s)}, backward {ms_text(facts.backward_s)}"
     measured = f"CCR {facts.ccr:.2f} ({times})"
     if first is not None:
         tried = on_trial(first.recipe, comparison, again, left=DECIDED - facts.steps)
@@ -155,12 +156,8 @@ def chosen_by(facts: Facts, comparison: Comparison, again: Again) -> Composition
     if comparison.dense_hides:
         why = f"communication hides as it is: {comparison.share_of_linear(dense_s):.0%} of linear"
     else:
-        step = f"the {_ms(comparison.before_s + dense_s)} of dense"
+        step = f"the {ms_text(comparison.before_s + dense_s)} of dense"
         why = f"no recipe that may run is predicted to be faster than {step}"
         why += f"{comparison.missed(dense_s)}{comparison.offer()}"
     table = comparison.table("dense")
     return watched(replace(dense(), why=f"{measured}: {why}", table=table), again, comparison.limit)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f} ms"

@@ -19,6 +19,7 @@ from itertools import count
 from gradwire.control.choice import Comparison
 from gradwire.planning.change_detection import middle_of
 from gradwire.planning.facts import StepObservation, Watched
+from gradwire.quantities import ms_text
 from gradwire.recipes.base import Composition, Judge, Watch
 from gradwire.recipes.dense import dense
 from gradwire.recipes.parse import short, steady
@@ -61,9 +62,9 @@ def on_trial(
 def said_of(comparison: Comparison, text: str) -> str:
     """A few words on the recipe `text`: the time of its steps, and how much of the gradient is late."""
     option, before_s = comparison.option(text), comparison.before_s
-    took = f"{_ms(before_s + option.expected_s)} a step"
+    took = f"{ms_text(before_s + option.expected_s)} a step"
     dense_s, alone_s = before_s + comparison.dense_s, before_s + comparison.backward_s
-    beside = f"instead of {_ms(dense_s)} ({_ms(alone_s)} without the network)"
+    beside = f"instead of {ms_text(dense_s)} ({ms_text(alone_s)} without the network)"
     if option.took_s is None:
         return f"{text} is predicted to take {took} {beside}"
     late = "" if option.late is None else f"; {option.late:.2g} steps' worth of gradient is late"
@@ -104,7 +105,7 @@ def _settled(text: str, known: Comparison, again: Again) -> Composition:
         # Not a warning: the choice is as it should be, and every rank would print it.
         _LOG.info("back to dense: %s", said_of(known, text))
         dense_s = known.dense_s
-        stays = f"dense stays, {_ms(known.before_s + dense_s)} a step{known.missed(dense_s)}"
+        stays = f"dense stays, {ms_text(known.before_s + dense_s)} a step{known.missed(dense_s)}"
         why = f"{stays}; tried {said_of(known, text)}{known.offer()}"
         chosen = replace(dense(), why=why, table=known.table("dense"))
         return watched(chosen, again, known.limit)
@@ -159,7 +160,3 @@ def _watching(
         return again() if next(steps) >= kept and changed else None
 
     return judge
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f} ms"
