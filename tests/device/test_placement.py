@@ -348,7 +348,7 @@ def test_a_trial_of_auto_runs_where_its_numbers_are_read(
         return FAST
 
     monkeypatch.setattr("gradwire.control.auto.codec_cost", cost)
-    monkeypatch.setattr("gradwire.control.controller.surveyed", lambda facts, *_: _dense_is_slow(facts))
+    monkeypatch.setattr("gradwire.control.warmup.surveyed", lambda facts, *_: _dense_is_slow(facts))
     monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {tried: 0.01})
     monkeypatch.setattr(Step, "lasted_s", lambda step: 0.1 if tried in step.plan else 1.0)
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from gradwire.control.controller import WarmupController, cost_of
 from gradwire.control.forecast import best_cut, coarser, forecast_by, main_lane
+from gradwire.control.warmup import WarmupController, cost_of
 from gradwire.kernels import compiler
 from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.codec import codec_cost

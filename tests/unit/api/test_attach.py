@@ -404,7 +404,7 @@ def test_kernels_of_an_adaptive_one_are_prepared_as_early_as_it_knows_them(
         before.append("blocks" in prepared[-1])
         return CodecCost(Line(1e-6, 1e-9), Line(1e-6, 1e-9))
 
-    monkeypatch.setattr("gradwire.control.controller.codec_cost", timed)
+    monkeypatch.setattr("gradwire.control.warmup.codec_cost", timed)
     ddp = _ddp()
     wire = gradwire.attach(ddp, recipe="mergecomp(inner='int8')")
     assert "blocks" in prepared[0], "of the codec that it will time"

@@ -100,7 +100,7 @@ def training(link: dict[str, Link], monkeypatch: pytest.MonkeyPatch) -> dict[str
 
     codec = CodecCost(Line(1e-5, 0.0), Line(1e-5, 0.0))
     monkeypatch.setattr(Step, "lasted_s", lasted_s)
-    monkeypatch.setattr("gradwire.control.controller.surveyed", surveyed)
+    monkeypatch.setattr("gradwire.control.warmup.surveyed", surveyed)
     monkeypatch.setattr("gradwire.control.auto.codec_cost", lambda *_, **_named: codec)
     return takes
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gradwire.comm import Comm, ThreadComm, run_ranks
-from gradwire.control.controller import PROBED, links_for, surveyed
 from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
+from gradwire.control.warmup import PROBED, links_for, surveyed
 from gradwire.measure.probe import Probed
 from gradwire.placement import host
 from gradwire.planning.costs import CodecCost, Line, Link
@@ -62,7 +62,7 @@ def test_auto_probes_what_its_candidates_send(monkeypatch: pytest.MonkeyPatch) -
         fit = straight_line([(0.0, 1.0), (1.0, 2.0)])
         return tuple(Probed(verb, Link(1.0 + number, 1e-9), fit) for number, verb in enumerate(verbs))
 
-    monkeypatch.setattr("gradwire.control.controller.probe", probe)
+    monkeypatch.setattr("gradwire.control.warmup.probe", probe)
     monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {"fp16": 0.0, "int8": 0.01})
 
     def rank(comm: ThreadComm) -> Facts | None:
@@ -87,8 +87,8 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
         return tuple(Probed(verb, Link(1.0 + number, 1e-9), fit) for number, verb in enumerate(verbs))
 
     cost = CodecCost(Line(0.0, 0.0), Line(0.0, 0.0))
-    monkeypatch.setattr("gradwire.control.controller.probe", probe)
-    monkeypatch.setattr("gradwire.control.controller.codec_cost", lambda *_: cost)
+    monkeypatch.setattr("gradwire.control.warmup.probe", probe)
+    monkeypatch.setattr("gradwire.control.warmup.codec_cost", lambda *_: cost)
     decision = _decision("mergecomp(inner=\"star_topk(algorithm='tree')\")")
     assert decision.about is not None
     about = [decision.about]
@@ -116,7 +116,7 @@ def test_probes_of_two_verbs_together_are_no_longer_than_a_step(
         told.append(budget_s)
         return (Probed("all_reduce", Link(1.0, 1e-9), straight_line([(1.0, 2.0)])),)
 
-    monkeypatch.setattr("gradwire.control.controller.probe", probe)
+    monkeypatch.setattr("gradwire.control.warmup.probe", probe)
 
     def rank(comm: ThreadComm) -> Facts:
         placement = host(comm, print)
@@ -137,7 +137,7 @@ def test_how_dear_collectives_are_is_measured_in_the_steps_that_are_taken_apart(
     """
     fit = straight_line([(0.0, 1.0), (1.0, 2.0)])
     probed = (Probed("all_reduce", Link(1.0, 1e-9), fit),)
-    monkeypatch.setattr("gradwire.control.controller.probe", lambda *_, **__: probed)
+    monkeypatch.setattr("gradwire.control.warmup.probe", lambda *_, **__: probed)
     specs = (ParameterSpec("w", (250_000,), torch.float32, 250_000),)
     seen = Facts(1.0, 1.0, 2, collectives_s=(0.5, 0.5), sending_s=2 * sending_s(2, 1e6))
     computes: Any = SimpleNamespace(is_host=is_host)

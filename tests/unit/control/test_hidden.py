@@ -67,7 +67,7 @@ def test_where_communication_hides_dense_stays_and_no_step_is_taken_apart(
     def surveyed(*_: object) -> None:
         pytest.fail("nothing has to be probed")
 
-    monkeypatch.setattr("gradwire.control.controller.surveyed", surveyed)
+    monkeypatch.setattr("gradwire.control.warmup.surveyed", surveyed)
     measured = DISCARDED + ORDINARY
     for ran in run(text, lambda _step: computing_s, steps=measured + 3):
         assert ran.measures == measured * [True] + 3 * [False]

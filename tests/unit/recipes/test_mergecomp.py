@@ -215,7 +215,7 @@ def test_a_codec_that_one_rank_cannot_measure_is_planned_for_on_none(
             raise kind("no room")
         return CodecCost(Line(1e-5, 1e-9), Line(1e-5, 1e-9))
 
-    monkeypatch.setattr("gradwire.control.controller.codec_cost", fails_once)
+    monkeypatch.setattr("gradwire.control.warmup.codec_cost", fails_once)
 
     def rank(comm: Comm) -> str:
         rig = Rig(comm, f"mergecomp(inner={INNER!r})")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.control.controller import surveyed
+from gradwire.control.warmup import surveyed
 from gradwire.exchange.leader import leader_in_turn
 from gradwire.placement import host
 from gradwire.planning.facts import Facts

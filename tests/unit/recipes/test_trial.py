@@ -241,7 +241,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return CodecCost(Line(1e-5, 0.0), Line(0.0, 0.0))
 
     monkeypatch.setattr(Step, "lasted_s", lasted_s)
-    monkeypatch.setattr("gradwire.control.controller.surveyed", surveyed)
+    monkeypatch.setattr("gradwire.control.warmup.surveyed", surveyed)
     monkeypatch.setattr("gradwire.control.auto.codec_cost", coded)
     monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {FIRST: 0.01})
     return takes
