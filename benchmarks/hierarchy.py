@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.control.forecast import forecast
+from gradwire.control.forecast import ClusterForecasts
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed
 from gradwire.measure.codec import measure_codec
@@ -105,7 +105,7 @@ class Setting:
         specs, built = self.wire.attached.source.specs, recipe(text).build()
         codec = None if built.exchange.memory is None else measure_codec(built.exchange).cost
         two_levels = self.wire.report().per_node > 1
-        found = forecast(built, specs, backward, cluster, codec, two_levels=two_levels)
+        found = ClusterForecasts(specs, backward, cluster, two_levels=two_levels).of(built, codec)
         share = len(os.sched_getaffinity(0)) / cluster.workers  # nodes are emulated: all share these cores
         return replace(found, cores=Cores(share, busy=1.0))
 

@@ -26,12 +26,11 @@ from hsdp_loss import NATIVE, NODES, PER_NODE, Sharded
 from ranks import told_by_ranks
 from torch import nn
 
-from gradwire.control.forecast import forecast
+from gradwire.control.forecast import ClusterForecasts
 from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import BackwardTiming, Link
-from gradwire.recipes import recipe
 from gradwire.step.arena import ParameterSpec
 
 SETTINGS = {NATIVE: NATIVE, f"{NATIVE} again": NATIVE, "dense": "dense", "int8": "int8"}
@@ -62,7 +61,7 @@ class Setting:
         numel = tuple(spec.numel for spec in specs)
         backward, free = BackwardTiming(0.0, (0.0,) * len(numel), numel, 0.0), Link(0.0, 0.0)
         cluster = Cluster(NODES * PER_NODE, free, per_node=PER_NODE, inside=free)
-        return forecast(recipe(text).build(), specs, backward, cluster, two_levels=True).node_bytes
+        return ClusterForecasts(specs, backward, cluster, two_levels=True).of_text(text).node_bytes
 
     def step(self) -> None:
         """Forward, backward, update."""

@@ -42,7 +42,7 @@ from benchmarks.sweep import SETTINGS, Setting
 from benchmarks.time_to_quality import read
 
 from gradwire.control.choice import LATE, Comparison, Option
-from gradwire.control.forecast import forecast_as_cut
+from gradwire.control.forecast import ClusterForecasts
 from gradwire.control.profiler import DISCARDED, ORDINARY
 from gradwire.lab import emulate
 from gradwire.lab.workloads import catalogue
@@ -306,14 +306,11 @@ def _work(setting: Setting, compute_s: float) -> dict[str, Work]:
     rate = emulate.parse_rate(setting.rate)
     link = Link(max(emulate.parse_delay(setting.delay), 1e-4), 8.0 / rate if rate else 1e-10)
     world = setting.nodes or setting.workers
-    found = {}
+    forecasts, found = ClusterForecasts(specs, backward, Cluster(world, link)), {}
     for name, (encode_ns, decode_ns) in CODEC_NS.items():
         codec = CodecCost(Line(0.0, 1e-9 * encode_ns), Line(0.0, 1e-9 * decode_ns))
-        _, cut = forecast_as_cut(name, specs, backward, Cluster(world, link), codec)
-        codec_s = fmean(
-            sum(unit.encode_s + unit.decode_s for unit in units if unit.rounds) for units in cut.cycle
-        )
-        found[name] = Work(cut.calls, codec_s * world / setting.workers)
+        _, cut = forecasts.as_cut(name, codec)
+        found[name] = Work(cut.calls, cut.coded_s * world / setting.workers)
     return found
 
 

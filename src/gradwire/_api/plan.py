@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from gradwire.control.choice import LATE, LEAD, Option
-from gradwire.control.forecast import forecast, forecast_as_cut, specs_of_profile
+from gradwire.control.forecast import ClusterForecasts, specs_of_profile
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, CodecCost, Link
@@ -31,10 +31,8 @@ from gradwire.planning.step_time import Forecast
 from gradwire.quantities import bytes_text, columns, counted, ms_text, table_text, wrapped
 from gradwire.recipes.auto import CANDIDATES as CHOICES
 from gradwire.recipes.auto import auto, chosen_by, comparison_of, may_be_within
-from gradwire.recipes.dense import dense
 from gradwire.recipes.parse import short, steady
 from gradwire.recipes.trial import said_of
-from gradwire.step.arena import ParameterSpec
 
 CANDIDATES = (
     "dense",
@@ -327,18 +325,22 @@ def _compared(
     told: Told | None,
 ) -> Plan:
     known = {steady(text, "codecs").text: cost for text, cost in codecs.items()}
-    foresee = partial(_candidate, specs_of_profile(profile), backward, cluster, known)
-    levels = (False, True) if 1 < cluster.per_node < cluster.workers else (False,)
-    work = len(levels) * len(candidates) + len(CHOICES)
+    specs = specs_of_profile(profile)
+    flat = ClusterForecasts(specs, backward, cluster)
+    compared = [(False, flat if every == 1 else ClusterForecasts(specs, backward, cluster, at_once=True))]
+    if cluster.shares_links:
+        compared.append((True, ClusterForecasts(specs, backward, cluster, two_levels=True)))
+    work = len(compared) * len(candidates) + len(CHOICES)
     rows: list[Candidate] = []
-    for two_levels in levels:
+    for two_levels, forecasts in compared:
         for text in candidates:
-            rows.append(foresee(text, two_levels=two_levels, every=1 if two_levels else every))
+            rows.append(_candidate(text, forecasts, known, every=every, two_levels=two_levels))
             if told is not None:
                 told(f"{text}: {ms_text(rows[-1].step_s)}", len(rows) / work)
     rows.sort(key=lambda row: row.step_s)
-    dense_s = foresee("dense").step_s
-    facts = _facts(profile, backward, cluster, known, told, len(rows) / work)
+    dense_s = flat.of_text("dense", known.get("dense")).step_s()
+    attached = compared[-1][1] if cluster.shares_links else flat
+    facts = _facts(attached, backward, cluster, known, told, len(rows) / work)
     comparison = comparison_of(facts, target, LATE)
     foreseen = comparison.foreseen()
     if foreseen is None:
@@ -348,7 +350,7 @@ def _compared(
     best = _fastest(rows)
     # A user who names candidates asks about those, and not about what `auto` would do instead.
     if foreseen is not None and tuple(candidates) == CANDIDATES:
-        best = _as_cut(foreseen, facts, best, two_levels=len(levels) > 1)
+        best = _as_cut(foreseen, facts, best, two_levels=cluster.shares_links)
     worthwhile = facts.ccr >= 1.0 and best.step_s < (1.0 - LEAD) * dense_s
     return Plan(
         model=profile.model,
@@ -405,20 +407,13 @@ def link_of(rate_bit_per_s: float, delay_s: float) -> Link:
 
 
 def _candidate(
-    specs: Sequence[ParameterSpec],
-    backward: BackwardTiming,
-    cluster: Cluster,
-    codecs: Mapping[str, CodecCost],
-    text: str,
-    *,
-    every: int = 1,
-    two_levels: bool = False,
+    text: str, forecasts: ClusterForecasts, codecs: Mapping[str, CodecCost], *, every: int, two_levels: bool
 ) -> Candidate:
-    composition = steady(text, "candidate")
-    codec = codecs.get(composition.text)
-    found = forecast(composition, specs, backward, cluster, codec, two_levels=two_levels, at_once=every > 1)
+    canonical = steady(text, "candidate").text
+    codec = codecs.get(canonical)
+    found = forecasts.of_text(text, codec)
     numbers = numbers_of(text, found, every, stated=codec is not None, two_levels=two_levels)
-    return Candidate(**numbers, tried=composition.text in _tried())
+    return Candidate(**numbers, tried=canonical in _tried())
 
 
 @cache
@@ -436,7 +431,7 @@ def _fastest(rows: Sequence[Candidate]) -> Candidate:
 
 
 def _facts(
-    profile: Profile,
+    forecasts: ClusterForecasts,
     backward: BackwardTiming,
     cluster: Cluster,
     codecs: Mapping[str, CodecCost],
@@ -444,18 +439,16 @@ def _facts(
     done: float,
 ) -> Facts:
     """The facts that `auto` would measure before its first trial; where ranks share nodes, on shards."""
-    buckets, specs = bucketed(backward.numel), specs_of_profile(profile)
-    levels = 1 < cluster.per_node < cluster.workers
+    buckets, levels = bucketed(backward.numel), cluster.shares_links
     ranks, parts = (cluster.nodes, cluster.per_node) if levels else (cluster.workers, 1)
     timed = cluster.between_s if levels else cluster.seconds
     sums = [timed(Transfer("all_reduce", 4.0 * numel / parts)) for numel in buckets]
     found = {}
     for text in CHOICES:
-        codec = codecs.get(steady(text, "candidate").text)
-        found[text] = forecast_as_cut(text, specs, backward, cluster, codec, two_levels=levels)
+        found[text] = forecasts.as_cut(text, codecs.get(steady(text, "candidate").text))
         if told is not None:
             told(f"auto, {text}", done + (1.0 - done) * len(found) / len(CHOICES))
-    dense_s = forecast(dense(), specs, backward, cluster, two_levels=levels).step_s()
+    dense_s = forecasts.of_text("dense").step_s()
     return Facts(
         backward.total_s,
         sum(sums),

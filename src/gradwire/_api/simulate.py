@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -27,7 +27,7 @@ from gradwire._api.plan import (
     numbers_of,
     profile_of,
 )
-from gradwire.control.forecast import forecast, gains_by_two_levels, specs_of_profile
+from gradwire.control.forecast import ClusterForecasts, gains_by_two_levels, specs_of_profile
 from gradwire.planning.cluster import Cluster, straggler_factors
 from gradwire.planning.costs import BackwardTiming, CodecCost
 from gradwire.planning.shapes import Profile
@@ -192,7 +192,7 @@ def simulate(
     late = [straggler_factors(spread, world, STEPS if stragglers else 1, seed) for world in worlds]
     profile = profile_of(model)
     backward = backward_of(profile, step_s, backward_s, overlap)
-    foresee = partial(_forecast, specs_of_profile(profile), backward, known, at_once=every > 1)
+    forecasts = _Forecasts(specs_of_profile(profile), backward, known, at_once=every > 1)
     usual = fixed_recipes() if every == 1 else BETWEEN_ROUNDS
     texts = usual if candidates is None else candidates
     return Simulation(
@@ -206,7 +206,7 @@ def simulate(
         workers=worlds,
         alone=tuple(1.0 / fmean(factors) for factors in late),
         outcomes=_outcomes(
-            foresee, texts, every, list(zip(clusters, late, strict=True)), memory_bytes, known, told
+            forecasts, texts, every, list(zip(clusters, late, strict=True)), memory_bytes, told
         ),
     )
 
@@ -214,64 +214,58 @@ def simulate(
 Worlds = Sequence[tuple[Cluster, Sequence[float]]]
 
 
-class _Foresee(Protocol):
-    """A recipe on a cluster, and whether that is on two levels, which may be given."""
+class _Forecasts:
+    """Recipes on clusters, for one model: on two levels where `attach` would decide so, or as given."""
 
-    def __call__(self, text: str, cluster: Cluster, levels: bool | None = None) -> tuple[Forecast, bool]: ...
-
-
-def _forecast(
-    specs: Sequence[ParameterSpec],
-    backward: BackwardTiming,
-    codecs: Mapping[str, CodecCost],
-    text: str,
-    cluster: Cluster,
-    levels: bool | None = None,
-    *,
-    at_once: bool = False,
-) -> tuple[Forecast, bool]:
-    composition = steady(text, "candidate")
-    if levels is None:
-        levels = _shares_links(cluster) and gains_by_two_levels(
-            composition, specs, cluster.workers, cluster.per_node
+    def __init__(
+        self,
+        specs: Sequence[ParameterSpec],
+        backward: BackwardTiming,
+        codecs: Mapping[str, CodecCost],
+        *,
+        at_once: bool,
+    ) -> None:
+        self.codecs = codecs
+        self._specs = specs
+        self._on = cache(
+            lambda cluster, levels: ClusterForecasts(
+                specs, backward, cluster, two_levels=levels, at_once=at_once
+            )
         )
-    codec = codecs.get(composition.text)
-    found = forecast(composition, specs, backward, cluster, codec, two_levels=levels, at_once=at_once)
-    return found, levels
 
-
-def _shares_links(cluster: Cluster) -> bool:
-    return 1 < cluster.per_node < cluster.workers
+    def of(self, text: str, cluster: Cluster, levels: bool | None = None) -> tuple[Forecast, bool]:
+        """The forecast, and whether it is on two levels."""
+        composition = steady(text, "candidate")
+        if levels is None:
+            levels = cluster.shares_links and gains_by_two_levels(
+                composition, self._specs, cluster.workers, cluster.per_node
+            )
+        found: Forecast = self._on(cluster, levels).of_text(text, self.codecs.get(composition.text))
+        return found, levels
 
 
 def _passed_bytes(found: Forecast, cluster: Cluster) -> float:
     """Bytes over the link that is slow: the busiest node's, or a rank's own."""
-    return found.node_bytes if _shares_links(cluster) else found.wire_bytes
+    return found.node_bytes if cluster.shares_links else found.wire_bytes
 
 
 def _outcomes(
-    foresee: _Foresee,
+    forecasts: _Forecasts,
     texts: Sequence[str],
     every: int,
     worlds: Worlds,
     memory_bytes: float,
-    codecs: Mapping[str, CodecCost],
     told: Told | None,
 ) -> tuple[Outcome, ...]:
     """The outcome of every recipe in every world; `worlds` says how late the slowest rank is in each step."""
-    dense = [_passed_bytes(foresee("dense", cluster)[0], cluster) for cluster, _ in worlds]
+    dense = [_passed_bytes(forecasts.of("dense", cluster)[0], cluster) for cluster, _ in worlds]
     outcomes = []
     for text in texts:
-        stated = steady(text, "candidate").text in codecs
-
-        # Most worlds ask the same of two.
-        @cache
-        def bytes_among(two: Cluster, levels: bool, text: str = text) -> float:
-            return _passed_bytes(foresee(text, two, levels)[0], two)
-
+        stated = steady(text, "candidate").text in forecasts.codecs
         for (cluster, late), dense_bytes in zip(worlds, dense, strict=True):
-            found, levels = foresee(text, cluster)
-            of_two = bytes_among(_two_of(cluster), levels)
+            found, levels = forecasts.of(text, cluster)
+            two = _two_of(cluster)
+            of_two = _passed_bytes(forecasts.of(text, two, levels)[0], two)
             outcome = Outcome(
                 **numbers_of(text, found, every, stated=stated, two_levels=levels, late=late),
                 workers=cluster.workers,
@@ -286,7 +280,7 @@ def _outcomes(
 
 def _two_of(cluster: Cluster) -> Cluster:
     """Two nodes of `cluster`, or two ranks where each has a link of its own, or all share a node."""
-    if not _shares_links(cluster):
+    if not cluster.shares_links:
         return Cluster(2, cluster.link)
     return replace(cluster, workers=2 * cluster.per_node)
 
@@ -294,7 +288,7 @@ def _two_of(cluster: Cluster) -> Cluster:
 def _warnings(
     found: Forecast, cluster: Cluster, of_two: float, dense: float, memory_bytes: float
 ) -> tuple[str, ...]:
-    links = cluster.nodes if _shares_links(cluster) else cluster.workers
+    links = cluster.nodes if cluster.shares_links else cluster.workers
     all_reduce = 2 * (links - 1) / links  # of what it sends over two
     sent = _passed_bytes(found, cluster)
     told = {

@@ -109,7 +109,7 @@ class AutoController(WarmupController):
             return found.coded(NOMINAL_CODEC)
 
         own, *others = ways
-        return best_cut(own, others, price)
+        return best_cut(own, price(own), others, price)
 
 
 class _Way(NamedTuple):

@@ -26,7 +26,7 @@ from gradwire.measure.codec import payloads
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Sends, Transfer
 from gradwire.planning.costs import FREE, NOMINAL_CODEC, BackwardTiming, CodecCost, Link
-from gradwire.planning.facts import Facts
+from gradwire.planning.facts import Facts, boundaries
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Profile
 from gradwire.planning.step_time import Forecast, Sent, Tail, UnitWork, ready_of_element
@@ -67,47 +67,67 @@ def specs_of_profile(profile: Profile) -> tuple[ParameterSpec, ...]:
     )
 
 
-def forecast(
-    composition: Composition,
-    specs: Sequence[ParameterSpec],
-    backward: BackwardTiming,
-    cluster: Cluster,
-    codec: CodecCost | None = None,
-    *,
-    two_levels: bool = False,
-    at_once: bool = False,
-) -> Forecast:
-    """`composition` on a model of `specs` whose gradients are ready as `backward` says, in the same order.
+class ClusterForecasts:
+    """Forecasts for one model on one cluster, before anything is measured.
 
-    With `at_once` it is a round of local steps, in which all is ready at the end. Without a `codec` its cost
-    counts as nothing. With `two_levels` ranks add up inside their nodes first, and
-    the layout is that of shards.
+    Gradients of `specs` are ready as `backward` says, in that order. With `two_levels` ranks add up inside
+    their nodes first, and the layout is that of shards. With `at_once` it is a round of local steps, in which
+    all is ready at the end.
     """
-    main, numel = _main_of(composition, specs, backward, cluster, two_levels=two_levels, at_once=at_once)
-    if at_once:
-        backward = replace(backward, ready_s=(backward.total_s,) * len(numel))
-    way = (_TwoLevels if two_levels else _Flat)(cluster, main)
-    return _priced(way, replace(backward, numel=numel), codec)
 
+    def __init__(
+        self,
+        specs: Sequence[ParameterSpec],
+        backward: BackwardTiming,
+        cluster: Cluster,
+        *,
+        two_levels: bool = False,
+        at_once: bool = False,
+    ) -> None:
+        self._held = shards_of(specs, cluster.per_node if two_levels else 1)
+        numel = tuple(spec.numel for spec in self._held)
+        ready_s = (backward.total_s,) * len(numel) if at_once else backward.ready_s
+        self._backward = replace(backward, numel=numel, ready_s=ready_s)
+        self._way, self._cluster = (_TwoLevels if two_levels else _Flat), cluster
+        self._world = cluster.nodes if two_levels else cluster.workers
+        self._tuning = ROUNDS if at_once else USUAL
+        # Buckets hold whole parameters.
+        ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
+        self._boundaries = [ends[each] for each in boundaries(bucketed(backward.numel))]
+        self._known: dict[str, tuple[Composition, MainLane, Forecast]] = {}
 
-def _main_of(
-    composition: Composition,
-    specs: Sequence[ParameterSpec],
-    backward: BackwardTiming,
-    cluster: Cluster,
-    *,
-    two_levels: bool,
-    at_once: bool = False,
-) -> tuple[MainLane, tuple[int, ...]]:
-    """The main lane of whole parameters, or of their shards, and the elements of each."""
-    held = shards_of(specs, cluster.per_node if two_levels else 1)
-    between = cluster.nodes if two_levels else cluster.workers
-    layout = build(
-        held, composition, None, torch.device("meta"), between, tuning=ROUNDS if at_once else USUAL
-    )
-    numel = tuple(spec.numel for spec in held)
-    ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
-    return main_lane(layout, held, [ends[cut] for cut in bucket_cuts(backward.numel)]), numel
+    def of(self, composition: Composition, codec: CodecCost | None = None) -> Forecast:
+        """The forecast of `composition`. Without a `codec` its cost counts as nothing."""
+        return self._laid_out(composition)[1].coded(codec or FREE)
+
+    def of_text(self, text: str, codec: CodecCost | None = None) -> Forecast:
+        """The forecast of the recipe `text`, which is made once."""
+        return self._recipe(text)[2].coded(codec or FREE)
+
+    def as_cut(self, text: str, codec: CodecCost | None = None) -> tuple[Composition, Forecast]:
+        """The recipe `text` as `best_cut` cuts it here, and its forecast.
+
+        Where no `codec` is given, cuts are compared with a nominal one, because in fewer units less of it
+        hides.
+        """
+        own, main, first = self._recipe(text)
+        assumed = codec or NOMINAL_CODEC
+        cut, found = best_cut(
+            own, first.coded(assumed), coarser(text, main), lambda each: self.of(each, assumed)
+        )
+        return cut, found.coded(codec or FREE)
+
+    def _recipe(self, text: str) -> tuple[Composition, MainLane, Forecast]:
+        if text not in self._known:
+            own = steady(text, "candidate")
+            self._known[text] = (own, *self._laid_out(own))
+        return self._known[text]
+
+    def _laid_out(self, composition: Composition) -> tuple[MainLane, Forecast]:
+        meta = torch.device("meta")
+        layout = build(self._held, composition, None, meta, self._world, tuning=self._tuning)
+        main = main_lane(layout, self._held, self._boundaries)
+        return main, _priced(self._way(self._cluster, main), self._backward)
 
 
 def gains_by_two_levels(
@@ -151,7 +171,8 @@ def _spared_bytes(
     at_once, unknown = BackwardTiming(0.0, (0.0,) * len(numel), numel, 0.0), Link(0.0, 0.0)
     cluster = Cluster(workers, unknown, per_node, unknown)
     flat, levels = (
-        forecast(composition, specs, at_once, cluster, two_levels=each).node_bytes for each in (False, True)
+        ClusterForecasts(specs, at_once, cluster, two_levels=each).of(composition).node_bytes
+        for each in (False, True)
     )
     return flat - levels
 
@@ -167,7 +188,7 @@ def forecast_by(
     if facts.backward is None or facts.network is None:
         return None
     cluster = Cluster(facts.world, facts.network.link, measured=facts.network)
-    main = main_lane(layout, specs, facts.bucket_cuts)
+    main = main_lane(layout, specs, facts.bucket_boundaries)
     found = _priced(_Flat(cluster, main, cut), facts.backward)
     return replace(found, cores=facts.cores)
 
@@ -181,7 +202,7 @@ def predicted_step_s(
     return None if found is None else found.coded(facts.codec or FREE).step_s()
 
 
-def _priced(way: _Flat, backward: BackwardTiming, codec: CodecCost | None = None) -> Forecast:
+def _priced(way: _Flat, backward: BackwardTiming) -> Forecast:
     main, exchange = way.main, way.main.layout.main.exchange
 
     # 1. The rounds that units announce in each step of a cycle, and what travels beside them.
@@ -224,33 +245,8 @@ def _priced(way: _Flat, backward: BackwardTiming, codec: CodecCost | None = None
         memory_bytes=main.layout.memory_bytes + max(each.gathered_bytes for each in sums),
         at_most=any(each.at_most for step in steps for rounds in step for each in rounds),
         calls=fmean(sum(map(len, step)) for step in steps) + 1.0,
-        codec=codec or FREE,
         decodes=payloads(exchange, max(way.sizes), way.world),
     )
-
-
-def forecast_as_cut(
-    text: str,
-    specs: Sequence[ParameterSpec],
-    backward: BackwardTiming,
-    cluster: Cluster,
-    codec: CodecCost | None = None,
-    *,
-    two_levels: bool = False,
-) -> tuple[Composition, Forecast]:
-    """The recipe `text` as `best_cut` cuts it there, and its `forecast`.
-
-    Where no `codec` is given, cuts are compared with a nominal one, because in fewer units less of it hides.
-    """
-    own = steady(text, "candidate")
-    main, _numel = _main_of(own, specs, backward, cluster, two_levels=two_levels)
-    assumed = codec or NOMINAL_CODEC
-
-    def price(each: Composition) -> Forecast:
-        return forecast(each, specs, backward, cluster, assumed, two_levels=two_levels)
-
-    cut, found = best_cut(own, coarser(text, main), price)
-    return cut, found.coded(codec or FREE)
 
 
 def coarser(text: str, main: MainLane) -> Iterator[Composition]:
@@ -259,27 +255,19 @@ def coarser(text: str, main: MainLane) -> Iterator[Composition]:
         yield from in_fewer_units(text, main.numel, len(main.cuts) + 1)
 
 
-def best_cut(own: T, others: Iterable[T], price: Callable[[T], Forecast]) -> tuple[T, Forecast]:
+def best_cut(
+    own: T, first: Forecast, others: Iterable[T], price: Callable[[T], Forecast]
+) -> tuple[T, Forecast]:
     """`own`, or the best of `others`, which are it in fewer units, where that is faster by `LEAD`.
 
     How a recipe cuts by itself depends on no measured link. Where the delay of a message outweighs its bytes,
-    each further unit costs its rounds. `price` forecasts one of them.
+    each further unit costs its rounds. `first` is the forecast of `own`, and `price` forecasts another.
     """
-    first = price(own)
     if first.step_s() <= (1.0 + LEAD) * first.compute_s:
         return own, first
     priced = [(each, price(each)) for each in others]
     best, found = min(priced, key=lambda pair: pair[1].step_s(), default=(own, first))
     return (best, found) if found.step_s() < (1.0 - LEAD) * first.step_s() else (own, first)
-
-
-def bucket_cuts(numel: Sequence[int]) -> tuple[int, ...]:
-    """After how many elements DDP's buckets end: 1 MB for the first, 25 MB for each other.
-
-    >>> bucket_cuts([1 << 18, 1 << 18, 7 << 20, 5])
-    (262144, 7864320)
-    """
-    return tuple(accumulate(bucketed(numel)))[:-1]
 
 
 @dataclass(frozen=True)
@@ -324,13 +312,13 @@ class MainLane:
         return not all(exchange.laws.total for exchange in exchanges)
 
 
-def main_lane(layout: Layout, specs: Sequence[ParameterSpec], bucket_cuts: Sequence[int]) -> MainLane:
+def main_lane(layout: Layout, specs: Sequence[ParameterSpec], bucket_boundaries: Sequence[int]) -> MainLane:
     """The lane of the recipe itself; all parameters in buckets where nothing is remembered."""
     mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
     lane = max(mine, key=lambda lane: lane.numel, default=None)
     names = {spec.name for spec in specs} if lane is None else {slot.spec.name for slot in lane.slots}
     places = tuple(place for place, spec in enumerate(specs) if spec.name in names)
-    cuts = tuple(bucket_cuts) if lane is None else tuple(unit.start for unit in lane.units[1:])
+    cuts = tuple(bucket_boundaries) if lane is None else tuple(unit.start for unit in lane.units[1:])
     numel = sum(specs[place].numel for place in places)
     return MainLane(layout, lane, places, cuts, numel, sum(spec.numel for spec in specs) - numel)
 

@@ -47,6 +47,11 @@ class Cluster:
     def nodes(self) -> int:
         return self.workers // self.per_node
 
+    @property
+    def shares_links(self) -> bool:
+        """Whether there are several nodes, each with several ranks, so that two levels may be worth it."""
+        return 1 < self.per_node < self.workers
+
     @cached_property
     def network(self) -> Network:
         """The links as flat collectives find them, by verb and algorithm.

@@ -61,13 +61,18 @@ class Facts:
         return self.allreduce_s / max(self.backward_s, 1e-9)
 
     @property
-    def bucket_cuts(self) -> tuple[int, ...]:
-        """After how many elements a bucket ends and the next begins.
+    def bucket_boundaries(self) -> tuple[int, ...]:
+        """The boundaries of DDP's buckets, in elements."""
+        return boundaries(self.buckets)
 
-        >>> Facts(1.0, 1.0, world=2, buckets=(5, 10, 10)).bucket_cuts
-        (5, 15)
-        """
-        return tuple(accumulate(self.buckets))[:-1]
+
+def boundaries(buckets: Sequence[int]) -> tuple[int, ...]:
+    """After how many elements a bucket ends and the next begins.
+
+    >>> boundaries((5, 10, 10))
+    (5, 15)
+    """
+    return tuple(accumulate(buckets))[:-1]
 
 
 @dataclass(frozen=True)

@@ -236,14 +236,18 @@ class Forecast:
         return slowed * self.compute_s + self.exposed_s / every
 
     @property
-    def work_s(self) -> float:
-        """Processor time beside the computation: encoding, decoding, and what calls and bytes take."""
+    def coded_s(self) -> float:
+        """Processor time of encoding and decoding in a step."""
         encode, decode = self.codec.encode, self.codec.decode
-        coded_s = fmean(
+        return fmean(
             sum(encode(numel) + self.decodes * decode(numel) for _, numel, sent in units if sent)
             for units in self.cycle
         )
-        return coded_s + self.cores.overhead_factor * sending_s(self.calls, self.wire_bytes)
+
+    @property
+    def work_s(self) -> float:
+        """Processor time beside the computation: encoding, decoding, and what calls and bytes take."""
+        return self.coded_s + self.cores.overhead_factor * sending_s(self.calls, self.wire_bytes)
 
     def coded(self, codec: CodecCost) -> Forecast:
         """This forecast with other costs of encoding and decoding."""

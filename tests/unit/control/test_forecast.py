@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from gradwire.control.forecast import (
-    forecast,
-    forecast_as_cut,
+    ClusterForecasts,
     gains_by_two_levels,
     main_lane,
     predicted_step_s,
@@ -49,7 +48,7 @@ CODEC = CodecCost(Line(1e-4, 1e-9), Line(2e-4, 2e-10))
 
 
 def found(text: str, cluster: Cluster = FLAT, codec: CodecCost | None = None, **options: bool) -> Forecast:
-    return forecast(recipe(text).build(), SPECS, BACKWARD, cluster, codec, **options)
+    return ClusterForecasts(SPECS, BACKWARD, cluster, **options).of(recipe(text).build(), codec)
 
 
 @pytest.mark.parametrize("text", FIXED)
@@ -66,21 +65,21 @@ FAR = Cluster(4, Link(1e-2, 8e-9))
 
 @pytest.mark.parametrize("text", ["scalecom", "leader_topk(ratio=0.01)", "powersgd(rank=2)"])
 def test_where_a_round_is_mostly_delay_recipes_are_cut_into_fewer_units(text: str) -> None:
-    composition, cut = forecast_as_cut(text, SPECS, BACKWARD, FAR)
+    composition, cut = ClusterForecasts(SPECS, BACKWARD, FAR).as_cut(text)
     assert composition.text.startswith("mergecomp(")
     assert cut.step_s() < 0.9 * found(text, FAR).step_s()
     assert cut.calls < found(text, FAR).calls
     # It says what a run of that text is predicted to take.
-    assert cut == forecast(recipe(composition.text).build(), SPECS, BACKWARD, FAR)
+    assert cut == found(composition.text, FAR)
 
 
 def test_cuts_of_an_unknown_codec_are_compared_as_if_it_took_time() -> None:
     """Or what happens to hide in few units would count for nothing."""
-    near = Cluster(4, Link(1e-3, 3e-8))
-    unknown, free = (forecast_as_cut("signsgd", SPECS, BACKWARD, near, each) for each in (None, FREE))
-    nominal, _ = forecast_as_cut("signsgd", SPECS, BACKWARD, near, NOMINAL_CODEC)
+    near = ClusterForecasts(SPECS, BACKWARD, Cluster(4, Link(1e-3, 3e-8)))
+    unknown, free = (near.as_cut("signsgd", each) for each in (None, FREE))
+    nominal, _ = near.as_cut("signsgd", NOMINAL_CODEC)
     assert unknown[0].text == nominal.text != free[0].text
-    assert unknown[1] == forecast(unknown[0], SPECS, BACKWARD, near)
+    assert unknown[1] == near.of(unknown[0])
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_cuts_of_an_unknown_codec_are_compared_as_if_it_took_time() -> None:
     ],
 )
 def test_elsewhere_a_recipe_is_cut_as_it_would_be_by_itself(text: str, cluster: Cluster) -> None:
-    composition, cut = forecast_as_cut(text, SPECS, BACKWARD, cluster)
+    composition, cut = ClusterForecasts(SPECS, BACKWARD, cluster).as_cut(text)
     assert (composition.text, cut) == (recipe(text).build().text, found(text, cluster))
 
 
@@ -212,7 +211,7 @@ def test_means_are_gathered_after_the_last_decode() -> None:
 
 def test_without_overlap_everything_waits_for_the_end() -> None:
     late = ready_of(PROFILE, 0.06, 0.12, overlap=False)
-    step = forecast(recipe("dense").build(), SPECS, late, FLAT)
+    step = ClusterForecasts(SPECS, late, FLAT).of(recipe("dense").build())
     sent_s = sum(unit.sent[0].seconds for unit in step.cycle[0]) + step.tail.verdict.seconds
     assert step.step_s() == pytest.approx(0.18 + sent_s, rel=1e-12)
     assert step.step_s() > found("dense").step_s()
