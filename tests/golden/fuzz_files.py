@@ -100,13 +100,13 @@ def of_saved_files(count: int, seed: int) -> Counter[str]:
     before = rig.planes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        file_set.save(rig.engine, folder)
+        file_set.save(file_set.of_engine(rig.engine), folder)
         [path] = [each for each in folder.iterdir() if each.is_file()]
         whole = path.read_bytes()
         for _ in range(count):
             path.write_bytes(_mutated(whole, random))
             try:
-                file_set.load(rig.engine, folder, "refuse")
+                file_set.load(file_set.of_engine(rig.engine), folder, "refuse")
                 found["file: taken"] += 1
                 assert all(torch.equal(tensor, before[key]) for key, tensor in rig.planes.items())
             except ValueError:

@@ -20,14 +20,18 @@ from gradwire._api.prepare import prepare_for
 from gradwire._api.transports import Transports, connect, placements, with_parts, with_streams
 from gradwire._api.unwrap import Optimizers, optimizers_of, scaler_of
 from gradwire._api.wire import Attached, Wire
-from gradwire.agreement.agree import OptimizerText, require_agreement, require_same_optimizer
+from gradwire.agreement.agree import (
+    OptimizerText,
+    require_accepted,
+    require_agreement,
+    require_same_optimizer,
+)
 from gradwire.agreement.board import Board
 from gradwire.agreement.calls import Calls
 from gradwire.agreement.guard import Guard
 from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.comm.groups import give_back, given_back_if_refused
-from gradwire.errors import RanksDisagree
 from gradwire.kernels import compiler
 from gradwire.placement import BufferTransfer, device_at
 from gradwire.recipes import Composition, Recipe
@@ -354,12 +358,5 @@ def _agreed_recipe(
         OptimizerText.of(optimizers)  # which may raise, so not first where all ranks go on
     except Exception as error:  # a policy of the user's, or a warning made an error: peers must hear of it
         refusal = error
-    fields = {"the configuration": "accepted" if refusal is None else f"refused, {refusal}"}
-    try:
-        require_agreement(fields, comm)
-    except RanksDisagree:
-        if refusal is None:
-            raise
-    if refusal is not None:
-        raise refusal
+    require_accepted(refusal, comm)
     return chosen, optimizers

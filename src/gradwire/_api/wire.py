@@ -313,7 +313,7 @@ class Wire:
                 torch.save(model.state_dict(), f"model-{wire.report().step}.pt")
             wire.save("wire")
         """
-        return self._backward.together("save()", lambda: file_set.save(self._engine, Path(folder)))
+        return self._backward.together("save()", lambda: file_set.save(file_set.of_engine(self._engine), Path(folder)))
 
     def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
         """Resume from the newest complete set of files that `save` left in `folder`. A collective.
@@ -333,7 +333,8 @@ class Wire:
         """
         self._source.may_differ()
         step = self._backward.together(
-            f"load(missing={missing!r})", lambda: file_set.load(self._engine, Path(folder), missing)
+            f"load(missing={missing!r})",
+            lambda: file_set.load(file_set.of_engine(self._engine), Path(folder), missing),
         )
         if step is not None:
             self._backward.steps.forget()

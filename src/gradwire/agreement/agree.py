@@ -67,6 +67,21 @@ def on_all_ranks(function: Callable[[], T], what: str, comm: Comm) -> T:
     return found
 
 
+def require_accepted(refusal: Exception | None, comm: Comm) -> None:
+    """Raise this rank's `refusal` of a configuration, if it has one.
+
+    The others raise `RanksDisagree` with its text then: they would wait for this rank.
+    """
+    fields = {"the configuration": "accepted" if refusal is None else f"refused, {refusal}"}
+    try:
+        require_agreement(fields, comm)
+    except RanksDisagree:
+        if refusal is None:
+            raise
+    if refusal is not None:
+        raise refusal
+
+
 def damage(pending: Pending) -> Exception | None:
     """Wait for a collective; the error if its bytes were damaged, for `require_undamaged`."""
     try:

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -25,6 +25,7 @@ import torch
 from gradwire.agreement.agree import require_success
 from gradwire.checkpoint import state
 from gradwire.checkpoint.state import Missing, Saved
+from gradwire.checkpoint.validate import State
 from gradwire.comm import Comm, gathered
 from gradwire.errors import GradwireWarning, PeerFailed
 from gradwire.step.engine import Engine
@@ -35,6 +36,30 @@ _LARGEST = 2**62
 """Of numbers in names: ranks tell them to each other in 64 bits."""
 _OFFERS = 16
 """A rank tells the others of as many sets at most, the newest ones: messages have one length."""
+
+
+class Stateful(NamedTuple):
+    """A state on each of the ranks of `control`, which is saved and taken up again."""
+
+    control: Comm
+    step: Callable[[], int]
+    save: Callable[[], State]
+    """This rank's state."""
+    fits: Callable[[Saved], bool]
+    """Whether each rank takes up its own of such states; the answer may differ between ranks."""
+    load: Callable[[Saved, Missing, bool], None]
+    """Take up states on all ranks together; with a true last argument, their mean."""
+
+
+def of_engine(engine: Engine) -> Stateful:
+    """The state of an engine."""
+    return Stateful(
+        engine.env.control,
+        lambda: engine.step,
+        lambda: state.save(engine),
+        lambda saved: state.all_fit(engine, saved),
+        lambda saved, missing, mean: state.load(engine, saved, missing, mean=mean),
+    )
 
 
 class _Set(NamedTuple):
@@ -65,13 +90,13 @@ _WAYS: dict[Missing, str] = {
 """Advice about a set that is not whole."""
 
 
-def save(engine: Engine, folder: Path) -> int:
+def save(of: Stateful, folder: Path) -> int:
     """Save all ranks' states, keep no older ones, and return their step. On all ranks together.
 
     Where a rank cannot write, no rank keeps what it wrote, and the older set stays: that rank raises its
     `OSError`, the others `PeerFailed`, which tells why.
     """
-    control, rank = engine.env.control, engine.rank
+    control, rank = of.control, of.control.rank
     largest = 0
     failure: Exception | None = None
     try:
@@ -84,7 +109,7 @@ def save(engine: Engine, folder: Path) -> int:
     prepared = fresh.path(folder, rank, _PREPARED)
     try:
         if failure is None:
-            _write(state.keyed(state.save(engine)), fresh.path(folder, rank, _PART), prepared)
+            _write(state.keyed(of.save()), fresh.path(folder, rank, _PART), prepared)
     except Exception as error:  # memory may run out, too: the others wait to hear of it
         failure = error
     try:
@@ -100,16 +125,16 @@ def save(engine: Engine, folder: Path) -> int:
         for each in _files(folder)
         if each.set.number < fresh.number and each.rank % control.world == rank
     )
-    return engine.step
+    return of.step()
 
 
-def load(engine: Engine, folder: Path, missing: Missing) -> int | None:
+def load(of: Stateful, folder: Path, missing: Missing) -> int | None:
     """Go on from the newest whole set in `folder`, on all ranks together; its step, `None` without a set.
 
     A set of another world must be visible as a whole to every rank. Raises `FileNotFoundError` on all ranks
     for a set that has lost files, unless `missing="drop"`; as `state.load` for what is in the files.
     """
-    control, files = engine.env.control, list[_File]()
+    control, files = of.control, list[_File]()
     failure: Exception | None = None
     try:
         files = _files(folder) if folder.exists() else []
@@ -131,9 +156,9 @@ def load(engine: Engine, folder: Path, missing: Missing) -> int | None:
             error.__traceback__
         )
     require_success(failure, "read its state", control)
-    others = chosen.each_its_own and not state.all_fit(engine, saved)
-    state.load(engine, _of_all(folder, mine, control) if others else saved, missing, mean=others)
-    return engine.step
+    others = chosen.each_its_own and not of.fits(saved)
+    of.load(_of_all(folder, mine, control) if others else saved, missing, others)
+    return of.step()
 
 
 def _files(folder: Path) -> list[_File]:
