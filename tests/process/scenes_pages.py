@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -82,6 +84,17 @@ def _rounds(names: Names) -> gradwire.OuterWire:
     return gradwire.outer(names["model"], names["optimizer"], every=2, replicas=dist.group.WORLD)
 
 
+def _fully_sharded(names: Names) -> nn.Module:
+    model, mesh = Blocks(), names["mesh"]
+    for each in (*model.blocks, model):
+        fully_shard(each, mesh=mesh["ranks"])
+    return model
+
+
+def _evaluating(names: Names) -> Callable[[nn.Module], Tensor]:
+    return lambda model: model(names["batches"][0])
+
+
 def _recording(*_: Any, **__: Any) -> None:
     """Takes what a dashboard's function takes."""
 
@@ -129,6 +142,7 @@ GIVEN: dict[str, dict[str, Given]] = {
         "file": lambda _: io.StringIO(),
         "json": lambda _: json,
         "SummaryWriter": lambda _: lambda: _recording,
+        "evaluate": _evaluating,
     },
     "local steps": DASHBOARDS
     | {
@@ -137,8 +151,19 @@ GIVEN: dict[str, dict[str, Given]] = {
         "batch": lambda names: names["batches"][0],
         "wire": _rounds,
         "train_one_step": lambda names: _step(names),
-        "evaluate": lambda names: lambda model: model(names["batches"][0]),
+        "evaluate": _evaluating,
         "SummaryWriter": lambda _: lambda: _recording,
+    },
+    "fsdp2": {"model": lambda _: Blocks()},
+    "fsdp2 attached": {
+        "mesh": lambda _: init_device_mesh("cpu", (1, 2), mesh_dim_names=("nodes", "ranks")),
+        "model": _fully_sharded,
+        "wire": lambda names: gradwire.attach(names["model"], names["optimizer"], "int4", gather="int8"),
+        "evaluate": _evaluating,
+    },
+    "fsdp2 replicas": {
+        "mesh": lambda _: init_device_mesh("cpu", (2, 1), mesh_dim_names=("nodes", "ranks")),
+        "model": _fully_sharded,
     },
     "two optimizers": {
         "optimizer_of_body": lambda names: torch.optim.SGD(names["model"].module.blocks.parameters(), lr=0.1),

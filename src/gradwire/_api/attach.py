@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire._api.checks import check_optimizers, warn_without_optimizer
-from gradwire._api.configuration import TARGET, Configuration, PlacementName
+from gradwire._api.configuration import TARGET, Configuration, Gathered, PlacementName
 from gradwire._api.connections import connect_more
 from gradwire._api.prepare import prepare_for
 from gradwire._api.transports import Transports, connect, placements, with_parts, with_streams
-from gradwire._api.unwrap import Optimizers, optimizers_of, scaler_of
+from gradwire._api.unwrap import Optimizers, optimizers_of, scaler_of, sharded_in
 from gradwire._api.wire import Attached, Wire
 from gradwire.agreement.agree import (
     OptimizerText,
@@ -69,11 +69,14 @@ def attach(
     checksums: bool = False,
     guard_every: int = 0,
     skipped: Skipped = "drop",
+    inside: str | Recipe | None = None,
+    gather: Gathered = None,
 ) -> Wire:
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
 
     `model` is a `DistributedDataParallel`, or a wrapper around one: `torch.compile`'s, or Fabric's. With
-    `replicas=` it is a module without a wrapper (`docs/where-it-runs.md`).
+    `replicas=` it is a module without a wrapper (`docs/where-it-runs.md`). After `fully_shard` and without
+    `replicas=` it is FSDP2's own traffic that gradwire carries (`docs/fsdp2.md`).
 
     gradwire also sends rank 0's buffers (BatchNorm's statistics), unless DDP has `broadcast_buffers=False`.
     They travel during the backward pass. DDP would broadcast them before the next forward pass
@@ -120,6 +123,9 @@ def attach(
       step is left out, and the memory goes back to what it was before. "keep": the gradients were used in a
       way that gradwire does not see, such as a sum in buffers of your own. Nothing is dropped before the
       optimizer's first step, inside `step(closure)`, and under `join()`.
+    - `gather`: after `fully_shard`, the bits in which FSDP2 gathers parameters: "bf16" or "int8". Masters
+      stay exact. `None` gathers them as they are.
+    - `inside`: after `fully_shard` and with `replicas=`, the recipe of FSDP2's own scatters.
 
     Raises `ValueError` if an argument is wrong. Raises `RanksDisagree`, on all ranks, if they differ in
     recipe, policy, seed, version, device, buffers, the names, shapes and dtypes of parameters, or the
@@ -133,13 +139,34 @@ def attach(
     """
     if not dist.is_initialized():
         raise ValueError("no process group: call torch.distributed.init_process_group first")
-    source = source_of(model, replicas)
     scaler = scaler or scaler_of(optimizer)
     nodes = list(nodes) if isinstance(nodes, Iterable) and not isinstance(nodes, str) else nodes
     asked = Configuration(
-        recipe, target, policy, scaler, seed, memory_dtype, placement, nodes, guard_every, checksums, skipped
+        recipe,
+        target,
+        policy,
+        scaler,
+        seed,
+        memory_dtype,
+        placement,
+        nodes,
+        guard_every,
+        checksums,
+        skipped,
+        inside,
+        gather,
     )
-    return Wire(carried(asked, source, optimizer, process_group, source.device))
+    if replicas is None and (sharded := sharded_in(model)) is not None:
+        from gradwire._api.fsdp import attach_to_fsdp  # loads FSDP2
+
+        return attach_to_fsdp(sharded, optimizer, asked, process_group)
+    source = source_of(model, replicas)
+    wire = Wire(carried(asked, source, optimizer, process_group, source.device))
+    if inside is not None or gather is not None:
+        from gradwire._api.fsdp import carry_inside
+
+        wire.inside = carry_inside(model, asked)
+    return wire
 
 
 def carried(
@@ -350,6 +377,10 @@ def _agreed_recipe(
         optimizers = optimizers_of(optimizer)
         check_optimizers(optimizers, source.module)
         chosen = asked.validated(source)
+        if asked.inside is not None or asked.gather is not None:
+            from gradwire._api.fsdp import check_inside  # loads FSDP2
+
+            check_inside(source.model, asked)
         layout = build(source.specs, chosen.build(), asked.policy, torch.device("meta"), comm.world)
         using = source.applying(optimizers)
         source.suits(layout, using)

@@ -21,6 +21,8 @@ from gradwire.version import __version__
 
 TARGET = 0.95
 PlacementName = Literal["auto", "host", "device"]
+Gathered = Literal["bf16", "int8"] | None
+"""The bits in which FSDP2 gathers parameters; `None`: as they are."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Configuration:
     guard_every: int = 0
     checksums: bool = False
     skipped: Skipped = "drop"
+    inside: str | Recipe | None = None
+    gather: Gathered = None
 
     def validated(self, source: Source) -> Recipe:
         """The recipe that was asked for. Raises `ValueError` for what cannot be done for `source`."""
@@ -48,18 +52,24 @@ class Configuration:
             raise ValueError(f"checksums={self.checksums!r} is neither True nor False")
         if self.placement not in get_args(PlacementName):
             raise ValueError(f"placement={self.placement!r} is none of 'auto', 'host' and 'device'")
-        if self.skipped not in get_args(Skipped):
-            raise ValueError(f"skipped={self.skipped!r} is neither 'drop' nor 'keep'")
+        self.check_memory()
         if source.members is not None and kind_of(self.nodes) == "given":
             raise ValueError(
                 "nodes= is for whole parameters; fully_shard shares them within a node already: leave it out"
             )
         check_policy(self.policy, list(source.parameters))
-        if self.memory_dtype not in (None, torch.bfloat16):
-            raise ValueError(f"memory_dtype={self.memory_dtype}; choose torch.bfloat16, or leave it out")
+        if source.members is None and (self.inside is not None or self.gather is not None):
+            raise ValueError("inside= and gather= are for modules under fully_shard: leave them out")
         connections_asked()
         check_guard(self.guard_every, is_replicated=source.is_replicated)
         return self._chosen()
+
+    def check_memory(self) -> None:
+        """Raise `ValueError` for what the memory of unsent gradient cannot be."""
+        if self.skipped not in get_args(Skipped):
+            raise ValueError(f"skipped={self.skipped!r} is neither 'drop' nor 'keep'")
+        if self.memory_dtype not in (None, torch.bfloat16):
+            raise ValueError(f"memory_dtype={self.memory_dtype}; choose torch.bfloat16, or leave it out")
 
     def fingerprint(self, chosen: Recipe, source: Source, device: torch.device) -> dict[str, str]:
         """The values that must be the same on all ranks, by name."""
@@ -77,6 +87,8 @@ class Configuration:
             "guard_every": str(self.guard_every),
             "checksums": str(self.checksums),
             "skipped": self.skipped,
+            "inside": str(self.inside),
+            "gather": str(self.gather),
             CONNECTIONS: str(connections_asked()),
             "gradwire version": __version__,
             # Without it plain torch computes, which adds up in another order.

@@ -3,6 +3,8 @@ JSON."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from statistics import median
@@ -19,8 +21,19 @@ from gradwire.step.engine import Engine
 from gradwire.telemetry.event_log import what_runs, why_placed
 from gradwire.tools.diagnose import Diagnosis
 
-if TYPE_CHECKING:  # loaded by what chooses
+if TYPE_CHECKING:  # loaded by what chooses, and with FSDP2
     from gradwire.control.choice import ChoiceRow
+    from gradwire.sources.fsdp.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class ModuleTraffic:
+    """How often a module of FSDP2 was gathered as what, and scattered as what, since `attach` or `switch`."""
+
+    name: str
+    elements: int
+    gathered: dict[str, int]
+    scattered: dict[str, int]
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,6 +69,9 @@ class Report:
       gradient of the next one. All wait for the slowest.
     - `connections`: over how many connections a long message travels from one rank to another.
     - `choices`: the recipes among which `auto` chose, the fastest first.
+    - `modules`: what each module of FSDP2 has gathered and scattered as what, where gradwire carries FSDP2's
+      own traffic. `gather` is the bits of its gathers. `gather_bytes_per_step` and `scatter_bytes_per_step`
+      are what this rank sends in them per backward pass, evaluations in between included.
     """
 
     recipe: str
@@ -94,6 +110,10 @@ class Report:
     wire_bytes: float = 0.0
     choices: tuple[ChoiceRow, ...] = ()
     connections: int = 1
+    gather: str | None = None
+    gather_bytes_per_step: float = 0.0
+    scatter_bytes_per_step: float = 0.0
+    modules: tuple[ModuleTraffic, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -150,6 +170,7 @@ class Report:
         ]
         if self.connections > 1:
             rows.append(("connections", f"{self.connections} per link share long messages"))
+        rows += self._traffic
         if self.per_node > 1 and self.inside_bytes_per_step:
             inside = bytes_text(self.inside_bytes_per_step)
             rows.append(("in nodes", f"{inside} per rank and step, beside that"))
@@ -173,6 +194,18 @@ class Report:
             took = f"{ms_text(self.predicted_step_s, 1)} by the facts, {ms_text(self.step_s, 1)} measured"
             rows.append(("whole step", took))
         return rows, self._events
+
+    @property
+    def _traffic(self) -> list[tuple[str, str]]:
+        """FSDP2's own traffic."""
+        if not self.modules:
+            return []
+        gathered, scattered = map(bytes_text, (self.gather_bytes_per_step, self.scatter_bytes_per_step))
+        return [
+            ("FSDP2 sends", f"{gathered} in gathers, {scattered} in scatters per rank and step"),
+            ("gathered as", _kinds(each.gathered for each in self.modules)),
+            ("scattered as", _kinds(each.scattered for each in self.modules)),
+        ]
 
     @property
     def _events(self) -> list[tuple[str, str]]:
@@ -199,6 +232,16 @@ class Report:
             steps = counted(self.dropped_steps, "step")
             rows.append(("left out", f"{steps}, without a trace in the memory"))
         return rows
+
+
+def _kinds(modules: Iterable[Mapping[str, int]]) -> str:
+    total: Counter[str] = Counter()
+    for each in modules:
+        total.update(each)
+    return (
+        "; ".join(f"{kind} ({counted(count, 'time')})" for kind, count in total.most_common())
+        or "nothing yet"
+    )
 
 
 LABEL = 12
@@ -262,6 +305,21 @@ def _link(link: Link) -> str:
 def _number(positive: float) -> str:
     """A whole number from 10 on, else two digits, so that nothing is rounded to 0."""
     return f"{positive:.0f}" if positive >= 10.0 else f"{positive:.2g}"
+
+
+def account_of(traffic: Traffic) -> dict[str, Any]:
+    """The fields of `Report` about FSDP2's own traffic."""
+    gathered, scattered, _ring = traffic.per_step()
+    modules = tuple(
+        ModuleTraffic(each.label, sum(each.elements) * traffic.group.size(), dict(gathers), dict(scatters))
+        for each, gathers, scatters in traffic.calls()
+    )
+    return {
+        "gather": traffic.wished.gather,
+        "gather_bytes_per_step": gathered,
+        "scatter_bytes_per_step": scattered,
+        "modules": modules,
+    }
 
 
 def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:

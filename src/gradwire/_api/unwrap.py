@@ -87,6 +87,16 @@ def is_plain(model: object) -> bool:
     )
 
 
+def sharded_in(model: object) -> nn.Module | None:
+    """The module inside such wrappers if `fully_shard` was called on it, or on parts of it; else `None`."""
+    inner = inside(model)
+    if not isinstance(inner, nn.Module) or isinstance(inner, DistributedDataParallel):
+        return None
+    kinds = {base for each in inner.modules() for base in type(each).__mro__}
+    is_sharded = any(f"{kind.__module__}.{kind.__qualname__}" == _FSDP for kind in kinds)
+    return inner if is_sharded and not _why_not(inner, but=_FSDP) else None
+
+
 def inside(model: object) -> object:
     """The DDP module, or else the plain one, inside the wrappers of torch.compile and Lightning Fabric."""
     inner = model

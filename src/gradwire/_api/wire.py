@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gradwire._api.checks import check_optimizers, warn_without_optimizer
-from gradwire._api.report import Report, report_of
+from gradwire._api.report import Report, account_of, report_of
 from gradwire._api.switch import forget_unsent, mean_unsent, switch
 from gradwire._api.unwrap import Optimizers, optimizers_of
 from gradwire.agreement.agree import OptimizerText, on_all_ranks, require_same_optimizer
@@ -29,6 +29,9 @@ from gradwire.step.engine import Engine
 from gradwire.step.layout import Layout
 from gradwire.step.worker import Worker
 from gradwire.tools.diagnose import Diagnosis, GradientWatch, diagnose
+
+if TYPE_CHECKING:  # loads FSDP2
+    from gradwire.sources.fsdp.traffic import Traffic
 
 T = TypeVar("T")
 
@@ -68,6 +71,8 @@ class Wire:
         self._source, self._backward = attached.source, attached.backward
         self._watch = GradientWatch()
         self._diagnosis: Diagnosis | None = None
+        self.inside: Traffic | None = None
+        """FSDP2's own traffic inside nodes, where gradwire carries that, too."""
 
     def __repr__(self) -> str:
         engine, report = self._engine, self.report()
@@ -160,7 +165,10 @@ class Wire:
             print(wire.report())
             json.dump(wire.report().as_dict(), file)
         """
-        return report_of(self._backward, self._diagnosis)
+        report = report_of(self._backward, self._diagnosis)
+        if self.inside is None:
+            return report
+        return replace(report, **account_of(self.inside))
 
     def metrics(self) -> dict[str, float]:
         """Flat numbers for dashboards: this rank's last step, and the mean of the last 50 under its recipe.
@@ -313,7 +321,9 @@ class Wire:
                 torch.save(model.state_dict(), f"model-{wire.report().step}.pt")
             wire.save("wire")
         """
-        return self._backward.together("save()", lambda: file_set.save(file_set.of_engine(self._engine), Path(folder)))
+        return self._backward.together(
+            "save()", lambda: file_set.save(file_set.of_engine(self._engine), Path(folder))
+        )
 
     def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
         """Resume from the newest complete set of files that `save` left in `folder`. A collective.
@@ -437,6 +447,29 @@ class Wire:
         """
         self._backward.steps.drop()
 
+    def exact(self) -> AbstractContextManager[None]:
+        """Within it, modules of FSDP2 gather their parameters unrounded, as for an evaluation. A collective.
+
+        All modules are resharded on entry and exit, so the next forward pass gathers anew. Where `attach`
+        was given no `gather=`, parameters are unrounded anyway.
+
+        Example::
+
+            with wire.exact(), torch.no_grad():
+                evaluate(model)
+        """
+        return self._exactly()
+
+    @contextmanager
+    def _exactly(self) -> Iterator[None]:
+        def begin(call: str) -> None:
+            self._backward.together(call, lambda: None)
+
+        begin("exact()")
+        with nullcontext() if self.inside is None else self.inside.exact():
+            yield
+            begin("the end of exact()")
+
     def flush(self) -> None:
         """Add the mean of all unsent gradient to `p.grad`, and forget it. A collective.
 
@@ -506,5 +539,8 @@ class Wire:
         self._backward.call(lambda: self._engine.restore(retired))
         self._source.retire()
         self._backward.steps.retire()
+        if self.inside is not None:
+            self.inside.remove()
+            self.inside = None
         if covered:
             self._warn_of_momentum()

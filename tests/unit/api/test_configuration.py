@@ -31,6 +31,8 @@ OTHERWISE: dict[str, Any] = {
     "guard_every": 10,
     "checksums": True,
     "skipped": "keep",
+    "inside": "int8",
+    "gather": "int8",
 }
 """Of every argument, another value than in `ASKED`."""
 

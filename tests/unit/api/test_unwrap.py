@@ -130,7 +130,7 @@ def test_the_scaler_comes_along_with_accelerates_optimizer() -> None:
     ("wrap", "says"),
     [
         (DataParallel, "start one process per device with torchrun"),
-        (fully_shard, "FSDPSequential, is sharded by fully_shard"),
+        (fully_shard, "auto is not for FSDP2's own scatters"),
         (replicate, "DDPSequential, was made by replicate()"),
         (_sgd, "the model comes first, then the optimizer"),
         (lambda _module: "topk", "need a module, got str"),

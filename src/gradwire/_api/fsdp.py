@@ -1,0 +1,515 @@
+"""`attach` for FSDP2's own traffic, and the wire that it returns."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gradwire._api.configuration import Configuration, Gathered
+from gradwire._api.prepare import prepare
+from gradwire._api.report import Report, account_of
+from gradwire._api.unwrap import Optimizers, optimizers_of
+from gradwire._api.wire import Wire
+from gradwire.agreement.agree import (
+    OptimizerText,
+    on_all_ranks,
+    require_accepted,
+    require_agreement,
+    require_same_optimizer,
+)
+from gradwire.agreement.board import Board
+from gradwire.agreement.calls import Calls
+from gradwire.checkpoint import file_set
+from gradwire.checkpoint.state import Missing, Saved, keyed
+from gradwire.comm import Comm, ProcessGroupComm
+from gradwire.comm import groups as lending
+from gradwire.kernels import compiler
+from gradwire.placement import device_at
+from gradwire.quantities import bytes_text, counted
+from gradwire.recipes import Composition, Recipe
+from gradwire.recipes import recipe as parsed
+from gradwire.sources.fsdp import state
+from gradwire.sources.fsdp.coding import GATHERS, Drawn, scattering
+from gradwire.sources.fsdp.modules import ShardedModule, check_parameters, modules_of
+from gradwire.sources.fsdp.traffic import Traffic, Wished, close_with
+from gradwire.sources.nodes.members import Members, NodeTable, agreed, kind_of, neighbours
+from gradwire.sources.steps import Steps
+from gradwire.version import __version__
+
+_LOG = logging.getLogger("gradwire")
+
+_NOT_HERE = ("policy", "target", "placement", "guard_every", "checksums")
+"""Arguments of `attach` that have no meaning for FSDP2's own traffic."""
+
+
+def attach_to_fsdp(
+    model: nn.Module, optimizer: object, asked: Configuration, process_group: dist.ProcessGroup | None
+) -> FSDPWire:
+    """`attach` without `replicas=`, for a model under `fully_shard`. A collective over its mesh.
+
+    Raises as `attach` does.
+    """
+    if process_group is not None:
+        raise ValueError("process_group= has no meaning for FSDP2, which sends over its own: leave it out")
+    modules = modules_of(model)
+    group = check_parameters(model, modules)  # a script shards alike on all ranks
+    where = modules[0].group.device
+    control = ProcessGroupComm(group if lending.carries_cpu(group) else lending.borrow(group, where, "gloo"))
+    wished, optimizers, neighbourhood = _accepted(modules, optimizer, asked, control)
+    require_agreement(_fingerprint(modules, wished, asked, where), control)
+    require_same_optimizer(OptimizerText.of(optimizers), control)
+    nodes = agreed(kind_of(asked.nodes), neighbourhood, control)
+    _refuse_nodes(nodes, wished)
+    parameters = {name: each for module in modules for name, each in module.parameters.items()}
+    steps = Steps(parameters, optimizers, device_at(where), skipped=asked.skipped, alone=control.world == 1)
+    traffic = Traffic(
+        modules,
+        wished,
+        steps,
+        loss_scale=_loss_scale_of(asked.scaler, where),
+        seed=asked.seed,
+        memory_dtype=asked.memory_dtype,
+        can_go_back=asked.skipped == "drop",
+    )
+    _say(traffic, control)
+    prepare(wished.scattering.text, compiler.imported(), control.rank)
+    memory = on_all_ranks(
+        partial(traffic.make_room, wished.scattering), "make room for what is unsent", control
+    )
+    traffic.install(memory)
+    steps.watch(model)
+    close_with(model, traffic.carriers)
+    calls = Calls(Board.of(group) if control.world > 1 else None)
+    return FSDPWire(model, traffic, control, calls, asked.scaler, nodes)
+
+
+def check_inside(model: nn.Module, asked: Configuration) -> tuple[tuple[ShardedModule, ...], Wished]:
+    """The modules of FSDP2 in `model`, and what they shall send beside what a wire sends between nodes.
+
+    Raises `ValueError` for what cannot be done.
+    """
+    wished = Wished(scattering(parsed(asked.inside or "dense")), _gather(asked.gather))
+    if wished.scattering.feedback or isinstance(wished.scattering.coding, Drawn):
+        raise ValueError(
+            f"inside={asked.inside!r} would need a state beside that of the recipe between nodes: choose "
+            "dense, bf16, fp8 or int8, without feedback"
+        )
+    modules = modules_of(model)
+    for each in modules:
+        each.refuse_unfit(coded=wished.gather is not None)
+    return modules, wished
+
+
+def carry_inside(model: nn.Module, asked: Configuration) -> Traffic:
+    """Carry FSDP2's own traffic inside nodes, as was checked and agreed on. A collective inside each node."""
+    modules, wished = check_inside(model, asked)
+    where = modules[0].group.device
+    traffic = Traffic(modules, wished, Steps({}, (), device_at(where)))
+    prepare(wished.scattering.text, compiler.imported(), traffic.group.rank())
+    traffic.install([None] * len(modules))
+    close_with(model, traffic.carriers)
+    if dist.get_rank() == 0:
+        _LOG.info("FSDP2's own traffic: %s", _summary(traffic))
+    return traffic
+
+
+def _accepted(
+    modules: tuple[ShardedModule, ...], optimizer: object, asked: Configuration, control: ProcessGroupComm
+) -> tuple[Wished, Optimizers, Members]:
+    """The wished traffic, the optimizers, and the ranks of this rank's node.
+
+    Everything that may differ between ranks is checked here, and a refusal is told to the others.
+    """
+    refusal: Exception | None = None
+    try:
+        usual = Configuration(asked.recipe)
+        for name in _NOT_HERE:
+            if getattr(asked, name) != getattr(usual, name):
+                raise ValueError(f"{name}= has no meaning for FSDP2's own traffic: leave it out")
+        if asked.inside is not None:
+            raise ValueError("inside= goes with replicas=: without it the recipe is that of FSDP2's scatters")
+        asked.check_memory()
+        wished = Wished(scattering(parsed(asked.recipe)), _gather(asked.gather))
+        for each in modules:
+            each.refuse_unfit(coded=wished.gather is not None)
+        optimizers = optimizers_of(optimizer)
+        _check_optimizers(optimizers, modules)
+        OptimizerText.of(optimizers)
+        mine = neighbours(asked.nodes, dist.get_process_group_ranks(control.group), control.rank)
+    except Exception as error:  # a warning made an error: peers must hear of it
+        refusal = error
+    require_accepted(refusal, control)
+    return wished, optimizers, mine
+
+
+def _gather(asked: object) -> Gathered:
+    if asked not in GATHERS:
+        raise ValueError(f"gather={asked!r} is none of None, 'bf16' and 'int8'")
+    return asked  # type: ignore[return-value]  # one of them
+
+
+def _check_optimizers(optimizers: Optimizers, modules: tuple[ShardedModule, ...]) -> None:
+    ours = {id(parameter) for each in modules for parameter in each.known()}
+    for optimizer in optimizers:
+        if not any(id(each) in ours for group in optimizer.param_groups for each in group["params"]):
+            raise ValueError(
+                f"the optimizer {type(optimizer).__name__} has no parameter of this model: build it from "
+                "model.parameters() after fully_shard, or leave it out"
+            )
+
+
+def _fingerprint(
+    modules: tuple[ShardedModule, ...], wished: Wished, asked: Configuration, where: torch.device
+) -> dict[str, str]:
+    shapes = [tuple(parameter.shape) for each in modules for parameter in each.parameters.values()]
+    types = [str(parameter.dtype) for each in modules for parameter in each.parameters.values()]
+    frozen = [str(len(each.names) - len(each.trained())) for each in modules]
+    return {
+        "recipe": wished.scattering.text,
+        "gather": str(wished.gather),
+        "memory_dtype": str(asked.memory_dtype),
+        "skipped": asked.skipped,
+        "nodes": kind_of(asked.nodes),
+        "seed": str(asked.seed),
+        "scaler": "none" if asked.scaler is None else "given",
+        "device": where.type,
+        "gradwire version": __version__,
+        # Without it plain torch computes, which draws and adds up in another order.
+        "kernels of numba": str(find_spec("numba") is not None),
+        "modules": " ".join(each.label for each in modules),
+        "parameter names": " ".join(name for each in modules for name in each.names),
+        "parameter shapes": str(shapes),
+        "parameter dtypes": " ".join(types),
+        "frozen parameters": " ".join(frozen),
+    }
+
+
+def _refuse_nodes(nodes: NodeTable | None, wished: Wished) -> None:
+    """Raise `ValueError` for coded scatters among ranks that share nodes."""
+    if wished.scattering.coding is None or nodes is None:
+        return
+    raise ValueError(
+        f"fully_shard's mesh spans {len(nodes.nodes)} nodes of {nodes.per_node} ranks each. There an "
+        f"all-to-all of {wished.scattering.text} sends up to {nodes.per_node} times as much over a node's "
+        "link as FSDP2's own ring. Call fully_shard on the mesh inside a node, and pass the dimension "
+        "between nodes as replicas=; or pass nodes=None to send all the same"
+    )
+
+
+def _loss_scale_of(
+    scaler: torch.amp.GradScaler | None, where: torch.device
+) -> Callable[[], torch.Tensor | None]:
+    """The scale of gradients, as a number at `where`: the host reads nothing."""
+    if scaler is None:
+        return lambda: None
+    one = torch.ones((), device=where)
+    return lambda: scaler.scale(one)
+
+
+def _say(traffic: Traffic, control: Comm) -> None:
+    """Log on rank 0 what will be sent as what; what it costs in memory first."""
+    if control.rank:
+        return
+    wished = traffic.wished
+    if memory := traffic.memory_bytes(wished.scattering):
+        twice = (
+            " Half of that is for steps that are left out: skipped='keep' spares it."
+            if traffic.can_go_back
+            else ""
+        )
+        _LOG.warning(
+            "%s remembers what it has not sent: %s on every rank, a world times the shard.%s "
+            "memory_dtype=torch.bfloat16 halves it; %s(feedback=False) needs none",
+            wished.scattering.text,
+            bytes_text(memory),
+            twice,
+            wished.scattering.text.split("(")[0],
+        )
+    if control.world == 1:
+        _LOG.info("one rank: FSDP2 sends nothing")
+        return
+    _LOG.info("FSDP2's own traffic: %s", _summary(traffic))
+
+
+def _summary(traffic: Traffic) -> str:
+    scattered, gathered = traffic.wished.scattering.text, traffic.wished.gather or "they are"
+    modules = counted(len(traffic.modules), "module")
+    return f"{modules}, gradients scattered as {scattered}, parameters gathered as {gathered}"
+
+
+@dataclass(frozen=True, repr=False)
+class FSDPReport(Report):
+    """The report on FSDP2's own traffic, which has no more of `Report` than follows; the rest is 0 or empty.
+
+    `recipe` is that of the scatters. `dense_bytes_per_step` are the bytes that rings would have sent of the
+    same numbers, uncoded. `compress_s` are seconds of the host for coding.
+    """
+
+    @property
+    def _rows(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        unsent = f"{bytes_text(self.memory_bytes)} of unsent gradient on every rank, a world times the shard"
+        sent = bytes_text(self.wire_bytes_per_step)
+        rows = [
+            ("memory", unsent if self.memory_bytes else "none"),
+            ("on the wire", f"{sent} per rank and step, {self.ratio:.1%} of uncoded rings"),
+            *self._traffic,
+            ("per step", f"encode and decode {self.compress_s * 1e3:.1f} ms"),
+        ]
+        return rows, self._events
+
+
+class FSDPWire(Wire):
+    """The handle on FSDP2's own traffic: as `Wire`, as far as its methods have a meaning there.
+
+    `exact`, `save`, `load`, `mean_state_dict`, `load_state_dict`, `switch`, `flush` and `detach` are
+    collectives. Methods that look into gradwire's own steps (`diagnose`, `trace`, `watching`, `overlap`, …)
+    raise `ValueError`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        traffic: Traffic,
+        control: Comm,
+        calls: Calls,
+        scaler: torch.amp.GradScaler | None,
+        nodes: NodeTable | None,
+    ) -> None:
+        self._model, self._traffic, self._control, self._calls = model, traffic, control, calls
+        self._scaler, self._nodes = scaler, nodes
+        self._is_attached = True
+        self.inside = None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ValueError(
+            "FSDP2 carries out its steps itself, so that this is not known of its own traffic. With "
+            "replicas= a wire between nodes has it"
+        )
+
+    def __repr__(self) -> str:
+        report = self.report()
+        sends = f", {report.ratio:.0%} of rings".replace("%", " %") if report.wire_bytes_per_step else ""
+        return f"FSDPWire({report.recipe}, gather={report.gather!r}, step {report.step}{sends})"
+
+    @property
+    def settled(self) -> bool:
+        """Whether the recipe is decided: always."""
+        return True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, backward passes add up whole gradients on this rank and scatter nothing.
+
+        It is `set_requires_gradient_sync(False)` of FSDP2. A rank needs room for the whole model's gradient.
+        """
+        root: Any = self._model
+        root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            root.set_requires_gradient_sync(True)
+
+    @contextmanager
+    def _exactly(self) -> Iterator[None]:
+        self._begin("exact()")
+        with self._traffic.exact():
+            yield
+            self._begin("the end of exact()")
+
+    def _begin(self, call: str) -> None:
+        if not self._is_attached:
+            raise ValueError(f"{call}: the wire was detached, and FSDP2 carries its traffic itself")
+        self._calls.require_between_steps(call)
+        self._calls.begin(call, self._traffic.made)
+
+    # -- what it tells
+
+    def report(self) -> FSDPReport:
+        """An account of what each module sends, and what it costs. It sends nothing.
+
+        Example::
+
+            print(wire.report())
+        """
+        traffic = self._traffic
+        traffic.up_to_date()
+        own, ring = account_of(traffic), traffic.per_step()[2]
+        sent = own["gather_bytes_per_step"] + own["scatter_bytes_per_step"]
+        return FSDPReport(
+            recipe=traffic.wished.scattering.text,
+            why="as configured",
+            step=traffic.made,
+            world=self._control.world,
+            skipped_steps=0,
+            dropped_steps=traffic.dropped,
+            late=None,
+            wire_bytes_per_step=sent,
+            metered_bytes_per_step=sent,
+            dense_bytes_per_step=ring,
+            compress_s=traffic.coding_s / max(1, traffic.passes),
+            backward_s=0.0,
+            exposed_comm_s=0.0,
+            memory_bytes=sum(unsent.nbytes for _, unsent in traffic.unsent),
+            units=len(traffic.modules),
+            facts=None,
+            timeline=[],
+            wire_bytes=sum(traffic.sent_bytes),
+            **own,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Flat numbers for dashboards, as of `Wire.metrics`: those that are known here."""
+        report = self.report()
+        found = {
+            "step": report.step,
+            "dropped_steps": report.dropped_steps,
+            "bytes_sent_mean": report.wire_bytes_per_step,
+            "gather_bytes_mean": report.gather_bytes_per_step,
+            "scatter_bytes_mean": report.scatter_bytes_per_step,
+            "dense_bytes": report.dense_bytes_per_step,
+            "ratio_mean": report.ratio,
+            "compress_s_mean": report.compress_s,
+            "memory_bytes": report.memory_bytes,
+        }
+        return {f"gradwire/{name}": float(value) for name, value in found.items()}
+
+    def log_to(self, target: Any, *, every: int = 50) -> None:
+        """Write `metrics()` to `target` at the end of each `every`-th backward pass; see `Wire.log_to`."""
+        from gradwire.telemetry.targets import Listener, write_to
+
+        alive = weakref.ref(self)
+
+        def metrics() -> dict[str, float]:
+            wire = alive()
+            return {} if wire is None else wire.metrics()
+
+        self._traffic.ended.append(Listener(metrics, write_to(target, self._control.rank), every))
+
+    # -- what is kept
+
+    def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
+        """This rank's unsent gradient and its random state, under the key "rank0", "rank1", …
+
+        The model's and the optimizer's state are FSDP2's own: parameters stay exact. Unsent gradient is as
+        large as the whole model, on every rank.
+        """
+        if kind != "rank":
+            raise ValueError(f"kind={kind!r}: call mean_state_dict() for the mean")
+        return keyed(state.save(self._traffic, self._control))
+
+    def mean_state_dict(self) -> dict[str, Any]:
+        """The mean of all ranks' states, under the key "mean", as of `Wire`. A collective."""
+        self._begin("mean_state_dict()")
+        return keyed(state.save_mean(self._traffic, self._control))
+
+    def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
+        """Resume from this rank's state, a mean, or the states of all ranks of any world. A collective.
+
+        On as many ranks as saved, each resumes bit for bit. On another number all start with the mean.
+        Raises as `Wire.load_state_dict` does.
+        """
+        self._begin(f"load_state_dict(missing={missing!r})")
+        mean = not state.fits(saved, self._control)
+        state.load(self._traffic, self._control, saved, missing, mean=mean)
+
+    def save(self, folder: str | os.PathLike[str]) -> int:
+        """Save every rank's state in `folder`, as `Wire.save` does. A collective."""
+        self._begin("save()")
+        return file_set.save(self._stateful(), Path(folder))
+
+    def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
+        """Resume from what `save` left in `folder`, as `Wire.load` does. A collective."""
+        self._begin(f"load(missing={missing!r})")
+        return file_set.load(self._stateful(), Path(folder), missing)
+
+    def _stateful(self) -> file_set.Stateful:
+        traffic, control = self._traffic, self._control
+        return file_set.Stateful(
+            control,
+            lambda: traffic.made,
+            lambda: state.save(traffic, control),
+            lambda saved: state.fits(saved, control),
+            lambda saved, missing, mean: state.load(traffic, control, saved, missing, mean=mean),
+        )
+
+    # -- what may change
+
+    def switch(
+        self, recipe: str | Recipe | Composition, gather: Gathered | Literal["as before"] = "as before"
+    ) -> None:
+        """Change what scatters and gathers send, from the next step on. A collective.
+
+        Unsent gradient is kept; if the new recipe has no memory, the next step sends all of it. Raises as
+        `Wire.switch` does.
+        """
+        self._begin("switch()")
+        traffic = self._traffic
+
+        def made() -> tuple[Wished, Any]:
+            wanted = traffic.wished.gather if gather == "as before" else _gather(gather)
+            wished = Wished(scattering(parsed(recipe)), wanted)
+            _refuse_nodes(self._nodes, wished)
+            return wished, traffic.make_room(wished.scattering)
+
+        wished, memory = on_all_ranks(made, "switch", self._control)
+        texts = {"recipe": wished.scattering.text, "gather": str(wished.gather)}
+        require_agreement(texts, self._control)
+        traffic.change(wished, memory)
+        _say(traffic, self._control)
+
+    def switch_optimizer(self, optimizer: Any) -> None:
+        """Let another optimizer, or several, step the parameters from now on. A collective; as of `Wire`."""
+        self._begin("switch_optimizer()")
+
+        def given() -> tuple[Optimizers, OptimizerText]:
+            optimizers = optimizers_of(optimizer)
+            _check_optimizers(optimizers, self._traffic.modules)
+            return optimizers, OptimizerText.of(optimizers)
+
+        optimizers, text = on_all_ranks(given, "switch_optimizer", self._control)
+        require_same_optimizer(text, self._control)
+        self._traffic.settle()
+        self._traffic.steps.change(optimizers, self._model)
+
+    def drop_step(self) -> None:
+        """Leave this step out: call it after `backward()`, instead of `optimizer.step()`, as of `Wire`.
+
+        Raises `ValueError` if no gradient waits for an optimizer, and where `attach(skipped="keep")` keeps
+        nothing to go back to.
+        """
+        if not self._traffic.can_go_back and any(True for _ in self._traffic.unsent):
+            raise ValueError("skipped='keep' spares the memory that a step to be left out would need")
+        self._traffic.steps.drop()
+
+    def flush(self) -> None:
+        """Add the mean of all unsent gradient to `p.grad`, and forget it. A collective.
+
+        It takes a float32 reduce-scatter of it. Call `optimizer.step()` next.
+        """
+        self._begin("flush()")
+        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        self._traffic.add_unsent_to_gradients(scale)
+
+    def detach(self) -> None:
+        """Flush, and let FSDP2 carry its traffic itself from then on. A collective.
+
+        Call `optimizer.step()` next, as after `flush`, if the recipe remembers.
+        """
+        self.flush()
+        self._traffic.remove()
+        self._traffic.steps.change((), self._model)
+        self._is_attached = False

@@ -1,0 +1,1 @@
+"""FSDP2's own traffic: parameters that it gathers, and gradients that it scatters, within one mesh."""

@@ -1,0 +1,299 @@
+"""The two objects that carry a module's traffic in FSDP2's place: its gather and its scatter.
+
+FSDP2 calls them in its own streams. Nothing here waits on the host for a device, and no thread is needed for
+it. On the CPU a gather returns while bytes travel, so that FSDP2's prefetching overlaps; a scatter is
+complete when it returns, because FSDP2 reads it at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from gradwire.comm import Pending, ProcessGroupComm
+from gradwire.errors import TransportError
+from gradwire.kernels.layouts import step_type
+from gradwire.measure.clock import now_s
+from gradwire.sources.fsdp.coding import Coding, Scattering, Short
+from gradwire.sources.fsdp.memory import Unsent
+from gradwire.sources.fsdp.modules import ShardedModule
+
+# torch 2.13 renamed them; 2.11 has only the old ones.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+
+_LOG = logging.getLogger("gradwire")
+
+
+@dataclass
+class Account:
+    """The collectives of one kind of one module: how often each was sent as what, and how many bytes this
+    rank sent.
+
+    `ring_bytes` are those that rings would have sent of the same numbers uncoded. `coding_s` are seconds of
+    the host.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    sent_bytes: float = 0.0
+    ring_bytes: float = 0.0
+    coding_s: float = 0.0
+
+    def note(self, kind: str, sent_bytes: float, ring_bytes: float) -> bool:
+        """Count a collective; whether it is the first of its kind."""
+        self.calls[kind] += 1
+        self.sent_bytes += sent_bytes
+        self.ring_bytes += ring_bytes
+        return self.calls[kind] == 1
+
+
+class Carriers:
+    """A comm for each process group over which FSDP2 sends."""
+
+    def __init__(self) -> None:
+        self._comms: dict[str, ProcessGroupComm] = {}
+
+    def of(self, group: dist.ProcessGroup) -> ProcessGroupComm:
+        """The comm over `group`."""
+        return self._comms.setdefault(group.group_name, ProcessGroupComm(group))
+
+    def close(self) -> None:
+        """End their threads."""
+        for each in self._comms.values():
+            each.close()
+        self._comms.clear()
+
+
+class Decoding(dist.Work):
+    """A gather whose bytes travel; `wait` decodes what has come, once."""
+
+    def __init__(self, pending: Pending, decode: Callable[[], None]) -> None:
+        super().__init__()
+        self._pending, self._decode = pending, decode
+        self._is_done = False
+
+    def wait(self, timeout: object = None) -> bool:
+        """Block until the gathered parameters are in place. Raises `TransportError`."""
+        if not self._is_done:
+            self._pending.wait()
+            self._decode()
+            self._is_done = True
+        return True
+
+
+class Gather(AllGather):
+    """Gathers a module's parameters in the bits of `coding`; `None` sends them as they are.
+
+    A rank's own shard is coded, too: all ranks compute with the same numbers. Nothing is kept from one gather
+    to the next. Coding is deterministic, so while parameters stay as they are, all gathers bring the same.
+    """
+
+    def __init__(self, of: ShardedModule, carriers: Carriers, coding: Coding | None, name: str) -> None:
+        self.account = Account()
+        self.is_exact = False
+        """Whether parameters are gathered unrounded for the time being."""
+        self._of, self._carriers = of, carriers
+        self.coding, self.name = coding, name
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A new tensor."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        """Gather `input_tensor` (elements,), a part of `output_tensor` (world · elements,), of all ranks.
+
+        1. Code the own shard.
+        2. Send its code to all ranks, and receive theirs.
+        3. Decode all of them into the output, the own one among them.
+        """
+        dtype, parts = input_tensor.dtype, self._of.elements
+        kind = self._as_it_is(input_tensor, group)
+        if kind:
+            ring = (group.size() - 1) * input_tensor.nbytes
+            self._note(kind, ring, ring, group)
+            how = {"group": group, "async_op": async_op}
+            found: dist.Work | None = _carried(_all_gather, output_tensor, input_tensor, **how)
+            return found
+        assert self.coding is not None, "or it goes as it is"
+        comm, coding, start_s = self._carriers.of(group), self.coding, now_s()
+        wide = step_type(dtype)
+        row = torch.empty(coding.row_bytes(parts, wide), dtype=torch.uint8, device=input_tensor.device)
+        coding.encode(input_tensor.to(wide), row[None], parts, 0)
+        rows = torch.empty(comm.world, row.numel(), dtype=torch.uint8, device=row.device)
+        pending = comm.all_gather(rows, row)
+        self._note(self.name, (comm.world - 1) * row.nbytes, (comm.world - 1) * input_tensor.nbytes, group)
+        self.account.coding_s += now_s() - start_s
+
+        def decode() -> None:
+            begin_s = now_s()
+            out = output_tensor if dtype == wide else torch.empty_like(output_tensor, dtype=wide)
+            coding.decode(rows, out, parts)
+            if out is not output_tensor:
+                output_tensor.copy_(out)
+            self.account.coding_s += now_s() - begin_s
+
+        work = Decoding(pending, decode)
+        if input_tensor.is_cpu:
+            return work
+        work.wait()
+        return None
+
+    def _as_it_is(self, shard: Tensor, group: dist.ProcessGroup) -> str:
+        """Why a shard is sent as it is, beginning with its type; empty if it is coded."""
+        kind = str(shard.dtype).removeprefix("torch.")
+        if self.coding is None:
+            return kind
+        if self.is_exact:
+            return f"{kind}, as wire.exact() asks"
+        if group.group_name != self._of.received()[0].group_name:
+            return f"{kind}, because what comes over another group than the module's own is rounded already"
+        if not shard.is_floating_point() or shard.numel() != sum(self._of.elements):
+            return f"{kind}, because these are no numbers of the module's parameters"
+        if isinstance(self.coding, Short) and shard.dtype.itemsize <= 2:
+            return f"{kind}, which has 16 bits already"
+        return ""
+
+    def _note(self, kind: str, sent_bytes: float, ring_bytes: float, group: dist.ProcessGroup) -> None:
+        is_first = self.account.note(kind, sent_bytes, ring_bytes)
+        if (
+            is_first
+            and kind != self.name
+            and not self.is_exact
+            and group.rank() == 0
+            and self.coding is not None
+        ):
+            _LOG.warning("module %r is gathered in %s", self._of.label, kind)
+
+
+class Scatter(ReduceScatter):
+    """Adds up a module's gradients over ranks, each rank its own shard, in the bits of `scattering`.
+
+    The first half of `gradwire.exchange.scatter_reduce`: whatever the world, a value is rounded once for the
+    wire, added up in float32 (float64 for float64), and rounded once more to the type of the sum.
+    """
+
+    def __init__(
+        self,
+        of: ShardedModule,
+        carriers: Carriers,
+        scattering: Scattering,
+        begins: Callable[[], Tensor | None],
+        key: Callable[[], int],
+    ) -> None:
+        """`begins` is called before each scatter, and returns the loss scale. `key` draws a new one."""
+        self.account = Account()
+        self.unsent: Unsent | None = None
+        self.scattering = scattering
+        self._of, self._carriers = of, carriers
+        self._begins, self._key = begins, key
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A new tensor."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Write the sum of all ranks' row number `rank` of `input_tensor` (world · elements,).
+
+        1. Add what is unsent, where the module remembers.
+        2. Code each rank's row; remember what that leaves.
+        3. Send each rank its row, in one all-to-all with scales inside.
+        4. Add up the rows that have come, rank after rank.
+        """
+        scale, scattering = self._begins(), self.scattering
+        coding, ring = scattering.coding, (group.size() - 1) * output_tensor.nbytes
+        parts = self._parts(output_tensor.numel())
+        unsent = self._remembered(parts)
+        if coding is None:
+            if unsent is not None:  # of a recipe before this one: it goes along, once
+                unsent.add_to(input_tensor, scale)
+                unsent.keep(None, scale)
+            # gloo runs an all-reduce for it, which sends twice as much as a ring.
+            sent = 2 * ring if dist.get_backend(group) == "gloo" else ring
+            self.account.note(str(input_tensor.dtype).removeprefix("torch."), sent, ring)
+            how = {"op": op, "group": group, "async_op": async_op}
+            found: dist.Work | None = _carried(_reduce_scatter, output_tensor, input_tensor, **how)
+            return found
+        comm, start_s = self._carriers.of(group), now_s()
+        wide = step_type(input_tensor.dtype)
+        x, kind = input_tensor.to(wide), scattering.text  # FSDP2 uses its buffer no more
+        if unsent is not None:
+            unsent.add_to(x, scale)
+        elif scattering.feedback:
+            assert scattering.unremembered is not None, "beside a coding with feedback"
+            coding, kind = scattering.unremembered, f"{scattering.text}, without memory"
+        rows = torch.empty(comm.world, coding.row_bytes(parts, wide), dtype=torch.uint8, device=x.device)
+        coding.encode(x, rows, parts, self._key())
+        received = torch.empty_like(rows)
+        pending = comm.all_to_all(received, rows)
+        if unsent is not None:
+            unsent.keep(x if scattering.feedback else None, scale)
+        self.account.coding_s += now_s() - start_s
+        pending.wait()
+        begin_s = now_s()
+        out = output_tensor if output_tensor.dtype == wide else torch.empty_like(output_tensor, dtype=wide)
+        coding.sum(received, out, parts)
+        if out is not output_tensor:
+            output_tensor.copy_(out)
+        self.account.coding_s += now_s() - begin_s
+        is_first = self.account.note(kind, (comm.world - 1) * rows[0].nbytes, ring)
+        if is_first and kind != scattering.text and comm.rank == 0:
+            _LOG.warning(
+                "module %r scatters %s: only some of its parameters have a gradient", self._of.label, kind
+            )
+        return None
+
+    def _parts(self, elements: int) -> tuple[int, ...]:
+        """Elements of each parameter's shard; one part where some parameters have no gradient, as FSDP2 does
+        not say which."""
+        parts = tuple(self._of.elements[place] for place in self._of.trained())
+        return parts if sum(parts) == elements else (elements,)
+
+    def _remembered(self, parts: tuple[int, ...]) -> Unsent | None:
+        """The memory, where all of the module's trained parameters are there. It would meet the wrong ones
+        otherwise."""
+        unsent = self.unsent
+        if unsent is None:
+            return None
+        trained = [self._of.names[place] for place in self._of.trained()]
+        if trained != list(unsent.columns):
+            raise ValueError(
+                f"parameters of module {self._of.label!r} were frozen or thawed after attach, so what is "
+                "unsent fits no more: call wire.detach() before that, and attach again"
+            )
+        return unsent if sum(parts) == unsent.elements and len(parts) == len(trained) else None
+
+
+def reduce_scatter(out: Tensor, x: Tensor, group: dist.ProcessGroup) -> None:
+    """out (elements,) = the sum over ranks of this rank's row of x (world · elements,), uncoded."""
+    _carried(_reduce_scatter, out, x, op=dist.ReduceOp.SUM, group=group)
+
+
+def _carried(verb: Callable[..., Any], *tensors: Tensor, **how: Any) -> Any:
+    """Run torch's own collective, and return what it does. Raises `TransportError`."""
+    try:
+        return verb(*tensors, **how)
+    except RuntimeError as error:
+        raise TransportError(f"a collective failed: {error}") from error

@@ -1,0 +1,95 @@
+"""Gradient of one module that a rank has not sent yet: what rounding left of the sums that it scattered.
+
+It is unsharded, because every rank rounds what it sends to all others: a world times the shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gradwire.step.context import Fates
+
+
+class Unsent:
+    """Rows (world, elements) of what is unsent, one for each rank that it is meant for.
+
+    Until it is known whether an optimizer has used a scatter, the state before it is kept, too, if
+    `can_go_back`: that doubles the memory.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, slice],
+        world: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        can_go_back: bool,
+    ) -> None:
+        """`columns` are where a row has each parameter."""
+        self.columns = columns
+        self.elements = max(each.stop for each in columns.values())
+        self._latest = torch.zeros(world, self.elements, dtype=dtype, device=device)
+        self._before = torch.zeros_like(self._latest) if can_go_back else None
+        self._is_pending = self._is_empty = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept."""
+        return self._latest.nbytes * (1 if self._before is None else 2)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything was sent unremembered, and an optimizer has used it."""
+        return self._is_empty and not self._is_pending
+
+    def settle(self, fates: Fates | None) -> None:
+        """Make the last scatters final, undo them, or keep that open, by parameter; `None`: all are final."""
+        if not self._is_pending:
+            return
+        if fates is None or self._before is None:
+            self._is_pending = False
+            return
+        for name, column in self.columns.items():
+            latest, before = self._latest[:, column], self._before[:, column]
+            if name in fates.dropped:
+                latest.copy_(before)
+                self._is_empty = False
+            elif name not in fates.open:
+                before.copy_(latest)
+        self._is_pending = not fates.open.isdisjoint(self.columns)
+
+    def add_to(self, x: Tensor, scale: Tensor | None) -> None:
+        """x (world · elements,) += what is unsent, times the loss scale."""
+        rows = x.view(self._latest.shape)
+        rows.add_(self._latest if scale is None else self._latest * scale.to(x.dtype))
+
+    def keep(self, left: Tensor | None, scale: Tensor | None) -> None:
+        """Remember what coding has left of x (world · elements,), where that is finite; `None`: nothing.
+
+        Elsewhere, in blocks with NaN or Inf, what was unsent before stays so.
+        """
+        known, self._is_empty = self._latest, left is None
+        if self._before is not None and not self._is_pending:
+            self._latest, self._before = self._before, self._latest
+        self._is_pending = True
+        if left is None:
+            self._latest.zero_()
+            return
+        rows = left.view(known.shape)
+        if scale is not None:
+            rows = rows / scale.to(left.dtype)
+        self._latest.copy_(torch.where(rows.isfinite(), rows, known))
+
+    def committed(self, name: str) -> Tensor:
+        """The rows (world, elements) of a parameter, without scatters that no optimizer has used; a view."""
+        plane = self._before if self._is_pending and self._before is not None else self._latest
+        return plane[:, self.columns[name]]
+
+    def clear(self) -> None:
+        """Nothing is unsent any more, and nothing pending."""
+        self._latest.zero_()
+        self._is_pending = False

@@ -1,0 +1,175 @@
+"""Unsent gradient of FSDP2's scatters: plain tensors by parameter name, in the parameters' whole shapes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.agreement.agree import (
+    damage,
+    on_all_ranks,
+    require_accepted,
+    require_agreement,
+    require_undamaged,
+)
+from gradwire.checkpoint.state import Missing, Saved, single
+from gradwire.comm import Comm
+from gradwire.errors import GradwireWarning
+from gradwire.sources.fsdp.memory import Unsent
+from gradwire.sources.fsdp.traffic import Traffic
+
+KIND = "FSDP2's own traffic"
+_FORMAT = 1
+
+State = Mapping[str, Any]
+
+
+def save(traffic: Traffic, control: Comm) -> dict[str, Any]:
+    """This rank's state, on the CPU. Scatters that no optimizer has used yet have left no trace in it."""
+    traffic.up_to_date()
+    memory = {
+        name: of.whole(of.names.index(name), unsent.committed(name)).float().cpu()
+        for of, unsent in traffic.unsent
+        for name in unsent.columns
+    }
+    return {
+        "format": _FORMAT,
+        "kind": KIND,
+        "rank": control.rank,
+        "world": control.world,
+        "step": traffic.made,
+        "recipe": traffic.wished.scattering.text,
+        "draws": traffic.draws,
+        "memory": memory,
+    }
+
+
+def save_mean(traffic: Traffic, control: Comm) -> dict[str, Any]:
+    """The mean over ranks, for any rank of any world. A collective: one all-reduce per parameter."""
+    state = on_all_ranks(lambda: save(traffic, control), "copy its memory", control)
+    found: list[Exception | None] = []
+    for memory in state["memory"].values():
+        memory.div_(control.world)
+        found.append(damage(control.all_reduce(memory.view(-1))))
+    require_undamaged(found, control)
+    return {**state, "rank": None, "world": None}
+
+
+def fits(saved: Saved, control: Comm) -> bool:
+    """Whether every state is of as many ranks as there are: a rank then takes its own."""
+    return all(each.get("world") in (None, control.world) for each in single(saved))
+
+
+def load(
+    traffic: Traffic, control: Comm, saved: Saved, missing: Missing = "refuse", *, mean: bool = False
+) -> None:
+    """Take up a state, on all ranks, or leave everything as it is on all of them. A collective.
+
+    As many ranks as saved take up their own; others start with the mean of all. Raises `ValueError` for a
+    state that does not belong here, and `RanksDisagree` where another rank refuses its state or loads another
+    step.
+    """
+    refusal: Exception | None = None
+    step, kind = "none", "none"
+    apply: Callable[[], None] = _nothing
+    try:
+        if missing not in ("refuse", "drop"):
+            raise ValueError(f"missing={missing!r} is neither 'refuse' nor 'drop'")
+        states = single(saved)
+        chosen = _chosen(states, control, missing, mean=mean)
+        memory = _fitted(traffic, chosen, missing)
+        rooms = traffic.make_room(traffic.wished.scattering, memory)
+        step, kind = str(chosen["step"]), "a mean" if chosen["rank"] is None else "of this rank"
+
+        def apply() -> None:
+            _take_up(traffic, chosen, memory, rooms)
+    except ValueError as error:
+        refusal = error
+    except Exception as error:  # memory that runs out, a file of something else, …
+        refusal = ValueError(f"this is not a state of gradwire, or it cannot be loaded: {error!r}")
+    require_accepted(refusal, control)
+    require_agreement({"step": step, "kind of state": kind}, control)
+    apply()
+
+
+def _nothing() -> None:
+    """Nothing is taken up."""
+
+
+def _chosen(states: Sequence[State], control: Comm, missing: Missing, *, mean: bool) -> State:
+    """The state to go on from: this rank's own, a mean, or the mean of all."""
+    for each in states:
+        if each.get("kind") != KIND:
+            raise ValueError(
+                "the state is not of FSDP2's own traffic: it was saved of a model attached in another way"
+            )
+        if each.get("format") != _FORMAT:
+            raise ValueError(f"the state has format {each.get('format')}, and this version reads {_FORMAT}")
+    if len(states) == 1 and states[0]["rank"] is None:
+        return states[0]
+    worlds = {each["world"] for each in states}
+    own = [each for each in states if each["rank"] == control.rank]
+    if worlds == {control.world} and own and not mean:
+        return own[0]
+    if len(worlds) != 1 or None in worlds:
+        raise ValueError("the states are of several saves")
+    [world] = worlds
+    lacking = sorted(set(range(world)) - {each["rank"] for each in states})
+    if lacking and (missing == "refuse" or len(states) == 1):
+        raise ValueError(
+            f"states of ranks {lacking} of {world} are missing: in another world each rank needs all of "
+            "them. missing='drop' goes on with the mean of the others"
+        )
+    steps = {each["step"] for each in states}
+    if len(steps) > 1:
+        raise ValueError(f"the states are of several steps, {sorted(steps)}")
+    names = states[0]["memory"]
+    memory = {name: torch.stack([each["memory"][name] for each in states]).mean(0) for name in names}
+    return {**states[0], "rank": None, "world": None, "memory": memory}
+
+
+def _fitted(traffic: Traffic, state: State, missing: Missing) -> dict[str, Tensor]:
+    """The unsent gradient of the parameters that there are, where their names and shapes fit."""
+    shapes = {
+        each.names[place]: tuple(each.parameters[each.names[place]].shape)
+        for each in traffic.modules
+        for place in each.trained()
+    }
+    memory: dict[str, Tensor] = dict(state["memory"])
+    strange = sorted(name for name, each in memory.items() if shapes.get(name) != tuple(each.shape))
+    if strange and missing == "refuse":
+        raise ValueError(
+            f"the state has other parameters, such as {strange[0]!r}: load it into the model of which it was "
+            "saved, or pass missing='drop' to leave them out"
+        )
+    broken = [name for name, each in memory.items() if not bool(each.isfinite().all())]
+    if broken:
+        raise ValueError(f"the state is damaged: {broken[0]!r} has NaN or Inf")
+    return {name: each for name, each in memory.items() if name not in strange}
+
+
+def _take_up(
+    traffic: Traffic, state: State, memory: Mapping[str, Tensor], rooms: Sequence[Unsent | None]
+) -> None:
+    traffic.steps.forget()
+    for each, scatter, unsent in zip(traffic.modules, traffic.scatters, rooms, strict=True):
+        scatter.unsent = unsent
+        if unsent is None:
+            continue
+        unsent.clear()
+        for name in unsent.columns:
+            if name in memory:
+                each.rows(each.names.index(name), memory[name].to(each.group.device), unsent.committed(name))
+    traffic.step, traffic.draws = int(state["step"]), int(state["draws"])
+    dropped = sorted(state["memory"].keys() - memory.keys())
+    if dropped:
+        warnings.warn(
+            f"parameters have changed since the state was saved: what was unsent of {', '.join(dropped[:3])} "
+            f"({len(dropped)} in all) is lost",
+            GradwireWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,281 @@
+"""The traffic of one model under FSDP2: gathers and scatters, memory, and the steps that it counts."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from gradwire.sources.fsdp.coding import GATHERS, Scattering
+from gradwire.sources.fsdp.comms import Account, Carriers, Gather, Scatter, reduce_scatter
+from gradwire.sources.fsdp.memory import Unsent
+from gradwire.sources.fsdp.modules import ShardedModule
+from gradwire.sources.steps import Steps
+from gradwire.step.context import Fates
+
+_LOG = logging.getLogger("gradwire")
+
+
+@dataclass(frozen=True)
+class Wished:
+    """The bits of scatters and gathers: `gather` is `None`, "bf16" or "int8"."""
+
+    scattering: Scattering
+    gather: str | None = None
+
+
+class Traffic:
+    """All gathers and scatters of one model, from `install` until `remove`.
+
+    Only the thread that trains calls its methods, between steps. FSDP2 calls the gathers and scatters.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[ShardedModule],
+        wished: Wished,
+        steps: Steps,
+        *,
+        loss_scale: Callable[[], Tensor | None] = lambda: None,
+        seed: int = 0,
+        memory_dtype: torch.dtype | None = None,
+        can_go_back: bool = True,
+    ) -> None:
+        """`loss_scale` is asked once in each backward pass; it must not wait for a device."""
+        self.modules, self.wished, self.steps = tuple(modules), wished, steps
+        self.group: dist.ProcessGroup = modules[0].received()[0]
+        self.step = self.dropped = self.passes = 0
+        """Steps begun, less those left out; those; and backward passes with scatters."""
+        self.ended: list[Callable[[], None]] = []
+        """Called at the end of each backward pass with scatters."""
+        self.carriers = Carriers()
+        self.draws = 0
+        """Numbers drawn so far, for stochastic rounding."""
+        self.can_go_back = can_go_back
+        self._seed, self._memory_dtype = seed, memory_dtype
+        self._loss_scale = loss_scale
+        self._scale: Tensor | None = None
+        self._task = -1
+        self._is_open = self._is_counted = False
+        self._since = 0
+        """The passes before the last change of what is sent."""
+        self._original = [(each.collectives, each.forces_sums) for each in modules]
+        self.gathers = [
+            Gather(each, self.carriers, GATHERS[wished.gather], wished.gather or "") for each in modules
+        ]
+        self.scatters = [
+            Scatter(each, self.carriers, wished.scattering, self._begins, self._key) for each in modules
+        ]
+
+    # -- taking over, changing, and giving back
+
+    def memory_bytes(self, scattering: Scattering) -> int:
+        """Bytes that a rank needs for what `scattering` does not send at once."""
+        if not scattering.feedback:
+            return 0
+        rows = self.group.size() * (1 + self.can_go_back)
+        elements = sum(each.elements[place] for each in self.modules for place in each.trained())
+        return rows * elements * (self._memory_dtype or torch.float32).itemsize
+
+    def make_room(self, scattering: Scattering, saved: Container[str] = frozenset()) -> list[Unsent | None]:
+        """Memory for each module, where it has none and `scattering` needs it or something was `saved`.
+
+        May run out of memory; changes nothing.
+        """
+        room = []
+        for each, scatter in zip(self.modules, self.scatters, strict=True):
+            is_needed = scattering.feedback or any(name in saved for name in each.names)
+            room.append(self._unsent(each) if is_needed and scatter.unsent is None else scatter.unsent)
+        return room
+
+    def _unsent(self, of: ShardedModule) -> Unsent | None:
+        trained = of.trained()
+        if not trained:
+            return None
+        bounds = accumulate((of.elements[place] for place in trained), initial=0)
+        columns = {
+            of.names[place]: slice(*bound) for place, bound in zip(trained, pairwise(bounds), strict=True)
+        }
+        dtype, device = self._memory_dtype or torch.float32, of.group.device
+        return Unsent(columns, self.group.size(), dtype, device, can_go_back=self.can_go_back)
+
+    def install(self, memory: Sequence[Unsent | None]) -> None:
+        """Carry the model's traffic from now on, with `memory` from `make_room`."""
+        self.change(self.wished, memory)
+        for each, gather, scatter in zip(self.modules, self.gathers, self.scatters, strict=True):
+            each.module.set_custom_all_gather(gather)
+            each.module.set_custom_reduce_scatter(scatter)
+
+    def change(self, wished: Wished, memory: Sequence[Unsent | None]) -> None:
+        """Send something else from now on. All modules gather anew."""
+        self.settle()
+        self.wished, self._since = wished, self.passes
+        parts = zip(self.modules, self.gathers, self.scatters, memory, self._original, strict=True)
+        for each, gather, scatter, unsent, (_collectives, forced) in parts:
+            each.module.reshard()
+            gather.coding, gather.name = GATHERS[wished.gather], wished.gather or ""
+            scatter.scattering, scatter.unsent = wished.scattering, unsent
+            # Any factor by which FSDP2 divides is then a division of the sum, which it makes itself.
+            is_coded = wished.scattering.coding is not None
+            each.module.set_force_sum_reduction_for_comms(forced or is_coded)
+            gather.account.calls.clear()
+            scatter.account.calls.clear()
+        self._begun_bytes = self.sent_bytes, self.ring_bytes
+
+    def remove(self) -> None:
+        """Let FSDP2 carry its traffic itself."""
+        for each, ((gather, scatter), forced) in zip(self.modules, self._original, strict=True):
+            each.module.reshard()
+            each.module.set_custom_all_gather(gather)
+            each.module.set_custom_reduce_scatter(scatter)
+            each.module.set_force_sum_reduction_for_comms(forced)
+        for scatter in self.scatters:
+            scatter.unsent = None
+        self.carriers.close()
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Within it, all modules gather parameters unrounded."""
+        self._gather_anew(exact=True)
+        try:
+            yield
+        finally:
+            self._gather_anew(exact=False)
+
+    def _gather_anew(self, *, exact: bool) -> None:
+        for each, gather in zip(self.modules, self.gathers, strict=True):
+            each.module.reshard()
+            gather.is_exact = exact
+
+    # -- in a backward pass
+
+    def _begins(self) -> Tensor | None:
+        """A scatter begins: the loss scale of its backward pass, whose first one settles what came before."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            self.steps.backward_begins(exchanges=True)
+            fates = self.settle()
+            goes_on = fates is not None and not fates.made and bool(fates.open)
+            self.step, self.passes = self.step + (not goes_on), self.passes + 1
+            self._is_counted = True
+            self.steps.exchange_begins(fates, compresses=self.wished.scattering.coding is not None)
+            self._scale = self._loss_scale()
+            queue = Variable._execution_engine.queue_callback
+            queue(lambda: queue(self._pass_ended))  # after FSDP2's own, which may scatter, too
+        return self._scale
+
+    def _pass_ended(self) -> None:
+        self.steps.exchange_ended()
+        for each in self.ended:
+            each()
+
+    def _key(self) -> int:
+        """A number for stochastic rounding that no other scatter has, on any rank."""
+        self.draws += 1
+        text = f"{self._seed} {self.group.rank()} {self.draws}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+    # -- between steps
+
+    def settle(self) -> Fates | None:
+        """Undo in the memory what optimizers have left out since the last scatters."""
+        fates = self.steps.fates()
+        for scatter in self.scatters:
+            if (unsent := scatter.unsent) is not None:
+                unsent.settle(fates)
+                if unsent.is_done and not scatter.scattering.feedback:
+                    scatter.unsent = None
+        self._is_open = fates is not None and not fates.made and bool(fates.open)
+        if fates is None:
+            return None
+        is_dropped = self._is_counted and not fates.made and not fates.open
+        if is_dropped:
+            self.step, self.dropped, self._is_counted = self.step - 1, self.dropped + 1, False
+        self.steps.settled(fates, is_dropped=is_dropped)
+        return fates
+
+    def up_to_date(self) -> None:
+        """Count what optimizers have made so far, and nothing of what they have not."""
+        self.steps.look()
+        self.settle()
+
+    @property
+    def made(self) -> int:
+        """Steps that an optimizer has made."""
+        return self.step - self._is_open
+
+    @property
+    def unsent(self) -> Iterator[tuple[ShardedModule, Unsent]]:
+        """The modules that remember, with their memory."""
+        for each, scatter in zip(self.modules, self.scatters, strict=True):
+            if scatter.unsent is not None:
+                yield each, scatter.unsent
+
+    def add_unsent_to_gradients(self, loss_scale: float) -> None:
+        """Add the mean of what is unsent to `p.grad`, and forget it. A float32 reduce-scatter per module."""
+        self.up_to_date()
+        for each, unsent in self.unsent:
+            whole = torch.cat([unsent.committed(name) for name in unsent.columns], 1).float()
+            mine = torch.empty(unsent.elements, dtype=torch.float32, device=whole.device)
+            reduce_scatter(mine, whole.view(-1), each.received()[-1])
+            mine.mul_(loss_scale / each.divide_factor)
+            for name, column in unsent.columns.items():
+                each.add_to_gradient(each.names.index(name), mine[column])
+            unsent.clear()
+        self.steps.exchange_begins(None, compresses=False)
+        self.steps.exchange_ended()
+
+    # -- accounts
+
+    @property
+    def sent_bytes(self) -> tuple[float, float]:
+        """Bytes that this rank has sent in gathers, and in scatters."""
+        return (
+            sum(gather.account.sent_bytes for gather in self.gathers),
+            sum(scatter.account.sent_bytes for scatter in self.scatters),
+        )
+
+    @property
+    def ring_bytes(self) -> float:
+        """Bytes that rings would have sent of the same numbers, uncoded."""
+        return sum(each.ring_bytes for each in self._accounts)
+
+    def per_step(self) -> tuple[float, float, float]:
+        """Bytes of gathers, of scatters, and of rings, per pass since the last change of what is sent."""
+        (gathered, scattered), ring = self._begun_bytes
+        now_gathered, now_scattered = self.sent_bytes
+        passes = max(1, self.passes - self._since)
+        differences = now_gathered - gathered, now_scattered - scattered, self.ring_bytes - ring
+        found = tuple(each / passes for each in differences)
+        return found[0], found[1], found[2]
+
+    @property
+    def coding_s(self) -> float:
+        """Seconds of the host for coding, in all."""
+        return sum(each.coding_s for each in self._accounts)
+
+    @property
+    def _accounts(self) -> list[Account]:
+        gathers = [gather.account for gather in self.gathers]
+        return gathers + [scatter.account for scatter in self.scatters]
+
+    def calls(self) -> list[tuple[ShardedModule, Counter[str], Counter[str]]]:
+        """Each module, how often it was gathered as what, and scattered as what."""
+        accounts = zip(self.modules, self.gathers, self.scatters, strict=True)
+        return [(each, gather.account.calls, scatter.account.calls) for each, gather, scatter in accounts]
+
+
+def close_with(model: nn.Module, carriers: Carriers) -> None:
+    """End the threads of `carriers` when `model` goes."""
+    weakref.finalize(model, carriers.close)

@@ -1,0 +1,270 @@
+"""Real gloo ranks: FSDP2's own gathers and scatters, carried by gradwire, beside stock FSDP2."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.process.scenes_fsdp import LEFT_OUT, MOVED, SUITS
+from tests.support.tiers import rest
+from tests.support.world import Scenes, value
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    """The scenes on two ranks."""
+    return Scenes("tests.process.scenes_fsdp", 2, tmp_path_factory.mktemp("fsdp"))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    """The scenes on four ranks."""
+    return Scenes("tests.process.scenes_fsdp", 4, tmp_path_factory.mktemp("fsdp of four"))
+
+
+DENSE = {
+    "dense": 6,
+    "dense, clipped": 6,
+    "dense, accumulated": 4,
+    "dense, sent_twice": 5,  # before an optimizer has stepped, no scatter is known to wait for it
+    "dense, branching": 6,
+    "dense, divided": 6,
+    "dense, prefetched": 6,
+    "dense, kept gathered": 6,
+}
+"""By scene, how many steps an optimizer makes."""
+
+
+@pytest.mark.parametrize("scene", rest(DENSE, but=["dense", "dense, accumulated"]))
+def test_dense_is_stock_fsdp2_bit_for_bit(two: Scenes, scene: str) -> None:
+    for found in value(two, scene):
+        assert found["off"] == 0.0
+        assert found["losses"][0] == found["losses"][1]
+        assert found["step"] == DENSE[scene]
+        assert found["sent"] == [["float32"], ["float32"]]
+        assert found["memory"] == 0
+
+
+def test_dense_counts_the_bytes_that_gloo_sends(two: Scenes) -> None:
+    for found in value(two, "dense"):
+        gathered, scattered = found["bytes"]
+        # Uneven rows are filled up: a few of 65 here. The root is gathered once, its blocks twice.
+        assert 4 * found["numel"] / 2 < gathered < 2 * 4 * found["numel"] / 2 * 1.1
+        assert 2 * 4 * found["numel"] / 2 <= scattered < 2 * 4 * found["numel"] / 2 * 1.1
+        assert found["ring"] == gathered + scattered / 2
+        assert found["metered"]
+        assert "gathered as" in found["text"]
+
+
+REFUSED = {
+    "auto": "auto does not choose among them yet",
+    "topk": "choose dense, bf16, fp8, int8 or int4",
+    "collective": "choose dense, bf16, fp8, int8 or int4",
+    "grid": "pass the one between nodes as replicas=",
+    "part": "call it on the whole model",
+    "allocating": "set_allocate_memory_from_process_group_for_comm",
+    "twice": "are carried already",
+    "mixed": "gathered as raw bytes",
+    "ignored": "leave ignored_params out",
+    "gather": "gather='int4' is none of None, 'bf16' and 'int8'",
+    "inside": "inside= goes with replicas=",
+    "policy": "policy= has no meaning",
+    "checksums": "checksums= has no meaning",
+    "process group": "process_group= has no meaning",
+    "optimizer": "has no parameter of this model",
+    "nodes": "pass the dimension between nodes as replicas=",
+    "ranks": "ranks disagree on recipe",
+    "seed": "ranks disagree on seed",
+    "on one rank": "is not for FSDP2's own scatters",
+    "plain module": "inside= and gather= are for modules under fully_shard",
+}
+
+
+def test_what_cannot_be_is_refused_with_what_to_do(four: Scenes) -> None:
+    for found in value(four, "refused"):
+        assert [name for name in REFUSED if REFUSED[name] not in found[name]] == [], found
+        assert [name for name in found if name not in REFUSED and found[name]] == [], found
+
+
+def test_all_ranks_compute_with_the_same_rounded_weights_and_masters_stay_exact(two: Scenes) -> None:
+    for scene in ("gathers int8", "gathers int8, recomputing", "gathers int8 of bfloat16"):
+        for found in value(two, scene):
+            assert found["times"] == (3 if "recomputing" in scene else 2)
+            assert found["alike"]
+            assert found["same"], "in forward, recomputation and backward"
+            assert 0.0 < found["rounding"] <= (1.0 if "bfloat16" not in scene else 2.1)
+            assert found["masters"]
+            assert found["kinds"] == ["int8"]
+
+
+def test_a_gather_in_bf16_rounds_to_the_nearest_and_leaves_16_bits_as_they_are(two: Scenes) -> None:
+    for found in value(two, "gathers bf16"):
+        assert found["bf16"]
+        assert not found["as it is"]
+        assert found["kinds"] == ["bf16"]
+    for found in value(two, "gathers bf16 of bfloat16"):
+        assert found["bf16"]
+        assert found["kinds"] == ["bfloat16, which has 16 bits already"]
+    for found in value(two, "gathers as it is"):
+        assert found["as it is"]
+
+
+def test_a_gather_over_another_group_goes_as_it_is_and_the_report_says_so(four: Scenes) -> None:
+    for found in value(four, "gathers int8 over half"):
+        assert found["same"]
+        assert found["alike"]
+        assert found["kinds"] == [
+            "float32, because what comes over another group than the module's own is rounded already",
+            "int8",
+        ]
+
+
+@pytest.mark.parametrize("scene", rest(MOVED, but=["fused", "_local_tensor", "load_state_dict"]))
+def test_a_gather_sends_masters_as_they_are_now(two: Scenes, scene: str) -> None:
+    for found in value(two, f"moved by {scene}"):
+        assert found["moved"]
+        assert found["rounding"] <= 1.0
+        assert found["is rounded"]
+        assert found["alike"]
+        assert found["kinds"] == ["int8"]
+
+
+def test_within_exact_weights_are_the_masters(two: Scenes) -> None:
+    for found in value(two, "exactly"):
+        assert found["block"] == [False, True, False]
+        assert found["root"] == [False, True, False]
+        assert found["kinds"] == ["float32, as wire.exact() asks", "int8"]
+
+
+SUMMED = {"bf16": 2**-8, "fp8": 0.04, "int8": 0.01, "int4(feedback=False)": 0.25, "int4": 0.15}
+"""The most by which a scatter of normal numbers is off, as a share of their norm: a few times less than a
+code's distance."""
+
+
+@pytest.mark.parametrize("recipe", SUMMED)
+def test_a_scatter_is_off_by_its_rounding(two: Scenes, recipe: str) -> None:
+    for found in value(two, f"summed, {recipe}"):
+        assert 0.0 < found["off"] < SUMMED[recipe]
+        assert found["kinds"] == [recipe]
+        assert (found["memory"] > 0) == (recipe == "int4")
+
+
+CONSERVED = {
+    "conserved": (5e-6, 5),
+    # Before an optimizer has stepped, no scatter is known to wait for it: the first two count as steps.
+    "conserved, sent twice": (5e-6, 6),
+    "conserved, int8": (5e-6, 5),
+    "conserved in bfloat16": (0.01, 5),
+}
+"""By scene: a few roundings of float32, or of memory in bfloat16, as a share of the largest sum; steps."""
+
+
+@pytest.mark.parametrize("scene", CONSERVED)
+def test_all_that_is_given_arrives_or_is_unsent(two: Scenes, scene: str) -> None:
+    most, steps = CONSERVED[scene]
+    for found in value(two, scene):
+        assert found["off"] < most
+        assert found["step"] == steps
+        assert found["kinds"] == ["int8(feedback=True)" if "int8" in scene else "int4"]
+        # Two ranks, and rows that are filled up: 8 of 50 and 50 elements, and what they were before.
+        assert found["memory"] == 2 * 2 * (4 * 50 + 25) * (2 if "bfloat16" in scene else 4)
+
+
+def test_without_memory_int4_is_right_in_the_mean(two: Scenes) -> None:
+    # Of 350 elements none should be off by more than five standard errors: one in 5000 such tests is.
+    assert max(value(two, "unbiased")) < 5.0
+
+
+def test_what_is_unsent_waits_where_a_parameter_has_no_gradient(two: Scenes) -> None:
+    for found in value(two, "waited"):
+        assert found["stays"]
+        assert found["moves"]
+        assert found["kinds"] == ["int4", "int4, without memory"]
+        assert found["text"]
+
+
+@pytest.mark.parametrize("how", rest(LEFT_OUT, but=["cleared", "nan", "scaler"]))
+def test_a_step_that_is_left_out_leaves_no_trace(two: Scenes, how: str) -> None:
+    for found in value(two, f"left out, {how}"):
+        assert found["same"]
+        assert found["finite"]
+        assert found["step"] == 4
+        assert found["dropped"] == 1
+        if "nan" in how:
+            assert any(found["nan"]), "a NaN on one rank arrives"
+
+
+def test_the_way_back_costs_half_of_the_memory(two: Scenes) -> None:
+    for found in value(two, "kept"):
+        assert "skipped='keep'" in found["refused"]
+        assert found["memory"] == [2 * (4 * 50 + 25) * 4, 2 * 2 * (4 * 50 + 25) * 2]
+        assert found["conserved, off"] < 5e-6
+
+
+@pytest.mark.parametrize("recipe", ["int4", "int4(feedback=False)"])
+def test_a_run_resumes_bit_for_bit(two: Scenes, recipe: str) -> None:
+    for found in value(two, f"resumed, {recipe}"):
+        assert found["same"]
+        assert found["step"] == 6
+        assert "are missing" in found["neighbour"]
+        assert "not of FSDP2's own traffic" in found["strange"]
+
+
+def test_what_is_unsent_moves_to_another_world(four: Scenes) -> None:
+    for found in value(four, "in another world"):
+        # Sums of two to four numbers of float32, and their mean.
+        assert max(found[way] for way in ("list", "folder", "back", "mean")) < 1e-6
+        assert "are missing" in found["lacking"]
+        assert found["step"] == 3
+
+
+@pytest.mark.parametrize("then", ["int8", "dense", "int4(block=64)"])
+def test_a_switch_takes_along_what_is_unsent(two: Scenes, then: str) -> None:
+    for found in value(two, f"switched to {then}"):
+        remembers = then.startswith("int4")
+        # Without memory the error of int8 in three steps is lost; that of int4 is not.
+        assert found["off"] < (0.02 if then == "int8" else 5e-6)
+        assert (found["memory"][-1] > 0) == remembers
+        assert found["kinds"] == [["int8"], ["float32" if then == "dense" else then]]
+        assert "not for FSDP2's own scatters" in found["refused"] or "switch" in found["refused"]
+        assert found["unlike"]
+
+
+def test_detaching_hands_over_what_is_unsent_and_leaves_stock_fsdp2(two: Scenes) -> None:
+    for found in value(two, "detached"):
+        assert found["off"] < 5e-6
+        assert found["late"]
+        assert found["stock"] < 1e-6
+        assert "was detached" in found["refused"]
+        assert found["again"] == "int8"
+        assert "is not known" in found["unknown"]
+
+
+SOON = ("plain", "sent_twice", "branching", "recomputing", "tied", "bfloat16")
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int4"])
+@pytest.mark.parametrize("name", rest(SUITS, but=SOON))
+def test_it_trains_like_stock_fsdp2(two: Scenes, name: str, recipe: str) -> None:
+    for found in value(two, f"{recipe}, {name}"):
+        ours, stock = found["losses"]
+        assert found["alike"]
+        assert ours != stock
+        # Of six steps of AdamW, in which a value of either sign may move by the learning rate.
+        assert abs(ours[-1] - stock[-1]) < 0.1 * stock[0]
+        assert ours[-1] < ours[0]
+
+
+def test_inside_nodes_its_own_traffic_travels_in_few_bits_beside_a_recipe_between_them(four: Scenes) -> None:
+    for found in value(four, "inside nodes"):
+        ours, plain = found["losses"]
+        assert found["alike"]
+        assert found["moved"]
+        assert abs(ours[-1] - plain[-1]) < 0.1 * plain[0]
+        assert found["exact"] == [False, True]
+        assert found["kinds"] == [["float32, as wire.exact() asks", "int8"], ["int8"]]
+        assert "FSDP2 sends" in found["text"]
+        assert found["after"], "stock FSDP2 again"
+        assert "without feedback" in found["refused"]
+        assert "gather='fp8'" in found["gather"]
