@@ -143,11 +143,20 @@ def test_a_model_that_is_sharded_inside_nodes_learns(tmp_path: Path) -> None:
     assert printed.count("gradwire: int8") == 1
 
 
+@pytest.mark.rest
+def test_a_sharded_model_learns_with_gathers_and_scatters_in_few_bits(tmp_path: Path) -> None:
+    printed = torchrun(2, "fsdp2.py", folder=tmp_path)
+    assert losses(printed)[-1] < 0.7 * losses(printed)[0]
+    assert printed.count("gradwire: int4") == 1
+    assert "gathered as  int8" in printed
+
+
 def test_every_example_is_run() -> None:
     assert EXAMPLES == [
         "accumulation.py",
         "ddp.py",
         "elastic.py",
+        "fsdp2.py",
         "gpu.py",
         "hsdp.py",
         "mixed_precision.py",
