@@ -19,6 +19,8 @@ from typing import Any
 
 from torch import nn
 
+from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
+from gradwire._api.plan_fsdp import forecast_fsdp
 from gradwire.control.choice import LATE, LEAD, Option
 from gradwire.control.forecast import ClusterForecasts, specs_of_profile
 from gradwire.planning.cluster import Cluster
@@ -142,7 +144,7 @@ class Plan:
     `auto` are about an exchange in each step, to compare. `ccr` is the time of a dense all-reduce divided by
     that of the backward pass. `auto` is the choice that the recipe of that name should make, and `why` its
     reason. `worthwhile` is false if compression should gain nothing measurable. `advice` says that in a
-    sentence.
+    sentence. If `sharded`, all of it is about FSDP2's own traffic, which `auto` leaves as it is.
     """
 
     model: str
@@ -160,6 +162,7 @@ class Plan:
     worthwhile: bool
     advice: str
     candidates: tuple[Candidate, ...]
+    sharded: bool = False
 
     @property
     def fastest(self) -> Candidate:
@@ -176,6 +179,8 @@ class Plan:
         nodes = "" if self.nodes == self.workers else f" on {counted(self.nodes, 'node')}"
         if self.every > 1:
             return self._of_rounds()
+        if self.sharded:
+            return self._of_fsdp()
         width = columns()
         told = [
             f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
@@ -201,6 +206,22 @@ class Plan:
             frames = "* near-lossless frames depend on the values; their length is assumed"
             lines += ["", wrapped(frames, width)]
         return "\n".join(lines)
+
+    def _of_fsdp(self) -> str:
+        width = columns()
+        told = [
+            f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters under FSDP2, "
+            f"{counted(self.workers, 'rank')}",
+            *_memory_of(self.candidates),
+            self.advice,
+            self.source,
+            f"without communication {ms_text(self.compute_s)}, FSDP2 as it is {ms_text(self.dense_s)}",
+            "auto does not choose among these yet; encoding and decoding are taken as free",
+        ]
+        lines = [wrapped(text, width, "  " if number else "", "    ") for number, text in enumerate(told)]
+        rows = [_cells(each)[:5] for each in self.candidates]
+        head = ("scatter+gather", "step", "linear", "sent", "memory")
+        return "\n".join([*lines, "", table_text(head, rows, width)])
 
     def _of_rounds(self) -> str:
         width = columns()
@@ -260,6 +281,7 @@ def plan(
     overlap: bool = True,
     target: float = 0.95,
     every: int = 1,
+    sharded: bool = False,
     candidates: Sequence[str] | None = None,
     codecs: Mapping[str, CodecCost] | None = None,
     told: Told | None = None,
@@ -282,6 +304,8 @@ def plan(
         target: the share of linear that `auto` aims at.
         every: local steps from one exchange to the next. Above 1, each worker is a whole replica, and its
             step includes all that its own ranks exchange. Nothing of a round is hidden.
+        sharded: whether it is FSDP2's own traffic that is compressed. Candidates then name a scatter and a
+            gather, such as "int4+int8", and `overlap`, `target` and `codecs` do not count.
         candidates: recipes with fixed options.
         codecs: the costs of encoding and decoding, by recipe.
         told: called with each finished row in words, and the share of the work that is done.
@@ -298,7 +322,8 @@ def plan(
     >>> [f"{each.recipe}: {each.step_s:.2f} s" for each in rounds.candidates[::5]]
     ['sparseloco: 0.51 s', 'dense: 1.83 s']
     """
-    candidates = (CANDIDATES if every == 1 else BETWEEN_ROUNDS) if candidates is None else candidates
+    if candidates is None:
+        candidates = OF_FSDP if sharded else CANDIDATES if every == 1 else BETWEEN_ROUNDS
     if workers < 2:
         raise ValueError(f"workers={workers}: on a single rank nothing is sent")
     if not 0.0 < target <= 1.0:
@@ -307,9 +332,15 @@ def plan(
         raise ValueError(f"every={every}: from 1 on, and above 1 each worker is a replica, so per_node=1")
     if not candidates:
         raise ValueError("candidates=[]: there is nothing to compare")
+    if sharded and (every > 1 or per_node > 1):
+        raise ValueError("sharded=True is about ranks that each have a link of their own, in every step")
     inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
     cluster = Cluster(workers, link_of(rate_bit_per_s, delay_s), per_node, inside)
     profile = profile_of(model)
+    if sharded:
+        return _sharded(
+            profile, backward_of(profile, step_s, backward_s, overlap), cluster, target, candidates
+        )
     backward = backward_of(profile, step_s, backward_s, overlap)
     return _compared(profile, backward, cluster, target, every, candidates, codecs or {}, told)
 
@@ -369,6 +400,67 @@ def _compared(
         advice=_advice(worthwhile, facts, best, dense_s),
         candidates=tuple(rows),
     )
+
+
+def _sharded(
+    profile: Profile,
+    backward: BackwardTiming,
+    cluster: Cluster,
+    target: float,
+    candidates: Sequence[str],
+) -> Plan:
+    """The plan for FSDP2's own traffic."""
+    compute_s = backward.before_s + backward.total_s
+
+    def foreseen(text: str) -> Candidate:
+        found = forecast_fsdp(text, profile, cluster, backward.before_s, backward.total_s)
+        return Candidate(
+            recipe=text,
+            step_s=found.step_s,
+            share_of_linear=compute_s / found.step_s,
+            exposed_s=found.step_s - compute_s,
+            wire_bytes=found.wire_bytes,
+            node_bytes=0.0,
+            day_bytes=DAY_S / found.step_s * found.wire_bytes,
+            memory_bytes=found.memory_bytes,
+            at_most=False,
+            codec="free",
+            two_levels=False,
+        )
+
+    rows = sorted((foreseen(text) for text in candidates), key=lambda row: row.step_s)
+    stock, best = foreseen("dense"), rows[0]
+    worthwhile = best.step_s < (1.0 - LEAD) * stock.step_s
+    gain = f"{stock.step_s / best.step_s:.1f} times as fast as FSDP2 as it is"
+    return Plan(
+        model=profile.model,
+        source=profile.source,
+        parameters=profile.parameters,
+        workers=cluster.workers,
+        nodes=cluster.nodes,
+        every=1,
+        compute_s=compute_s,
+        dense_s=stock.step_s,
+        ccr=stock.exposed_s / backward.total_s,
+        target=target,
+        auto="dense",
+        why="auto does not choose among FSDP2's own traffic yet",
+        worthwhile=worthwhile,
+        advice=f"worth trying: {best.recipe}, {gain}"
+        if worthwhile
+        else f"do not bother: {best.recipe}, {gain}",
+        candidates=tuple(rows),
+        sharded=True,
+    )
+
+
+def _memory_of(rows: Sequence[Candidate]) -> list[str]:
+    """A line about what candidates remember, if one does."""
+    most = max(row.memory_bytes for row in rows)
+    if not most:
+        return []
+    half = "half of that with memory_dtype=torch.bfloat16, half again with skipped='keep'"
+    return [f"int4 remembers a gradient of the whole model on every rank: {bytes_text(most)}; {half}"]
 
 
 def profile_of(model: str | Profile | nn.Module) -> Profile:

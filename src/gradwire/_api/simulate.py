@@ -20,6 +20,7 @@ from torch import nn
 
 from gradwire._api.plan import (
     BETWEEN_ROUNDS,
+    DAY_S,
     Prediction,
     Told,
     backward_of,
@@ -27,6 +28,8 @@ from gradwire._api.plan import (
     numbers_of,
     profile_of,
 )
+from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
+from gradwire._api.plan_fsdp import forecast_fsdp
 from gradwire.control.forecast import ClusterForecasts, gains_by_two_levels, specs_of_profile
 from gradwire.planning.cluster import Cluster, straggler_factors
 from gradwire.planning.costs import BackwardTiming, CodecCost
@@ -150,6 +153,7 @@ def simulate(
     inside_delay_s: float = 0.0,
     overlap: bool = True,
     every: int = 1,
+    sharded: bool = False,
     stragglers: float = 0.0,
     seed: int = 0,
     memory_bytes: float = MEMORY_BYTES,
@@ -167,6 +171,7 @@ def simulate(
         stragglers: standard deviation of the logarithm of a rank's computing time, drawn anew in each step.
             Over `every` local steps such times add up, and their sum varies √every times less.
         seed: the seed of the draws.
+        sharded: whether it is FSDP2's own traffic that is compressed, as for `plan`.
         memory_bytes: the memory that a rank has on top of what DDP takes.
         candidates: recipes with fixed options. All by default, or with `every` above 1 those that `plan`
             compares.
@@ -179,6 +184,8 @@ def simulate(
     >>> [(each.recipe, each.workers, round(each.efficiency, 2)) for each in found.outcomes]
     [('dense', 2, 0.96), ('dense', 64, 0.81), ('efsignsgd', 2, 1.0), ('efsignsgd', 64, 0.8)]
     """
+    if sharded and (every > 1 or per_node > 1):
+        raise ValueError("sharded=True is about ranks that each have a link of their own, in every step")
     worlds = tuple(sorted(set(workers)))
     known = {steady(text, "codecs").text: cost for text, cost in (codecs or {}).items()}
     if every < 1 or (every > 1 and per_node > 1):
@@ -194,7 +201,8 @@ def simulate(
     backward = backward_of(profile, step_s, backward_s, overlap)
     forecasts = _Forecasts(specs_of_profile(profile), backward, known, at_once=every > 1)
     usual = fixed_recipes() if every == 1 else BETWEEN_ROUNDS
-    texts = usual if candidates is None else candidates
+    texts = OF_FSDP if sharded and candidates is None else usual if candidates is None else candidates
+    late_worlds = list(zip(clusters, late, strict=True))
     return Simulation(
         model=profile.model,
         source=profile.source,
@@ -205,8 +213,10 @@ def simulate(
         seed=seed,
         workers=worlds,
         alone=tuple(1.0 / fmean(factors) for factors in late),
-        outcomes=_outcomes(
-            forecasts, texts, every, list(zip(clusters, late, strict=True)), memory_bytes, told
+        outcomes=(
+            _of_fsdp(profile, backward, texts, late_worlds, memory_bytes)
+            if sharded
+            else _outcomes(forecasts, texts, every, late_worlds, memory_bytes, told)
         ),
     )
 
@@ -275,6 +285,42 @@ def _outcomes(
         if told is not None:
             cells = " ".join(f"{_cell(each):>4}" for each in outcomes[-len(worlds) :])
             told(f"{text}: {cells}", len(outcomes) / (len(texts) * len(worlds)))
+    return tuple(outcomes)
+
+
+def _of_fsdp(
+    profile: Profile,
+    backward: BackwardTiming,
+    texts: Sequence[str],
+    worlds: Worlds,
+    memory_bytes: float,
+) -> tuple[Outcome, ...]:
+    """The outcome of each scatter and gather of FSDP2's own traffic in every world."""
+    outcomes = []
+    for text in texts:
+        for cluster, late in worlds:
+            each = [
+                forecast_fsdp(text, profile, cluster, slowed * backward.before_s, slowed * backward.total_s)
+                for slowed in late
+            ]
+            step_s, found = fmean(one.step_s for one in each), each[0]
+            compute_s = backward.before_s + backward.total_s
+            outcome = Outcome(
+                recipe=text,
+                workers=cluster.workers,
+                step_s=step_s,
+                share_of_linear=compute_s / step_s,
+                exposed_s=found.step_s - late[0] * compute_s,
+                wire_bytes=found.wire_bytes,
+                node_bytes=0.0,
+                day_bytes=DAY_S / step_s * found.wire_bytes,
+                memory_bytes=found.memory_bytes,
+                at_most=False,
+                codec="free",
+                two_levels=False,
+                warnings=(NO_FIT,) if found.memory_bytes > memory_bytes else (),
+            )
+            outcomes.append(outcome)
     return tuple(outcomes)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gradwire._api import plan as plans
+from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
 from gradwire.cli.cluster_options import codecs_of, links, model_of, places, show, texts_of
 from gradwire.cli.prerequisites import check_folder
 from gradwire.cli.progress import waiting
@@ -36,6 +37,9 @@ Backward = Annotated[
 ]
 Overlap = Annotated[bool, typer.Option(help="Whether gradients travel during the backward pass.")]
 Every = Annotated[int, typer.Option(help="Local steps from one exchange to the next, as in DiLoCo.")]
+Sharded = Annotated[
+    bool, typer.Option(help="Compress FSDP2's own gathers and scatters: recipes are like int4+int8.")
+]
 Recipes = Annotated[
     str | None, typer.Option(help="Recipes instead of the usual ones, separated by semicolons.")
 ]
@@ -62,6 +66,7 @@ def plan(
     overlap: Overlap = True,
     target: Annotated[float, typer.Option(help="Share of linear that auto aims at.")] = 0.95,
     every: Every = 1,
+    sharded: Sharded = False,
     recipes: Recipes = None,
     codec: Codec = "cached",
     json_path: Json = None,
@@ -72,7 +77,11 @@ def plan(
     """
     try:
         check_folder(json_path)
-        texts = texts_of(recipes, plans.CANDIDATES if every == 1 else plans.BETWEEN_ROUNDS)
+        usual = plans.CANDIDATES if every == 1 else plans.BETWEEN_ROUNDS
+        if sharded:
+            texts = list(OF_FSDP) if recipes is None else recipes.split(";")
+        else:
+            texts = texts_of(recipes, usual)
         found = _planned(
             model_of(model, shapes, params, hf_config),
             places(workers, nodes, per_node),
@@ -81,6 +90,7 @@ def plan(
                 "target": target,
                 "overlap": overlap,
                 "every": every,
+                "sharded": sharded,
             },
             (time_s(step), None if backward is None else time_s(backward)),
             texts,
@@ -107,7 +117,7 @@ def _planned(
             step_s=times_s[0],
             backward_s=times_s[1],
             candidates=texts,
-            codecs=codecs_of(codec, texts),
+            codecs={} if options["sharded"] else codecs_of(codec, texts),
             told=told,
             **options,
         )

@@ -17,7 +17,8 @@ WORDS = ["--rate", "1gbit", "--delay", "1ms", "--step", "180ms", "--codec", "fre
 RESNET = ["plan", "--model", "resnet50", *WORDS]
 KEYS = [
     *("advice", "auto", "candidates", "ccr", "codec_source", "compute_s", "dense_s", "every", "fastest"),
-    *("model", "nodes", "parameters", "predicted", "source", "target", "why", "workers", "worthwhile"),
+    *("model", "nodes", "parameters", "predicted", "sharded", "source", "target", "why", "workers"),
+    "worthwhile",
 ]
 ROW = [
     *("at_most", "codec", "day_bytes", "exposed_s", "memory_bytes", "node_bytes", "recipe"),
@@ -45,6 +46,16 @@ def test_text_and_file(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*RESNET, "--workers", "4", "--json", str(path)])
     assert done.stdout.startswith("predicted, not measured: resnet50, 25.6 M parameters, 4 ranks")
     assert json.loads(path.read_text()) == document(*RESNET, "--workers", "4")
+
+
+def test_the_traffic_of_fsdp2() -> None:
+    found = document(*RESNET, "--workers", "4", "--sharded", "--recipes", "dense;int4 + int8")
+    assert found["sharded"]
+    rows = found["candidates"]
+    assert isinstance(rows, list)
+    assert [row["recipe"] for row in rows] == ["int4 + int8", "dense"]
+    done = CliRunner().invoke(app, [*RESNET, "--workers", "4", "--sharded"])
+    assert "int4 remembers a gradient of the whole model" in " ".join(done.stdout.split())
 
 
 def test_rounds_of_local_steps() -> None:
