@@ -7,8 +7,8 @@ sums in float32.
 `--what steps`: ranks on an emulated network, each with a link of its own. Settings run in mixed order, round
 by round, in the same processes. A step's time is the slowest rank's, bytes are those that leave a rank by its
 interface, the mean of all. Beside them stands what rings would send of float32: 3(W - 1)/W · 4P. The bound
-on a ratio of times is (t + B_peer/b) / (t + B_ours/b), with t the time of stock's step over an unslowed link
-less that of its bytes, and b the rate.
+on a ratio of times is (t + B_peer/b) / (t + B_ours/b), with t the time of stock's step over an unslowed link,
+and b the rate. Gathers of the backward pass overlap with it, which the bound leaves out.
 
 `--what loss`: the loss on held-out text after training, seed by seed, minus stock's; beside it stock with
 another order of summation (the float32 wire), and weights gathered in 4 bits, as one should not do.

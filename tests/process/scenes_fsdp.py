@@ -260,8 +260,55 @@ def prefetched(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float
     return train(model, optimizer, range(6))
 
 
+def normed(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """The norms of gradients, and not the losses."""
+    norms = []
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norms.append(float(whole_of(norm)))
+        optimizer.step()
+    return norms
+
+
+def thawed() -> dict[str, str]:
+    """A parameter is frozen after attach: what is unsent fits no more; without memory that is nothing."""
+    found = {}
+    for recipe in ("int8", "int4"):
+        model = sharded()
+        optimizer = adam(model)
+        gradwire.attach(model, optimizer, recipe)
+        train(model, optimizer, range(1))
+        model.first.weight.requires_grad_(False)  # type: ignore[union-attr,operator]
+        found[recipe] = _refusal(partial(train, model, optimizer, range(1, 2)))
+    return found
+
+
+def evaluated(recipe: str) -> dict[str, Any]:
+    """Evaluations between steps, also between backward and step, beside none."""
+    found = []
+    for looks in (False, True):
+        model = sharded()
+        optimizer = adam(model)
+        wire = gradwire.attach(model, optimizer, recipe, gather="int8")
+        for step in range(5):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            if looks:
+                with torch.no_grad():
+                    loss_of(model, 50 + step)
+            optimizer.step()
+            if looks:
+                with wire.exact(), torch.no_grad():
+                    loss_of(model, 60 + step)
+        found.append(whole(model))
+    return {"same": torch.equal(*found), "step": wire.report().step}
+
+
 LOOPS = {
-    each.__name__: each for each in (plain, clipped, accumulated, sent_twice, branching, divided, prefetched)
+    each.__name__: each
+    for each in (plain, clipped, accumulated, sent_twice, branching, divided, prefetched, normed)
 }
 
 
@@ -835,7 +882,7 @@ def inside_nodes(inside: Any = "int8", gather: Any = "int8") -> dict[str, Any]:
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 BOTH = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 SUITS: dict[str, dict[str, Any]] = {
-    **{loop: {"loop": loop} for loop in LOOPS},
+    **{loop: {"loop": loop} for loop in LOOPS if loop != "normed"},
     "kept gathered": {"reshard_after_forward": False},
     "gathered again over two": {"reshard_after_forward": 2},
     "recomputing": {"make": partial(Layered, again=False)},
@@ -890,4 +937,11 @@ SCENES: dict[str, Callable[[], Any]] = {
     **{f"int8, {name}": partial(beside_stock, "int8", "int8", **how) for name, how in SUITS.items()},
     **{f"int4, {name}": partial(beside_stock, "int4", "int8", **how) for name, how in SUITS.items()},
     "inside nodes": inside_nodes,
+    **{f"evaluated, {recipe}": partial(evaluated, recipe) for recipe in ("int8", "int4")},
+    **{
+        f"norms, {recipe}, {name}": partial(beside_stock, recipe, "int8", loop="normed", mp_policy=policy)
+        for recipe in ("int8", "int4")
+        for name, policy in (("float32", MixedPrecisionPolicy()), ("bfloat16", BF16))
+    },
+    "thawed": thawed,
 }
