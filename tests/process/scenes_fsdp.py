@@ -506,6 +506,53 @@ def exactly() -> dict[str, Any]:
     }
 
 
+def exactly_though_asked_before() -> dict[str, Any]:
+    """A gather that is on its way when `exact()` begins, or ends, is none of what follows."""
+    model = sharded()
+    wire = gradwire.attach(model, adam(model), "dense", gather="int8")
+    train(model, adam(model), range(1))
+    values, master, block = seen(model), master_of(model), model.blocks[0]  # type: ignore[index]
+    assert isinstance(block, FSDPModule)
+    block.unshard(async_op=True)
+    with wire.exact(), torch.no_grad():
+        loss_of(model, 1)
+        block.reshard()
+        block.unshard(async_op=True)
+    with torch.no_grad():
+        loss_of(model, 1)
+    return {"exact": [torch.equal(each, master) for each in values]}
+
+
+def grouped(recipe: str, gather: Any) -> dict[str, Any]:
+    """`fully_shard` of a list of modules, with a process group of their own for scatters."""
+    found, losses, told = [], [], []
+    for ours in (True, False):
+        torch.manual_seed(0)
+        model, over = Layered(), mesh()
+        fully_shard([model.side, model.last], mesh=over)
+        for block in model.blocks:
+            fully_shard(block, mesh=over)
+        fully_shard(model, mesh=over)
+        assert isinstance(model, FSDPModule)
+        model.set_separate_reduce_scatter_group()
+        optimizer = adam(model)
+        wire = gradwire.attach(model, optimizer, recipe, gather=gather) if ours else None
+        losses.append(train(model, optimizer, range(5)))
+        found.append(whole(model))
+        if wire is not None:
+            told = [
+                kinds(wire, "gathered"),
+                kinds(wire, "scattered"),
+                len(wire.report().as_dict()["modules"]),
+            ]
+    return {
+        "off": float((found[0] - found[1]).abs().max()),
+        "losses": losses,
+        "kinds": told,
+        "alike": alike(found[0]),
+    }
+
+
 # -- scatters
 
 
@@ -783,6 +830,34 @@ def all_of(state: Any) -> list[Any]:
     return states
 
 
+def loaded_into(recipe: str) -> dict[str, Any]:
+    """A state of int4 goes on under another recipe: what is unsent goes along in the next step."""
+    model, optimizer, wire = vector("int4")
+    world, arrived = dist.get_world_size(), {"weight": 0.0, "more": 0.0}
+    state: Any = None
+    for step in range(4):
+        if step == 2:
+            state = wire.state_dict()
+            model, optimizer, wire = vector(recipe)
+            wire.load_state_dict(state)
+        optimizer.zero_grad()
+        model(*given(step)).backward()
+        optimizer.step()
+        arrived = {name: arrived[name] + world * each for name, each in gradients(model).items()}
+    [own] = state.values()
+    strange = {**own, "memory": {**own["memory"], "other": torch.ones(3)}}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        refused_of = _refusal(lambda: wire.load_state_dict(strange))
+        wire.load_state_dict(strange, missing="drop")
+    return {
+        "off": difference(arrived, total(range(4))),
+        "memory": wire.report().memory_bytes,
+        "strange": refused_of,
+        "warned": any("have changed since" in str(each.message) for each in warned),
+    }
+
+
 def switched(then: str) -> dict[str, Any]:
     """What is unsent goes along: all that was given arrives, or is unsent, whatever follows."""
     model, optimizer, wire = vector("int4")
@@ -944,4 +1019,8 @@ SCENES: dict[str, Callable[[], Any]] = {
         for name, policy in (("float32", MixedPrecisionPolicy()), ("bfloat16", BF16))
     },
     "thawed": thawed,
+    "exactly, though asked before": exactly_though_asked_before,
+    "grouped, dense": partial(grouped, "dense", None),
+    "grouped, int4": partial(grouped, "int4", "int8"),
+    "loaded into dense": partial(loaded_into, "dense"),
 }

@@ -289,3 +289,25 @@ def test_freezing_a_parameter_after_attach_is_refused_where_something_is_unsent(
     for found in value(two, "thawed"):
         assert found["int8"] == ""
         assert "were frozen or thawed after attach" in found["int4"]
+
+
+def test_a_gather_on_its_way_is_none_of_what_exact_begins_or_ends(two: Scenes) -> None:
+    assert value(two, "exactly, though asked before") == [{"exact": [True, False]}] * 2
+
+
+@pytest.mark.parametrize("recipe", ["int4", pytest.param("dense", marks=pytest.mark.rest)])
+def test_modules_that_share_a_collective_and_a_group_for_scatters(two: Scenes, recipe: str) -> None:
+    for found in value(two, f"grouped, {recipe}"):
+        ours, stock = found["losses"]
+        assert found["alike"]
+        assert (found["off"] == 0.0) == (recipe == "dense")
+        assert abs(ours[-1] - stock[-1]) < 0.1 * stock[0]
+        plain = [["float32"], ["float32"], 4]
+        assert found["kinds"] == (plain if recipe == "dense" else [["int8"], ["int4"], 4])
+
+
+def test_a_state_goes_on_under_another_recipe(two: Scenes) -> None:
+    for found in value(two, "loaded into dense"):
+        assert found["off"] < 5e-6
+        assert "other parameters, such as 'other'" in found["strange"]
+        assert found["warned"]

@@ -102,6 +102,12 @@ class ShardedModule:
         else:
             of.sharded_param.grad.to_local().add_(shard)
 
+    def reshard(self) -> None:
+        """Let go of gathered parameters, and of a gather that is still on its way: the next one is anew."""
+        if self.group._all_gather_result is not None:
+            self.module.unshard()  # waits for it, and begins none
+        self.module.reshard()
+
     @property
     def divide_factor(self) -> float:
         """The number by which FSDP2 divides the sum of gradients."""

@@ -122,7 +122,7 @@ class Traffic:
         self.wished, self._since = wished, self.passes
         parts = zip(self.modules, self.gathers, self.scatters, memory, self._original, strict=True)
         for each, gather, scatter, unsent, (_collectives, forced) in parts:
-            each.module.reshard()
+            each.reshard()
             gather.coding, gather.name = GATHERS[wished.gather], wished.gather or ""
             scatter.scattering, scatter.unsent = wished.scattering, unsent
             # Any factor by which FSDP2 divides is then a division of the sum, which it makes itself.
@@ -135,7 +135,7 @@ class Traffic:
     def remove(self) -> None:
         """Let FSDP2 carry its traffic itself."""
         for each, ((gather, scatter), forced) in zip(self.modules, self._original, strict=True):
-            each.module.reshard()
+            each.reshard()
             each.module.set_custom_all_gather(gather)
             each.module.set_custom_reduce_scatter(scatter)
             each.module.set_force_sum_reduction_for_comms(forced)
@@ -154,7 +154,7 @@ class Traffic:
 
     def _gather_anew(self, *, exact: bool) -> None:
         for each, gather in zip(self.modules, self.gathers, strict=True):
-            each.module.reshard()
+            each.reshard()
             gather.is_exact = exact
 
     # -- in a backward pass
