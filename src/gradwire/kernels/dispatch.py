@@ -27,6 +27,21 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
+class OnFirstUse:
+    """The module `name`, which is imported when something of it is first asked for.
+
+    Numba takes a quarter of a second to import: a process that only predicts what a recipe sends needs none.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, item: str) -> Any:
+        found = getattr(import_module(self._name), item)
+        setattr(self, item, found)
+        return found
+
+
 class Contract(Protocol[P, R_co]):
     """A contract as it is called: checked, and computed by the twin that takes the tensors."""
 

@@ -17,13 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.kernels.cpu.checksums import checksum as _checksum
-from gradwire.kernels.cpu.frames import BLOCK
-from gradwire.kernels.cpu.frames import decode_chunks as _decode_chunks
-from gradwire.kernels.cpu.frames import encode_chunks as _encode_chunks
-from gradwire.kernels.cpu.mantissa import round_words as _round_words
-from gradwire.kernels.cpu.mantissa import split as _split
+from gradwire.kernels.dispatch import OnFirstUse
 from gradwire.kernels.huffman import Lookups
+
+cpu = OnFirstUse("gradwire.kernels.cpu.frames")
 
 
 def checksum(data: Tensor) -> int:
@@ -37,7 +34,7 @@ def checksum(data: Tensor) -> int:
         flat = flat.clone()
     stored = flat.numpy()
     whole = stored.size // 8 * 8
-    return int(_checksum(stored[:whole].view(np.uint64), stored[whole:]))
+    return int(cpu.checksum(stored[:whole].view(np.uint64), stored[whole:]))
 
 
 Words = NDArray[np.uint32]
@@ -67,7 +64,7 @@ class Drops(NamedTuple):
     @property
     def same(self) -> Bytes:
         """`drop` for each element of a block."""
-        return np.full(BLOCK, self.drop, np.uint8)
+        return np.full(cpu.BLOCK, self.drop, np.uint8)
 
     def of_all(self, numel: int) -> Bytes:
         """(numel,) for each element."""
@@ -77,7 +74,7 @@ class Drops(NamedTuple):
 def round_words(words: Words, drops: Drops) -> Words:
     """The words that a receiver gets for `words` (numel,)."""
     out = np.empty_like(words)
-    _round_words(words, drops.of_all(words.size), tuple(drops.how), out)
+    cpu.round_words(words, drops.of_all(words.size), tuple(drops.how), out)
     return out
 
 
@@ -85,7 +82,7 @@ def symbols_of(words: Words, drops: Drops) -> Bytes:
     """The symbols (numel,) of `words` (numel,) after rounding."""
     symbols, widths = np.empty((2, words.size), np.uint8)
     fields = np.empty(words.size, np.uint32)
-    _split(words, drops.of_all(words.size), tuple(drops.how), symbols, widths, fields)
+    cpu.split(words, drops.of_all(words.size), tuple(drops.how), symbols, widths, fields)
     return symbols
 
 
@@ -105,7 +102,7 @@ def encode_chunks(
     for all of them raw. Symbols are counted in `counts` (4, 256), unless that is (0, 256).
     """
     how = tuple(drops.how)
-    used = _encode_chunks(
+    used = cpu.encode_chunks(
         words[here], drops.each[here], drops.same, how, lookups.encoding, chunk, out, directory, counts
     )
     return int(used)
@@ -129,4 +126,4 @@ def decode_chunks(
     """
     bits = out[here]
     arrays = drops.each[here], drops.same, tuple(drops.how), lookups.decoding, bits, bits.view(np.float32)
-    return int(_decode_chunks(words, np.uint64(place), directory, chunk, *arrays, add))
+    return int(cpu.decode_chunks(words, np.uint64(place), directory, chunk, *arrays, add))

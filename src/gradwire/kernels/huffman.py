@@ -20,7 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.kernels.cpu import huffman as cpu
+from gradwire.kernels.dispatch import OnFirstUse
+
+cpu = OnFirstUse("gradwire.kernels.cpu.huffman")
 
 SYMBOLS = 256
 ESCAPE = 255
