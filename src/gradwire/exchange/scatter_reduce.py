@@ -47,6 +47,10 @@ class ScatterReduce:
     second_stage: bool = True
     segment: int | None = None
     """Elements of a segment at most; without it what suits the place."""
+    _by_sizes: dict[Hashable, tuple[int, torch.dtype]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    """Payloads of segments of a codec that sees the sizes of parts alone."""
     memory = None
 
     @cached_property
@@ -153,11 +157,17 @@ class ScatterReduce:
         return max(payloads, key=lambda payload: payload[0])
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        """Segments that have as many elements of the same parameters are alike, wherever these lie."""
+        """Segments that have as many elements of the same parameters are alike, wherever these lie.
+
+        Where a codec codes rows by the sizes of their parts, it does not matter which parameters these are.
+        """
         wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-        bounds, known, payloads = _bounds(numel, self.segment or ctx.granularity.segment), {}, []
+        bounds, payloads = _bounds(numel, self.segment or ctx.granularity.segment), []
+        by_sizes = hasattr(self.codec, "in_rows")
+        known = self._by_sizes if by_sizes else dict[Hashable, tuple[int, torch.dtype]]()
         for (start, stop), parts in zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True):
-            kind = (stop - start, *[(part.name, part.numel) for part in parts])
+            kind: tuple[Hashable, ...] = (ctx.world, wide, stop - start)
+            kind += tuple([part.numel if by_sizes else (part.name, part.numel) for part in parts])
             if kind not in known:
                 known[kind] = self.longest(stop - start, wide, replace(ctx, parts=parts, unsent=None))
             payloads.append(known[kind])
@@ -310,6 +320,11 @@ def parts_between(parts: Sequence[Part], bounds: Sequence[int]) -> Iterator[tupl
     for start, stop in pairwise(bounds):
         while first < len(parts) and ends[first] <= start:
             begin, first = ends[first], first + 1
+        if first < len(parts) and start < stop <= ends[first]:  # most of many segments
+            part = parts[first]
+            inside = part.start - begin
+            yield (Part(part.name, part.shape, inside + start, inside + stop),)
+            continue
         last = first
         while last < len(parts) and ends[last] < stop:
             last += 1
