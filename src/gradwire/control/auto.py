@@ -6,11 +6,10 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
-from gradwire.control.forecast import best_cut, coarser, forecast_by, main_lane
+from gradwire.control.forecast import MainLane, best_cuts, lane_forecast_by, main_lane
 from gradwire.control.warmup import WarmupController, cost_of
 from gradwire.kernels import compiler
 from gradwire.measure.clock import BackwardWatch
@@ -22,6 +21,7 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.step_time import Forecast
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short, steady
+from gradwire.recipes.regroup import with_cuts
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout
@@ -51,20 +51,12 @@ class AutoController(WarmupController):
         # All is built now, and not in a step that is timed, or for which others wait.
         built = _built(decision.candidates)
         self.may_follow = tuple(built.values())
-        self._ways = {text: self._ways_of(text, own, layout_of) for text, own in built.items()}
-        self._codecs = {text: self._made_ready(*ways[0]) for text, ways in self._ways.items()}
+        meta = torch.device("meta")
+        self._layouts = {text: layout_of(own, meta) for text, own in built.items()}
+        self._codecs = {text: self._made_ready(built[text], layout) for text, layout in self._layouts.items()}
         with compiler.foreseeing():
             for text, own in _built(decision.foreseen).items():
-                self._ways[text] = self._ways_of(text, own, layout_of)
-
-    def _ways_of(
-        self, text: str, own: Composition, layout_of: Callable[[Composition, torch.device], Layout]
-    ) -> tuple[_Way, ...]:
-        """The composition that `text` builds, and it in fewer units, each with its layout."""
-        meta = torch.device("meta")
-        first = _Way(own, layout_of(own, meta))
-        others = coarser(text, main_lane(first.layout, self.specs, ()))
-        return (first, *(_Way(each, layout_of(each, meta)) for each in others))
+                self._layouts[text] = layout_of(own, meta)
 
     def _made_ready(self, composition: Composition, layout: Layout) -> tuple[float, ...]:
         """Compile the kernels of a candidate; the four numbers of its codec's cost, infinite if unknown."""
@@ -89,34 +81,28 @@ class AutoController(WarmupController):
         forecasts: dict[str, Forecast] = {}
         if facts.backward is not None and facts.network is not None:
             with compiler.foreseeing():
-                for text, ways in self._ways.items():
+                for text, layout in self._layouts.items():
                     # The codec of what is only foreseen has not been timed.
                     if (cost := costs.get(text, FREE)) is not None:
-                        way, found = self._forecast(facts, ways)
-                        recut[text], forecasts[text] = way.composition.text, found.coded(cost)
+                        recut[text], found = self._forecast(facts, text, layout)
+                        forecasts[text] = found.coded(cost)
         return super().decide(replace(facts, forecasts=forecasts, recut=recut))
 
-    def _forecast(self, facts: Facts, ways: Sequence[_Way]) -> tuple[_Way, Forecast]:
-        """The best way to cut a recipe, and the predicted time of a step of it.
+    def _forecast(self, facts: Facts, text: str, layout: Layout) -> tuple[str, Forecast]:
+        """The text of a recipe as it is cut best, and the predicted time of a step of it.
 
-        Ways are compared with a nominal codec, because in fewer units less of its work hides.
+        Cuts are compared with a nominal codec, because in fewer units less of its work hides.
         """
+        granularity = self.env.placed(layout).granularity
+        main = main_lane(layout, self.specs, facts.bucket_boundaries)
 
-        def price(way: _Way) -> Forecast:
-            cut = self.env.placed(way.layout).granularity
-            found = forecast_by(facts, way.layout, self.specs, cut)
+        def price(lane: MainLane) -> Forecast:
+            found = lane_forecast_by(facts, lane, granularity)
             assert found is not None, "ready times and links are known"
             return found.coded(NOMINAL_CODEC)
 
-        own, *others = ways
-        return best_cut(own, price(own), others, price)
-
-
-class _Way(NamedTuple):
-    """A composition, and how parameters would travel under it."""
-
-    composition: Composition
-    layout: Layout
+        cuts, found = best_cuts(main, price(main), price)
+        return layout.main.text if cuts is None else with_cuts(text, cuts, main.numel).text, found
 
 
 def _built(texts: Sequence[str]) -> dict[str, Composition]:

@@ -8,11 +8,11 @@ nodes and late workers are the same to the model of a step (`gradwire.planning.s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from statistics import fmean
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +26,7 @@ from gradwire.measure.codec import payloads
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Sends, Transfer
 from gradwire.planning.costs import FREE, NOMINAL_CODEC, BackwardTiming, CodecCost, Link
+from gradwire.planning.cuts import Cuts
 from gradwire.planning.facts import Facts, boundaries
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Profile
@@ -33,9 +34,9 @@ from gradwire.planning.step_time import Forecast, Sent, Tail, UnitWork, ready_of
 from gradwire.planning.tuning import ROUNDS, USUAL
 from gradwire.recipes import Composition
 from gradwire.recipes.parse import steady
-from gradwire.recipes.regroup import in_fewer_units
-from gradwire.step.arena import Lane, ParameterSpec
-from gradwire.step.context import ExchangeContext
+from gradwire.recipes.regroup import fewer_cuts, with_cuts
+from gradwire.step.arena import Lane, ParameterSpec, Unit, units_of
+from gradwire.step.context import ExchangeContext, Part
 from gradwire.step.layout import TINY, Layout, Policy, build, chooser
 from gradwire.step.verdict import HEADER, rides
 
@@ -47,7 +48,6 @@ INSIDE = 16.0
 measured it: PCIe 4.0 with 16 lanes is 20 times 10 Gbit/s."""
 
 Rounds = tuple[Round, ...]
-T = TypeVar("T")
 
 
 def specs_of_profile(profile: Profile) -> tuple[ParameterSpec, ...]:
@@ -95,6 +95,7 @@ class ClusterForecasts:
         ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
         self._boundaries = [ends[each] for each in boundaries(bucketed(backward.numel))]
         self._known: dict[str, tuple[Composition, MainLane, Forecast]] = {}
+        self._units: Known = {}
 
     def of(self, composition: Composition, codec: CodecCost | None = None) -> Forecast:
         """The forecast of `composition`. Without a `codec` its cost counts as nothing."""
@@ -105,17 +106,16 @@ class ClusterForecasts:
         return self._recipe(text)[2].coded(codec or FREE)
 
     def as_cut(self, text: str, codec: CodecCost | None = None) -> tuple[Composition, Forecast]:
-        """The recipe `text` as `best_cut` cuts it here, and its forecast.
+        """The recipe `text` as `best_cuts` cuts it here, and its forecast.
 
         Where no `codec` is given, cuts are compared with a nominal one, because in fewer units less of it
         hides.
         """
         own, main, first = self._recipe(text)
         assumed = codec or NOMINAL_CODEC
-        cut, found = best_cut(
-            own, first.coded(assumed), coarser(text, main), lambda each: self.of(each, assumed)
-        )
-        return cut, found.coded(codec or FREE)
+        cuts, found = best_cuts(main, first.coded(assumed), lambda each: self._priced(each).coded(assumed))
+        composition = own if cuts is None else with_cuts(text, cuts, main.numel)
+        return composition, found.coded(codec or FREE)
 
     def _recipe(self, text: str) -> tuple[Composition, MainLane, Forecast]:
         if text not in self._known:
@@ -126,8 +126,11 @@ class ClusterForecasts:
     def _laid_out(self, composition: Composition) -> tuple[MainLane, Forecast]:
         meta = torch.device("meta")
         layout = build(self._held, composition, None, meta, self._world, tuning=self._tuning)
-        main = main_lane(layout, self._held, self._boundaries)
-        return main, _priced(self._way(self._cluster, main), self._backward)
+        main = main_lane(layout, self._held, self._boundaries, self._units)
+        return main, self._priced(main)
+
+    def _priced(self, main: MainLane) -> Forecast:
+        return _priced(self._way(self._cluster, main), self._backward)
 
 
 def gains_by_two_levels(
@@ -185,12 +188,15 @@ def forecast_by(
     Its work is `cut` as it is where its memory will be. The cost of the codec counts as nothing until it is
     known (`Forecast.coded`).
     """
+    return lane_forecast_by(facts, main_lane(layout, specs, facts.bucket_boundaries), cut)
+
+
+def lane_forecast_by(facts: Facts, main: MainLane, cut: Granularity = ON_HOST) -> Forecast | None:
+    """`forecast_by` of a layout's `main` lane."""
     if facts.backward is None or facts.network is None:
         return None
     cluster = Cluster(facts.world, facts.network.link, measured=facts.network)
-    main = main_lane(layout, specs, facts.bucket_boundaries)
-    found = _priced(_Flat(cluster, main, cut), facts.backward)
-    return replace(found, cores=facts.cores)
+    return replace(_priced(_Flat(cluster, main, cut), facts.backward), cores=facts.cores)
 
 
 def predicted_step_s(
@@ -203,6 +209,7 @@ def predicted_step_s(
 
 
 def _priced(way: _Flat, backward: BackwardTiming) -> Forecast:
+    """From the rounds of a lane to its forecast, with a codec that takes no time."""
     main, exchange = way.main, way.main.layout.main.exchange
 
     # 1. The rounds that units announce in each step of a cycle, and what travels beside them.
@@ -220,20 +227,16 @@ def _priced(way: _Flat, backward: BackwardTiming) -> Forecast:
             priced[key] = tuple([Sent(each.seconds, each.latency_s) for each in found]), _added(found)
         return priced[key]
 
-    prices = [[price(size, rounds) for size, rounds in zip(way.sizes, step, strict=True)] for step in steps]
+    sizes = [unit.numel for unit in main.units]
+    prices = [[price(size, rounds) for size, rounds in zip(sizes, step, strict=True)] for step in steps]
     sums = [_added(each for _, each in step) for step in prices]
     beside = _added(way.unit(main.beside, (small,)))
 
     # 3. A unit is ready when its last element is.
     ready_of = ready_of_element(_at(backward, main.places))
-    ready_s = [ready_of(stop) for stop in (*main.cuts, main.numel)]
+    ready_s = [ready_of(unit.stop) for unit in main.units]
     cycle = tuple(
-        tuple(
-            [
-                UnitWork(at_s, size, sent)
-                for at_s, size, (sent, _) in zip(ready_s, way.sizes, step, strict=True)
-            ]
-        )
+        tuple([UnitWork(*each) for each in zip(ready_s, sizes, (sent for sent, _ in step), strict=True)])
         for step in prices
     )
     return Forecast(
@@ -245,45 +248,71 @@ def _priced(way: _Flat, backward: BackwardTiming) -> Forecast:
         memory_bytes=main.layout.memory_bytes + max(each.gathered_bytes for each in sums),
         at_most=any(each.at_most for step in steps for rounds in step for each in rounds),
         calls=fmean(sum(map(len, step)) for step in steps) + 1.0,
-        decodes=payloads(exchange, max(way.sizes), way.world),
+        decodes=payloads(exchange, main.coded_numel, way.world),
     )
 
 
-def coarser(text: str, main: MainLane) -> Iterator[Composition]:
-    """The recipe `text`, whose lane is `main`, in fewer units; none where its units are DDP's buckets."""
-    if main.lane is not None:
-        yield from in_fewer_units(text, main.numel, len(main.cuts) + 1)
-
-
-def best_cut(
-    own: T, first: Forecast, others: Iterable[T], price: Callable[[T], Forecast]
-) -> tuple[T, Forecast]:
-    """`own`, or the best of `others`, which are it in fewer units, where that is faster by `LEAD`.
+def best_cuts(
+    main: MainLane, first: Forecast, price: Callable[[MainLane], Forecast]
+) -> tuple[Cuts | None, Forecast]:
+    """The cuts of `main` into fewer units that are faster by `LEAD`, with its forecast; else `None`, `first`.
 
     How a recipe cuts by itself depends on no measured link. Where the delay of a message outweighs its bytes,
-    each further unit costs its rounds. `first` is the forecast of `own`, and `price` forecasts another.
+    each further unit costs its rounds. `first` is the forecast of `main` as it is, and `price` forecasts
+    it in other units.
     """
-    if first.step_s() <= (1.0 + LEAD) * first.compute_s:
-        return own, first
-    priced = [(each, price(each)) for each in others]
-    best, found = min(priced, key=lambda pair: pair[1].step_s(), default=(own, first))
-    return (best, found) if found.step_s() < (1.0 - LEAD) * first.step_s() else (own, first)
+    exchange = main.layout.main.exchange
+    if main.lane is None or first.step_s() <= (1.0 + LEAD) * first.compute_s:
+        return None, first
+    priced = [
+        (each, price(main.in_units(each))) for each in fewer_cuts(exchange, main.numel, len(main.units))
+    ]
+    best, found = min(priced, key=lambda pair: pair[1].step_s(), default=(None, first))
+    return (best, found) if found.step_s() < (1.0 - LEAD) * first.step_s() else (None, first)
+
+
+class LaneUnit(NamedTuple):
+    """A unit that ends at element `stop` of its lane. `alike` are its elements of each shape, in order."""
+
+    stop: int
+    numel: int
+    parts: tuple[Part, ...] = ()
+    alike: tuple[tuple[tuple[int, ...], int], ...] = ()
+
+
+def _seen(units: Iterable[Unit]) -> tuple[LaneUnit, ...]:
+    """Units of a lane as the cost model sees them."""
+    return tuple(
+        LaneUnit(unit.stop, unit.numel, unit.parts, tuple([(part.shape, part.numel) for part in unit.parts]))
+        for unit in units
+    )
 
 
 @dataclass(frozen=True)
 class MainLane:
     """The units in which a layout's own recipe sends, and how many elements travel beside them.
 
-    `places` are its parameters' in the layout; `cuts` are in elements. Where nothing is remembered `lane` is
-    `None`, and units are DDP's buckets.
+    `places` are its parameters' in the layout. Where nothing is remembered `lane` is `None`, and units are
+    DDP's buckets. `coded_numel` are the elements of the largest unit that the recipe makes by itself.
     """
 
     layout: Layout
     lane: Lane | None
     places: tuple[int, ...]
-    cuts: tuple[int, ...]
-    numel: int
+    units: tuple[LaneUnit, ...]
     beside: int
+    coded_numel: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of all units."""
+        return self.units[-1].stop
+
+    def in_units(self, cuts: Cuts) -> MainLane:
+        """The same lane, cut otherwise. It must have a memory."""
+        assert self.lane is not None, "buckets are DDP's to cut"
+        units = units_of(self.lane.slots, cuts, self.lane.exchange.laws.grain, self.lane.number)
+        return replace(self, units=_seen(units))
 
     def rounds(self, ctx: ExchangeContext) -> tuple[Rounds, ...]:
         """The rounds of each unit in the step of `ctx`, which may be the context of any of them."""
@@ -291,13 +320,12 @@ class MainLane:
         dtype = torch.float32 if lane is None else lane.dtype
         ctx = replace(ctx, narrow=None if lane is None else lane.narrow)
         rounds, known, cycle = [], dict[Hashable, Rounds](), exchange.laws.cycle
-        for index, (start, stop) in enumerate(pairwise((0, *self.cuts, self.numel))):
-            parts = () if lane is None else lane.units[index].parts
+        for index, (_, numel, parts, alike) in enumerate(self.units):
             # They depend on how many elements of which shapes a unit has, not on where these lie.
-            alike = stop - start, index % cycle, tuple([(part.shape, part.numel) for part in parts])
-            if alike not in known:
-                known[alike] = exchange.rounds(stop - start, dtype, replace(ctx, unit=index, parts=parts))
-            rounds.append(known[alike])
+            kind = numel, index % cycle, alike
+            if kind not in known:
+                known[kind] = exchange.rounds(numel, dtype, replace(ctx, unit=index, parts=parts))
+            rounds.append(known[kind])
         return tuple(rounds)
 
     def small(self, world: int) -> Round:
@@ -312,15 +340,37 @@ class MainLane:
         return not all(exchange.laws.total for exchange in exchanges)
 
 
-def main_lane(layout: Layout, specs: Sequence[ParameterSpec], bucket_boundaries: Sequence[int]) -> MainLane:
-    """The lane of the recipe itself; all parameters in buckets where nothing is remembered."""
+Known = dict[Hashable, tuple[LaneUnit, ...]]
+"""Units by the places of their parameters and by their ends."""
+
+
+def main_lane(
+    layout: Layout,
+    specs: Sequence[ParameterSpec],
+    bucket_boundaries: Sequence[int],
+    known: Known | None = None,
+) -> MainLane:
+    """The lane of the recipe itself; all parameters in buckets where nothing is remembered.
+
+    Units that are `known`, from another recipe on the same parameters, are taken from there.
+    """
     mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
     lane = max(mine, key=lambda lane: lane.numel, default=None)
     names = {spec.name for spec in specs} if lane is None else {slot.spec.name for slot in lane.slots}
     places = tuple(place for place, spec in enumerate(specs) if spec.name in names)
-    cuts = tuple(bucket_boundaries) if lane is None else tuple(unit.start for unit in lane.units[1:])
     numel = sum(specs[place].numel for place in places)
-    return MainLane(layout, lane, places, cuts, numel, sum(spec.numel for spec in specs) - numel)
+    if lane is None:
+        units = tuple(
+            LaneUnit(stop, stop - start) for start, stop in pairwise((0, *bucket_boundaries, numel))
+        )
+    else:
+        known = {} if known is None else known
+        key = places, tuple(unit.stop for unit in lane.units)
+        if key not in known:
+            known[key] = _seen(lane.units)
+        units = known[key]
+    beside = sum(spec.numel for spec in specs) - numel
+    return MainLane(layout, lane, places, units, beside, max(unit.numel for unit in units))
 
 
 def _verdict(world: int) -> Round:
@@ -364,11 +414,6 @@ class _Flat:
     def world(self) -> int:
         return self.cluster.workers
 
-    @property
-    def sizes(self) -> list[int]:
-        """Elements of the units."""
-        return [stop - start for start, stop in pairwise((0, *self.main.cuts, self.main.numel))]
-
     def rounds(self, step: int) -> tuple[Rounds, ...]:
         return self.main.rounds(ExchangeContext(step, 0, 0, self.world, granularity=self.cut))
 
@@ -378,13 +423,17 @@ class _Flat:
 
     def _together(self, rounds: Rounds) -> _Price:
         """Rounds that are one object are priced once, and equal ones of other units: there are thousands."""
+        if len(rounds) == 1:
+            return self._known(rounds[0])
         found = []
         different = dict(zip(map(id, rounds), rounds, strict=True))
         for key, times in Counter(map(id, rounds)).items():
-            sent = different[key]
-            price = self.prices.get(sent) or self.prices.setdefault(sent, self.price(sent))
+            price = self._known(different[key])
             found.append(price if times == 1 else _Price(*(times * each for each in price)))
         return found[0] if len(found) == 1 else _added(found)
+
+    def _known(self, sent: Round) -> _Price:
+        return self.prices.get(sent) or self.prices.setdefault(sent, self.price(sent))
 
     def price(self, sent: Round) -> _Price:
         carried, gathered = self._carried(sent), sent.verb == "all_gather"

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from gradwire.planning.cuts import coarse_cuts
+from gradwire.exchange.base import Exchange
+from gradwire.planning.cuts import Cuts, coarse_cuts
 from gradwire.recipes.base import Composition
 from gradwire.recipes.mergecomp import mergecomp
-from gradwire.recipes.parse import steady
 
 
-def in_fewer_units(text: str, numel: int, units: int) -> tuple[Composition, ...]:
-    """The recipe `text` with its lane of `numel` elements in fewer than `units` units, in up to five ways.
+def fewer_cuts(exchange: Exchange, numel: int, units: int) -> tuple[Cuts, ...]:
+    """Up to five ways to cut a lane of `numel` elements into fewer than `units` units.
 
     None where units take turns, because their number is then part of the recipe.
 
-    >>> [each.cutter([100, 60]) for each in in_fewer_units("int8", 160, units=3)]
-    [(80,), ()]
-    >>> in_fewer_units("covap(interval=4)", 160, units=24)
-    ()
+    >>> from gradwire.recipes.parse import steady
+    >>> [fewer_cuts(steady(text, "inner").exchange, 160, 3) for text in ("int8", "covap(interval=4)")]
+    [((80,), ()), ()]
     """
-    if steady(text, "inner").exchange.laws.cycle > 1:
+    if exchange.laws.cycle > 1:
         return ()
-    return tuple(
-        mergecomp(text, cuts=cuts, elements=numel) for cuts in coarse_cuts(numel) if len(cuts) + 1 < units
-    )
+    return tuple(cuts for cuts in coarse_cuts(numel) if len(cuts) + 1 < units)
+
+
+def with_cuts(text: str, cuts: Cuts, numel: int) -> Composition:
+    """The recipe `text` whose lane of `numel` elements has these `cuts`.
+
+    >>> with_cuts("int8", (80,), 160).cutter([100, 60])
+    (80,)
+    """
+    return mergecomp(text, cuts=cuts, elements=numel)
