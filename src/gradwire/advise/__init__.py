@@ -1,0 +1,7 @@
+"""Says of a run as it is what bounds its steps, and what would help.
+
+    observed = traces.read([Path("rank0.json.gz"), Path("rank1.json.gz")])
+
+`observed` has the numbers of a run. `kineto`, `recorded` and `traces` read them from files that
+torch.profiler has written.
+"""

@@ -1,0 +1,120 @@
+"""The numbers of a run as it is: steps of each rank, its collectives, its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gradwire.planning.change_detection import error_of, noise_of
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one rank, in seconds.
+
+    `input_s` passed while it waited for data. `backward_s` is the synchronizing backward pass alone.
+    `communicating_s` is the time in which a collective ran, and `exposed_s` the part of it for which
+    computing waited.
+    """
+
+    step_s: float
+    input_s: float
+    backward_s: float
+    communicating_s: float
+    exposed_s: float
+
+    @property
+    def compute_s(self) -> float:
+        """All that is neither input nor waiting for a collective."""
+        return max(self.step_s - self.input_s - self.exposed_s, 0.0)
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The steps that one rank has measured."""
+
+    rank: int
+    steps: tuple[Step, ...]
+
+    def typical(self, number: Callable[[Step], float]) -> float:
+        """The median over steps."""
+        return median(map(number, self.steps))
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Trainable parameters in the order in which their gradients were ready.
+
+    `ready_s` count from the start of the backward pass. With `assumed`, only the first and the last of them
+    were measured, and the others lie between.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    ready_s: tuple[float, ...]
+    element_bytes: int = 4
+    assumed: bool = False
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A run as it is.
+
+    Ranks are those that were read, of `world` ranks in all, `per_node` on each node; `world` is 0 where it is
+    not known. `buckets` are the bytes of each all-reduce of a step in their order, empty where they are not
+    known, and `calls` is how many collectives a step made. `passes` backward passes of a step ended in
+    collectives: more than one where gradients are accumulated without `no_sync()`. `timed` are bytes and
+    seconds of single all-reduces, each in the median over steps. `latency_s` is the one-way delay between two
+    ranks that the system tells. `card_bit_per_s` is the rate of its network card, and
+    `cores_per_rank` a rank's share of its machine's cores. Without `loads`
+    no DataLoader was seen, and `input_s` is all that passed between steps. `missing` are sentences about what
+    was not recorded, and how to record it.
+    """
+
+    source: str
+    wrapper: str
+    backend: str
+    world: int
+    ranks: tuple[RankSteps, ...]
+    gradients: Gradients | None = None
+    buckets: tuple[float, ...] = ()
+    calls: float = 0.0
+    passes: float = 1.0
+    timed: tuple[tuple[float, float], ...] = ()
+    per_node: int = 1
+    finds_unused: bool = False
+    hook: str = ""
+    latency_s: float | None = None
+    card_bit_per_s: float | None = None
+    cores_per_rank: float | None = None
+    loads: bool = True
+    missing: tuple[str, ...] = ()
+
+    def least(self, number: Callable[[Step], float]) -> float:
+        """The least over ranks of the median over steps: of a collective, the time that is no waiting."""
+        return min(each.typical(number) for each in self.ranks)
+
+    def most(self, number: Callable[[Step], float]) -> float:
+        """The most over ranks of the median over steps: of computing, the time for which all wait."""
+        return max(each.typical(number) for each in self.ranks)
+
+    @property
+    def late(self) -> tuple[int, float]:
+        """The rank that is ready last, and by how many seconds after the median of all ranks."""
+        ready_s = {each.rank: each.typical(_ready) for each in self.ranks}
+        last = max(ready_s, key=lambda rank: ready_s[rank])
+        others = [seconds for rank, seconds in ready_s.items() if rank != last]
+        return last, max(ready_s[last] - median(others), 0.0) if others else 0.0
+
+    @property
+    def spread(self) -> float:
+        """The relative standard error of the median step, on the rank where it is largest."""
+        return max(_error([step.step_s for step in each.steps]) for each in self.ranks)
+
+
+def _ready(step: Step) -> float:
+    return step.step_s - step.exposed_s
+
+
+def _error(seconds: Sequence[float]) -> float:
+    return error_of(noise_of(seconds), len(seconds)) if len(seconds) > 1 else 0.0

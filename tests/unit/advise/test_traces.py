@@ -1,0 +1,174 @@
+"""Traces of runs whose times are known, and files that are no traces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gradwire.advise import kineto
+from gradwire.advise.observed import Observed, Step
+from gradwire.advise.traces import read
+from tests.support.looped import looped
+from tests.support.traces import Run
+
+RUN = Run()
+
+
+def parts(found: Observed) -> Step:
+    """The typical step of the first rank."""
+    [first, *_] = found.ranks
+    return Step(
+        *(first.typical(lambda step, name=name: getattr(step, name)) for name in vars(first.steps[0]))
+    )
+
+
+@looped("name", ["trace.json", "trace.json.gz"])
+def test_a_step_has_the_parts_that_were_recorded(tmp_path: Path, name: str) -> None:
+    found = read([RUN.write(tmp_path / name)])
+    step = parts(found)
+    assert step.step_s == pytest.approx(RUN.step_s)
+    assert step.exposed_s == pytest.approx(RUN.exposed_s)
+    assert step.input_s == pytest.approx(RUN.input_s)
+    assert step.backward_s == pytest.approx(RUN.backward_s)
+    assert len(found.ranks[0].steps) == RUN.steps - 1, "the first one began before its optimizer step"
+    assert (found.wrapper, found.backend, found.world, found.calls) == ("DDP", "gloo", 2, 3)
+    assert found.buckets == tuple(RUN.sizes_bytes)
+    assert found.gradients is not None
+    assert found.gradients.shapes == RUN.layers
+    each_s = RUN.backward_s / len(RUN.layers)
+    assert found.gradients.ready_s == pytest.approx([(n + 1) * each_s for n in range(len(RUN.layers))])
+
+
+def test_nothing_is_exposed_that_backward_hides(tmp_path: Path) -> None:
+    hidden = replace(RUN, buckets=(1, 6), byte_s=1e-10, latency_s=0.0)
+    step = parts(read([hidden.write(tmp_path / "trace.json")]))
+    assert step.exposed_s == pytest.approx(0.0, abs=1e-9)
+    assert step.communicating_s == pytest.approx(7 * 2e6 * 1e-10)
+
+
+def test_kernels_of_nccl_are_exposed_where_no_other_kernel_runs(tmp_path: Path) -> None:
+    found = read([replace(RUN, nccl=True, shapes=False).write(tmp_path / "trace.json")])
+    assert parts(found).exposed_s == pytest.approx(RUN.exposed_s)
+    assert (found.backend, found.calls, found.buckets) == ("nccl", 3, tuple(RUN.sizes_bytes))
+
+
+def test_ranks_are_compared_by_durations_alone(tmp_path: Path) -> None:
+    early = replace(RUN, rank=1, waits_s=0.05, origin_s=77.0)
+    late = replace(RUN, rank=0, forward_s=RUN.forward_s + 0.05)
+    found = read([each.write(tmp_path / f"{each.rank}.json") for each in (early, late)])
+    assert found.late == (0, pytest.approx(0.05))
+    assert found.least(lambda step: step.exposed_s) == pytest.approx(RUN.exposed_s)
+    assert found.missing == ()
+
+
+def test_gradients_are_accumulated_without_being_sent(tmp_path: Path) -> None:
+    found = read([replace(RUN, micro=2).write(tmp_path / "trace.json")])
+    step = parts(found)
+    assert step.step_s == pytest.approx(replace(RUN, micro=2).step_s)
+    assert step.exposed_s == pytest.approx(RUN.exposed_s)
+    assert step.input_s == pytest.approx(3 * RUN.input_s)
+    assert found.passes == 1
+
+
+@looped("kept", ["optimizer", "profiled", "forward"])
+def test_steps_are_found_without_an_optimizer(tmp_path: Path, kept: str) -> None:
+    run = replace(RUN, optimizer=kept == "optimizer", profiled=kept == "profiled", loader=False)
+    step = parts(read([run.write(tmp_path / "trace.json")]))
+    assert step.step_s == pytest.approx(RUN.step_s)
+    assert step.exposed_s == pytest.approx(RUN.exposed_s)
+
+
+def test_a_trace_says_what_it_does_not_hold(tmp_path: Path) -> None:
+    run = replace(RUN, world=4, shapes=False, optimizer=False)
+    header = {"distributedInfo": {**run.header["distributedInfo"], "pg_config": [{}, {}, {}]}}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({**header, "traceEvents": run.events()}))
+    found = read([path])
+    said = " ".join(found.missing)
+    assert "record_shapes=True" in said
+    assert "1 rank of 4" in said
+    assert "3 process groups" in said
+    assert "no optimizer step was recorded" in said
+    assert (found.gradients, found.buckets, found.calls) == (None, (), 3)
+    path.write_text(json.dumps(run.events()))  # an array alone, as Chrome writes it
+    assert "how many ranks" in " ".join(read([path]).missing)
+
+
+RAW = RUN.raw
+PACKED = gzip.compress(RAW)
+HALF = len(PACKED) // 2
+WRONG = {
+    b"": "it is empty",
+    RAW[: len(RAW) // 2]: "it is cut or damaged after",
+    RAW[:-30]: "it is cut or damaged after",
+    PACKED[:HALF]: "it was cut",
+    PACKED[:HALF] + bytes(50) + PACKED[HALF + 50 :]: "its compressed data are damaged|cut or damaged|no text",
+    b"#!/usr/bin/env python\n": "it is no JSON",
+    b"\x89PNG\r\n\x1a\n" + bytes(range(128, 200)): "it is no text",
+    b'{"model": "resnet50"}': "it has no traceEvents",
+    b'{"traceEvents": [{"ph": "M"}, 5]}': "it is cut or damaged after 1 event",
+    b'{"traceEvents": [{"ph": ]}': "it is cut or damaged after 0 events",
+    b'{"traceEvents": [{"ph": "X", "name": "gloo:all_reduce", "dur": "long"}]}': "times or arguments",
+    b'{"traceEvents": [{"ph": "X", "name": "gloo:all_reduce", "ts": 1e999}]}': "times or arguments",
+    b'{"traceEvents": ' + b"[" * 200_000: "nested too deeply",
+    b'{"traceEvents": []}': "no collective was recorded",
+    replace(RUN, steps=2).raw: "1 whole training step",
+}
+
+
+@looped("raw", WRONG)
+def test_a_wrong_file_is_refused_in_a_sentence(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=WRONG[raw]) as caught:
+        read([path])
+    assert str(caught.value).startswith(f"{path}: ")
+    assert len(str(caught.value)) < 300
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.json: it cannot be read: No such file"):
+        read([tmp_path / "none.json"])
+
+
+def test_traces_of_different_runs_are_refused(tmp_path: Path) -> None:
+    one, same = RUN.write(tmp_path / "a.json"), RUN.write(tmp_path / "b.json")
+    with pytest.raises(ValueError, match="same rank"):
+        read([one, same])
+    with pytest.raises(ValueError, match="runs of 2 and 4 ranks"):
+        read([one, replace(RUN, rank=1, world=4).write(same)])
+
+
+@looped("piece", [16, 100, 1000])
+def test_events_may_end_anywhere_in_the_pieces(tmp_path: Path, piece: int) -> None:
+    found: list[kineto.Event] = []
+    path = RUN.write(tmp_path / "trace.json.gz")
+    header = kineto.read(path, found.append, piece=piece)
+    assert found == json.loads(json.dumps(RUN.events()))
+    assert header["distributedInfo"] == RUN.header["distributedInfo"]
+
+
+def test_memory_does_not_grow_with_what_is_dropped(tmp_path: Path) -> None:
+    # The trace of a step has a thousand operators for each event that matters.
+    dropped = [{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1.0, "dur": 1.0}] * 1000
+    path = tmp_path / "trace.json.gz"
+
+    def peak_bytes(times: int) -> int:
+        with gzip.open(path, "wt") as file:
+            file.write('{"traceEvents": [')
+            for _ in range(times):
+                file.write(json.dumps(dropped)[1:-1] + ",")
+            file.write(json.dumps(RUN.events())[1:-1] + "]}")
+        tracemalloc.start()
+        kineto.read(path, lambda _event: None, piece=1 << 16)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    few = peak_bytes(10)
+    assert peak_bytes(50) < 1.1 * few
