@@ -28,6 +28,7 @@ from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
+from gradwire.planning.predict import UnitWork, predict
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
 from gradwire.planning.step_time import Forecast
 from gradwire.quantities import bytes_text, columns, counted, ms_text, table_text, wrapped
@@ -496,6 +497,72 @@ def link_of(rate_bit_per_s: float, delay_s: float) -> Link:
     if not rate_bit_per_s > 0.0 or not 0.0 <= delay_s < float("inf"):
         raise ValueError(f"rate_bit_per_s={rate_bit_per_s}, delay_s={delay_s}: a link has a positive rate")
     return Link(delay_s, 8.0 / rate_bit_per_s)
+
+
+def exposed_dense_s(
+    sums: Sequence[tuple[float, float]],
+    backward_s: float,
+    *,
+    workers: int,
+    rate_bit_per_s: float,
+    delay_s: float = 0.0,
+    per_node: int = 1,
+) -> float:
+    """How long all-reduces of gradients last after the end of the backward pass.
+
+    Args:
+        sums: when each is ready, in seconds from the start of the backward pass, and its bytes per rank.
+        backward_s: time of the backward pass.
+        workers: the number of ranks.
+        rate_bit_per_s: rate of a rank's link, or with `per_node` above 1 of a node's link.
+        delay_s: one-way delay between two ranks, or nodes.
+        per_node: the number of ranks on each node; their links inside are taken to be free.
+
+    Raises:
+        ValueError: a number is impossible.
+
+    Example:
+        >>> exposed_dense_s([(0.1, 1e6)], 0.1, workers=2, rate_bit_per_s=8e6)
+        1.0
+    """
+    cluster = Cluster(workers, link_of(rate_bit_per_s, delay_s), per_node, Link(0.0, 0.0))
+    units = [UnitWork(ready_s, 1, (Transfer("all_reduce", size_bytes),)) for ready_s, size_bytes in sums]
+    return predict(units, backward_s, workers, cluster.network).exposed_s
+
+
+FASTEST_BIT_PER_S = 1e13
+"""The rate that stands for a link on which nothing is waited for."""
+
+
+def rate_found(
+    sums: Sequence[tuple[float, float]],
+    backward_s: float,
+    exposed_s: float,
+    *,
+    workers: int,
+    delay_s: float = 0.0,
+    per_node: int = 1,
+) -> float:
+    """The rate of the link over which all-reduces last `exposed_s` after the backward pass, in bit/s.
+
+    The arguments are those of `exposed_dense_s`, whose inverse it is. `FASTEST_BIT_PER_S` where they would
+    last as long on a link without a limit.
+
+    Raises:
+        ValueError: a number is impossible.
+
+    Example:
+        >>> round(rate_found([(0.1, 1e6)], 0.1, 1.0, workers=2) / 1e6, 3)
+        8.0
+    """
+    lasting_s = partial(
+        exposed_dense_s, sums, backward_s, workers=workers, delay_s=delay_s, per_node=per_node
+    )
+    slow, fast = 1e3, FASTEST_BIT_PER_S
+    while fast > (1.0 + 1e-6) * slow:
+        middle = math.sqrt(slow * fast)
+        slow, fast = (middle, fast) if lasting_s(rate_bit_per_s=middle) > exposed_s else (slow, middle)
+    return fast
 
 
 def _candidate(

@@ -1,0 +1,528 @@
+"""The answer: what bounds a step, what would help and by how much, and the line to write.
+
+Predictions are those of `gradwire.plan`, for the link over which plain all-reduces would last as long as
+they did. A range has the model's error (`OFF`) in it, and by how much steps vary. Where the cost of a codec
+was not measured on this machine, its lower end assumes a slow one and its upper end a fast one.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from gradwire._api.plan import (
+    CANDIDATES,
+    FASTEST_BIT_PER_S,
+    Candidate,
+    Plan,
+    Told,
+    exposed_dense_s,
+    plan,
+    rate_found,
+)
+from gradwire.advise.observed import Observed
+from gradwire.control.choice import LEAD, OFF
+from gradwire.control.forecast import INSIDE
+from gradwire.measure.probe import straight_line
+from gradwire.planning.collectives import hops
+from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S, CodecCost, Line
+from gradwire.planning.interval import bucketed
+from gradwire.planning.shapes import Layer, Profile
+from gradwire.quantities import bytes_text, columns, wrapped
+
+LITTLE = 0.1
+"""The share of a step up to which what it waits for does not bound it."""
+
+FAST_CODEC, SLOW_CODEC = 0.4, 2.0
+"""Factors of `NOMINAL_ELEMENT_S` between which the costs of codecs lie that were measured."""
+
+SOFTWARE_S = 1e-4
+"""Time that a message takes in software, on top of the delay that the system tells."""
+
+BELOW_RATE = 0.5
+"""The share of a link's rate below which something is wrong with it."""
+
+CAPS_MB = (25, 50, 100)
+"""Values of DDP's `bucket_cap_mb` that are compared; 25 is its default."""
+
+
+SHOWN = 3
+"""Recipes of a kind that are named."""
+
+MOST_SIZES = 16
+"""Sizes of all-reduces through which the line is drawn that tells their latency."""
+
+REMEDIES = {
+    "computing": "computing itself has to become faster, or more ranks have to share it",
+    "input": "give the DataLoader more workers (num_workers, prefetch_factor), or make samples cheaper",
+    "late rank": "give the rank that is late less to do, or a machine like the others",
+    "no_sync": "accumulate under no_sync(), and send once per optimizer step",
+    "buckets": "give DistributedDataParallel larger buckets (bucket_cap_mb)",
+    "link rate": "find out why the link is slow: its card, its cable, its switch, or other traffic",
+    "latency": "exchange less often: accumulate under no_sync(), or take local steps (gradwire.outer)",
+    "bandwidth": "compression costs more than it saves: exchange less often, by accumulation or local steps",
+}
+"""Changes that help against each cause, where no recipe does."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The link over which all-reduces are exposed for as long as they were.
+
+    `sums` are when each all-reduce of a pass is ready, in seconds from the start of backward, and its bytes.
+    `latency_s` is how much of the exposed time of a step their latencies take, at most.
+    """
+
+    sums: tuple[tuple[float, float], ...]
+    backward_s: float
+    found_bit_per_s: float
+    delay_s: float
+    delay_is_assumed: bool
+    latency_s: float
+
+    @property
+    def rate_bit_per_s(self) -> float | None:
+        """The rate; `None` where communication hides, so that any fast link would do."""
+        return self.found_bit_per_s if self.found_bit_per_s < 0.1 * FASTEST_BIT_PER_S else None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something for which a step waits, and for how long."""
+
+    name: str
+    text: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A change and how many times as fast a step should be with it, at least and at most.
+
+    `assumed` if the cost of its codec was not measured on this machine.
+    """
+
+    change: str
+    times: float
+    low: float
+    high: float
+    assumed: bool = False
+
+    def __str__(self) -> str:
+        assumed = ", its codec assumed" if self.assumed else ""
+        return f"{self.change} {self.times:.1f}x ({self.low:.2f} to {self.high:.2f}{assumed})"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The bound of a run's step, and the changes that would help.
+
+    Times are in seconds, of a typical step. `bound` names one of `causes`, the largest, or "computing".
+    `would_help` has recipes that leave hardly any of the gradient late, from mild to strong; `would_not` the
+    others with a reason. `free` are changes that need nothing of gradwire. `write` is empty where nothing of
+    gradwire's would help; `why_not` then says why.
+    """
+
+    source: str
+    step_s: float
+    compute_s: float
+    exposed_s: float
+    input_s: float
+    late_s: float
+    gradient_bytes: float
+    calls: float
+    rate_bit_per_s: float | None
+    latency_share: float
+    bound: str
+    bound_by: str
+    causes: tuple[Cause, ...]
+    would_help: tuple[Gain, ...]
+    would_not: tuple[tuple[str, str], ...]
+    free: tuple[Gain, ...]
+    write: str
+    why_not: str
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        width = columns()
+        sent = f"{bytes_text(self.gradient_bytes)} in " if self.gradient_bytes else ""
+        rate = f", {_rate(self.rate_bit_per_s)}" if self.rate_bit_per_s else ""
+        late = f", waiting for the last rank {_ms(self.late_s)}" if self.late_s >= 0.01 * self.step_s else ""
+        rows = [
+            (
+                f"step {_ms(self.step_s)} ms",
+                f"compute {_ms(self.compute_s)}, all-reduce exposed {_ms(self.exposed_s)} "
+                f"({sent}{self.calls:.0f} calls{rate}), input {_ms(self.input_s)}{late}",
+            ),
+            ("bound by", self.bound_by),
+        ]
+        if self.would_help:
+            rows.append(("would help", ", ".join(map(str, self.would_help))))
+        else:
+            rows.append(("would help", f"nothing of gradwire's: {self.why_not}"))
+        if self.would_not:
+            rows.append(("would not", "; ".join(f"{recipe} ({why})" for recipe, why in self.would_not)))
+        if self.free:
+            said = [
+                f"{each.change}, {each.times:.1f}x" if each.high > 1.0 else each.change for each in self.free
+            ]
+            rows.append(("costs nothing", "; ".join(said)))
+        if self.write:
+            rows.append(("write", self.write))
+        rows += [("note", each) for each in self.notes]
+        return "\n".join(wrapped(text, width, f"{name:<15}", " " * 15) for name, text in rows)
+
+
+def advise(
+    observed: Observed,
+    *,
+    rate_bit_per_s: float | None = None,
+    codecs: Mapping[str, CodecCost] | None = None,
+    told: Told | None = None,
+) -> Advice:
+    """Say what bounds a run's steps, and what would help.
+
+    Args:
+        observed: what was read or watched.
+        rate_bit_per_s: the rate that the link between ranks should have. Without it, it is that of the
+            network card where it was observed, if that is known.
+        codecs: the costs of encoding and decoding that were measured on this machine, by recipe.
+        told: called with each finished prediction in words, and the share of the work that is done.
+
+    Returns:
+        The advice. It says itself what it does not know.
+
+    Raises:
+        ValueError: `rate_bit_per_s` is not positive.
+    """
+    if rate_bit_per_s is not None and not rate_bit_per_s > 0.0:
+        raise ValueError(f"rate_bit_per_s={rate_bit_per_s}: a link has a positive rate")
+    step_s = observed.most(lambda step: step.step_s)
+    exposed_s = observed.least(lambda step: step.exposed_s)
+    input_s = observed.least(lambda step: step.input_s)
+    _, late_s = observed.late
+    link = _link(observed, exposed_s)
+    free = tuple(_free(observed, link, step_s, exposed_s))
+    causes = tuple(_causes(observed, link, rate_bit_per_s))
+    computing = Cause(
+        "computing", f"computing; {exposed_s / step_s:.0%} of a step waits for the network", 0.0
+    )
+    first = max(causes, key=lambda cause: cause.seconds, default=computing)
+    bound = first if first.seconds >= LITTLE * step_s else computing
+    why_not = _unknown(observed, link)
+    helps: list[Gain] = []
+    others: list[tuple[str, str]] = []
+    late: list[Gain] = []
+    if link is not None and not why_not:
+        predicted = _predicted(observed, link, step_s - exposed_s, codecs or {}, told)
+        helps, others, late = _judged(predicted, observed, step_s)
+        why_not = "" if helps else REMEDIES[bound.name]
+    return Advice(
+        source=observed.source,
+        step_s=step_s,
+        compute_s=max(step_s - exposed_s - input_s - late_s, 0.0),
+        exposed_s=exposed_s,
+        input_s=input_s,
+        late_s=late_s,
+        gradient_bytes=math.fsum(observed.buckets),
+        calls=observed.calls,
+        rate_bit_per_s=None if link is None else link.rate_bit_per_s,
+        latency_share=link.latency_s / exposed_s if link is not None and exposed_s > 0.0 else 0.0,
+        bound=bound.name,
+        bound_by=bound.text,
+        causes=causes,
+        would_help=tuple(helps),
+        would_not=tuple(others),
+        free=free,
+        write=f'wire = gradwire.attach(model, optimizer, "{_milder(helps)}")' if helps else "",
+        why_not=why_not,
+        notes=tuple(_notes(observed, link, helps, late)),
+    )
+
+
+def _link(observed: Observed, exposed_s: float) -> Link | None:
+    """The link by what is exposed; `None` where sizes or ranks are not known."""
+    if observed.world < 2 or not observed.buckets:
+        return None
+    given = {"workers": observed.world, "per_node": _per_node(observed)}
+    messages, calls = hops("all_reduce", observed.world), len(observed.buckets)
+    backward_s = observed.most(lambda step: step.backward_s)
+    exposed_s /= observed.passes
+    delay_s, is_assumed = NOMINAL.alpha_s, True
+    if observed.latency_s is not None:
+        delay_s, is_assumed = observed.latency_s + SOFTWARE_S, False
+    elif max(observed.buckets) > 2.0 * min(observed.buckets) and observed.timed:
+        # Many are of one size: one point of each size is enough for a line.
+        points = sorted(dict(observed.timed).items())
+        line = straight_line(points[:: 1 + len(points) // MOST_SIZES]).line
+        delay_s, is_assumed = line.base_s / messages, False
+    # No all-reduce that was timed took less than its latencies.
+    delay_s = min([delay_s, *(seconds / messages for _, seconds in observed.timed)])
+    sums = tuple(zip(_ready(observed, backward_s), observed.buckets, strict=True))
+    rate = rate_found(sums, backward_s, exposed_s, delay_s=delay_s, **given)
+    latency_s = min(calls * messages * delay_s, exposed_s)
+    return Link(sums, backward_s, rate, delay_s, is_assumed, observed.passes * latency_s)
+
+
+def _per_node(observed: Observed) -> int:
+    """Ranks on each node where nodes have several, and there are several nodes."""
+    return observed.per_node if 1 < observed.per_node < observed.world else 1
+
+
+def _ready(observed: Observed, backward_s: float) -> list[float]:
+    """When each all-reduce is ready: with its last gradient, or evenly where gradients are not known."""
+    ends = list(accumulate(observed.buckets))
+    gradients = observed.gradients
+    if gradients is None:
+        return [backward_s * (place + 1) / len(ends) for place in range(len(ends))]
+    held = list(accumulate(gradients.element_bytes * math.prod(shape) for shape in gradients.shapes))
+    places = [min(bisect_left(held, 0.999 * end), len(held) - 1) for end in ends]
+    return [min(gradients.ready_s[place], backward_s) for place in places]
+
+
+def _free(observed: Observed, link: Link | None, step_s: float, exposed_s: float) -> Iterator[Gain]:
+    """Changes that need no compression, with what they should gain."""
+    if observed.passes > 1.0:
+        rest_s = step_s - exposed_s * (1.0 - 1.0 / observed.passes)
+        yield _about("no_sync() for all passes but the last", step_s / rest_s, observed)
+    if link is not None and observed.gradients is not None:
+        spared_s, cap_mb = _larger_buckets(observed, link)
+        if step_s / (step_s - spared_s) > 1.0 + LEAD:
+            yield _about(f"bucket_cap_mb={cap_mb}", step_s / (step_s - spared_s), observed)
+    if observed.finds_unused:
+        yield Gain("find_unused_parameters=False, if all parameters get gradients", 1.0, 1.0, 1.0)
+
+
+def _larger_buckets(observed: Observed, link: Link) -> tuple[float, int]:
+    """Seconds that the best of larger buckets should spare in a step, and their size in MB."""
+    assert observed.gradients is not None
+    numel = [math.prod(shape) for shape in observed.gradients.shapes]
+    now_s, found = _exposed(observed, link, link.sums), []
+    for cap_mb in CAPS_MB:
+        sizes = [4.0 * units for units in bucketed(numel, cap_mb << 18)]
+        if len(sizes) < len(link.sums):
+            ready_s = _ready(replace(observed, buckets=tuple(sizes)), link.backward_s)
+            spared_s = now_s - _exposed(observed, link, tuple(zip(ready_s, sizes, strict=True)))
+            found.append((observed.passes * spared_s, cap_mb))
+    most_s = max((spared_s for spared_s, _ in found), default=0.0)
+    # The smallest of those that are about as good: DDP's default if it is one of them.
+    return next(((each, cap) for each, cap in found if each >= 0.95 * most_s > 0.0), (0.0, 0))
+
+
+def _exposed(observed: Observed, link: Link, sums: Sequence[tuple[float, float]]) -> float:
+    return exposed_dense_s(
+        sums,
+        link.backward_s,
+        workers=observed.world,
+        per_node=_per_node(observed),
+        rate_bit_per_s=link.found_bit_per_s,
+        delay_s=link.delay_s,
+    )
+
+
+def _causes(observed: Observed, link: Link | None, stated_bit_per_s: float | None) -> Iterator[Cause]:
+    """All that a step waits for."""
+    input_s, exposed_s = (
+        observed.least(lambda step: step.input_s),
+        observed.least(lambda step: step.exposed_s),
+    )
+    rank, late_s = observed.late
+    waits = "the input pipeline: a step waits {} ms for data"
+    between = "work between steps: {} ms pass outside of forward pass, backward pass and optimizer (input?)"
+    yield Cause("input", (waits if observed.loads else between).format(_ms(input_s)), input_s)
+    is_late = f"rank {rank} is {_ms(late_s)} ms late"
+    yield Cause("late rank", f"one rank: {is_late}, and all others wait for it", late_s)
+    latency = 0.0 if link is None or not exposed_s else link.latency_s / exposed_s
+    details = [f"latency {latency:.0%}"] if link is not None else []
+    details += [is_late] if late_s > 0.01 * observed.most(lambda step: step.step_s) else []
+    told = f" ({'; '.join(details)})" if details else ""
+    apart = "nodes" if _per_node(observed) > 1 else "ranks"
+    name, text = "bandwidth", f"bandwidth between {apart}{told}"
+    if link is not None:
+        each_bytes = math.fsum(observed.buckets) / len(observed.buckets)
+        sums = f"{len(observed.buckets)} all-reduces of {bytes_text(each_bytes)}"
+        spared_s = _larger_buckets(observed, link)[0] if observed.gradients is not None else 0.0
+        found = link.rate_bit_per_s
+        nominal_bit_per_s = stated_bit_per_s or observed.card_bit_per_s or 0.0
+        if observed.passes > 1.0:
+            name = "no_sync"
+            text = f"gradients that are sent {observed.passes:.0f} times for each optimizer step{told}"
+        elif spared_s > 0.5 * exposed_s:
+            name, text = "buckets", f"small buckets: {sums}{told}"
+        elif found is not None and found < BELOW_RATE * nominal_bit_per_s:
+            of = _rate(nominal_bit_per_s) + ("" if stated_bit_per_s else ", assumed by its card")
+            name, text = "link rate", f"a link below its rate: {_rate(found)} of {of}{told}"
+        elif latency > 0.5:
+            name, text = "latency", f"latency between {apart}: {sums}{told}"
+    if name not in ("no_sync", "buckets") and len(observed.ranks) < observed.world and observed.world > 1:
+        text += ", or a rank that is late: the times of one rank do not tell"
+    yield Cause(name, text, exposed_s)
+
+
+def _unknown(observed: Observed, link: Link | None) -> str:
+    """Why nothing can be predicted; empty if it can."""
+    if observed.world == 1:
+        return "there is one rank, so nothing is sent"
+    if observed.hook:
+        return f"a comm hook is registered ({observed.hook}), and predictions are about plain DDP"
+    if observed.wrapper != "DDP":
+        return f"nothing is predicted for {observed.wrapper} yet (docs/where-it-runs.md has its lines)"
+    if link is None:
+        return "nothing is predicted without the number of ranks and the sizes of gradients"
+    if observed.gradients is not None and observed.gradients.element_bytes != 4:
+        return "nothing is predicted for gradients that are not in float32"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """Plans with the fastest and the slowest codecs that may be; `codecs` are the slow ones.
+
+    `assumed` are the recipes whose codecs were not measured.
+    """
+
+    fast: Plan
+    slow: Plan
+    codecs: Mapping[str, CodecCost]
+    assumed: frozenset[str]
+
+
+def _predicted(
+    observed: Observed, link: Link, compute_s: float, codecs: Mapping[str, CodecCost], told: Told | None
+) -> _Predicted:
+    profile, several = _profile(observed, link), _per_node(observed) > 1
+    pace = min(1.0, observed.cores_per_rank or 1.0)
+    coded = [text for text in CANDIDATES if text != "dense"]
+
+    def costs(factor: float) -> dict[str, CodecCost]:
+        assumed = CodecCost(Line(0.0, factor * NOMINAL_ELEMENT_S), Line(0.0, 0.0))
+        return {text: codecs.get(text, assumed).slowed(1.0 / pace) for text in coded}
+
+    def planned(factor: float) -> Plan:
+        return plan(
+            profile,
+            workers=observed.world,
+            per_node=_per_node(observed),
+            rate_bit_per_s=link.found_bit_per_s,
+            inside_bit_per_s=INSIDE * link.found_bit_per_s if several else None,
+            delay_s=link.delay_s,
+            step_s=compute_s,
+            backward_s=min(link.backward_s, compute_s),
+            codecs=costs(factor),
+            told=told,
+        )
+
+    assumed = frozenset(coded) - set(codecs)
+    fast = planned(FAST_CODEC)
+    return _Predicted(fast, planned(SLOW_CODEC) if assumed else fast, costs(SLOW_CODEC), assumed)
+
+
+def _profile(observed: Observed, link: Link) -> Profile:
+    """The gradients as layers; where they are not known, a layer is all that an all-reduce carried."""
+    if observed.gradients is None:
+        ready_s = [at_s for at_s, _ in link.sums]
+        shapes: list[tuple[int, ...]] = [(round(size_bytes / 4.0),) for _, size_bytes in link.sums]
+    else:
+        ready_s, shapes = list(observed.gradients.ready_s), list(observed.gradients.shapes)
+    # The arithmetic of a layer is the share of backward after which it is ready: here nanoseconds.
+    took_s = np.diff(ready_s, prepend=0.0)
+    layers = [
+        Layer(str(place), 1 + round(1e9 * seconds), (shape,))
+        for place, (seconds, shape) in enumerate(zip(took_s, shapes, strict=True))
+    ]
+    return Profile("this run", observed.source, tuple(layers[::-1]))
+
+
+def _judged(
+    predicted: _Predicted, observed: Observed, step_s: float
+) -> tuple[list[Gain], list[tuple[str, str]], list[Gain]]:
+    """Recipes that would help, from mild to strong; kinds that would not, with a reason; and those that
+    would help more, with more of the gradient late."""
+    fast, slow = _least(predicted.fast), _least(predicted.slow)
+    error = 1.0 + math.hypot(OFF, observed.spread)
+    most = step_s / predicted.fast.compute_s * (1.0 + LEAD + observed.spread)
+    helps: list[Gain] = []
+    late: list[Gain] = []
+    others: dict[str, str] = {}
+    for recipe in CANDIDATES[1:]:
+        row, least_s, most_s = fast[recipe], fast[recipe].step_s, slow[recipe].step_s
+        times = step_s / math.sqrt(least_s * most_s)
+        low, high = step_s / most_s / error, max(min(error * step_s / least_s, most), times)
+        gain = Gain(recipe, times, low, high, recipe in predicted.assumed)
+        if predicted.fast.worthwhile and low > 1.0:
+            (helps if row.tried else late).append(gain)
+        elif times < 1.0 + LEAD:
+            others.setdefault(recipe.partition("(")[0], _why_not(slow[recipe], predicted, step_s))
+    helped = {gain.change.partition("(")[0] for gain in (*helps, *late)}
+    best = sorted(helps, key=lambda gain: -gain.times)[:SHOWN]
+    return (
+        [gain for gain in helps if gain in best],
+        [(kind, why) for kind, why in others.items() if helps and kind not in helped][:SHOWN],
+        [gain for gain in late if best and gain.low > best[0].times],
+    )
+
+
+def _least(found: Plan) -> dict[str, Candidate]:
+    """Of each recipe the faster of its rows, on one level or two."""
+    rows: dict[str, Candidate] = {}
+    for row in found.candidates:  # the fastest first
+        rows.setdefault(row.recipe, row)
+    return rows
+
+
+def _why_not(row: Candidate, predicted: _Predicted, step_s: float) -> str:
+    cost, numel = predicted.codecs[row.recipe], predicted.slow.parameters
+    dense = _least(predicted.slow)["dense"]
+    if row.step_s - cost.encode(numel) - cost.decode(numel) < (1.0 - LEAD) * step_s:
+        return "its codec costs more than it saves"
+    return "it sends as much" if row.wire_bytes > 0.9 * dense.wire_bytes else "latency stays"
+
+
+def _milder(helps: Sequence[Gain]) -> str:
+    """The mildest recipe that is about as fast as the fastest."""
+    most = max(gain.times for gain in helps)
+    return next(gain.change for gain in helps if gain.times >= (1.0 - LEAD) * most)
+
+
+def _notes(
+    observed: Observed, link: Link | None, helps: Sequence[Gain], late: Sequence[Gain]
+) -> Iterator[str]:
+    """Sentences about all that was not measured."""
+    yield from observed.missing
+    if link is not None and link.delay_is_assumed:
+        yield f"the latency of a message was not found: {_ms(link.delay_s)} ms are assumed"
+    if observed.gradients is not None and observed.gradients.assumed:
+        yield "when each gradient was ready is assumed, between the first and the last"
+    if any(gain.assumed for gain in helps):
+        yield "costs of codecs are assumed: gradwire plan --codec measured … measures them on this machine"
+    if late:
+        best = max(late, key=lambda gain: gain.times)
+        yield f"with more of the gradient late, which costs quality on most models: {best}"
+
+
+def _about(change: str, times: float, observed: Observed) -> Gain:
+    error = 1.0 + math.hypot(OFF, observed.spread)
+    return Gain(change, times, max(times / error, 1.0), times * error)
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds, with two digits at least."""
+    return f"{1e3 * seconds:.0f}" if seconds >= 0.0095 else f"{1e3 * seconds:.2g}"
+
+
+def _rate(bit_per_s: float) -> str:
+    """A rate as links are rated."""
+    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
+        if bit_per_s >= factor:
+            return f"{bit_per_s / factor:.3g} {unit}"
+    return f"{bit_per_s / 1e3:.3g} kbit/s"
