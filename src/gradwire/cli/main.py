@@ -12,6 +12,7 @@ from gradwire.version import __version__
 COMMANDS = {
     "net": "gradwire.lab.cli.net",
     "recipes": "gradwire.cli.recipes",
+    "advise": "gradwire.cli.advise",
     "plan": "gradwire.cli.planner",
     "simulate": "gradwire.cli.simulator",
     "bench": "gradwire.lab.cli.bench",

@@ -1,0 +1,76 @@
+"""A training script that `gradwire advise` watches. It knows nothing of gradwire, unless it is told to.
+
+advised_script.py FOLDER MODE...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+STEPS, BATCH = 24, 4
+
+
+class Noise(Dataset[Tensor]):
+    """Random inputs, each of which takes `sleep_s` to get."""
+
+    def __init__(self, rank: int, sleep_s: float) -> None:
+        self.rank, self.sleep_s = rank, sleep_s
+
+    def __len__(self) -> int:
+        return STEPS * BATCH
+
+    def __getitem__(self, place: int) -> Tensor:
+        time.sleep(self.sleep_s)
+        return torch.randn(64, generator=torch.Generator().manual_seed(1000 * self.rank + place))
+
+
+def main(folder: Path, *modes: str) -> None:
+    """Train, and leave a hash of the parameters in the folder."""
+    torch.set_num_threads(1)
+    if "alone" in modes:
+        return
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 7))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if "hooked" in modes:
+        model.register_comm_hook(None, fp16_compress_hook)
+    if "attached" in modes:
+        import gradwire
+
+        gradwire.attach(model, optimizer, "int8")
+    workers = {"num_workers": 1, "multiprocessing_context": "spawn"} if "workers" in modes else {}
+    loader = DataLoader(Noise(rank, 0.01 if "slow_input" in modes else 0.0), batch_size=BATCH, **workers)
+    try:
+        for step, inputs in enumerate(loader):
+            if "early" in modes and step == 12:
+                break
+            if "raises" in modes and step == 12:
+                raise ArithmeticError("the loss is no number")
+            if "slow_rank" in modes and rank == 1:
+                time.sleep(0.04)
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+    finally:
+        (folder / f"{rank}.ended").write_text(f"{step} {sys.argv[1:]}")
+    digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters()))
+    (folder / f"{rank}.sha").write_text(digest.hexdigest())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

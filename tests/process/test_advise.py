@@ -1,0 +1,157 @@
+"""`gradwire advise` on real ranks: it says what is so, and the script does what it does without it."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import tests.support.ranks  # says what ranks import before they are forked  # noqa: F401
+from gradwire.cli.main import app
+
+pytestmark = pytest.mark.process
+
+SCRIPT = Path(__file__).with_name("advised_script.py")
+GUARD_S = 60.0
+
+
+class Ended(NamedTuple):
+    """How ranks have ended: exit codes, what they printed, and hashes of their parameters."""
+
+    codes: list[int | None]
+    printed: list[str]
+    hashes: list[str]
+
+
+def start(folder: Path, world: int, *modes: str, advised: tuple[str, ...] | None = ()) -> Ended:
+    """The script on ranks, as torchrun starts them: `advised` with these options, or on its own."""
+    folder.mkdir(exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    forked = multiprocessing.get_context("forkserver")
+    ranks = [
+        forked.Process(target=_main, args=(rank, world, port, folder, modes, advised))
+        for rank in range(world)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(GUARD_S)
+        process.kill()
+        process.join()
+    return Ended(
+        [process.exitcode for process in ranks],
+        [(folder / f"{rank}.out").read_text() for rank in range(world)],
+        [path.read_text() if (path := folder / f"{rank}.sha").exists() else "" for rank in range(world)],
+    )
+
+
+def _main(
+    rank: int, world: int, port: int, folder: Path, modes: tuple[str, ...], advised: tuple[str, ...] | None
+) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+    os.environ.update(LOCAL_WORLD_SIZE=str(world), COLUMNS="1000", XDG_CACHE_HOME=str(folder / "cache"))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    with (folder / f"{rank}.out").open("wb") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    faulthandler.dump_traceback_later(GUARD_S - 5.0)  # a rank that hangs says where
+    words = [str(SCRIPT), str(folder), *modes]
+    code: object = 0
+    try:
+        if advised is None:
+            sys.argv = words
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        else:
+            app(["advise", words[0], "--steps", "8", *advised, "--", *words[1:]], prog_name="gradwire")
+    except SystemExit as ended:
+        code = ended.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(str(code or 0)))  # as all ranks of tests: of a fork, the interpreter's own end may hang
+
+
+@pytest.mark.parametrize("world", [3, *(pytest.param(world, marks=pytest.mark.rest) for world in (2, 4))])
+def test_a_run_is_bit_for_bit_the_one_that_is_not_watched(tmp_path: Path, world: int) -> None:
+    plain = start(tmp_path / "plain", world, advised=None)
+    watched = start(tmp_path / "watched", world)
+    assert plain.codes == watched.codes == [0] * world, watched.printed
+    assert all(watched.hashes)
+    assert watched.hashes == plain.hashes
+    assert watched.printed[0].startswith("step ")
+    assert not any(watched.printed[1:]), "the first rank speaks for all"
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [("hooked", "a comm hook is registered (fp16_compress_hook)"), ("attached", "a comm hook is registered")],
+)
+def test_scripts_that_register_hooks_run_as_they_do(tmp_path: Path, mode: str, said: str) -> None:
+    plain = start(tmp_path / "plain", 2, mode, advised=None)
+    watched = start(tmp_path / "watched", 2, mode)
+    assert watched.codes == [0, 0], watched.printed
+    assert watched.hashes == plain.hashes
+    assert said in watched.printed[0]
+
+
+def test_a_slow_input_pipeline_is_named_first_and_a_script_can_be_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "advice.json"
+    ended = start(tmp_path, 2, "slow_input", "4", advised=("--stop", "--json", str(path)))
+    assert ended.codes == [0, 0], ended.printed
+    found = json.loads(path.read_text())
+    assert found["bound"] == "input"
+    assert found["input_s"] >= 0.04
+    assert not any(ended.hashes), "it has not come to its end"
+    # Ten steps to warm up, eight that count, and one in which DDP logs the last of them.
+    step, _, words = (tmp_path / "0.ended").read_text().partition(" ")
+    assert int(step) in (18, 19, 20)
+    assert words == str([str(tmp_path), "slow_input", "4"])
+
+
+@pytest.mark.rest
+def test_a_slow_rank_is_named_first(tmp_path: Path) -> None:
+    path = tmp_path / "advice.json"
+    ended = start(tmp_path, 2, "slow_rank", advised=("--json", str(path)))
+    found = json.loads(path.read_text())
+    assert found["bound"] == "late rank"
+    assert "rank 1 is" in ended.printed[0]
+    assert found["late_s"] == pytest.approx(0.04, abs=0.02)
+
+
+@pytest.mark.rest
+def test_workers_of_a_loader_may_be_spawned(tmp_path: Path) -> None:
+    plain = start(tmp_path / "plain", 2, "workers", advised=None)
+    watched = start(tmp_path / "watched", 2, "workers")
+    assert watched.codes == [0, 0], watched.printed
+    assert watched.hashes == plain.hashes
+    assert watched.printed[0].startswith("step ")
+
+
+def test_a_script_that_raises_ends_with_its_own_traceback(tmp_path: Path) -> None:
+    ended = start(tmp_path, 2, "raises")
+    assert ended.codes == [1, 1]
+    assert "ArithmeticError: the loss is no number" in ended.printed[0]
+    assert "advised_script.py" in ended.printed[0]
+    assert "gradwire/advise" not in ended.printed[0]
+    assert "gradwire advise: the script ended when 1 step had been watched" in ended.printed[0]
+
+
+@pytest.mark.rest
+def test_a_script_that_ends_early_or_has_no_ddp_is_told_so(tmp_path: Path) -> None:
+    early = start(tmp_path / "early", 2, "early")
+    assert early.codes == [0, 0]
+    assert "1 step had been watched: 5 are needed" in early.printed[0]
+    assert "0 steps" not in early.printed[1]
+    alone = start(tmp_path / "alone", 1, "alone")
+    assert alone.codes == [0]
+    assert "no DistributedDataParallel was made in this process" in alone.printed[0]
+    assert "torchrun" in alone.printed[0]
