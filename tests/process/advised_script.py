@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, Dataset
 
-STEPS, BATCH = 24, 4
+STEPS, BATCH, TRACED = 24, 4, 6
 
 
 class Noise(Dataset[Tensor]):
@@ -54,8 +55,11 @@ def main(folder: Path, *modes: str) -> None:
         gradwire.attach(model, optimizer, "int8")
     workers = {"num_workers": 1, "multiprocessing_context": "spawn"} if "workers" in modes else {}
     loader = DataLoader(Noise(rank, 0.01 if "slow_input" in modes else 0.0), batch_size=BATCH, **workers)
+    recorded = profile(activities=[ProfilerActivity.CPU], record_shapes=True) if "traced" in modes else None
     try:
         for step, inputs in enumerate(loader):
+            if recorded is not None and step == STEPS - TRACED:
+                recorded.start()
             if "early" in modes and step == 12:
                 break
             if "raises" in modes and step == 12:
@@ -67,6 +71,9 @@ def main(folder: Path, *modes: str) -> None:
             optimizer.step()
     finally:
         (folder / f"{rank}.ended").write_text(f"{step} {sys.argv[1:]}")
+    if recorded is not None:
+        recorded.stop()
+        recorded.export_chrome_trace(str(folder / f"{rank}.json.gz"))
     digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters()))
     (folder / f"{rank}.sha").write_text(digest.hexdigest())
     dist.destroy_process_group()

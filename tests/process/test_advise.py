@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import multiprocessing
 import os
 import runpy
@@ -15,7 +16,9 @@ from typing import NamedTuple
 import pytest
 
 import tests.support.ranks  # says what ranks import before they are forked  # noqa: F401
+from gradwire.advise.traces import read
 from gradwire.cli.main import app
+from tests.process.advised_script import TRACED
 
 pytestmark = pytest.mark.process
 
@@ -155,3 +158,19 @@ def test_a_script_that_ends_early_or_has_no_ddp_is_told_so(tmp_path: Path) -> No
     assert alone.codes == [0]
     assert "no DistributedDataParallel was made in this process" in alone.printed[0]
     assert "torchrun" in alone.printed[0]
+
+
+def test_a_trace_of_torch_says_all_that_is_needed(tmp_path: Path) -> None:
+    assert start(tmp_path, 2, "traced", advised=None).codes == [0, 0]
+    found = read([tmp_path / f"{rank}.json.gz" for rank in range(2)])
+    assert (found.wrapper, found.backend, found.world, found.missing) == ("DDP", "gloo", 2, ())
+    # The first step that was recorded began before its optimizer's step was.
+    assert [len(each.steps) for each in found.ranks] == [TRACED - 1] * 2
+    shapes = ((7,), (7, 300), (300,), (300, 300), (300,), (300, 64))
+    assert found.gradients is not None
+    assert sorted(found.gradients.shapes) == sorted(shapes)
+    assert list(found.gradients.ready_s) == sorted(found.gradients.ready_s)
+    assert found.buckets == (4.0 * sum(map(math.prod, shapes)),)
+    step = found.ranks[0].steps[0]
+    assert 0.0 < step.exposed_s <= step.communicating_s < step.step_s
+    assert 0.0 < step.input_s < step.step_s
