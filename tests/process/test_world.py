@@ -6,11 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.world import WORLD, Scenes, value
+from tests.support.world import WORLD, Scenes, World, value
 
 pytestmark = pytest.mark.process
 
 MODULE = "tests.process.scenes_world"
+
+
+def test_to_end_a_world_that_has_not_begun_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("kept").touch()
+    World().end()
+    assert Path("kept").exists()
 
 
 def test_scenes_share_processes_and_neither_groups_nor_random_numbers(tmp_path: Path) -> None:
@@ -40,6 +49,6 @@ def test_a_scene_that_fails_or_leaves_something_says_so_and_the_next_one_finds_n
     scene: str, says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(AssertionError) as caught:
-        value(Scenes(MODULE, 2, tmp_path), scene)
+        value(Scenes(MODULE, 2, tmp_path, grace_s=1.0), scene)
     assert says in str(caught.value)
     assert [each[1:3] for each in value(Scenes(MODULE, 2, tmp_path), "after all")] == [[2, 2.0]] * 2

@@ -74,20 +74,22 @@ class Order:
     ranks: int
     folder: Path
     timeout_s: float = TIMEOUT_S
+    grace_s: float = GRACE_S
     number: int = 0
 
 
 class Scenes:
     """What the scenes of a module return on `ranks` ranks, which share `folder`. Each runs once at most."""
 
-    def __init__(self, module: str, ranks: int, folder: Path) -> None:
-        self._module, self._ranks, self._folder = module, ranks, folder
+    def __init__(self, module: str, ranks: int, folder: Path, grace_s: float = GRACE_S) -> None:
+        self._module, self._ranks, self._folder, self._grace_s = module, ranks, folder, grace_s
         self._found: dict[str, list[str] | str] = {}
 
     def value(self, scene: str) -> list[Any]:
         """By rank; fails with the traceback of each rank that raised, or with what was left behind."""
         if scene not in self._found:
-            self._found[scene] = WORLD.play(Order(self._module, scene, self._ranks, self._folder))
+            order = Order(self._module, scene, self._ranks, self._folder, grace_s=self._grace_s)
+            self._found[scene] = WORLD.play(order)
         found = self._found[scene]
         assert isinstance(found, list), found
         return [json.loads(each) for each in found]
@@ -106,7 +108,7 @@ class World:
 
     def __init__(self) -> None:
         self._ranks: list[tuple[BaseProcess, Connection]] = []
-        self._folder = Path()
+        self._folder: Path | None = None
         self._port = self._number = self._scenes = 0
 
     def play(self, order: Order) -> list[str] | str:
@@ -119,7 +121,7 @@ class World:
         return found
 
     def _start(self, rank: int) -> None:
-        if rank == 0:
+        if self._folder is None:
             self._folder, self._port = Path(tempfile.mkdtemp(prefix="world-")), 0
             atexit.register(self.end)
         ours, theirs = FORKED.Pipe()
@@ -132,16 +134,16 @@ class World:
     def _played(self, order: Order) -> list[str] | str:
         self._number, self._scenes = self._number + 1, self._scenes + 1
         numbered = replace(order, number=self._number)
-        returned, failures = self._told(order.ranks, numbered)
+        returned, failures = self._told(order, numbered)
         if not failures:  # no rank needs another one any more
-            left, failures = self._told(order.ranks, None)
+            left, failures = self._told(order, None)
             failures += [f"rank {rank} has {each}" for rank, each in enumerate(left) if each]
         return "\n".join([f"{order.module}: {order.scene}", *failures]) if failures else returned
 
-    def _told(self, ranks: int, what: Order | None) -> tuple[list[str], list[str]]:
-        """What ranks answer, and failures: with one of those not all have an answer."""
-        asked = {connection: rank for rank, (_, connection) in enumerate(self._ranks[:ranks])}
-        answers, failures, deadline_s = [""] * ranks, [], time.monotonic() + 2 * GUARD_S
+    def _told(self, order: Order, what: Order | None) -> tuple[list[str], list[str]]:
+        """What the order's ranks answer, and failures: with one of those not all have an answer."""
+        asked = {connection: rank for rank, (_, connection) in enumerate(self._ranks[: order.ranks])}
+        answers, failures, deadline_s = [""] * order.ranks, [], time.monotonic() + 2 * GUARD_S
         for connection in asked:
             connection.send(what)
         while asked and (ready := wait(list(asked), deadline_s - time.monotonic())):
@@ -150,22 +152,24 @@ class World:
                 try:
                     answers[rank], failure = connection.recv()
                 except (EOFError, ConnectionError):
-                    failure = f"it has ended\n{(self._folder / f'{rank}.trace').read_text()}"
+                    failure = f"it has ended\n{Path(str(self._folder), f'{rank}.trace').read_text()}"
                 if failure:
                     failures.append(f"rank {rank}: {failure}")
-                    deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
+                    deadline_s = min(deadline_s, time.monotonic() + order.grace_s)
         return answers, failures or [f"rank {rank} does not answer" for rank in asked.values()]
 
     def end(self) -> None:
-        """Kill all ranks; the next scene gets others."""
+        """Kill all ranks, if there are any; the next scene gets others."""
+        if self._folder is None:
+            return
         for process, _ in self._ranks:
             process.kill()
         for process, connection in self._ranks:
             process.join()
             connection.close()
-        self._ranks, self._scenes = [], 0
         shutil.rmtree(self._folder, ignore_errors=True)
         atexit.unregister(self.end)
+        self._ranks, self._scenes, self._folder = [], 0, None
 
 
 WORLD = World()
@@ -189,7 +193,7 @@ def _serve(rank: int, port: int, folder: Path, orders: Connection) -> None:
             before = _state()
             orders.send(_in_time(trace, partial(_play, order, rank, store)))
             orders.recv()  # all ranks have returned
-            orders.send(_in_time(trace, partial(_leave, before)))
+            orders.send(_in_time(trace, partial(_leave, before, order.grace_s)))
     os._exit(0)  # an orderly end would wait for peers
 
 
@@ -217,12 +221,12 @@ def _play(order: Order, rank: int, store: dist.Store) -> str:
     return json.dumps(importlib.import_module(order.module).SCENES[order.scene]())
 
 
-def _leave(before: Counter[str]) -> str:
+def _leave(before: Counter[str], grace_s: float) -> str:
     """End all groups, as every rank has returned; what is left then, and has gone, in words."""
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
-    deadline_s, pause_s = time.monotonic() + GRACE_S, 0.01
+    deadline_s, pause_s = time.monotonic() + grace_s, 0.01
     while (after := _state()) != before:
         more, gone = after - (before | FOR_GOOD), before - after
         if not more and not gone:
