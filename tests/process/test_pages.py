@@ -17,6 +17,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     return Scenes("tests.process.scenes_pages", 2, tmp_path_factory.mktemp("pages"))
 
 
-@pytest.mark.parametrize("block", rest(SCENES, but=[each for each in SCENES if each.startswith("README.md")]))
+FIRST = [each for each in SCENES if each.startswith("docs/quickstart.md")]
+
+
+@pytest.mark.parametrize("block", rest(SCENES, but=FIRST))
 def test_a_block_of_the_documents_runs(world: Scenes, block: str) -> None:
     assert value(world, block) == [None, None]

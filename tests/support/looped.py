@@ -39,7 +39,7 @@ def looped(
 
     With `by` there is one test for each group of values of which that says the same, and its name is the
     group's. Where few rows are tried (`tests/support/depth.py`), `few` of each group are. Each value has a
-    `monkeypatch` of its own.
+    `monkeypatch` of its own. The test has its `rows` by group.
     """
     single = isinstance(names, str)
     groups: dict[str, list[Row]] = {}
@@ -61,6 +61,7 @@ def looped(
         def grouped(group: str, **others: Any) -> None:
             try_all(test, tried[group], others)
 
+        whole.rows = grouped.rows = tried  # type: ignore[attr-defined]
         left, first = inspect.signature(test), next(iter(groups.values()))[0]
         kept = [each for each in left.parameters.values() if each.name not in first]
         if by is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,3 +16,31 @@ def rest(values: Iterable[Any], but: Collection[Any]) -> list[Any]:
     unknown = [each for each in but if each not in every]
     assert not unknown, f"no such values: {unknown}"
     return [each if each in but else pytest.param(each, marks=pytest.mark.rest) for each in every]
+
+
+def in_make_test(module: ModuleType, test: Callable[..., Any]) -> Iterator[Mapping[str, Any]]:
+    """Parameters of each case of a test that `make test` runs; of a test that loops, those of each row.
+
+    Without a mark on the test, its module, or all values of one of its parameters.
+    """
+    whole = getattr(module, "pytestmark", [])
+    marks = [*(whole if isinstance(whole, list) else [whole]), *getattr(test, "pytestmark", [])]
+    if any(mark.name == "rest" for mark in marks):
+        return
+    rows: Mapping[str, Sequence[Mapping[str, Any]]] = getattr(test, "rows", {"": [{}]})
+    for values in product(*(_unmarked(*mark.args) for mark in marks if mark.name == "parametrize")):
+        case = {name: value for each in values for name, value in each.items()}
+        for row in rows.get("") or rows[case["group"]]:
+            yield {**case, **row}
+
+
+_Marked = type(pytest.param())
+
+
+def _unmarked(names: str | Sequence[str], values: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    for value in values:
+        if isinstance(value, _Marked):
+            if any(mark.name == "rest" for mark in value.marks):
+                continue
+            value = value.values if not isinstance(names, str) else value.values[0]
+        yield {names: value} if isinstance(names, str) else dict(zip(names, value, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +12,7 @@ import pytest
 
 from tests.conftest import pytest_ignore_collect
 from tests.support.looped import looped
-from tests.support.tiers import rest
-from tests.teeth.recording import Item, tier_of
+from tests.support.tiers import in_make_test, rest
 
 
 @looped(
@@ -49,6 +50,49 @@ def test_a_part_of_a_parameter_s_values_is_marked() -> None:
         rest(["a"], but=["d"])
 
 
-@looped(("marks", "tier"), [((), "test"), (("process",), "test"), (("process", "rest"), "all")])
-def test_the_gate_of_planted_faults_knows_a_test_s_tier(marks: tuple[str, ...], tier: str) -> None:
-    assert tier_of(Item("a.py::b", frozenset(marks), 1.0, frozenset())) == tier
+def _each(**_: Any) -> None:
+    """A test."""
+
+
+def _marked(*marks: pytest.MarkDecorator) -> Any:
+    test = types.FunctionType(_each.__code__, {})
+    for mark in marks:
+        test = mark(test)
+    return test
+
+
+CASES = pytest.mark.parametrize("a", rest([1, 2, 3], but=[2, 3]))
+NONE = pytest.mark.parametrize("a", rest([1], but=[]))
+PAIRS = pytest.mark.parametrize(("b", "c"), [(4, 5), pytest.param(6, 7, marks=pytest.mark.rest)])
+
+
+@looped(
+    ("module", "marks", "found"),
+    [
+        ([], [], [{}]),
+        ([pytest.mark.process], [CASES, PAIRS], [{"a": 2, "b": 4, "c": 5}, {"a": 3, "b": 4, "c": 5}]),
+        (pytest.mark.rest, [], []),
+        ([pytest.mark.process, pytest.mark.rest], [], []),
+        ([], [pytest.mark.rest, CASES], []),
+        ([], [NONE, PAIRS], []),
+    ],
+)
+def test_marks_say_which_cases_make_test_runs(
+    module: Any, marks: list[pytest.MarkDecorator], found: list[dict[str, int]]
+) -> None:
+    def by_name(case: Mapping[str, int]) -> list[tuple[str, int]]:
+        return sorted(case.items())
+
+    cases = in_make_test(SimpleNamespace(pytestmark=module), _marked(*marks))  # type: ignore[arg-type]
+    assert sorted(map(by_name, cases)) == sorted(map(by_name, found))
+
+
+def test_rows_of_a_loop_are_cases() -> None:
+    def in_turn(a: int) -> None:
+        """A test."""
+
+    here = SimpleNamespace()
+    assert list(in_make_test(here, looped("a", [1, 2])(in_turn))) == [{"a": 1}, {"a": 2}]  # type: ignore[arg-type]
+    grouped = looped("a", [1, 2, 3], by=lambda each: "odd" if each % 2 else "even")(in_turn)
+    assert [each["a"] for each in in_make_test(here, grouped)] == [1, 3, 2]  # type: ignore[arg-type]
+    assert list(in_make_test(here, pytest.mark.rest(grouped))) == []  # type: ignore[arg-type]
