@@ -8,6 +8,8 @@ from tests.device.scenes_resumed import PLACES, SAVED, SAVES, STEPS
 from tests.support.looped import looped
 from tests.support.ranks import Results, perform, value
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:

@@ -184,6 +184,7 @@ def test_an_error_of_the_wrappers_own_is_no_broken_promise_where_there_is_one(
 # -- endurance
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_what_a_process_holds_stays_as_it_is(tmp_path: Path) -> None:
     for samples in endured(200, tmp_path / "run"):
