@@ -7,10 +7,14 @@ go on where they were broken off. All of it takes ten hours; `--shard 1/4` and s
     python -m tests.teeth --seed COMMIT
     python -m tests.teeth --record tests/laws tests/unit/step    # record these, and no more
     python -m tests.teeth --since COMMIT                         # only in functions that changed since then
-    python -m tests.teeth --count 12 --seed COMMIT --minutes 6   # a sample, with what is recorded
+    python -m tests.teeth --count 12 --seed COMMIT --minutes 6   # a sample
+    python -m tests.teeth --tier test --record --keep-fastest    # what a sample needs, written anew
 
-Ends with 1 if a fault survives all tests that enter its function. With `--minutes` it does so only if no
-fault is killed, as where tests do not test: a sample says no more.
+A sample records nothing: `fastest.json` says which tests of `make test` enter a function and are the fastest.
+Tests and functions that it does not know, and those that are gone, take no part.
+
+Ends with 1 if a fault survives all tests that enter its function. A sample does so only if all of its faults
+survive, as where tests do not test: its few tests may miss one, and a busy machine leaves some undecided.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from itertools import islice
@@ -48,17 +52,27 @@ def main(words: list[str]) -> int:
         files = recording.files(options.record or ())
         if options.record is not None:  # a fault needs the recording of all tests, in whichever shard
             files = files[options.shard[0] - 1 :: options.shard[1]]
-        missing = [each for each in files if not recording.is_recorded(each)]
-        for file, tests, passed in recording.record(missing):
-            print(f"recorded {file}: {tests} tests, {passed} passed", flush=True)
+        for tier in _tiers(options):
+            missing = [each for each in files if not recording.is_recorded(each, tier)]
+            for file, tests, passed in recording.record(missing, tier):
+                print(
+                    f"recorded {file} as make {report.COMMANDS[tier]}: {tests} tests, {passed} passed",
+                    flush=True,
+                )
     if options.record is None:
         rows = _judge(options)
         states = [row["state"] for row in rows]
         print(f"{len(rows)} faults: {', '.join(f'{n} {state}' for state, n in Counter(states).items())}")
-        return "survived" in states and not (options.minutes and "killed" in states)
+        if options.minutes:
+            return len(rows) == options.count and set(states) == {"survived"}
+        return "survived" in states
     if options.keep_fastest:
         recording.keep_fastest()
     return 0
+
+
+def _tiers(options: argparse.Namespace) -> Sequence[str]:
+    return recording.TIERS[: recording.TIERS.index(options.tier) + 1]
 
 
 def _options(words: list[str]) -> argparse.Namespace:
@@ -69,21 +83,24 @@ def _options(words: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--record", nargs="*", metavar="PATH", help="record files of tests, and judge nothing")
-    add("--keep-fastest", action="store_true", help="with --record: write what a sample needs to tests/teeth")
+    add("--keep-fastest", action="store_true", help="with --record: write fastest.json")
     add("--as-recorded", action="store_true", help="record nothing; only faults that recorded tests enter")
     add("--tier", choices=recording.TIERS, default=recording.TIERS[-1], help="the last one that is run")
     add("--shard", type=_shard, default=(1, 1), metavar="I/N", help="one part of N")
     add("--seed", help="draws the second half: the hash of a commit")
     add("--count", type=int, help="as many faults, all of them drawn by --seed")
     add("--since", metavar="COMMIT", help="only faults in functions that have changed since")
-    add("--minutes", type=float, help="for all; implies --as-recorded")
+    add("--minutes", type=float, help="for all of --count: a sample")
     add("--limit", type=float, default=judging.LIMIT_S, help="seconds for a fault's tests of a tier")
     add("--results", type=Path, help="lines of JSON, which a later run goes on from; none for a sample")
     add("--report", type=Path, help="the table")
     options = parser.parse_args(words)
     if options.count and not options.seed:
         parser.error("--count needs --seed")
-    options.as_recorded |= options.minutes is not None
+    if options.minutes:
+        if not options.count:
+            parser.error("--minutes needs --count")
+        options.as_recorded, options.tier = True, recording.TIERS[0]
     if not options.count:
         options.results = options.results or RESULTS / "teeth.jsonl"
         options.report = options.report or RESULTS / f"{datetime.date.today()}-teeth.md"
@@ -99,14 +116,13 @@ def _shard(text: str) -> tuple[int, int]:
 
 def _judge(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of the results, of the faults that the options ask for."""
-    items = recording.recorded()
+    items = recording.fastest() if options.minutes else recording.recorded()
     if not items:
         raise SystemExit("no test is recorded: run `python -m tests.teeth --record` first")
     known = report.read(options.results) if options.results else {}
     until_s = time.monotonic() + 60 * (options.minutes or 1e9)
-    last = recording.TIERS.index(options.tier) if not options.minutes else 0
-    tiers = recording.TIERS[: last + 1]
-    tests = [each for each in items if recording.tier_of(each) in tiers]
+    tiers = _tiers(options)
+    tests = [each for each in items if each.tier in tiers]
     rows = []
     try:
         for half, faults, wanted in _halves(options):

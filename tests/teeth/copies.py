@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from gradwire.kernels.cpu.cache import folder_name, places
+from tests.support.depth import DEPTHS
 from tests.support.source import MODULES, ROOT, imports
 
 PARTS = ("src", "tests", "examples", "docs", "benchmarks", ".ci", ".github")
@@ -86,9 +87,10 @@ def copied(texts: Mapping[str, str], recompiled: Sequence[str] = ()) -> Iterator
             "PYTHONPATH": f"{root}:{root / 'src'}",
             "TMPDIR": str(temporary),
             "NUMBA_CACHE_DIR": str(_kernels(root, recompiled)),
+            "GRADWIRE_LAWS": DEPTHS[0],
             "GRADWIRE_LAWS_SEED": "0",  # the same rows as in the recording
         }
-        for variable in ("GRADWIRE_LAWS", "PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE"):
+        for variable in ("PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE"):
             environment.pop(variable, None)
         yield Copy(root, environment)
 

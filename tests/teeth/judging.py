@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tests.teeth.copies import Copy, copied
 from tests.teeth.mutants import COMPILED, Fault
 from tests.teeth.recorder import FOLDER
-from tests.teeth.recording import TIERS, Item, tier_of
+from tests.teeth.recording import ROWS, TIERS, Item
 
 LIMIT_S = 900.0
 """For the tests of a tier that enter a fault's function."""
@@ -54,12 +54,16 @@ def judged(
     with copied({fault.path: fault.text}, recompiled) as copy:
         if smoke or recompiled:
             words = ["-m", "tests.teeth.smoke", *recompiled]
-            passes = copy.run(words, COMPILED_S if recompiled else SMOKE_S) == 0
-            if smoke and not passes:
+            within_s = COMPILED_S if recompiled else SMOKE_S
+            code = copy.run(words, min(within_s, limit_s))
+            if code is None and limit_s < within_s:
+                return Verdict("undecided", tiers[0], seconds=time.monotonic() - started_s)
+            if smoke and code != 0:
                 return Verdict("smoke", seconds=time.monotonic() - started_s)
         ran, state, until_s = 0, "survived", started_s + limit_s
         for tier in tiers:
-            for tests in _rounds([each for each in covering if tier_of(each) == tier]):
+            copy.environment["GRADWIRE_LAWS"] = ROWS[tier]
+            for tests in _rounds([each for each in covering if each.tier == tier]):
                 by, in_time = _failing(copy, tests, until_s)
                 ran += len(tests)
                 if by:

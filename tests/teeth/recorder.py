@@ -66,7 +66,6 @@ class Recorder:
         self._items.append(
             {
                 "test": item.nodeid,
-                "marks": sorted({mark.name for mark in item.iter_markers()}),
                 "seconds": self._seconds[number] - sum(self._seconds[each] for each in within),
                 "passed": self._passed and self._called,
                 "time": number,

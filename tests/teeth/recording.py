@@ -1,8 +1,9 @@
 """Which functions each test enters, in all its threads and processes, and how long it takes.
 
-A file of tests is recorded in a process of its own, in a copy of the tree in which every function notes that
-it is entered. Compiled functions cannot: they count as entered with the plain ones of their file, and of
-files that import it. A recording stays until its file of tests changes; remove the folder to record all anew.
+A few files of tests are recorded in a process of their own, in a copy of the tree in which every function
+notes that it is entered. Each tier is recorded as its command runs it: `make test-all` tries more rows.
+Compiled functions cannot note anything: they count as entered with the plain ones of their file, and of files
+that import it. A recording stays until its file of tests changes; remove the folder to record all anew.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +30,17 @@ RECORDED = ROOT / "out" / "teeth" / "recorded"
 FASTEST = ROOT / "tests" / "teeth" / "fastest.json"
 """For trees without a recording: of each function the fastest tests that enter it, and no others."""
 KEPT = 6
+TOGETHER = 8
+"""So many files of a folder share a process at most: it takes seconds to start, and what it recorded is lost
+where it is broken off."""
 WITHIN_S = 3600.0
-"""The longest that a file of tests may take."""
+"""The longest that such files may take."""
 _COMPILERS = {"kernel", "inlined", "reordered", "jit"}
 TIERS = ("test", "all")
+ROWS = {"test": "few", "all": "sample"}
+"""`GRADWIRE_LAWS` of each tier."""
+TABLES = ("tests/device", "tests/laws", "tests/unit/exchange")
+"""All tests of these folders run in the last tier, too, in more rows than in the first."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,8 @@ class Item:
 
     test: str
     """As pytest calls it."""
-    marks: frozenset[str]
+    tier: str
+    """One of `TIERS`."""
     seconds: float
     """With the fixtures that it shares with others."""
     functions: frozenset[str]
@@ -52,9 +64,11 @@ class Item:
         return self.test.partition("::")[0]
 
 
-def tier_of(item: Item) -> str:
-    """The first of `TIERS` that runs this test."""
-    return "all" if "rest" in item.marks else "test"
+def words(tier: str, file: str) -> list[str]:
+    """Of pytest, for the tests of a file that a tier runs."""
+    if tier == TIERS[0]:
+        return ["-m", "not rest"]
+    return [] if file.startswith(TABLES) else ["-m", "rest"]
 
 
 def files(paths: Iterable[str] = ()) -> list[str]:
@@ -65,44 +79,61 @@ def files(paths: Iterable[str] = ()) -> list[str]:
     return sorted(each.relative_to(ROOT).as_posix() for each in found)
 
 
-def is_recorded(file: str, folder: Path = RECORDED) -> bool:
+def is_recorded(file: str, tier: str, folder: Path = RECORDED) -> bool:
     """Whether there is a recording of the file as it is."""
-    path = _path(file, folder)
+    path = _path(file, tier, folder)
     return path.exists() and json.loads(path.read_text(encoding="utf-8"))["digest"] == _digest(file)
 
 
-def record(tests: Iterable[str], folder: Path = RECORDED) -> Iterator[tuple[str, int, int]]:
-    """Record these files of tests; of each how many tests there are and how many of them passed.
+def record(tests: Iterable[str], tier: str, folder: Path = RECORDED) -> Iterator[tuple[str, int, int]]:
+    """Record these files of tests in a tier; of each how many tests there are and how many of them passed.
 
     (file, 0, 0) for one that has ended its process, or that has taken too long.
     """
     names, texts = instrumented()
     with copied(texts) as copy:
-        for file in tests:
-            found = _recorded(copy, file, names)
-            path = _path(file, folder)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(found), encoding="utf-8")
-            passed = sum(each["passed"] for each in found["items"])
-            yield file, len(found["items"]), passed
+        copy.environment["GRADWIRE_LAWS"] = ROWS[tier]
+        for together in _together(tests, tier):
+            found = _recorded(copy, together, tier, names)
+            if not found and len(together) > 1:  # one of them has ended the process
+                found = {
+                    file: each for file in together for each in _recorded(copy, [file], tier, names).values()
+                }
+            for file in together:
+                packed = found.get(file, _packed([], {}, {}, names))
+                path = _path(file, tier, folder)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps({"digest": _digest(file)} | packed), encoding="utf-8")
+                yield file, len(packed["items"]), sum(each["passed"] for each in packed["items"])
 
 
-def _recorded(copy: Copy, file: str, names: list[str]) -> dict[str, Any]:
+def _together(tests: Iterable[str], tier: str) -> Iterator[list[str]]:
+    """Files that share a process."""
+    for _, alike in groupby(tests, lambda file: (Path(file).parent, words(tier, file))):
+        while some := list(islice(alike, TOGETHER)):
+            yield some
+
+
+def _recorded(copy: Copy, together: Sequence[str], tier: str, names: list[str]) -> dict[str, dict[str, Any]]:
+    """By file; nothing if the process has not come to its end."""
     folder = copy.root.parent
     (folder / "now").write_bytes(bytes(4))
     (folder / "entries").write_bytes(b"")
     (folder / "found.json").unlink(missing_ok=True)
     copy.environment[FOLDER] = str(folder)
     plugins = ("-p", "no:cacheprovider", "-p", "tests.teeth.recorder")
-    copy.run(["-m", "pytest", "-q", *plugins, file], WITHIN_S)
+    copy.run(["-m", "pytest", "-q", *plugins, *words(tier, together[0]), *together], WITHIN_S)
     if not (folder / "found.json").exists():
-        return {"digest": _digest(file), "items": [], "functions": [], "sets": [], "collected": []}
+        return {}
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     entered: dict[int, set[int]] = {}
     for line in (folder / "entries").read_text().splitlines():
         time, function = map(int, line.split())
         entered.setdefault(time, set()).add(function)
-    return {"digest": _digest(file)} | _packed(found["items"], found["seconds"], entered, names)
+    items: dict[str, list[dict[str, Any]]] = {file: [] for file in together}
+    for item in found["items"]:
+        items[item["test"].partition("::")[0]].append(item)
+    return {file: _packed(each, found["seconds"], entered, names) for file, each in items.items()}
 
 
 def _packed(
@@ -121,7 +152,6 @@ def _packed(
         packed.append(
             {
                 "test": item["test"],
-                "marks": item["marks"],
                 "seconds": round(whole_s, 4),
                 "passed": item["passed"],
                 "set": sets.setdefault(own, len(sets)),
@@ -139,53 +169,86 @@ def _packed(
 
 
 def recorded(folder: Path = RECORDED) -> list[Item]:
-    """All tests of which there is a recording, and that passed in it; without one, those of `FASTEST`."""
+    """All tests of which there is a recording, and that passed in it."""
     items = []
-    for path in sorted(folder.rglob("*.json")) or [FASTEST] * FASTEST.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        functions = found["functions"]
-        *sets, collected = (
-            frozenset(functions[place] for place in each) for each in (*found["sets"], found["collected"])
-        )
-        items += [
-            Item(each["test"], frozenset(each["marks"]), each["seconds"], sets[each["set"]], collected)
-            for each in found["items"]
-            if each["passed"]
-        ]
+    for tier in TIERS:
+        for path in sorted((folder / tier).rglob("*.json")):
+            found = json.loads(path.read_text(encoding="utf-8"))
+            functions = found["functions"]
+            *sets, collected = (
+                frozenset(functions[place] for place in each) for each in (*found["sets"], found["collected"])
+            )
+            items += [
+                Item(each["test"], tier, each["seconds"], sets[each["set"]], collected)
+                for each in found["items"]
+                if each["passed"]
+            ]
     return items
 
 
 def keep_fastest(folder: Path = RECORDED, to: Path = FASTEST) -> None:
-    """Write a recording of the tests alone that are among the fastest `KEPT` of some function.
+    """Write which `KEPT` tests of the first tier are the fastest that enter each function.
 
     Of a test with parameters it is the fastest case that counts.
     """
     kept: dict[str, dict[str, Item]] = {}
+    items = sorted(
+        (each for each in recorded(folder) if each.tier == TIERS[0]), key=lambda each: each.seconds
+    )
     for of in (lambda item: item.functions, lambda item: item.collected):
         before = set(kept)
-        for item in sorted(recorded(folder), key=lambda each: each.seconds):
+        for item in items:
             for function in of(item) - before:
                 tests = kept.setdefault(function, {})
                 if len(tests) < KEPT:
                     tests.setdefault(item.test.partition("[")[0], item)
-    places = {function: place for place, function in enumerate(sorted(kept))}
-    enters: dict[Item, list[int]] = {}
-    for function, tests in kept.items():
-        for item in tests.values():
-            enters.setdefault(item, []).append(places[function])
-    items = [
-        {
-            "test": item.test,
-            "marks": sorted(item.marks),
-            "seconds": item.seconds,
-            "passed": True,
-            "set": place,
-        }
-        for place, item in enumerate(enters)
+    used = {item.test: item for tests in kept.values() for item in tests.values()}
+    place = {test: number for number, test in enumerate(sorted(used))}
+    rows = [[test, round(used[test].seconds, 3)] for test in place]
+    enter: dict[str, dict[str, list[int]]] = {}
+    for function in sorted(kept):
+        path, _, name = function.partition(":")
+        enter.setdefault(path, {})[name] = sorted(place[item.test] for item in kept[function].values())
+    lines = [
+        '{"tests": [',
+        ",\n".join(map(_compact, rows)),
+        '], "functions": {',
+        ",\n".join(f"{_compact(path)}: {_compact(each)}" for path, each in enter.items()),
+        "}}\n",
     ]
-    found = {"items": items, "functions": list(places), "sets": [sorted(each) for each in enters.values()]}
-    found["collected"] = []
-    to.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
+    to.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def fastest(path: Path = FASTEST) -> list[Item]:
+    """What `keep_fastest` has written, of the tests that are still there."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    enters: list[set[str]] = [set() for _ in found["tests"]]
+    for file, functions in found["functions"].items():
+        for name, places in functions.items():
+            for place in places:
+                enters[place].add(f"{file}:{name}")
+    return [
+        Item(test, TIERS[0], seconds, frozenset(functions))
+        for (test, seconds), functions in zip(found["tests"], enters, strict=True)
+        if _is_there(test)
+    ]
+
+
+def _is_there(test: str) -> bool:
+    file, _, name = test.partition("[")[0].partition("::")
+    return name in _tests(file)
+
+
+@cache
+def _tests(file: str) -> frozenset[str]:
+    """Names of the tests of a file."""
+    path = ROOT / file
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return frozenset(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
 
 
 def covering(function: str, items: Iterable[Item]) -> list[Item]:
@@ -278,8 +341,8 @@ def _is_stub(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _path(file: str, folder: Path) -> Path:
-    return (folder / file).with_suffix(".json")
+def _path(file: str, tier: str, folder: Path) -> Path:
+    return (folder / tier / file).with_suffix(".json")
 
 
 def _digest(file: str) -> str:

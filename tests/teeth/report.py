@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tests.teeth.recording import TIERS, Item, tier_of
+from tests.teeth.recording import TIERS, Item
 
 HEAD = """\
 # Do the tests notice planted faults? {date}
@@ -31,7 +31,7 @@ enter its function pass.
 def written(path: Path, rows: Iterable[dict[str, Any]], items: Sequence[Item]) -> None:
     """Write the report of `rows`, as `tests.teeth` keeps them."""
     judged = [row for row in rows if row["state"] != "smoke"]
-    tiers = Counter(tier_of(each) for each in items)
+    tiers = Counter(each.tier for each in items)
     page = HEAD.format(
         date=datetime.date.today(),
         machine=platform.machine(),
@@ -39,8 +39,8 @@ def written(path: Path, rows: Iterable[dict[str, Any]], items: Sequence[Item]) -
         torch=torch.__version__,
         files=len({each.file for each in items}),
         items=len(items),
-        tiers=", ".join(f"{tiers[tier]} in `make {_COMMANDS[tier]}`" for tier in TIERS if tiers[tier]),
-        columns=" | ".join(f"killed by `{_COMMANDS[tier]}`" for tier in TIERS),
+        tiers=", ".join(f"{tiers[tier]} in `make {COMMANDS[tier]}`" for tier in TIERS if tiers[tier]),
+        columns=" | ".join(f"killed by `{COMMANDS[tier]}`" for tier in TIERS),
         lines="---|" * len(TIERS),
     )
     for room in sorted({row["room"] for row in judged}):
@@ -55,7 +55,7 @@ def written(path: Path, rows: Iterable[dict[str, Any]], items: Sequence[Item]) -
     path.write_text(page, encoding="utf-8")
 
 
-_COMMANDS = {"test": "test", "all": "test-all"}
+COMMANDS = {"test": "test", "all": "test-all"}
 
 
 def _line(name: str, rows: Sequence[dict[str, Any]]) -> str:

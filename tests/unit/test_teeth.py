@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from tests.support.looped import looped
 from tests.support.source import ROOT
 from tests.teeth import __main__ as gate
-from tests.teeth import judging, mutants, recording, report, seams
+from tests.teeth import copies, judging, mutants, recording, report, seams
 from tests.teeth.mutants import Fault
 from tests.teeth.planted import planted
 from tests.teeth.recording import Item
@@ -126,8 +128,8 @@ def test_only_the_statement_changes() -> None:
     assert ast.unparse(ast.parse(text)) == before.replace("except BaseException as", "except Exception as", 1)
 
 
-def _item(test: str = MIXES) -> Item:
-    return Item(test, frozenset(), 0.01, frozenset())
+def _item(test: str = MIXES, tier: str = "test") -> Item:
+    return Item(test, tier, 0.01, frozenset())
 
 
 def _with(old: str, new: str) -> Fault:
@@ -169,25 +171,67 @@ def test_a_test_that_fails_once_has_failed_for_another_reason(monkeypatch: pytes
     assert ran == [["a", "b", "c"], ["b"], ["a", "c"]]
 
 
+def test_each_tier_tries_as_many_rows_as_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = list[tuple[str, str]]()
+
+    def failed(copy: copies.Copy, tests: list[Item], _left_s: float) -> tuple[str, bool]:
+        ran.extend((each.test, copy.environment["GRADWIRE_LAWS"]) for each in tests)
+        return "", True
+
+    monkeypatch.setattr(judging, "_failed", failed)
+    judging.judged(
+        _with("if self.beta < 1.0:", "if True:"), [_item("b", "all"), _item("a"), _item("a", "all")]
+    )
+    assert ran == [("a", "few"), ("b", "sample"), ("a", "sample")]
+    rows = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"TABLES := {' '.join(recording.TABLES)}\n" in rows
+
+
+@looped(
+    ("tier", "file", "words"),
+    [
+        ("test", "tests/laws/test_step.py", ["-m", "not rest"]),
+        ("all", "tests/laws/test_step.py", []),
+        ("all", "tests/process/test_train.py", ["-m", "rest"]),
+    ],
+)
+def test_each_tier_runs_the_tests_of_its_command(tier: str, file: str, words: list[str]) -> None:
+    assert recording.words(tier, file) == words
+
+
 @pytest.mark.rest
 def test_a_recording_says_which_tests_enter_a_function(tmp_path: Path) -> None:
-    file = MIXES.partition("::")[0]
-    [(_, tests, passed)] = recording.record([file], tmp_path)
+    file, beside = MIXES.partition("::")[0], "tests/unit/test_tiers.py"
+    (_, tests, passed), (_, _, others) = recording.record([file, beside], "test", tmp_path)
     assert tests == passed > 40
-    assert recording.is_recorded(file, tmp_path)
+    assert others > 0
+    assert recording.is_recorded(file, "test", tmp_path)
+    assert not recording.is_recorded(file, "all", tmp_path)
     items = recording.recorded(tmp_path)
     entering = [each.test for each in recording.covering(f"{MEMORY}:LowPass.update", items)]
     assert MIXES in entering
-    assert len(entering) < len(items)
-    (tmp_path / "few").mkdir()
-    recording.keep_fastest(tmp_path, tmp_path / "few" / "fastest.json")
-    few = recording.recorded(tmp_path / "few")
+    assert len(entering) < passed
+    recording.keep_fastest(tmp_path, tmp_path / "fastest.json")
+    few = recording.fastest(tmp_path / "fastest.json")
     assert entering[0] in [each.test for each in recording.covering(f"{MEMORY}:LowPass.update", few)]
+
+
+def test_of_the_fastest_tests_those_that_are_gone_take_no_part(tmp_path: Path) -> None:
+    written = tmp_path / "fastest.json"
+    name = test_of_the_fastest_tests_those_that_are_gone_take_no_part.__name__
+    here = f"tests/unit/test_teeth.py::{name}[a-1]"
+    tests = [
+        [here, 0.1],
+        [f"tests/unit/test_teeth.py::{name}_too", 0.1],
+        [f"tests/unit/test_gone.py::{name}", 0.1],
+    ]
+    written.write_text(json.dumps({"tests": tests, "functions": {MEMORY: {"f": [0, 1], "g": [2]}}}))
+    assert recording.fastest(written) == [Item(here, "test", 0.1, frozenset({f"{MEMORY}:f"}))]
 
 
 def test_compiled_functions_are_entered_with_those_that_use_them() -> None:
     cpu = "src/gradwire/kernels/cpu"
-    item = Item("t", frozenset(), 1.0, frozenset({f"{cpu}/blocks.py:encode_blocks"}))
+    item = Item("t", "test", 1.0, frozenset({f"{cpu}/blocks.py:encode_blocks"}))
     assert recording.covering(f"{cpu}/blocks.py:_largest_bits", [item]) == [item]
     assert recording.covering(f"{cpu}/topk.py:topk_indices", [item]) == []
 
@@ -204,7 +248,7 @@ def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path, monkeypatch: pyte
         return mutants.drawn(seed, compiled, PATHS)
 
     everything = frozenset(each.function for path in PATHS for each in _places(path))
-    monkeypatch.setattr(recording, "recorded", lambda: [Item("t", frozenset(), 1.0, everything)])
+    monkeypatch.setattr(recording, "recorded", lambda: [Item("t", "test", 1.0, everything)])
     monkeypatch.setattr(judging, "judged", judged)
     monkeypatch.setattr(gate, "drawn", drawn)
     results, table = tmp_path / "results.jsonl", tmp_path / "table.md"
@@ -218,6 +262,35 @@ def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path, monkeypatch: pyte
     assert list(rows) == asked
     assert len([row for row in rows.values() if row["state"] != "smoke"]) == 4
     assert "| **all** | 4 | 2 | 0 | 2 | 0 |" in table.read_text(encoding="utf-8")
+
+
+@looped(
+    ("states", "code"),
+    [
+        (["survived", "survived"], 1),
+        (["survived", "killed"], 0),
+        (["survived", "undecided"], 0),
+        (["survived"], 0),  # there was no time for another one
+    ],
+)
+def test_a_sample_fails_only_where_tests_do_not_test(
+    states: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list(states)
+
+    def judged(*_: Any, **__: Any) -> judging.Verdict:
+        return judging.Verdict(left.pop(0))
+
+    def drawn(seed: str, compiled: int) -> Iterator[Fault]:
+        return mutants.drawn(seed, compiled, PATHS)
+
+    everything = frozenset(each.function for path in PATHS for each in _places(path))
+    clock = SimpleNamespace(monotonic=lambda: 0.0 if left else 1e9)
+    monkeypatch.setattr(gate, "time", clock)
+    monkeypatch.setattr(recording, "fastest", lambda: [Item("t", "test", 1.0, everything)])
+    monkeypatch.setattr(judging, "judged", judged)
+    monkeypatch.setattr(gate, "drawn", drawn)
+    assert gate.main(["--count", "2", "--seed", "x", "--minutes", "6"]) == code
 
 
 def _places(path: str) -> tuple[mutants.Place, ...]:
