@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.ranks import TIMEOUT_S
+from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
@@ -31,14 +32,19 @@ SAYS_OF_SHARDS = {
 }
 
 
+CHANGED = {
+    **{(change, source): says for change, says in SAYS.items() for source in ("plain", "ddp")},
+    **{(change, "sharded"): says for change, says in SAYS_OF_SHARDS.items()},
+}
+
+
 @pytest.mark.parametrize(
-    ("change", "source", "says"),
-    [(change, source, says) for change, says in SAYS.items() for source in ("plain", "ddp")]
-    + [(change, "sharded", says) for change, says in SAYS_OF_SHARDS.items()],
+    "changed", rest(CHANGED, but=[("assigned", "ddp"), ("replaced", "plain"), ("appended", "sharded")])
 )
 def test_parameters_that_changed_are_named_on_all_ranks_before_the_next_exchange(
-    world: Scenes, change: str, source: str, says: str
+    world: Scenes, changed: tuple[str, str]
 ) -> None:
+    (change, source), says = changed, CHANGED[changed]
     for kind, text, _, steps in value(world, f"{change}, {source}"):
         assert kind == "ValueError"
         assert says in text
@@ -66,7 +72,7 @@ def test_a_change_on_one_rank_is_named_on_the_ranks_that_wait(world: Scenes, sou
 
 
 @pytest.mark.parametrize("recipe", ["dense", "topk(ratio=0.1)"])
-@pytest.mark.parametrize("buckets", [1, 4])
+@pytest.mark.parametrize("buckets", rest([1, 4], but=[4]))
 def test_after_a_caught_exception_no_pass_completes_another_step(
     world: Scenes, recipe: str, buckets: int
 ) -> None:

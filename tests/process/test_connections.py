@@ -26,7 +26,8 @@ def test_no_bit_depends_on_the_number_of_connections(world: int, tmp_path: Path)
         assert no_number.startswith("ValueError: GRADWIRE_CONNECTIONS='many'")
 
 
-@pytest.mark.parametrize("world", rest([2, 3], but=[2]))
+@pytest.mark.rest
+@pytest.mark.parametrize("world", [2, 3])
 def test_no_bit_depends_on_when_receives_are_announced(world: int, tmp_path: Path) -> None:
     scenes = Scenes("tests.process.scenes_connections", world, tmp_path)
     for found in value(scenes, "ahead, given back"):
