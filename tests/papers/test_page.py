@@ -19,6 +19,7 @@ from gradwire.recipes.catalogue import MODULES
 from tests.support.pages import blocks_of
 from tests.support.rig import SHAPES, Rig
 from tests.support.source import ROOT
+from tests.support.tiers import rest
 
 PAGE = ROOT / "docs" / "papers.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -76,7 +77,7 @@ STEPS = 12
 """Two more than `covap` takes to measure, and all of a cycle of eight."""
 
 
-@pytest.mark.parametrize("text", RECIPES)
+@pytest.mark.parametrize("text", rest(RECIPES, but=RECIPES[::4]))
 def test_a_recipe_of_the_page_trains(text: str) -> None:
     """Every rank is drawn towards a point of its own; matrices come nearer to the mean of all points."""
     world, rate = 3, 0.02

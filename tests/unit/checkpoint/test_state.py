@@ -22,13 +22,15 @@ from gradwire.errors import GradwireWarning, PeerFailed, RanksDisagree
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.memory import UNSENT, LowPass
-from tests.support.recipes import EVERY_RECIPE, REMEMBERING
+from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
 from tests.support.rig import REVERSED, SHUFFLED, Rig, gradients
 from tests.support.tiers import rest
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 DGC = "dgc(ratio=0.1, warmup_steps=0)"
+KINDS = list({kind(name): name for name in REMEMBERING}.values())
+"""One recipe of each way to travel."""
 
 
 def _steps(rig: Rig, rank: int, steps: range, buckets: Any = REVERSED) -> list[Tensor]:
@@ -52,7 +54,7 @@ def _round_trip(saved: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.parametrize("name", [*REMEMBERING, "dense", "fp16"])
+@pytest.mark.parametrize("name", rest([*REMEMBERING, "dense", "fp16"], but=[*KINDS, "dense"]))
 def test_a_resumed_run_continues_bit_for_bit_in_other_buckets(name: str) -> None:
     def rank(comm: Comm) -> None:
         through = Rig(comm, EVERY_RECIPE[name])
@@ -81,7 +83,7 @@ def test_a_list_of_all_states_of_the_same_world_gives_everybody_his_own() -> Non
     run_ranks(3, rank)
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
+@pytest.mark.parametrize("name", rest(REMEMBERING, but=KINDS))
 @pytest.mark.parametrize("world", rest([1, 2, 5], but=[2]))
 def test_in_another_world_everybody_starts_with_the_mean(name: str, world: int) -> None:
     states = _saved(3, EVERY_RECIPE[name], 2)

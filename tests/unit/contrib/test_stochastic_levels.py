@@ -15,6 +15,7 @@ from gradwire.kernels.layouts import Norm
 from gradwire.recipes import recipe
 from gradwire.step.context import ExchangeContext
 from tests.support.steps import step
+from tests.support.tiers import rest
 from tests.support.whole import parts_of
 
 AT = ExchangeContext(step=3, unit=1, rank=0, world=3, seed=2)
@@ -44,7 +45,7 @@ def below(found: Tensor, bound: float) -> bool:
 
 @pytest.mark.parametrize("norm", ["l2", "max"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("d", [1, 10, 100, 512])
+@pytest.mark.parametrize("d", rest([1, 10, 100, 512], but=[1, 100]))
 def test_qsgd_is_within_its_variance(bits: int, norm: Norm, d: int) -> None:
     levels = 2 ** (bits - 1) - 1
     bound = min(d / (4 * levels**2), math.sqrt(d) / levels)

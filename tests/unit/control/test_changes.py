@@ -24,6 +24,7 @@ from gradwire.recipes.base import Watch
 from gradwire.step.step import Step
 from gradwire.telemetry.event_log import EventLog
 from tests.support.rig import Rig, gradients, specs
+from tests.support.tiers import rest
 
 FAST, MIDDLING, SLOW = Link(1e-3, 1e-9), Link(1e-3, 2e-6), Link(1e-3, 1e-4)
 CHANGED = 60
@@ -126,7 +127,7 @@ def _plans(
     return first
 
 
-@pytest.mark.parametrize("resumes_at", [None, SETTLED], ids=["runs on", "resumes"])
+@pytest.mark.parametrize("resumes_at", rest([None, SETTLED], but=[SETTLED]), ids=["runs on", "resumes"])
 @pytest.mark.parametrize("change", ["link", "backward"])
 def test_dense_that_has_hidden_is_given_up_once_it_does_not(
     training: dict[str, float], link: dict[str, Link], change: str, resumes_at: int | None

@@ -19,6 +19,7 @@ from gradwire.recipes.base import Watch
 from gradwire.step.context import Fates
 from gradwire.step.verdict import RankReport
 from tests.support.rig import NAMES, Rig, gradients
+from tests.support.tiers import rest
 
 STEPS = 4 * LEAST + 2
 """More than the looks of which the median is taken, of a cycle of two steps, too; a look is told a step
@@ -81,7 +82,7 @@ def _by_hand(ranks: Sequence[list[list[float]]], cycle: int = 1) -> float:
     return median(quotients[-2 * -(-LEAST // cycle) :])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", rest(VARIANTS, but=["flat", "nodes"]))
 @pytest.mark.parametrize("text", RECIPES)
 def test_lateness_is_what_gradients_and_memories_say(text: str, variant: str) -> None:
     """A fresh gradient is found by subtraction, and a verdict carries float32: ten roundings at most."""
@@ -97,7 +98,7 @@ def test_where_nothing_is_remembered_nothing_is_late(text: str) -> None:
     assert [late for late, _ in _told(text, 2, {})] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", rest(VARIANTS, but=["nodes"]))
 @pytest.mark.parametrize("is_on_trial", [True, False])
 def test_rows_are_alike_in_length_on_all_ranks(
     variant: str, is_on_trial: bool, monkeypatch: pytest.MonkeyPatch
@@ -128,7 +129,7 @@ def test_rows_are_alike_in_length_on_all_ranks(
     assert all(widths == written[0] for widths in written.values())
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", rest(VARIANTS, but=["resolved late"]))
 @pytest.mark.parametrize("text", ["topk(ratio=0.1)", "covap(interval=2)"])
 def test_a_step_that_is_left_out_does_not_disturb_lateness(text: str, variant: str) -> None:
     world = 4 if variant == "nodes" else 2

@@ -19,6 +19,7 @@ from gradwire.recipes import recipe
 from gradwire.step.layout import build
 from gradwire.step.verdict import HEADER
 from tests.support.rig import Rig, gradients, specs
+from tests.support.tiers import rest
 
 WORLD = 4
 NUMEL = tuple(spec.numel for spec in specs())
@@ -80,7 +81,7 @@ def test_without_facts_nothing_is_said(facts: Facts) -> None:
     assert _predicted("dense", facts) is None
 
 
-@pytest.mark.parametrize("text", ["covap", "mergecomp(inner='topk(ratio=0.1)')", "auto"])
+@pytest.mark.parametrize("text", rest(["covap", "mergecomp(inner='topk(ratio=0.1)')", "auto"], but=["auto"]))
 def test_whoever_has_decided_from_facts_says_what_to_expect(text: str) -> None:
     def rank(comm: Comm) -> list[float | None]:
         rig, found = Rig(comm, text), []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from gradwire.exchange.uneven_gather import agreed
 from gradwire.laws import Laws, phase_of
 from gradwire.recipes import recipe
 from gradwire.step.context import ExchangeContext, ExchangeState
+from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, LAWS, composed
 
 WORLDS = (1, 2, 3, 4)
@@ -62,8 +64,7 @@ def travels(exchange: Exchange, unit: list[ExchangeContext]) -> dict[Hashable, s
     return found
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("text", TEXTS)
+@looped(("text", "world"), product(TEXTS, WORLDS), few=len(TEXTS))
 def test_in_all_steps_of_a_phase_a_recipe_has_the_same_rounds(text: str, world: int) -> None:
     exchange = composed(text).exchange
     for name, unit in contexts(world):
@@ -177,7 +178,7 @@ def test_a_schedule_that_changes_nothing_leaves_rounds_fixed() -> None:
         assert not exchange.laws.fixed_rounds
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@looped("text", TEXTS)
 def test_what_an_exchange_is_made_of_computes_its_laws_once(text: str) -> None:
     found: list[Any] = list(parts(composed(text).exchange))
     assert all(part.laws is part.laws for part in found)
