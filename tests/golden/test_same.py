@@ -25,6 +25,7 @@ def test_every_scene_is_the_same_twice() -> None:
         assert difference(rows[: len(rows) // 2], rows[len(rows) // 2 :]) == ""
 
 
+@pytest.mark.rest
 def test_what_differs_is_named_by_its_first_step() -> None:
     shorter, longer, unknown = (
         Setting("warm-up", text, 2)

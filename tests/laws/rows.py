@@ -120,7 +120,7 @@ def perform(row: Row, in_place: bool = False) -> Outcome:
     return Outcome(row, inputs, ranks, before == global_generators())
 
 
-EACH = 3
+EACH = 2
 """Rows of each exchange where few are tried."""
 
 

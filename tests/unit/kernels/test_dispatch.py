@@ -175,6 +175,7 @@ print([name for name in ("numba", "triton") if name in sys.modules])
 """
 
 
+@pytest.mark.rest
 def test_importing_contracts_loads_no_compiler() -> None:
     done = subprocess.run(
         [sys.executable, "-c", IMPORTED], cwd=ROOT, capture_output=True, text=True, check=False

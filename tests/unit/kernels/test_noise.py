@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -72,6 +73,7 @@ def test_mean_and_variance_are_those_of_uniform_numbers(key: int) -> None:
     assert abs(float((u.square() - 1).sum())) / (0.8 * N) ** 0.5 <= 4
 
 
+@pytest.mark.rest
 @looped("bit", range(63))
 def test_keys_that_differ_in_one_bit_have_nothing_in_common(bit: int) -> None:
     key = KEYS[-1]
@@ -81,6 +83,7 @@ def test_keys_that_differ_in_one_bit_have_nothing_in_common(bit: int) -> None:
     assert int((a == b).sum()) <= 2
 
 
+@pytest.mark.rest
 @looped("bit", [0, 1, 5, 9, 17, 30])
 def test_one_bit_of_the_index_changes_half_of_the_word(bit: int) -> None:
     index = torch.arange(4096)

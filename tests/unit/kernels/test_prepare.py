@@ -100,6 +100,7 @@ def test_importing_compiles_nothing() -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+@pytest.mark.rest
 def test_prepare_leaves_nothing_to_compile() -> None:
     # A process of its own: here other tests have compiled what `prepare` may have forgotten.
     program = f"from {__name__} import forgotten; print(forgotten())"

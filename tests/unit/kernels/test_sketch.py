@@ -128,6 +128,7 @@ def test_sketches_add_up() -> None:
     assert torch.equal(both, count_sketch(one + other, drawn, 100))
 
 
+@pytest.mark.rest
 @looped(("i", "j"), [(0, 1), (5, 6), (0, 4096), (17, 9000)])
 def test_two_elements_meet_as_often_as_chance_has_it_and_with_either_sign(i: int, j: int) -> None:
     # Probability 1/8 over D draws: standard deviation √(D·p·(1-p)). Seeds are fixed.
