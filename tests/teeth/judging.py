@@ -18,6 +18,7 @@ SMOKE_S, COMPILED_S = 120.0, 600.0
 """For a step, without and with kernels to compile."""
 _START_S = 60.0
 """A process may take so long before its first test, on a busy machine and with kernels to compile."""
+HANGS = " (hangs)"
 HANGS_S, _SLOWER = 20.0, 5.0
 """A test hangs that takes longer than so many seconds and so many times as long as in the recording."""
 
@@ -92,16 +93,20 @@ def _rounds(items: Sequence[Item]) -> Iterator[list[Item]]:
 
 
 def _failing(copy: Copy, tests: Sequence[Item], until_s: float) -> tuple[str, bool]:
-    """The test that fails twice, or hangs; and whether the time was enough.
+    """The test that fails or hangs twice; and whether the time was enough.
 
     A test that passes when it runs once more, alone, has failed for another reason, such as a busy machine.
+    All of them run once more if it was what loads them that failed or hung.
     """
     while tests:
         by, in_time = _failed(copy, tests, until_s - time.monotonic())
-        alone = [each for each in tests if each.test == by]
-        if not alone or _failed(copy, alone, until_s - time.monotonic())[0]:
-            return by, in_time
-        tests = [each for each in tests if each.test != by]
+        if not by:
+            return "", in_time
+        suspects = [each for each in tests if each.test == by.removesuffix(HANGS)] or tests
+        again, in_time = _failed(copy, suspects, until_s - time.monotonic())
+        if again or not in_time:
+            return again, in_time
+        tests = [each for each in tests if each not in suspects]
     return "", True
 
 
@@ -118,7 +123,7 @@ def _failed(copy: Copy, tests: Sequence[Item], left_s: float) -> tuple[str, bool
     code = copy.run(["-m", "pytest", "-q", "-x", *plugins, *files], max(0.0, min(hangs_s, left_s)))
     runs = (folder / "runs").read_text(encoding="utf-8") or "collection"
     if code is None:
-        return (f"{runs} (hangs)", True) if hangs_s <= left_s else ("", False)
+        return (runs + HANGS, True) if hangs_s <= left_s else ("", False)
     if code == 4:
         raise RuntimeError(f"pytest takes no such words: {copy.output.read_text(errors='replace')[-500:]}")
     return ("", True) if code in (0, 5) else (runs, True)

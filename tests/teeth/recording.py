@@ -29,7 +29,7 @@ FOLDERS = ("device", "faults", "golden", "house", "laws", "papers", "process", "
 RECORDED = ROOT / "out" / "teeth" / "recorded"
 FASTEST = ROOT / "tests" / "teeth" / "fastest.json"
 """For trees without a recording: of each function the fastest tests that enter it, and no others."""
-KEPT = 6
+KEPT = 5
 TOGETHER = 8
 """So many files of a folder share a process at most: it takes seconds to start, and what it recorded is lost
 where it is broken off."""
@@ -204,19 +204,20 @@ def keep_fastest(folder: Path = RECORDED, to: Path = FASTEST) -> None:
                     tests.setdefault(item.test.partition("[")[0], item)
     used = {item.test: item for tests in kept.values() for item in tests.values()}
     place = {test: number for number, test in enumerate(sorted(used))}
-    rows = [[test, round(used[test].seconds, 3)] for test in place]
-    enter: dict[str, dict[str, list[int]]] = {}
+    tests_of: dict[str, dict[str, float]] = {}
+    for test in place:
+        file, _, name = test.partition("::")
+        tests_of.setdefault(file, {})[name] = round(used[test].seconds, 2)
+    functions_of: dict[str, dict[str, list[int]]] = {}
     for function in sorted(kept):
         path, _, name = function.partition(":")
-        enter.setdefault(path, {})[name] = sorted(place[item.test] for item in kept[function].values())
-    lines = [
-        '{"tests": [',
-        ",\n".join(map(_compact, rows)),
-        '], "functions": {',
-        ",\n".join(f"{_compact(path)}: {_compact(each)}" for path, each in enter.items()),
-        "}}\n",
-    ]
-    to.write_text("\n".join(lines), encoding="utf-8")
+        functions_of.setdefault(path, {})[name] = sorted(place[item.test] for item in kept[function].values())
+    tests, functions = (
+        ",\n".join(f"{_compact(path)}: {_compact(each)}" for path, each in of.items())
+        for of in (tests_of, functions_of)
+    )
+    text = f'{{"tests": {{\n{tests}\n}}, "functions": {{\n{functions}\n}}}}\n'
+    to.write_text(text, encoding="utf-8")
 
 
 def _compact(value: object) -> str:
@@ -226,14 +227,19 @@ def _compact(value: object) -> str:
 def fastest(path: Path = FASTEST) -> list[Item]:
     """What `keep_fastest` has written, of the tests that are still there."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    enters: list[set[str]] = [set() for _ in found["tests"]]
+    tests = [
+        (f"{file}::{name}", seconds)
+        for file, names in found["tests"].items()
+        for name, seconds in names.items()
+    ]
+    enters: list[set[str]] = [set() for _ in tests]
     for file, functions in found["functions"].items():
         for name, places in functions.items():
             for place in places:
                 enters[place].add(f"{file}:{name}")
     return [
         Item(test, TIERS[0], seconds, frozenset(functions))
-        for (test, seconds), functions in zip(found["tests"], enters, strict=True)
+        for (test, seconds), functions in zip(tests, enters, strict=True)
         if _is_there(test)
     ]
 

@@ -158,17 +158,27 @@ def test_what_no_test_notices_survives() -> None:
     assert (verdict.state, verdict.ran) == ("survived", 1)
 
 
-def test_a_test_that_fails_once_has_failed_for_another_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@looped(
+    ("said", "runs"),
+    [
+        ("b", [["a", "b", "c"], ["b"], ["a", "c"]]),
+        ("b (hangs)", [["a", "b", "c"], ["b"], ["a", "c"]]),
+        ("collection (hangs)", [["a", "b", "c"], ["a", "b", "c"]]),
+    ],
+)
+def test_a_test_that_fails_or_hangs_once_has_done_so_for_another_reason(
+    said: str, runs: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran = list[list[str]]()
 
     def failed(_copy: Any, tests: list[Item], _left_s: float) -> tuple[str, bool]:
         ran.append([each.test for each in tests])
-        return ("b" if len(ran) == 1 else ""), True
+        return (said if len(ran) == 1 else ""), True
 
     monkeypatch.setattr(judging, "_failed", failed)
     items = [_item("a"), _item("b"), _item("c")]
     assert judging.judged(_with("if self.beta < 1.0:", "if True:"), items).state == "survived"
-    assert ran == [["a", "b", "c"], ["b"], ["a", "c"]]
+    assert ran == runs
 
 
 def test_each_tier_tries_as_many_rows_as_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,14 +229,17 @@ def test_a_recording_says_which_tests_enter_a_function(tmp_path: Path) -> None:
 def test_of_the_fastest_tests_those_that_are_gone_take_no_part(tmp_path: Path) -> None:
     written = tmp_path / "fastest.json"
     name = test_of_the_fastest_tests_those_that_are_gone_take_no_part.__name__
-    here = f"tests/unit/test_teeth.py::{name}[a-1]"
-    tests = [
-        [here, 0.1],
-        [f"tests/unit/test_teeth.py::{name}_too", 0.1],
-        [f"tests/unit/test_gone.py::{name}", 0.1],
-    ]
+    here, gone = "tests/unit/test_teeth.py", "tests/unit/test_gone.py"
+    tests = {here: {f"{name}[a-1]": 0.1, f"{name}_too": 0.1}, gone: {name: 0.1}}
     written.write_text(json.dumps({"tests": tests, "functions": {MEMORY: {"f": [0, 1], "g": [2]}}}))
-    assert recording.fastest(written) == [Item(here, "test", 0.1, frozenset({f"{MEMORY}:f"}))]
+    expected = Item(f"{here}::{name}[a-1]", "test", 0.1, frozenset({f"{MEMORY}:f"}))
+    assert recording.fastest(written) == [expected]
+
+
+def test_the_list_of_fastest_tests_is_not_out_of_date() -> None:
+    files = json.loads(recording.FASTEST.read_text(encoding="utf-8"))["tests"]
+    again = "write it anew: make teeth ARGS='--tier test --record --keep-fastest'"
+    assert len(recording.fastest()) > 0.75 * sum(map(len, files.values())), again
 
 
 def test_compiled_functions_are_entered_with_those_that_use_them() -> None:
