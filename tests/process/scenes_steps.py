@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import math
 import pickle
+import re
 import warnings
 import weakref
 from collections import OrderedDict, defaultdict
@@ -62,23 +64,59 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 @contextmanager
-def told() -> Iterator[list[str]]:
-    """Warnings, and what the log of gradwire says from level WARNING on."""
+def told(level: int = logging.WARNING) -> Iterator[list[str]]:
+    """Warnings, and what the log of gradwire says from a `level` on."""
     lines: list[str] = []
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(record.getMessage())
 
-    handler = Lines(logging.WARNING)
-    logging.getLogger("gradwire").addHandler(handler)
+    handler, log = Lines(level), logging.getLogger("gradwire")
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(level)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield lines
     finally:
-        logging.getLogger("gradwire").removeHandler(handler)
+        log.removeHandler(handler)
+        log.setLevel(before)
     lines += [str(each.message) for each in caught]
+
+
+# -- what a run tells
+
+TELLING = 72
+"""Steps of a run that tells: twice as many as norms are weighed in, and enough to know the link."""
+
+TELLING_RECIPES = ("dense", "topk(ratio=0.1)", "int4")
+
+
+def tells(recipe: str) -> dict[str, Any]:
+    """Which fields of report and metrics a run knows, and its log, after one step of each kind that fails.
+
+    Numbers that vary from run to run are left out, and so are what is said of compiling, and fields that
+    depend on what the link did.
+    """
+    with told(logging.INFO) as lines:
+        model, optimizer, wire = attached(recipe)
+        for number in range(TELLING):
+            optimizer.zero_grad()
+            backward(model, number, math.nan if number == BAD else 1.0)
+            if number not in (BAD, BAD + 2):  # as a scaler skips the one, and a user leaves out the other
+                optimizer.step()
+    report, metrics = wire.report().as_dict(), wire.metrics()
+    unknown = {name for name, each in report.items() if each is None or each == [] or each == ()}
+    return {
+        "report": sorted(report),
+        "unknown": sorted(unknown - {"link_changes", "health"}),
+        "metrics": sorted(each.removeprefix("gradwire/") for each in metrics if "/link_" not in each),
+        "timeline": sorted({str(span["what"]) for span in report["timeline"]}),
+        "bytes": report["metered_bytes_per_step"] == report["wire_bytes_per_step"],
+        "log": [re.sub(r"[0-9][0-9.]*", "N", line) for line in lines if "compiling" not in line],
+    }
 
 
 # -- a step that is left out
@@ -963,6 +1001,7 @@ WAYS: dict[str, Callable[..., None]] = {
 }
 
 SCENES: dict[str, Callable[[], Any]] = {
+    **{f"tells, {recipe}": partial(tells, recipe) for recipe in TELLING_RECIPES},
     **{
         f"{recipe}, {source}, never": partial(left_out, recipe, source, None)
         for recipe in RECIPES

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.scenes_steps import CALLED, CASE_RECIPES, CASES, RECIPES, WAYS
+from gradwire._api.report import Report
+from tests.process.scenes_steps import CALLED, CASE_RECIPES, CASES, RECIPES, TELLING_RECIPES, WAYS
 from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
@@ -20,6 +21,38 @@ TOPK = "topk(ratio=0.1)"
 def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes, on two ranks."""
     return Scenes("tests.process.scenes_steps", 2, tmp_path_factory.mktemp("steps"))
+
+
+METRICS = """
+    backward_s backward_s_mean bytes_sent bytes_sent_mean compile_s compress_s compress_s_mean dense_bytes
+    dropped_steps exposed_s exposed_s_mean health_warnings median_computing_s memory_bytes ratio ratio_mean
+    residual_to_gradient share_of_linear skipped_steps slowest_computing_s slowest_rank step step_s
+    step_s_mean
+"""
+ATTACHED = {
+    "dense": "gradwire N: dense, N % of N kB, no memory",
+    TOPK: "gradwire N: topk(ratio=N), N units, N % of N kB, memory N kB",
+    "int4": "gradwire N: intN, N unit, N % of N kB, memory N kB",
+}
+
+
+@pytest.mark.parametrize("recipe", rest(TELLING_RECIPES, but=[TOPK]))
+def test_a_fixed_recipe_tells_all_that_it_knows(world: Scenes, recipe: str) -> None:
+    first, second = value(world, f"tells, {recipe}")
+    for each in (first, second):
+        assert each["report"] == sorted([*Report.__dataclass_fields__, "ratio"])
+        lateness = ["late"] if recipe != "dense" else []  # it takes more steps to be known
+        assert each["unknown"] == sorted(
+            [*lateness, "choices", "diagnosis", "facts", "predicted_step_s", "times_led"]
+        )
+        assert each["metrics"] == METRICS.split()
+        assert each["timeline"] == ["backward", "decode", "encode", "wait", "wire"]
+        assert each["bytes"], "as many are metered as the plan says"
+    attached, skipped, left_out = first["log"]
+    assert attached == ATTACHED[recipe]
+    assert skipped.startswith("step N is skipped: NaN, Inf or a gradient too large")
+    assert left_out.startswith("step N is left out: its gradients were cleared")
+    assert second["log"] == [], "rank 0 speaks for all"
 
 
 @pytest.mark.parametrize("way", rest(WAYS, but=["clear", "flush and clear", "say it"]))
