@@ -8,7 +8,7 @@ gradients runs the steps.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,17 +32,7 @@ from gradwire.step.context import ExchangeContext, Fates
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
 from gradwire.step.runner import ExchangeRunner
-from gradwire.step.step import (
-    Committed,
-    ExchangeTask,
-    Failed,
-    Landed,
-    Poisoned,
-    Running,
-    Step,
-    StepOutcome,
-    VerdictPending,
-)
+from gradwire.step.step import ExchangeTask, Outcome, Step
 from gradwire.step.verdict import RankReport, SmallReduce, Verdict, VerdictReduce, plan_number, rides
 
 META = torch.device("meta")
@@ -82,7 +72,8 @@ class Engine:
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self.runner = ExchangeRunner(lambda: self.placement, self._progress, self.rank)
         self._now: Step | None = None
-        self._unresolved: Step | None = None
+        self._unresolved: Callable[[], None] | None = None
+        """Commits the last step, or forgets it, where that is still to be done."""
         self._following: Composition | None = None
         self.begin_anew()
         self.restore(self.prepared(self.layout_to_run(self.layout_of(recipe.build())), step=0))
@@ -381,16 +372,16 @@ class Engine:
             # And now and then it goes alone, because its time is all that tells the latency of the link.
             apart = step.is_serial or self._is_sharded or (is_apart(step.number) and not self.layout.is_dense)
             left = step.outstanding if apart else step.decoding
-            if left == 0 and isinstance(step.outcome, Running):
+            if left == 0 and step.outcome is Outcome.RUNNING:
                 self._send_tail(step)
-            match step.outcome:
-                case VerdictPending(tail, has_come=True) if step.outstanding == 0:
-                    self._judge(step, tail.verdict())
+            if step.outcome is Outcome.VOTED and step.outstanding == 0:
+                assert step.tail is not None, "sent first"
+                self._judge(step, step.tail.verdict())
         except TransportError as error:
             self.runner.broken = error
-            self._close(step, Failed(error))
+            self._close(step, Outcome.FAILED, error)
         except DAMAGED as error:  # in the verdict itself or beside it, on all ranks
-            self._close(step, Failed(error))
+            self._close(step, Outcome.FAILED, error)
 
     def _tells_means(self, step: Step) -> bool:
         """Whether the verdict has to tell if means are finite: ranks with other shards see other means.
@@ -419,18 +410,18 @@ class Engine:
         if self._tells_means(step):
             sound = step.small_are_finite(self.rank) and sound
         finite = step.finite() if step.is_late else None
-        row = RankReport(sound, step.failure is not None, self.plan_number, facts, stale, step.computing_s)
+        row = RankReport(sound, step.error is not None, self.plan_number, facts, stale, step.computing_s)
         comm = step.observed(self.comm, "tail")
         regions = step.take_small(self.specs, step.tail_regions.keys())
         control = self._control
         apart = None if control is self.comm else MeteredComm(control, step.trace, "tail")
-        tail = VerdictReduce(regions, row, comm, step.device, apart, finite)
+        step.tail = tail = VerdictReduce(regions, row, comm, step.device, apart, finite)
         step.small.append(tail)
-        step.outcome = VerdictPending(tail, failure=step.failure)
+        step.outcome = Outcome.VOTING
 
         def came() -> None:
             if not step.is_over:
-                step.outcome = VerdictPending(tail, has_come=True, failure=step.failure)
+                step.outcome = Outcome.VOTED
             self._progress(step)
 
         placement = self.placement
@@ -443,11 +434,11 @@ class Engine:
         for small in step.small:
             step.record_small(small)
         error: BaseException | None = verdict.error() or step.compare(verdict)
-        if step.failure is not None and not isinstance(error, RanksDisagree):
+        if step.error is not None and not isinstance(error, RanksDisagree):
             step.has_failed_unheard = error is None and verdict.finite
-            error = step.failure  # a rank that disagrees may well fail, but that is not why
+            error = step.error  # a rank that disagrees may well fail, but that is not why
         if error is not None:
-            self._close(step, Failed(error))
+            self._close(step, Outcome.FAILED, error)
         elif step.is_late:
             self._land(step, verdict)
         else:
@@ -460,7 +451,7 @@ class Engine:
                 step.poison()
             self._close(step, self._outcome(step, verdict, finite))
 
-    def _outcome(self, step: Step, verdict: Verdict, finite: bool) -> Committed | Poisoned:
+    def _outcome(self, step: Step, verdict: Verdict, finite: bool) -> Outcome:
         """Make what the step leaves the memory, if it was `finite`.
 
         That is the same answer on all ranks: reduced values are, and all else is in the verdict.
@@ -471,7 +462,7 @@ class Engine:
             self.step += 1
             self._is_counted = True
         self._observe(step, verdict, committed=finite)
-        return Committed() if finite else Poisoned()
+        return Outcome.COMMITTED if finite else Outcome.NOT_FINITE
 
     def _land(self, step: Step, verdict: Verdict) -> None:
         """End the step for the model; whether it counts is asked of the device, and not waited for."""
@@ -483,8 +474,9 @@ class Engine:
         if shard is not None or not self.layout.is_plain:
             step.poison_unless(finite)
         step.measured_s = self.watch.mark_end()
-        step.outcome = Landed(verdict, self.placement.fetch(finite))
-        self._now, self._unresolved = None, step
+        step.outcome, counts = Outcome.LANDED, self.placement.fetch(finite)
+        self._now = None
+        self._unresolved = lambda: self._end(step, self._outcome(step, verdict, bool(counts())))
         self.env.concluded(step)
 
     @property
@@ -494,10 +486,9 @@ class Engine:
 
     def resolve(self) -> None:
         """Commit the last step, or forget it; needs no other rank, and may wait for the device."""
-        step, self._unresolved = self._unresolved, None
-        if step is not None and isinstance(step.outcome, Landed):
-            finite = bool(step.outcome.finite())
-            self._end(step, self._outcome(step, step.outcome.verdict, finite))
+        resolve, self._unresolved = self._unresolved, None
+        if resolve is not None:
+            resolve()
 
     def catch_up(self, fates: Fates | None = None) -> bool:
         """`resolve`, `settle`, and change what runs, on all ranks. An error ends all steps from now on.
@@ -542,16 +533,16 @@ class Engine:
         if self._now is not None:
             self._progress(self._now)
 
-    def _close(self, step: Step, outcome: StepOutcome) -> None:
+    def _close(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
         """End the step, and conclude it. (`close` only says that all of its gradients have come.)"""
         self._now = None
-        self._end(step, outcome)
+        self._end(step, outcome, error)
         self.env.concluded(step)
 
-    def _end(self, step: Step, outcome: StepOutcome) -> None:
+    def _end(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
         """Give the step its final outcome."""
-        failed = isinstance(outcome, Failed)
-        step.end(outcome, self.rank)
+        failed = outcome is Outcome.FAILED
+        step.end(outcome, self.rank, error)
         self.traffic.forget() if failed else self.traffic.note(step.trace.rounds)
         for lane in self.layout.lanes:
             lane.kept.discard()

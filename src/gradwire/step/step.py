@@ -8,7 +8,8 @@ transport is the exception: the step fails without a verdict, as do all later on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol, TypeAlias
 
 import torch
@@ -73,55 +74,19 @@ class ExchangeTask:
     finish: Finish | None = None
 
 
-@dataclass(frozen=True)
-class Running:
-    """Gradients arrive and travel. `failure` is what went wrong first on this rank."""
+class Outcome(Enum):
+    """The outcome of a step, or how far it has come. All ranks find the same one, but for a failure."""
 
-    failure: BaseException | None = None
-
-
-@dataclass(frozen=True)
-class VerdictPending:
-    """This rank's row is on its way in `tail`, and the verdict pending; with `has_come` it can be read.
-
-    Under a plain all-reduce some gradients may still travel.
-    """
-
-    tail: VerdictReduce
-    has_come: bool = False
-    failure: BaseException | None = None
+    RUNNING = "gradients arrive and travel"
+    VOTING = "this rank's row of the status vote is on its way"
+    VOTED = "all rows are here; by a plain all-reduce some gradients may still travel"
+    LANDED = "the step has ended for the model, and a device knows whether it counts"
+    COMMITTED = "memory has moved on on all ranks, and the means are in the buckets"
+    NOT_FINITE = "something was not finite on some rank: no memory has moved, and no mean is finite"
+    FAILED = "`backward()` raises; no memory has moved, unless the error came after the vote"
 
 
-@dataclass(frozen=True)
-class Landed:
-    """The step has ended for the model: its means are on their way into the buckets, or NaN in their place.
-
-    Which of the two, `finite` will say, and with that whether the step counts. It may wait for a device.
-    """
-
-    verdict: Verdict
-    finite: Callable[[], Tensor]
-
-
-@dataclass(frozen=True)
-class Committed:
-    """On all ranks: memory has moved on, and the means are in the buckets."""
-
-
-@dataclass(frozen=True)
-class Poisoned:
-    """Something was not finite on some rank: no rank has committed, and the means are not finite on any."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """`error` is what `backward()` raises. Nothing is committed, unless the error came after the verdict."""
-
-    error: BaseException
-
-
-StepOutcome: TypeAlias = Running | VerdictPending | Landed | Committed | Poisoned | Failed
-_OPEN = (Running, VerdictPending)  # a union would be built anew in every call
+_OPEN = (Outcome.RUNNING, Outcome.VOTING, Outcome.VOTED)
 
 
 @dataclass
@@ -165,7 +130,11 @@ class Step:
     """Tasks that have begun and not ended."""
     decoding: int = 0
     """Of the outstanding tasks, those that may still fail on this rank alone."""
-    outcome: StepOutcome = Running()
+    outcome: Outcome = Outcome.RUNNING
+    error: BaseException | None = None
+    """The first error on this rank; once the step has failed, the one that `backward()` raises."""
+    tail: VerdictReduce | None = None
+    """The last all-reduce, which carries the vote, once it has been sent."""
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
     inside_bytes: float = 0.0
@@ -312,9 +281,9 @@ class Step:
 
     def fail(self, error: BaseException, where: str, rank: int) -> None:
         """Keep the first failure, with its context added once."""
-        if isinstance(self.outcome, _OPEN) and self.outcome.failure is None:
+        if self.error is None and not self.is_over:
             error.add_note(f"gradwire: step {self.number}, rank {rank}, {where}")
-            self.outcome = replace(self.outcome, failure=error)
+            self.error = error
 
     def see(self, finite: bool | Tensor) -> None:
         """Note whether some values are finite: a bool, or a tensor of no dimension, which is not read yet."""
@@ -367,23 +336,13 @@ class Step:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has its final outcome."""
-        return not isinstance(self.outcome, _OPEN)
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The first error of this step on this rank so far."""
-        return self.outcome.failure if isinstance(self.outcome, _OPEN) else None
+        """Whether nothing is left to be done on the way to its outcome."""
+        return self.outcome not in _OPEN
 
     @property
     def committed(self) -> bool:
         """Whether the step counts."""
-        return isinstance(self.outcome, Committed)
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error that `backward()` raises, if there is one."""
-        return self.outcome.error if isinstance(self.outcome, Failed) else None
+        return self.outcome is Outcome.COMMITTED
 
     def require_all_units(self, lanes: Sequence[Lane], rank: int) -> None:
         """Raise if a unit never became complete or never had its turn, because it was not exchanged."""
@@ -454,13 +413,13 @@ class Step:
         """The device of the gradients."""
         return self.arrivals[0].buffer.device
 
-    def end(self, outcome: StepOutcome, rank: int) -> None:
+    def end(self, outcome: Outcome, rank: int, error: BaseException | None = None) -> None:
         """Take the final outcome. After a failure the means are NaN: half of a step is no gradient."""
-        self.outcome = outcome
-        if isinstance(outcome, Failed):
+        self.outcome, self.error = outcome, error
+        if error is not None:
             self.poison()
-            if not hasattr(outcome.error, "__notes__"):
-                outcome.error.add_note(f"gradwire: step {self.number}, rank {rank}, {self.plan}")
+            if not hasattr(error, "__notes__"):
+                error.add_note(f"gradwire: step {self.number}, rank {rank}, {self.plan}")
 
     def poison(self) -> None:
         """Make the mean non-finite on this rank as on all others, so that every GradScaler skips."""

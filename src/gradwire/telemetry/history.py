@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from gradwire.kernels.compiler import compiled_s
 from gradwire.measure.clock import Span
-from gradwire.step.step import Poisoned, Step
+from gradwire.step.step import Outcome, Step
 
 WINDOW = 50
 
@@ -64,7 +64,7 @@ class History:
 
     def resolved(self, step: Step) -> None:
         """Note whether a step counts."""
-        self.skipped += isinstance(step.outcome, Poisoned)
+        self.skipped += step.outcome is Outcome.NOT_FINITE
 
     def waited(self, start_s: float, stop_s: float) -> None:
         """Note that the end of the last backward pass waited for the verdict."""

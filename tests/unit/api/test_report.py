@@ -12,7 +12,7 @@ from gradwire.control.choice import ChoiceRow
 from gradwire.measure.clock import Span
 from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
-from gradwire.step.step import Committed, Failed, Poisoned, Step
+from gradwire.step.step import Outcome, Step
 from gradwire.telemetry.history import WINDOW, History
 
 REPORT = Report(
@@ -43,7 +43,7 @@ def _on_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _step(plan: str = "dense", committed: bool = True, metered_bytes: float = 8.0) -> Step:
     step = Step(0, plan, 1.0, 10.0)
-    step.outcome = Committed() if committed else Poisoned()
+    step.outcome = Outcome.COMMITTED if committed else Outcome.NOT_FINITE
     step.metered_bytes = step.predicted_bytes = metered_bytes
     step.last_arrival_s = 10.5
     return step
@@ -183,7 +183,7 @@ def test_means_are_over_the_window_and_start_again_with_another_plan() -> None:
 def test_only_steps_without_an_error_count_as_skipped() -> None:
     history = History()
     failed = _step(committed=False)
-    failed.outcome = Failed(ValueError())
+    failed.outcome = Outcome.FAILED
     for step in (_step(), failed, _step(committed=False)):
         history.add(step)
         history.resolved(step)

@@ -14,7 +14,7 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.step.arena import Lane, ParameterSpec
 from gradwire.step.arrival import Arrival, BucketEntry, route_of
-from gradwire.step.step import Failed, Running, Step
+from gradwire.step.step import Outcome, Step
 from tests.support.rig import Rig, gradients
 
 
@@ -97,7 +97,7 @@ def test_the_first_failure_is_kept_with_its_context() -> None:
     first, second = ValueError("first"), ValueError("second")
     step.fail(first, "encode of lane 0 unit 3", rank=2)
     step.fail(second, "decode of lane 0 unit 1", rank=2)
-    assert step.failure is first
+    assert step.error is first
     assert first.__notes__ == ["gradwire: step 0, rank 2, encode of lane 0 unit 3"]
 
 
@@ -111,18 +111,18 @@ def test_what_is_finite_is_read_from_tensors_when_it_is_asked_for() -> None:
     assert not step.is_finite()
 
 
-def test_a_failure_outlasts_the_tail_and_is_gone_with_the_outcome() -> None:
+def test_the_first_failure_stays_until_the_step_ends_and_the_outcome_decides_what_is_raised() -> None:
     step, _ = _step()
-    error = ValueError("broken")
-    step.fail(error, "fold of p0", rank=0)
-    assert step.outcome == Running(error)
+    own, agreed = ValueError("broken"), ValueError("on all ranks")
+    step.fail(own, "fold of p0", rank=0)
+    step.outcome = Outcome.VOTED
     assert not step.is_over
-    step.outcome = Failed(error)
+    assert step.error is own
+    step.end(Outcome.FAILED, 0, agreed)
     assert step.is_over
-    assert step.error is error
     assert not step.committed
     step.fail(ValueError("late"), "decode", rank=0)
-    assert step.outcome == Failed(error)
+    assert step.error is agreed
 
 
 def test_every_rank_hears_how_long_each_of_them_computed() -> None:

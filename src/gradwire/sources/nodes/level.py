@@ -28,7 +28,7 @@ from gradwire.placement import Placement
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.engine import Engine
-from gradwire.step.step import Failed, Step
+from gradwire.step.step import Outcome, Step
 
 _LOG = logging.getLogger("gradwire")
 _ATTEMPTS = 3
@@ -225,7 +225,7 @@ class NodeReducer:
                 self._gather_undamaged(now)
         except BaseException as error:  # a step that is not delivered would never end
             self.engine.lose(error if isinstance(error, TransportError) else TransportError(repr(error)))
-            step.outcome = Failed(error)
+            step.outcome, step.error = Outcome.FAILED, error
         if step.error is not None:
             # Half of a mean must not pass for a gradient.
             for arrival in now.arrivals:
