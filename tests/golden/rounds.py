@@ -6,10 +6,11 @@ They are a golden file (`test_shape.py`). `Announcing` is the only place that re
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from gradwire.comm import Comm, Round, run_ranks
-from gradwire.step.step import ExchangeTask, Step
+from gradwire.step.reducer import InFlight
 from tests.golden.steps import BY_THE_CLOCK, STEPS, WORLDS
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.rig import Rig, gradients
@@ -21,18 +22,20 @@ NAMES = [name for name in EVERY_RECIPE if name not in BY_THE_CLOCK]
 
 
 class Announcing(Rig):
-    """A rig that notes what the tasks of the current step announce."""
+    """A rig that notes what the exchanges of the current step announce."""
 
     def __init__(self, comm: Comm, text: str, *, unit_elements: int | None) -> None:
         super().__init__(comm, text, unit_elements=unit_elements)
         self.announced: list[str] = []
-        launch = self.engine.runner.launch
+        issue = self.engine.issue
 
-        def noted(step: Step, task: ExchangeTask) -> None:
-            self.announced.append(f"{task.plan.label}: {spelled(task.agreed.rounds)}")
-            launch(step, task)
+        def noted(send: Callable[..., None], *arguments: Any) -> None:
+            for each in arguments:
+                if isinstance(each, InFlight) and each.finish is None:  # or it is decoded
+                    self.announced.append(f"{each.plan.label}: {spelled(each.agreed.rounds)}")
+            issue(send, *arguments)
 
-        self.engine.runner.launch = noted  # type: ignore[method-assign]
+        self.engine.issue = noted  # type: ignore[method-assign]
 
 
 def spelled(rounds: tuple[Round, ...]) -> str:

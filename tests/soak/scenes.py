@@ -27,7 +27,7 @@ from gradwire.comm.process_group import SHORT_BYTES
 from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Finish
 from gradwire.memory import UNSENT, Residual
-from gradwire.step.engine import Engine
+from gradwire.step.reducer import Reducer
 from tests.faults import scenes_ranks
 from tests.faults.scenes_ranks import Made
 from tests.soak.plans import Plan
@@ -76,7 +76,7 @@ class Run:
         return [_local(each) for each in self.parameters]
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Reducer:
         return self.wire.attached.backward.engine
 
     def memory(self) -> list[Tensor]:
@@ -172,7 +172,7 @@ def flipped(step: int) -> Iterator[None]:
 
 
 @contextmanager
-def accident(engine: Engine, where: str) -> Iterator[None]:
+def accident(engine: Reducer, where: str) -> Iterator[None]:
     """Within it, the first lane's exchange or memory raises at that place, on this rank.
 
     A total decoder does not fail: its exchange raises at its start.
@@ -197,7 +197,7 @@ def accident(engine: Engine, where: str) -> Iterator[None]:
         yield
 
 
-def misfortune(engine: Engine, fault: str | None) -> AbstractContextManager[None]:
+def misfortune(engine: Reducer, fault: str | None) -> AbstractContextManager[None]:
     """What befalls this rank in a backward pass."""
     if fault == "flip":
         return flipped(engine.step)
@@ -297,7 +297,7 @@ def endure() -> dict[str, Any]:
     return {"samples": samples, "digest": run.digest()}
 
 
-def _begin_helper(engine: Engine) -> None:
+def _begin_helper(engine: Reducer) -> None:
     """Send a long message, for which a helper thread waits: gloo calls back for short ones only.
 
     What is short depends on the link. If that were found slower in mid-run, the helper would begin there.

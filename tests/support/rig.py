@@ -24,8 +24,8 @@ from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeReducer
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.arrival import Arrival, BucketEntry
-from gradwire.step.engine import Engine
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.reducer import Reducer
 from gradwire.step.step import Step
 from tests.support.where import WHERE
 
@@ -162,7 +162,7 @@ class Rig:
             self.level = NodeReducer(known, placement.inside.world)
             known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
         env = EngineEnvironment(placement, concluded=concluded, **{"tuning": TUNING} | options)
-        self.engine = Engine(known, recipe(text), env)
+        self.engine = Reducer(known, recipe(text), env)
         if self.level is not None:
             self.level.join(self.engine)
         self._taker = self.level or self.engine
@@ -212,10 +212,10 @@ class Rig:
         *early, last = range(len(buckets)) if order is None else order
         self._ended.clear()
         self._placement.transfer.follow()
-        self._run(partial(self._taker.open, now_s()))
+        self._run(partial(self._taker.begin_step, now_s()))
         for index in early:
-            self._run(partial(self._taker.arrive, arrivals[index]))
-        self._run(partial(self._taker.arrive, arrivals[last]), self._taker.close)
+            self._run(partial(self._taker.bucket_ready, arrivals[index]))
+        self._run(partial(self._taker.bucket_ready, arrivals[last]), self._taker.all_ready)
         if self._placement.wait is not None:
             self._placement.wait(self._ended, lambda: None)
         self._placement.transfer.join()

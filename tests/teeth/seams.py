@@ -35,8 +35,8 @@ class Seam(NamedTuple):
 SEAMS = (
     Seam(
         "The error of a lost peer does not say where it was.",
-        "_progress",
-        "raise self.runner.broken",
+        "Reducer._advance",
+        "raise self.broken",
         "raise TransportError('lost')",
     ),
     Seam(
@@ -51,8 +51,10 @@ SEAMS = (
         "while …:",
         "getattr(__import__('signal'), 'pthread_sigmask')(0, {2})\nwhile not event.wait():",
     ),
-    Seam("Every rank says its own time for all.", "_judge", "…row.computing_s…", "…step.computing_s…"),
-    Seam("A rank that fails pays no rounds.", "ExchangeRunner._start", "owe_zeros(…)", "pass"),
+    Seam(
+        "Every rank says its own time for all.", "Reducer._finish", "…row.computing_s…", "…step.computing_s…"
+    ),
+    Seam("A rank that fails pays no rounds.", "Reducer._start", "owe_zeros(…)", "pass"),
     Seam(
         "A failure is not told to the others.",
         "Verdict.error",
@@ -61,7 +63,7 @@ SEAMS = (
     ),
     Seam(
         "`SystemExit` ends the engine's thread.",
-        "ExchangeRunner._start",
+        "Reducer._start",
         "except BaseException…",
         "except Exception…",
     ),
@@ -105,8 +107,8 @@ SEAMS = (
         "prepared = on_all_ranks(…)",
         "prepared = ready()",
     ),
-    Seam("Memory is committed in steps that do not count.", "_outcome", "if finite:", "if True:"),
-    Seam("After a NaN the mean stays as it is.", "_judge", "elif …is_plain:", "elif False:"),
+    Seam("Memory is committed in steps that do not count.", "Reducer._commit", "if finite:", "if True:"),
+    Seam("After a NaN the mean stays as it is.", "Reducer._finish", "elif …is_plain:", "elif False:"),
     Seam(
         "A memory takes every gradient that is finite.", "judged", "bounds = …", "bounds = (np.inf, np.inf)"
     ),
@@ -194,7 +196,7 @@ SEAMS = (
     ),
     Seam("The history of steps has no end.", "History.__init__", "…deque(maxlen=…)", "…deque()"),
     Seam("A resumed run forgets what was unsent.", "_made", "…copy_(memory.detach())", "pass"),
-    Seam("What was not sent is forgotten.", "_outcome", "lane.commit(…)", "pass"),
+    Seam("What was not sent is forgotten.", "Reducer._commit", "lane.commit(…)", "pass"),
     Seam(
         "A fold leaves the loss scale in.",
         "kernels.folding:fold",

@@ -44,9 +44,9 @@ from gradwire.sources.observe import LossScale
 from gradwire.sources.source import Source
 from gradwire.sources.steps import Skipped, Steps
 from gradwire.step.context import Replicas, Replicated, read_by
-from gradwire.step.engine import Engine
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Policy, build, is_alone
+from gradwire.step.reducer import Reducer
 from gradwire.step.worker import Worker
 
 _LOG = logging.getLogger("gradwire")
@@ -316,9 +316,9 @@ def _assemble(
     if asked.guard_every:
         env.observers.append(Guard(lambda: source.known.held, asked.guard_every, source.is_uneven, read))
 
-    def engine(concluded: Hear, resolved: Hear) -> Engine:
+    def engine(concluded: Hear, resolved: Hear) -> Reducer:
         specs = source.specs if level is None else level.specs
-        return Engine(specs, chosen, replace(env, concluded=concluded, resolved=resolved))
+        return Reducer(specs, chosen, replace(env, concluded=concluded, resolved=resolved))
 
     calls = Calls(Board.of(transports.groups[0]) if transports.everyone.world > 1 else None)
     trained = {spec.name: source.parameters[spec.name] for spec in source.specs}

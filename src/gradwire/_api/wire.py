@@ -25,8 +25,8 @@ from gradwire.recipes import Composition, Recipe
 from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.engine import Engine
 from gradwire.step.layout import Layout
+from gradwire.step.reducer import Reducer
 from gradwire.step.worker import Worker
 from gradwire.tools.diagnose import Diagnosis, GradientWatch, diagnose
 
@@ -90,7 +90,7 @@ class Wire:
         return self.report()._repr_html_()
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> Reducer:
         return self._backward.engine
 
     @property

@@ -28,7 +28,7 @@ from gradwire.checkpoint.state import Missing, Saved
 from gradwire.checkpoint.validate import State
 from gradwire.comm import Comm, gathered
 from gradwire.errors import GradwireWarning, PeerFailed
-from gradwire.step.engine import Engine
+from gradwire.step.reducer import Reducer
 
 _PREPARED, _COMMITTED, _PART = ".prepared", ".pt", ".part"
 _NAME = re.compile(r"wire-(\d{8,})-([0-9a-f]{8})-rank-(\d+)-of-(\d+)(\.prepared|\.pt|\.part)")
@@ -51,7 +51,7 @@ class Stateful(NamedTuple):
     """Take up states on all ranks together; with a true last argument, their mean."""
 
 
-def of_engine(engine: Engine) -> Stateful:
+def of_engine(engine: Reducer) -> Stateful:
     """The state of an engine."""
     return Stateful(
         engine.env.control,

@@ -32,8 +32,9 @@ from gradwire.errors import GradwireWarning, RanksDisagree
 from gradwire.memory import UNSENT
 from gradwire.recipes.parse import short
 from gradwire.step.arena import layout_hash
-from gradwire.step.engine import Engine, Snapshot
+from gradwire.step.engine import Snapshot
 from gradwire.step.layout import Layout
+from gradwire.step.reducer import Reducer
 
 Saved: TypeAlias = State | Sequence[State]
 """A state, or those of all ranks of some world."""
@@ -68,7 +69,7 @@ def single(saved: Saved) -> list[State]:
     return [saved]
 
 
-def save(engine: Engine) -> dict[str, Any]:
+def save(engine: Reducer) -> dict[str, Any]:
     """This rank's state; the tensors are copies on the CPU, wherever the memory is.
 
     Gradients that no optimizer has used yet have left no trace in it, because a run that resumes has not got
@@ -92,7 +93,7 @@ def _on_host(state: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _copied(engine: Engine) -> dict[str, Any]:
+def _copied(engine: Reducer) -> dict[str, Any]:
     """The engine's state, copied where the memory is."""
     engine.resolve()
     layout = engine.layout
@@ -135,7 +136,7 @@ def _kept(layout: Layout) -> dict[str, dict[str, Tensor]]:
     return kept
 
 
-def save_mean(engine: Engine) -> dict[str, Any]:
+def save_mean(engine: Reducer) -> dict[str, Any]:
     """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter.
 
     Where nodes hold shards, one all-gather more, and of what exchanges keep nothing: it belongs to shards.
@@ -189,7 +190,7 @@ class _Ready:
     """Parameters that only the state or only this model has."""
 
 
-def load(engine: Engine, saved: Saved, missing: Missing = "refuse", *, mean: bool = False) -> None:
+def load(engine: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: bool = False) -> None:
     """Take up a state, on all ranks together, or leave everything as it was on all of them.
 
     One state is this rank's own, or a mean. A list is all ranks' states of the old world: of the same
@@ -236,7 +237,7 @@ def _compared(text: str, comm: Comm) -> str:
 
 
 def _prepared(
-    engine: Engine, saved: Saved, missing: Missing, mean: bool
+    engine: Reducer, saved: Saved, missing: Missing, mean: bool
 ) -> tuple[_Ready | None, Exception | None]:
     """The composition to run, or why this state cannot; changes nothing. Other ranks hear of all errors."""
     try:
@@ -262,7 +263,7 @@ def _prepared(
 
 
 def _prepared_beside(
-    engine: Engine, chosen: State, states: Sequence[State]
+    engine: Reducer, chosen: State, states: Sequence[State]
 ) -> tuple[str, Callable[[], None]]:
     """A function that takes up the source's part of the `chosen` state: one of `states`, or their mean."""
     source_state, here = engine.env.source_state, engine.shard
@@ -281,7 +282,7 @@ def _prepared_beside(
     return source_state.prepared((mine or states)[0][SOURCE_STATE], own=False)
 
 
-def _made(engine: Engine, state: State, dropped: Sequence[int] = ()) -> _Ready:
+def _made(engine: Reducer, state: State, dropped: Sequence[int] = ()) -> _Ready:
     composition = composition_of(engine, state)
     if state["plan"] is not None:
         composition = replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
@@ -328,7 +329,7 @@ def _digest(kept: Mapping[str, Mapping[str, Tensor]]) -> str:
     return found.hexdigest()
 
 
-def _warn_of_another_recipe(engine: Engine) -> None:
+def _warn_of_another_recipe(engine: Reducer) -> None:
     asked = engine.recipe.build()
     if asked.next is None and engine.plan not in (None, asked.text):
         warnings.warn(
@@ -361,7 +362,7 @@ def _warn_of_changed_parameters(ready: _Ready) -> None:
 
 
 def _choose(
-    engine: Engine, states: Sequence[State], *, alone: bool, missing: Missing, mean: bool
+    engine: Reducer, states: Sequence[State], *, alone: bool, missing: Missing, mean: bool
 ) -> tuple[State, Sequence[int]]:
     """The state that was given alone, or what a list makes of it; and the old ranks dropped."""
     here = engine.env.control
@@ -402,7 +403,7 @@ def _choose(
     return _for_other_shards(_whole(engine, states)), dropped
 
 
-def all_fit(engine: Engine, saved: Saved) -> bool:
+def all_fit(engine: Reducer, saved: Saved) -> bool:
     """Whether every rank was given a state of the shard that it holds, alone or in a list.
 
     A collective, with the same answer on all ranks: where nodes are put together otherwise, a list has the
@@ -418,7 +419,7 @@ def all_fit(engine: Engine, saved: Saved) -> bool:
     return bool(gathered(control, torch.tensor([mine], device="cpu")).all())
 
 
-def is_of_our_shard(engine: Engine, state: State) -> bool:
+def is_of_our_shard(engine: Reducer, state: State) -> bool:
     """Whether `state` is of the shard that this rank holds; of whole parameters, where it holds those.
 
     FSDP cuts all parameters between rows, nodes may cut elsewhere: equal numbers are not yet equal shards.
@@ -440,7 +441,7 @@ def _for_other_shards(state: State) -> State:
     return {**state, "kept": {}}
 
 
-def _whole(engine: Engine, states: Sequence[State]) -> State:
+def _whole(engine: Reducer, states: Sequence[State]) -> State:
     """The mean state, of whole parameters, of the ranks that had shards or none."""
     if states[0].get("shard") is None:
         return _mean_state(states)

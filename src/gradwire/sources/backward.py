@@ -19,7 +19,7 @@ from gradwire.sources.source import Source
 from gradwire.sources.steps import NOTHING_CAME, Came, Steps
 from gradwire.step.arrival import Arrival
 from gradwire.step.context import Fates
-from gradwire.step.engine import Engine
+from gradwire.step.reducer import Reducer
 from gradwire.step.step import Step
 from gradwire.step.worker import Job, Worker, wait_until
 from gradwire.telemetry.event_log import EventLog
@@ -61,7 +61,7 @@ class Backward:
         self,
         source: Source,
         worker: Worker,
-        engine: Callable[[Hear, Hear], Engine],
+        engine: Callable[[Hear, Hear], Reducer],
         calls: Calls | None = None,
         level: NodeReducer | None = None,
         steps: Steps | None = None,
@@ -97,7 +97,7 @@ class Backward:
             self.engine = engine(partial(level.conclude, deliver=self.deliver), self.note)
             level.join(self.engine)
         self._taker = level or self.engine
-        """Takes `open`, `arrive` and `close`, on the engine's thread: the level, if there is one."""
+        """On the worker: the level, if there is one."""
         self.event_log = EventLog(self.engine)
         self._placement = self.placement
 
@@ -129,7 +129,7 @@ class Backward:
         self._placement.transfer.follow()
         self._held, self._transferred = [], []
         opened_s = now_s()
-        self._held.append((_at_once, lambda _: self._taker.open(opened_s)))
+        self._held.append((_at_once, lambda _: self._taker.begin_step(opened_s)))
 
     def entered(self, came: Came = NOTHING_CAME) -> None:
         """A backward pass has begun, on the thread of that pass; only those that `came` have their gradient.
@@ -160,7 +160,7 @@ class Backward:
         fates = self.settle()
         unheard = ", ".join(each for each in (self._broke_off, self._unheard) if each)
         # Over a broken transport this step fails like all that follow, and the others may be gone.
-        if unheard and self.engine.runner.broken is None:
+        if unheard and self.engine.broken is None:
             # Schedules and random numbers go by steps: ranks that count differently must not exchange.
             self._broke_off = self._unheard = ""
             self.calls.begin(unheard, self.engine.step)
@@ -192,7 +192,7 @@ class Backward:
         self.steps.settled(fates, is_dropped=is_dropped)
         if is_dropped:
             self._unheard = _LEFT_OUT
-            if self.engine.runner.broken is None:  # or `backward()` has raised, and the user knows why
+            if self.engine.broken is None:  # or `backward()` has raised, and the user knows why
                 self.event_log.dropped(self.engine.step, self.steps.dropped, self.steps.in_a_row)
         elif was_counted and not fates.made:
             self._unheard = _BEFORE_THE_STEP
@@ -212,7 +212,7 @@ class Backward:
 
     def all_brought(self) -> None:
         """All gradients of the step have been brought, outside a backward pass: `finish` waits for it."""
-        self._held.append((_at_once, lambda _: self._taker.close()))
+        self._held.append((_at_once, lambda _: self._taker.all_ready()))
         self._post_held()
         self._all_given = True
 
@@ -241,7 +241,7 @@ class Backward:
         was_awaited = self._placement.post_after is not None and not self.engine.is_serial
         if transferred.buffer is not arrival.buffer or failure is not arrival.failure or was_awaited:
             arrival = replace(arrival, buffer=transferred.buffer, at_s=waited.at_s, failure=failure)
-        self._taker.arrive(arrival)
+        self._taker.bucket_ready(arrival)
 
     def _post_held(self) -> None:
         """Post all that was brought, each once it is there. The engine goes on meanwhile."""
@@ -255,7 +255,7 @@ class Backward:
     @property
     def is_sound(self) -> bool:
         """Whether every step has ended, and the collectives of all ranks are paired."""
-        return self._all_given and self._ended.is_set() and self.engine.runner.broken is None
+        return self._all_given and self._ended.is_set() and self.engine.broken is None
 
     def rest(self) -> None:
         """Return when no step is running, because nothing else may be asked of the ranks meanwhile.

@@ -2,7 +2,7 @@
 
 Errors on this rank go to `Step.fail`, because the rank must issue all rounds that its peers wait for. It
 reports them in its row of the verdict, and the verdict decides the step's outcome on all ranks. A broken
-transport is the exception: the step fails without a verdict, as do all later ones (`ExchangeRunner.broken`).
+transport is the exception: the step fails without a verdict, as do all later ones (`Reducer.broken`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch.autograd import profiler
 
 from gradwire.comm import Comm, Round
 from gradwire.errors import DAMAGED, GradwireError
-from gradwire.exchange.base import Finish
 from gradwire.kernels.compiler import compiled_s
 from gradwire.kernels.flagged import poison, zero_idle
 from gradwire.kernels.folding import Folded
@@ -29,7 +28,7 @@ from gradwire.planning.facts import Times
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.step.arrival import Arrival, LaneShare, Route
 from gradwire.step.context import ExchangeContext, refuse
-from gradwire.step.plan import Collectives, ExchangePlan
+from gradwire.step.plan import Collectives
 from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
 
 Look: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
@@ -56,22 +55,6 @@ class Passenger(Protocol):
 
     def wait(self) -> None:
         """Block until it is here. Raises `TransportError` when its collective failed."""
-
-
-@dataclass
-class ExchangeTask:
-    """One running exchange: `x` in, `mean` out; `land` carries the mean to the buckets."""
-
-    plan: ExchangePlan
-    agreed: Collectives
-    x: Tensor
-    mean: Tensor
-    ctx: ExchangeContext
-    comm: MeteredComm
-    is_unseen: bool
-    """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
-    land: Callable[[], None] | None = None
-    finish: Finish | None = None
 
 
 class Outcome(Enum):
@@ -127,9 +110,11 @@ class Step:
     """All that small gradients travel in."""
     all_arrived: bool = False
     outstanding: int = 0
-    """Tasks that have begun and not ended."""
+    """Exchanges that have begun and are not decoded."""
     decoding: int = 0
-    """Of the outstanding tasks, those that may still fail on this rank alone."""
+    """Of the outstanding ones, those that may still fail on this rank alone."""
+    votes_apart: bool = False
+    """Whether the vote waits until all means are decoded, even if no rank can fail alone any more."""
     outcome: Outcome = Outcome.RUNNING
     error: BaseException | None = None
     """The first error on this rank; once the step has failed, the one that `backward()` raises."""
@@ -143,6 +128,8 @@ class Step:
     computing_by_rank_s: tuple[float, ...] = ()
     """The verdict's rows about it; empty without a verdict."""
     compiled_before_s: float = field(default_factory=compiled_s)
+    rank: int = 0
+    """The number that names this rank in messages."""
     is_serial: bool = False
     """Whether its communication waits for its computation, so that each is timed alone."""
     is_late: bool = False
@@ -168,11 +155,12 @@ class Step:
         watch: BackwardWatch,
         at_s: float,
         *,
+        rank: int = 0,
         is_late: bool = False,
         is_serial: bool = False,
     ) -> Step:
         """A step whose first gradients are there since `at_s`."""
-        step = cls(number, plan, is_late=is_late, is_serial=is_serial)
+        step = cls(number, plan, rank=rank, is_late=is_late, is_serial=is_serial)
         if profiler._is_profiler_enabled:
             from gradwire.measure.ranges import RangedTrace  # loaded by those who profile
 
@@ -279,10 +267,10 @@ class Step:
                 self.look(place)
             done += place.numel()
 
-    def fail(self, error: BaseException, where: str, rank: int) -> None:
+    def fail(self, error: BaseException, where: str) -> None:
         """Keep the first failure, with its context added once."""
         if self.error is None and not self.is_over:
-            error.add_note(f"gradwire: step {self.number}, rank {rank}, {where}")
+            error.add_note(f"gradwire: step {self.number}, rank {self.rank}, {where}")
             self.error = error
 
     def see(self, finite: bool | Tensor) -> None:
@@ -344,7 +332,7 @@ class Step:
         """Whether the step counts."""
         return self.outcome is Outcome.COMMITTED
 
-    def require_all_units(self, lanes: Sequence[Lane], rank: int) -> None:
+    def require_all_units(self, lanes: Sequence[Lane]) -> None:
         """Raise if a unit never became complete or never had its turn, because it was not exchanged."""
         complete = list(self.missing.values()).count(0)
         if self._waiting or complete != sum(len(lane.units) for lane in lanes):
@@ -352,16 +340,16 @@ class Step:
                 "the gradients of some parameters never arrived: which ones need gradients must not change "
                 "after wrapping and attaching the model"
             )
-            self.fail(error, "end of the step", rank)
+            self.fail(error, "end of the step")
 
-    def record(self, task: ExchangeTask) -> None:
-        """A task has finished. Add its bytes: as metered, and as its exchange predicts them.
+    def record(self, agreed: Collectives, comm: MeteredComm) -> None:
+        """An exchange has been decoded. Add its bytes: as metered, and as it predicts them.
 
-        Of rounds whose size is agreed on the way, what is known is what they came to.
+        If ranks agree on sizes on the way, the bytes that were sent count for both.
         """
         self.outstanding -= 1
-        self.decoding -= task.agreed.may_fail
-        metered, planned = task.comm.wire_bytes, task.agreed.wire_bytes
+        self.decoding -= agreed.may_fail
+        metered, planned = comm.wire_bytes, agreed.wire_bytes
         self.metered_bytes += metered
         self.predicted_bytes += metered if planned is None else planned
 
@@ -388,17 +376,17 @@ class Step:
         """Bytes of the small dense gradients that have not been sent."""
         return 4 * sum(region.numel() for region in self.tail_regions.values())
 
-    def receive_small(self, rank: int) -> None:
+    def receive_small(self) -> None:
         """Block until all small means are here; where they are damaged, the step fails on all ranks."""
         for small in self.small:
             try:
                 small.wait()
             except DAMAGED as error:
-                self.fail(error, "small gradients", rank)
+                self.fail(error, "small gradients")
 
-    def small_are_finite(self, rank: int) -> bool:
+    def small_are_finite(self) -> bool:
         """Whether all small means are, once they are here; the same on all ranks."""
-        self.receive_small(rank)
+        self.receive_small()
         return all(small.is_finite() for small in self.small)
 
     def receive_buffers(self, stale: bool) -> None:
@@ -413,13 +401,13 @@ class Step:
         """The device of the gradients."""
         return self.arrivals[0].buffer.device
 
-    def end(self, outcome: Outcome, rank: int, error: BaseException | None = None) -> None:
+    def end(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """Take the final outcome. After a failure the means are NaN: half of a step is no gradient."""
         self.outcome, self.error = outcome, error
         if error is not None:
             self.poison()
             if not hasattr(error, "__notes__"):
-                error.add_note(f"gradwire: step {self.number}, rank {rank}, {self.plan}")
+                error.add_note(f"gradwire: step {self.number}, rank {self.rank}, {self.plan}")
 
     def poison(self) -> None:
         """Make the mean non-finite on this rank as on all others, so that every GradScaler skips."""

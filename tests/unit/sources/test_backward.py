@@ -27,8 +27,8 @@ from gradwire.sources.source import Source
 from gradwire.sources.steps import Steps
 from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.context import Fates
-from gradwire.step.engine import Engine
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.reducer import Reducer
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker, wait_for
 from tests.support.rig import gradients, specs
@@ -82,10 +82,10 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Res
         source = ByName()
         worker = Worker(crashed=lambda error: backward.engine.crash(error))
 
-        def engine(concluded: Hear, resolved: Hear) -> Engine:
+        def engine(concluded: Hear, resolved: Hear) -> Reducer:
             placement = replace(host(comm, worker.post), resolve=resolve)
             env = EngineEnvironment(placement, concluded, resolved)
-            return Engine(source.specs, recipe(text), env)
+            return Reducer(source.specs, recipe(text), env)
 
         backward = Backward(source, worker, engine)
         order = sorted(range(len(source.specs)), key=lambda index: (index * (comm.rank + 2)) % 7)
@@ -151,11 +151,11 @@ def test_what_has_come_is_decoded_while_a_device_still_computes() -> None:
         source, heard = ByName(), Heard(comm)
         worker = Worker(crashed=lambda error: backward.engine.crash(error))
 
-        def engine(concluded: Hear, resolved: Hear) -> Engine:
+        def engine(concluded: Hear, resolved: Hear) -> Reducer:
             transfer = Slow(len(source.specs) - 1, heard.decoded)
             placement = replace(host(heard, worker.post), transfer=transfer, post_after=worker.post_after)
             env = EngineEnvironment(placement, concluded, resolved)
-            return Engine(source.specs, recipe("topk(ratio=0.1)"), env)
+            return Reducer(source.specs, recipe("topk(ratio=0.1)"), env)
 
         backward = Backward(source, worker, engine)
         try:
@@ -197,13 +197,13 @@ class LeftOut(Steps):
 def _engine(**other: Any) -> Any:
     usual = {
         "is_serial": False,
-        "open": print,
-        "arrive": print,
-        "close": print,
+        "begin_step": print,
+        "bucket_ready": print,
+        "all_ready": print,
         "plan": "dense",
         "layout": SimpleNamespace(is_plain=True),
         "watch": SimpleNamespace(end=print),
-        "runner": SimpleNamespace(broken=None),
+        "broken": None,
         "is_resolved": True,
         "settle": print,
     }
@@ -294,7 +294,7 @@ def test_over_a_broken_transport_neither_ranks_nor_the_user_are_told_of_a_step_t
 ) -> None:
     told: list[str] = []
     engine = {"settle": lambda _fates: True, "is_counted": True, "step": 3, "resolve": print}
-    backward = _backward(runner=SimpleNamespace(broken=broken), **engine)
+    backward = _backward(broken=broken, **engine)
     backward.steps = LeftOut({}, (), HostDevice())
     backward.calls.begin = lambda what, step: told.append(f"{what} at {step}")  # type: ignore[method-assign]
     backward.event_log = SimpleNamespace(dropped=lambda *_: told.append("news"))  # type: ignore[assignment]
@@ -333,7 +333,7 @@ def test_it_is_sound_between_steps_until_the_transport_breaks() -> None:
     assert not backward.is_sound, "there is no verdict"
     backward._ended.set()
     assert backward.is_sound
-    backward.engine.runner.broken = TransportError("torn")
+    backward.engine.broken = TransportError("torn")
     assert not backward.is_sound
 
 

@@ -94,9 +94,10 @@ def test_a_unit_is_complete_when_all_its_pieces_are() -> None:
 
 def test_the_first_failure_is_kept_with_its_context() -> None:
     step, _ = _step()
+    step.rank = 2
     first, second = ValueError("first"), ValueError("second")
-    step.fail(first, "encode of lane 0 unit 3", rank=2)
-    step.fail(second, "decode of lane 0 unit 1", rank=2)
+    step.fail(first, "encode of lane 0 unit 3")
+    step.fail(second, "decode of lane 0 unit 1")
     assert step.error is first
     assert first.__notes__ == ["gradwire: step 0, rank 2, encode of lane 0 unit 3"]
 
@@ -114,14 +115,14 @@ def test_what_is_finite_is_read_from_tensors_when_it_is_asked_for() -> None:
 def test_the_first_failure_stays_until_the_step_ends_and_the_outcome_decides_what_is_raised() -> None:
     step, _ = _step()
     own, agreed = ValueError("broken"), ValueError("on all ranks")
-    step.fail(own, "fold of p0", rank=0)
+    step.fail(own, "fold of p0")
     step.outcome = Outcome.VOTED
     assert not step.is_over
     assert step.error is own
-    step.end(Outcome.FAILED, 0, agreed)
+    step.end(Outcome.FAILED, agreed)
     assert step.is_over
     assert not step.committed
-    step.fail(ValueError("late"), "decode", rank=0)
+    step.fail(ValueError("late"), "decode")
     assert step.error is agreed
 
 

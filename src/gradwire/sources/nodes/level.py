@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -27,7 +26,7 @@ from gradwire.measure.metered import MeteredComm
 from gradwire.placement import Placement
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.arrival import Arrival, BucketEntry
-from gradwire.step.engine import Engine
+from gradwire.step.reducer import Reducer
 from gradwire.step.step import Outcome, Step
 
 _LOG = logging.getLogger("gradwire")
@@ -112,7 +111,7 @@ class _Pass:
 
 
 class NodeReducer:
-    """Between a source and the engine: `open`, `arrive` and `close` are the engine's own, one level up.
+    """Between a source and the reducer, whose `begin_step`, `bucket_ready` and `all_ready` it has, too.
 
     All of it runs on the engine's thread, by the placement of the step: where that works on a device, sums
     and means stay there. Buffers are added up in their turn by index, so that all ranks of a node issue the
@@ -125,32 +124,32 @@ class NodeReducer:
         self._named = {spec.name: spec for spec in self.specs}
         self._packings: dict[int, Packing] = {}
         self._running: _Pass | None = None
-        self._engine: Engine | None = None
+        self._engine: Reducer | None = None
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Reducer:
         """The engine's side, which takes the shards."""
         assert self._engine is not None, "joined first"
         return self._engine
 
-    def join(self, engine: Engine) -> None:
+    def join(self, engine: Reducer) -> None:
         """Deliver to `engine`, made with `self.specs`, which ends its steps through `conclude`."""
         self._engine = engine
 
-    def open(self, at_s: float) -> None:
+    def begin_step(self, at_s: float) -> None:
         """Begin a step."""
         self.engine.catch_up()  # which may change the placement
         placement = self.engine.placement
         assert placement.inside is not None, "there are nodes"
         self._running = _Pass(placement, MeteredComm(placement.inside))
-        self.engine.open(at_s)
+        self.engine.begin_step(at_s)
 
     @property
     def _pass(self) -> _Pass:
         assert self._running is not None, "opened first"
         return self._running
 
-    def arrive(self, arrival: Arrival) -> None:
+    def bucket_ready(self, arrival: Arrival) -> None:
         """Add up the buffers whose turn it is, inside the node."""
         now = self._pass
         now.arrivals.append(arrival)
@@ -158,9 +157,9 @@ class NodeReducer:
         while (following := now.waiting.pop(now.turn, None)) is not None:
             now.turn += 1
             now.outstanding += 1
-            self.engine.runner.issue(partial(self._scatter, now, following))
+            self.engine.issue(self._scatter, now, following)
 
-    def close(self) -> None:
+    def all_ready(self) -> None:
         """All buffers of the step have come."""
         self._pass.closed = True
         self._close_when_summed(self._pass)
@@ -205,17 +204,15 @@ class NodeReducer:
             except BaseException as error:  # ranks with the same shard wait for it
                 failure = failure or error
             entries = buffer.packing.entries
-            self.engine.arrive(Arrival(buffer.shard, entries, arrival.index, arrival.at_s, failure))
-        except TransportError as error:
-            self.engine.lose(error)
+            self.engine.bucket_ready(Arrival(buffer.shard, entries, arrival.index, arrival.at_s, failure))
         except BaseException as error:  # or the step would never be closed
             self.engine.crash(error)
         self._close_when_summed(now)
 
     def _close_when_summed(self, now: _Pass) -> None:
-        if now.closed and (now.outstanding == 0 or self.engine.runner.broken is not None):
+        if now.closed and (now.outstanding == 0 or self.engine.broken is not None):
             now.closed = False
-            self.engine.close()
+            self.engine.all_ready()
 
     def conclude(self, step: Step, deliver: Callable[[Step], None]) -> None:
         """A step has its outcome, which is the same on all ranks: bring the means, then hand it on."""
@@ -224,7 +221,7 @@ class NodeReducer:
             if step.error is None:
                 self._gather_undamaged(now)
         except BaseException as error:  # a step that is not delivered would never end
-            self.engine.lose(error if isinstance(error, TransportError) else TransportError(repr(error)))
+            self.engine.crash(error)
             step.outcome, step.error = Outcome.FAILED, error
         if step.error is not None:
             # Half of a mean must not pass for a gradient.

@@ -1,0 +1,488 @@
+"""The reducer: the one state machine between a gradient bucket that is ready and a step that is finished.
+
+A step of compression with error feedback (Seide et al. 2014; Stich et al. 2018), for each unit of elements
+that are exchanged together. `Reducer._advance` has these lines as code:
+
+1. *compensate*: x = c · unsent + gradient, as soon as a gradient bucket is ready;
+2. *compress*: payload = C(x), and x keeps the rest, as soon as all of the unit's gradients are there;
+3. *aggregate*: the collectives of all ranks' payloads;
+4. *decode*: the mean of what the ranks have sent, written into the bucket;
+5. *status vote*: one row per rank in the last all-reduce. Finite? Failed? Which step and plan?
+6. *finish*: unsent = x on all ranks, or on none, and the means go to the model.
+
+A recipe says what c and C are, and by which collectives ranks agree. 2 and 3 are its exchange's `start`, and
+4 is the function that this returns. Gradients that nothing is remembered of begin with 2.
+
+An exception in 1, 2 or 4 must not change which collectives this rank issues, or its peers would hang. It pays
+the rest of the agreed rounds with zeros, and the vote tells all ranks. A broken transport is different:
+nothing can be issued any more, and this step and all later ones end with its error (`Reducer.broken`).
+`SystemExit` is an exception like any other here: on the worker it would end nothing but the thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.comm import owe_zeros
+from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
+from gradwire.exchange.base import Finish
+from gradwire.measure.clock import clock_of
+from gradwire.measure.link import is_apart
+from gradwire.measure.metered import MeteredComm
+from gradwire.memory import UNSENT, Gradients
+from gradwire.recipes import Recipe
+from gradwire.step.arena import Lane, ParameterSpec, Unit
+from gradwire.step.arrival import Arrival, DirectRun, LaneShare
+from gradwire.step.context import ExchangeContext, Fates
+from gradwire.step.engine import Engine
+from gradwire.step.environment import EngineEnvironment
+from gradwire.step.plan import Collectives, ExchangePlan
+from gradwire.step.step import Outcome, Step
+from gradwire.step.verdict import RankReport, SmallReduce, Verdict, VerdictReduce, rides
+
+_MOMENTUM_TWICE = (
+    "several backward passes are exchanged before one optimizer step, and the recipe applies momentum: the "
+    "first pass would enter the momentum twice. Wrap all passes but the last in wire.no_sync()"
+)
+
+
+@dataclass(eq=False)
+class InFlight:
+    """One exchange from its start to its decoded mean: `x` in, `mean` out."""
+
+    plan: ExchangePlan
+    agreed: Collectives
+    x: Tensor
+    mean: Tensor
+    ctx: ExchangeContext
+    comm: MeteredComm
+    is_unseen: bool
+    """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
+    land: Callable[[], None] | None = None
+    """Carries the mean to the buckets, where it is not written there at once."""
+    finish: Finish | None = None
+    """Waits for the last collective and decodes; `None` if the start has failed."""
+
+
+class Reducer(Engine):
+    """The worker's side: one step after the other.
+
+    All of it runs on one thread at a time, so that every rank issues the same collectives in the same order.
+    That is the worker's or a test's own. Where collectives are work in a stream, the thread that trains runs
+    it. `begin_step`, `bucket_ready` and `all_ready` do not raise for what goes wrong in a step:
+    `EngineEnvironment.concluded` is handed the step with its outcome.
+    """
+
+    def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: EngineEnvironment) -> None:
+        self.broken: TransportError | None = None
+        """Why nothing can be issued any more; it ends this step and all later ones."""
+        self._now: Step | None = None
+        self._deferred: Callable[[], None] | None = None
+        """Commits the last step, or forgets it, where that is still to be done."""
+        self._unannounced: deque[Callable[[], None]] = deque()
+        """Ends of exchanges whose last collective does not announce its own."""
+        self._come: deque[InFlight] = deque()
+        """Exchanges of this step whose last collective has ended, and which are still to be decoded."""
+        super().__init__(specs, recipe, env)
+
+    # -- what comes: the beginning of a step, its gradient buckets, the ends of collectives
+
+    def begin_step(self, at_s: float) -> None:
+        """Worker: begin a step whose first gradients are there since `at_s`."""
+        self.catch_up()
+        self._is_counted = False
+        for lane in self.layout.lanes:
+            lane.begin()
+        step = self._now = Step.begun(
+            self.step,
+            self.layout.main.text,
+            self.watch,
+            at_s,
+            rank=self.rank,
+            is_late=self.placement.resolves_late and not self.measuring,
+            is_serial=self.is_serial,
+        )
+        # Where nothing can fail on one rank alone any more, the vote goes with the last payload. But ranks
+        # that share a replica wait for each other after it: there no lack of memory may come later. And now
+        # and then it goes alone, because its time is all that tells the latency of the link.
+        step.votes_apart = (
+            step.is_serial or self._is_sharded or (is_apart(step.number) and not self.layout.is_dense)
+        )
+        step.trace.exact = clock_of(self.placement.memory) if step.is_serial else None
+        if any(lane.held and lane.memory.covers_momentum for lane in self.layout.lanes):
+            step.fail(GradwireError(_MOMENTUM_TWICE), "begin")
+        step.scale = self.env.loss_scale()
+        for observer in (*self.env.observers, self._controller):
+            observer.before(step, self.env)
+        step.buffers = carried = self.env.buffers()
+        if carried is not None:
+            # What passes over other ranks than gradients do says nothing of their link.
+            everyone = self.placement.everyone or self._control
+            apart = MeteredComm(everyone) if self._is_sharded else None
+            self.issue(carried.send, apart or step.observed(self.comm, "buffers"))
+            if carried.failure is not None:
+                step.fail(carried.failure, "pack of buffers")
+
+    def bucket_ready(self, bucket: Arrival) -> None:
+        """Worker: take in a gradient bucket of the running step.
+
+        Buckets have their turn by index, and one that comes too early waits: so all ranks issue the same
+        collectives in the same order, whatever the order of arrival on each of them.
+        """
+        step = self._running
+        if bucket.failure is not None:
+            step.fail(bucket.failure, f"bringing of buffer {bucket.index}")
+        step.arrive(bucket)
+        self._advance(step)
+
+    def all_ready(self) -> None:
+        """Worker: all gradients of the running step have come."""
+        step = self._running
+        step.all_arrived = True
+        self._post_unannounced(but=0)
+        if self._tells_means(step) or not rides(step.left_bytes, self.comm.world, self.layout.tuning):
+            self._send_small(step, step.tail_regions.keys())
+        self._advance(step)
+
+    @property
+    def _running(self) -> Step:
+        assert self._now is not None, "begin the step first"
+        return self._now
+
+    # -- the algorithm, and its stations in order
+
+    def _advance(self, step: Step) -> None:
+        """Worker: the algorithm. Do all that can be done by now; called whenever something has come."""
+        for bucket in step.next_turns():
+            plan = self.layout.bucket_plan(bucket.entries)
+            for run in plan.runs:  # nothing is remembered of them: x is the gradient
+                self._compress_run(step, bucket, run)
+            for share in plan.shares:
+                self._compensate(step, bucket, share)  # 1. x = c · unsent + gradient
+            for unit in step.completed(plan.units):
+                self._compress_unit(step, unit)  # 2. payload = C(x), x keeps the rest; 3. aggregate payloads
+            self._send_early(step, plan.names)
+        while self._come:
+            self.issue(self._decode, step, self._come.popleft())  # 4. mean of the payloads
+        if step.is_over or not step.all_arrived:
+            return
+        try:
+            if self.broken is not None:
+                raise self.broken
+            left = step.outstanding if step.votes_apart else step.decoding
+            if left == 0 and step.outcome is Outcome.RUNNING:
+                self._vote(step)  # 5. does the step count, on all ranks?
+            if step.outstanding == 0 and step.outcome is Outcome.VOTED:
+                self._finish(step, deferred=step.is_late)  # 6. unsent = x
+        except TransportError as error:
+            self.broken = error
+            self._close(step, Outcome.FAILED, error)
+        except DAMAGED as error:  # in the vote itself or beside it, on all ranks
+            self._close(step, Outcome.FAILED, error)
+
+    def _compensate(self, step: Step, bucket: Arrival, share: LaneShare) -> None:
+        """Worker, 1: add a bucket's gradients to what earlier steps have left unsent."""
+        lane, scale = share.lane, share.lane.scale(step.scale) / step.scale
+        grads = Gradients(bucket.buffer, share.pieces, scale)
+        try:
+            with step.trace.compressing("encode", share.label):
+                seen = lane.fold(grads, step.number, self.comm.world)
+        except BaseException as error:
+            step.fail(error, f"fold of {share.label}")
+            return
+        step.note(share, seen, self.placement.fetch)
+
+    def _compress_unit(self, step: Step, unit: Unit) -> None:
+        """Worker, 2 and 3: start the exchange of a unit, all of which is compensated; or let it rest."""
+        lane = self.layout.lanes[unit.lane]
+        plan = lane.plans[unit.index]
+        x = lane.x[unit.start : unit.stop]
+        where = (unit.index, self.comm.rank, self.comm.world, self.env.seed, unit.lane, unit.parts)
+        ctx = ExchangeContext(
+            step.number,
+            *where,
+            lane.scale(step.scale),
+            lane.narrow,
+            unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
+            kept=lane.kept,
+            replicas=self.env.replicas,
+            see=step.hear,
+            granularity=self._granularity,
+        ).keeping(plan.constants)
+        if step.looks:
+            self._look(step, lane, unit, x, ctx)
+        agreed = plan.collectives(ctx, checked=self.comm.verifies)
+        route = self.layout.route(unit, step.taken)
+        if not agreed.rounds:
+            step.rest(route)
+            return
+        factor = step.scale / ctx.scale
+        comm, place = step.observed(self.comm, plan.label), step.landing(route, x, factor)
+        mean = torch.empty_like(x) if place is None else place
+        land = None if place is not None else partial(step.land, route, mean, factor)
+        self.issue(self._start, step, InFlight(plan, agreed, x, mean, ctx, comm, plan.may_overflow, land))
+
+    def _look(self, step: Step, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
+        """Worker: show a unit to those who look on in this step."""
+        try:
+            with step.trace.compressing("encode", f"look at {unit}"):
+                for look in step.looks:
+                    look(lane, unit, x, ctx)
+        except BaseException as error:
+            step.fail(error, f"look at {unit}")
+
+    def _compress_run(self, step: Step, bucket: Arrival, run: DirectRun) -> None:
+        """Worker, 2 and 3: start the exchange of neighbours in a bucket, in place; small ones wait.
+
+        It belongs to no lane: its context says -1.
+        """
+        region = bucket.buffer[run.region]
+        wide = region.dtype == torch.float64 or region.nbytes >= self.layout.tuning.small_bytes
+        if not wide and not self.layout.is_plain:
+            step.tail_regions.update(zip(run.names, region.split_with_sizes(run.sizes), strict=True))
+            return
+        plan = run.plan(bucket.buffer.dtype)
+        where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
+        ctx = ExchangeContext(step.number, *where, granularity=self._granularity).keeping(plan.constants)
+        step.direct.append(region.numel())
+        comm, agreed = step.observed(self.comm, plan.label), plan.collectives(ctx, checked=self.comm.verifies)
+        self.issue(self._start, step, InFlight(plan, agreed, region, region, ctx, comm, is_unseen=True))
+
+    def issue(self, send: Callable[..., None], *arguments: Any) -> None:
+        """Worker: call `send`, which needs the transport, unless that is broken."""
+        if self.broken is None:
+            try:
+                send(*arguments)
+            except TransportError as error:
+                self.broken = error
+
+    def _start(self, step: Step, exchange: InFlight) -> None:
+        """Worker: compress and issue; the last collective stays in flight.
+
+        In a serial step each exchange ends before the next begins, so that the duration of its collective is
+        the wire's own. Where the end of a collective is not announced, to decode would make a stream wait for
+        its bytes. So that is enqueued after the start of the next ones: as many as the granularity says.
+        """
+        plan, comm = exchange.plan, exchange.comm
+        step.outstanding += 1
+        step.decoding += exchange.agreed.may_fail
+        try:
+            with step.trace.compressing("encode", plan.label):
+                exchange.finish = plan.exchange.start(exchange.x, exchange.mean, comm, exchange.ctx)
+        except TransportError:
+            raise
+        except BaseException as error:
+            step.fail(error, f"encode of {plan.label}")
+            owe_zeros(comm, exchange.agreed.rounds[len(comm.rounds) :], exchange.x.device)
+        if step.is_serial or exchange.finish is None or comm.last is None:
+            self._decode(step, exchange)
+        elif comm.announces:
+            comm.last.then(lambda: self.placement.post(lambda: self._came(step, exchange)))
+        else:
+            self._unannounced.append(partial(self._came, step, exchange))
+            self._post_unannounced(but=self._granularity.under_way - 1)
+
+    def _post_unannounced(self, but: int) -> None:
+        """Worker: decode the oldest exchanges whose end is not announced, `but` the last few."""
+        while len(self._unannounced) > but:
+            self.placement.post(self._unannounced.popleft())
+
+    def _came(self, step: Step, exchange: InFlight) -> None:
+        """Worker: the last collective of an exchange has ended, or is waited for in a stream."""
+        self._come.append(exchange)
+        self._advance(step)
+
+    def _decode(self, step: Step, exchange: InFlight) -> None:
+        """Worker, 4: make the mean of what has come, and count the bytes."""
+        label = exchange.plan.label
+        try:
+            with step.trace.compressing("decode", label):
+                if exchange.finish is not None:
+                    exchange.finish()
+                    if exchange.land is not None:
+                        exchange.land()
+                if exchange.is_unseen:
+                    step.look(exchange.mean)
+        except TransportError:
+            raise
+        except BaseException as error:
+            step.fail(error, f"decode of {label}")
+        step.record(exchange.agreed, exchange.comm)
+
+    def _tells_means(self, step: Step) -> bool:
+        """Worker: whether the vote has to tell if means are finite: ranks with other shards see other means.
+
+        Of a late step they ask each other on the device, at its end.
+        """
+        return self._is_sharded and not step.is_late
+
+    def _send_early(self, step: Step, names: Set[str]) -> None:
+        """Worker: once they are all here, send the small gradients that can be under way beside units."""
+        if early := self.layout.early:
+            step.names |= names
+            if step.names >= early:
+                self._send_small(step, early)
+
+    def _send_small(self, step: Step, names: Set[str]) -> None:
+        """Worker: send small gradients in an all-reduce of their own."""
+        if regions := step.take_small(self.specs, names):
+            comm, latency = step.observed(self.comm, "small"), self.layout.tuning.latency
+            step.small.append(small := SmallReduce(regions, comm, step.device, latency=latency))
+            self.issue(small.send)
+
+    def _vote(self, step: Step) -> None:
+        """Worker, 5: send this rank's row, and the small gradients that are left."""
+        facts = (*step.told, *self._controller.row(step, self.traffic.row))
+        step.require_all_units(self.layout.lanes)
+        stale = step.buffers is not None and step.buffers.is_stale(late=step.is_late)
+        sound = step.is_late or step.is_finite()
+        if self._tells_means(step):
+            sound = step.small_are_finite() and sound
+        finite = step.finite() if step.is_late else None
+        row = RankReport(sound, step.error is not None, self.plan_number, facts, stale, step.computing_s)
+        comm = step.observed(self.comm, "tail")
+        regions = step.take_small(self.specs, step.tail_regions.keys())
+        control = self._control
+        apart = None if control is self.comm else MeteredComm(control, step.trace, "tail")
+        step.tail = tail = VerdictReduce(regions, row, comm, step.device, apart, finite)
+        step.small.append(tail)
+        step.outcome = Outcome.VOTING
+
+        def came() -> None:
+            if not step.is_over:
+                step.outcome = Outcome.VOTED
+            self._advance(step)
+
+        placement = self.placement
+        tail.send(lambda: (placement.post_later or placement.post)(came))
+
+    def _finish(self, step: Step, *, deferred: bool) -> None:
+        """Worker, 6: read all ranks' rows, and commit the step on all ranks, or on none.
+
+        If it is `deferred`, the step ends for the model, and whether it counts is asked of a device and not
+        waited for: `resolve` reads that when the next step begins.
+        """
+        assert step.tail is not None, "voted first"
+        verdict = step.tail.verdict()
+        step.receive_buffers(verdict.stale)
+        step.receive_small()
+        step.computing_by_rank_s = tuple(row.computing_s for row in verdict.rows)
+        for small in step.small:
+            step.record_small(small)
+        error: BaseException | None = verdict.error() or step.compare(verdict)
+        if step.error is not None and not isinstance(error, RanksDisagree):
+            step.has_failed_unheard = error is None and verdict.finite
+            error = step.error  # a rank that disagrees may well fail, but that is not why
+        if error is not None:
+            self._close(step, Outcome.FAILED, error)
+        elif deferred:
+            self._land(step, verdict)
+        else:
+            finite = verdict.finite and step.is_finite() and all(each.is_finite() for each in step.small)
+            if finite:
+                for small in step.small:
+                    small.land()
+            elif self._is_sharded or not self.layout.is_plain:
+                # Plain steps protect nothing: what they have is DDP's own, but of one shard only.
+                step.poison()
+            self._close(step, self._commit(step, verdict, finite))
+
+    def _land(self, step: Step, verdict: Verdict) -> None:
+        """Worker: end a step for the model before the host knows whether it counts."""
+        finite = torch.stack([step.finite(), *(each.finite() for each in step.small)]).all()
+        if (shard := self.shard) is not None:
+            finite = shard.all(finite)
+        for small in step.small:
+            small.land()
+        if shard is not None or not self.layout.is_plain:
+            step.poison_unless(finite)
+        step.measured_s = self.watch.mark_end()
+        step.outcome, counts = Outcome.LANDED, self.placement.fetch(finite)
+        self._now = None
+        self._deferred = lambda: self._end(step, self._commit(step, verdict, bool(counts())))
+        self.env.concluded(step)
+
+    def _commit(self, step: Step, verdict: Verdict, finite: bool) -> Outcome:
+        """Worker: make what the step leaves the memory, if it was `finite`.
+
+        That is the same answer on all ranks: reduced values are, and all else is in the verdict.
+        """
+        if finite:
+            for lane in self.layout.lanes:
+                lane.commit(slot for owner, slots in step.idle if owner is lane for slot in slots())
+            self.step += 1
+            self._is_counted = True
+        self._observe(step, verdict, committed=finite)
+        return Outcome.COMMITTED if finite else Outcome.NOT_FINITE
+
+    def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
+        """Worker: let the controller see the facts of a step, and run what it wants to follow."""
+        rows = [row.facts[len(step.told) :] for row in verdict.rows]
+        following = self._following = self._controller.observe(step, rows, committed=committed)
+        self.facts = self._controller.facts or self.facts
+        # A late step may be asked for by one rank, for its report; and a memory has to be settled first.
+        if following is not None and self.layout.is_plain and not step.is_late:
+            self.follow(following)
+
+    def _close(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
+        """Worker: give the running step its outcome, and hand it on."""
+        self._now = None
+        self._end(step, outcome, error)
+        self.env.concluded(step)
+
+    def _end(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
+        """Worker: give a step its final outcome."""
+        step.end(outcome, error)
+        self.traffic.forget() if outcome is Outcome.FAILED else self.traffic.note(step.trace.rounds)
+        for lane in self.layout.lanes:
+            lane.kept.discard()
+        if outcome is not Outcome.FAILED:
+            self.env.resolved(step)
+
+    # -- between steps
+
+    @property
+    def is_resolved(self) -> bool:
+        """Any thread: whether `resolve` has nothing to do."""
+        return self._deferred is None and self._following is None
+
+    def resolve(self) -> None:
+        """Worker: commit the last step, or forget it; needs no other rank, and may wait for the device."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            deferred()
+
+    def catch_up(self, fates: Fates | None = None) -> bool:
+        """Worker: `resolve`, `settle`, and change what runs, on all ranks. An error ends all later steps.
+
+        Without `fates` all is final, as after most steps. Returns whether a step was dropped.
+        """
+        is_dropped = False
+        try:
+            self.resolve()
+            is_dropped = fates is not None and self.settle(fates)
+            self.follow(self._following) if self._following is not None else None
+        except BaseException as error:  # of the device, for instance
+            self.crash(error)
+        return is_dropped
+
+    def crash(self, error: BaseException) -> None:
+        """Worker: nothing can go on, because the transport broke, or by an error of our own outside any
+        exchange, with which the order is lost.
+
+        This step, once all of it has come, and all later ones end with a `TransportError`.
+        """
+        if not isinstance(error, TransportError):
+            broken = TransportError(f"internal error: {error!r}")
+            broken.__cause__ = error
+            error = broken
+        self.broken = self.broken or error
+        if self._now is not None:
+            self._advance(self._now)
