@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_map_only
 import gradwire
 from gradwire._api.attach import _transferred
 from gradwire._api.configuration import PlacementName
-from gradwire.agreement.guard import Guard
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.measure.clock import clock_of, stopwatch_for
 from gradwire.placement import Accelerator, CopyTransfer, StreamTransfer, TransferredBuffer
@@ -33,6 +32,7 @@ from gradwire.sources.ddp.source import DDPBuckets
 from gradwire.step.context import Replicated
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.step import Step
+from gradwire.tools.guard import Guard
 from tests.device.scenes_placed import Branches, on, watched
 from tests.device.test_staging import Transport
 from tests.support.models import batch, optimizer_of, perceptron

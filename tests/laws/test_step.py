@@ -18,7 +18,7 @@ from gradwire.exchange.payloads import reduce
 from gradwire.kernels.range import LARGEST_GRADIENT
 from gradwire.memory import MOMENTUM, UNSENT, Residual
 from gradwire.recipes import Composition
-from gradwire.telemetry.history import History
+from gradwire.step.history import History
 from tests.laws.pairwise import all_pairs
 from tests.support.depth import FEW, FULL, seed
 from tests.support.looped import looped

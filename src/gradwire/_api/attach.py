@@ -28,7 +28,6 @@ from gradwire.agreement.agree import (
 )
 from gradwire.agreement.board import Board
 from gradwire.agreement.calls import Calls
-from gradwire.agreement.guard import Guard
 from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.comm.groups import give_back, given_back_if_refused
@@ -42,12 +41,13 @@ from gradwire.sources.nodes.level import NodeReducer
 from gradwire.sources.nodes.members import Nodes, NodeTable, agreed, kind_of, neighbours
 from gradwire.sources.observe import LossScale
 from gradwire.sources.source import Source
-from gradwire.sources.steps import Skipped, Steps
 from gradwire.step.context import Replicas, Replicated, read_by
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.fates import Skipped, Steps
 from gradwire.step.layout import Policy, build, is_alone
 from gradwire.step.reducer import Reducer
 from gradwire.step.worker import Worker
+from gradwire.tools.guard import Guard
 
 _LOG = logging.getLogger("gradwire")
 

@@ -9,14 +9,14 @@ from typing import Literal, get_args
 import torch
 
 from gradwire._api.checks import check_policy
-from gradwire.agreement.guard import check_guard
 from gradwire.environment import CONNECTIONS, connections_asked
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources.nodes.members import Nodes, kind_of
 from gradwire.sources.source import Source
-from gradwire.sources.steps import Skipped
 from gradwire.step.arena import layout_hash
+from gradwire.step.fates import Skipped
 from gradwire.step.layout import Policy, chooser
+from gradwire.tools.guard import check_guard
 from gradwire.version import __version__
 
 TARGET = 0.95

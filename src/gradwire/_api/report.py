@@ -18,7 +18,7 @@ from gradwire.quantities import bytes_text, columns, counted, ms_text, table_tex
 from gradwire.recipes.parse import short
 from gradwire.sources.backward import Backward
 from gradwire.step.engine import Engine
-from gradwire.telemetry.event_log import what_runs, why_placed
+from gradwire.step.event_log import what_runs, why_placed
 from gradwire.tools.diagnose import Diagnosis
 
 if TYPE_CHECKING:  # loaded by what chooses, and with FSDP2

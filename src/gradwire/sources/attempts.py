@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire._api.unwrap import Optimizers
 from gradwire.sources.observe import Entrance, leave_out_of_copies, remove
-from gradwire.sources.steps import are_zero, listen, stop_listening
-from gradwire.sources.untraced import untraced
+from gradwire.step.fates import are_zero, listen, stop_listening
+from gradwire.untraced import untraced
 
 _Marks: TypeAlias = list[tuple[int, int]]
 

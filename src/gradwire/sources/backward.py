@@ -16,14 +16,14 @@ from gradwire.measure.clock import now_s
 from gradwire.placement import HostDevice, Placement, TransferredBuffer, Waited
 from gradwire.sources.nodes.level import NodeReducer
 from gradwire.sources.source import Source
-from gradwire.sources.steps import NOTHING_CAME, Came, Steps
 from gradwire.step.arrival import Arrival
 from gradwire.step.context import Fates
+from gradwire.step.event_log import EventLog
+from gradwire.step.fates import NOTHING_CAME, Came, Steps
+from gradwire.step.history import History
 from gradwire.step.reducer import Reducer
 from gradwire.step.step import Step
 from gradwire.step.worker import Job, Worker, wait_until
-from gradwire.telemetry.event_log import EventLog
-from gradwire.telemetry.history import History
 
 _LEFT_OUT = "a backward pass after a step that was left out"
 _BEFORE_THE_STEP = "another backward pass before the optimizer's step"

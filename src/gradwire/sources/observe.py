@@ -19,7 +19,7 @@ from gradwire.measure.uses import FirstForward
 from gradwire.placement import Device, fetch
 from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
-from gradwire.sources.untraced import untraced
+from gradwire.untraced import untraced
 
 
 def register_observers(

@@ -37,9 +37,9 @@ from gradwire.sources.plain import group_in, spread
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.sharded import ShardedParameters, is_sharded
 from gradwire.sources.source import Source
-from gradwire.sources.steps import local
 from gradwire.step.arena import ParameterSpec, specs_of
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.fates import local
 from gradwire.step.layout import Layout, Policy, chooser
 from gradwire.step.step import Passenger, Step
 

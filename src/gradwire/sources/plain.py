@@ -32,10 +32,10 @@ from gradwire.sources.observe import (
     register_observers,
 )
 from gradwire.sources.source import Source
-from gradwire.sources.untraced import untraced
 from gradwire.step.arena import specs_of
 from gradwire.step.context import Replicas, Replicated
 from gradwire.step.step import Passenger, Step
+from gradwire.untraced import untraced
 
 _LOG = logging.getLogger("gradwire")
 

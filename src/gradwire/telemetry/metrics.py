@@ -14,7 +14,7 @@ from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
 from gradwire.step.arena import Lane
 from gradwire.step.engine import Engine
-from gradwire.telemetry.history import History
+from gradwire.step.history import History
 
 BOTH = {
     "bytes_sent": "metered_bytes",

@@ -12,8 +12,8 @@ from gradwire.control.choice import ChoiceRow
 from gradwire.measure.clock import Span
 from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
+from gradwire.step.history import WINDOW, History
 from gradwire.step.step import Outcome, Step
-from gradwire.telemetry.history import WINDOW, History
 
 REPORT = Report(
     recipe="topk(ratio=0.01)",

@@ -21,8 +21,8 @@ from gradwire.planning.facts import Facts, StepObservation
 from gradwire.planning.tuning import Tuning
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Watch
+from gradwire.step.event_log import EventLog
 from gradwire.step.step import Step
-from gradwire.telemetry.event_log import EventLog
 from tests.support.rig import Rig, gradients, specs
 from tests.support.tiers import rest
 

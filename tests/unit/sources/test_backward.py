@@ -24,10 +24,10 @@ from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.source import Source
-from gradwire.sources.steps import Steps
 from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.context import Fates
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.fates import Steps
 from gradwire.step.reducer import Reducer
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker, wait_for

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 import gradwire
 from gradwire.comm import run_ranks
 from gradwire.recipes.parse import short
-from gradwire.telemetry.event_log import account
+from gradwire.step.event_log import account
 from tests.support.rig import Rig
 from tests.support.states import own_state
 

@@ -20,10 +20,10 @@ from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
 from gradwire.sources.source import Source
-from gradwire.sources.untraced import untraced
 from gradwire.step.arena import ParameterSpec, specs_of
 from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.step import Passenger, Step
+from gradwire.untraced import untraced
 
 _Future: TypeAlias = torch.futures.Future[Tensor]
 _Promise: TypeAlias = tuple[_Future, Tensor]

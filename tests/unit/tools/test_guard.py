@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.agreement.guard import Guard, check_guard
 from gradwire.comm import Comm, ThreadComm, run_ranks
 from gradwire.comm.checksums import CheckedComm
 from gradwire.errors import RanksDisagree
@@ -17,6 +16,7 @@ from gradwire.placement import host
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.step import Step
 from gradwire.step.verdict import RankReport, Verdict
+from gradwire.tools.guard import Guard, check_guard
 from tests.support.damage import Damage, DamagingComm
 from tests.support.rig import REVERSED, Rig, gradients
 

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradwire._api.unwrap import Optimizers
 from gradwire.errors import GradwireError, GradwireWarning
 from gradwire.placement import Device, fetch
-from gradwire.sources.untraced import untraced
 from gradwire.step.context import Fates
+from gradwire.untraced import untraced
+
+Optimizers: TypeAlias = tuple[torch.optim.Optimizer, ...]
 
 Skipped = Literal["drop", "keep"]
 """Whether a step without an optimizer step leaves no trace in the memory, or its unsent part is kept."""
