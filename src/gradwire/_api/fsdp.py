@@ -45,7 +45,7 @@ from gradwire.sources.fsdp.coding import GATHERS, Drawn, scattering
 from gradwire.sources.fsdp.modules import ShardedModule, check_parameters, modules_of
 from gradwire.sources.fsdp.traffic import Traffic, Wished, close_with
 from gradwire.sources.nodes.members import Members, NodeTable, agreed, kind_of, neighbours
-from gradwire.sources.steps import Steps
+from gradwire.step.fates import Steps
 from gradwire.version import __version__
 
 _LOG = logging.getLogger("gradwire")

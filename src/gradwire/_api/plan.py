@@ -28,9 +28,8 @@ from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, CodecCost, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
-from gradwire.planning.predict import UnitWork, predict
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
-from gradwire.planning.step_time import Forecast
+from gradwire.planning.step_time import Forecast, Sent, step_time
 from gradwire.quantities import bytes_text, columns, counted, ms_text, table_text, wrapped
 from gradwire.recipes.auto import CANDIDATES as CHOICES
 from gradwire.recipes.auto import auto, chosen_by, comparison_of, may_be_within
@@ -526,8 +525,11 @@ def exposed_dense_s(
         1.0
     """
     cluster = Cluster(workers, link_of(rate_bit_per_s, delay_s), per_node, Link(0.0, 0.0))
-    units = [UnitWork(ready_s, 1, (Transfer("all_reduce", size_bytes),)) for ready_s, size_bytes in sums]
-    return predict(units, backward_s, workers, cluster.network).exposed_s
+    units = []
+    for ready_s, size_bytes in sums:
+        each = Transfer("all_reduce", size_bytes)
+        units.append((ready_s, 1, (Sent(cluster.seconds(each), cluster.latency_s(each)),)))
+    return step_time(units, backward_s) - backward_s
 
 
 FASTEST_BIT_PER_S = 1e13

@@ -29,10 +29,10 @@ from gradwire._api.plan import (
 from gradwire.advise.observed import Observed
 from gradwire.control.choice import LEAD, OFF
 from gradwire.control.forecast import INSIDE
-from gradwire.measure.probe import straight_line
 from gradwire.planning.collectives import hops
 from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S, CodecCost, Line
 from gradwire.planning.interval import bucketed
+from gradwire.planning.links import straight_line
 from gradwire.planning.shapes import Layer, Profile
 from gradwire.quantities import bytes_text, columns, wrapped
 

@@ -20,8 +20,8 @@ from gradwire.sources.fsdp.coding import GATHERS, Scattering
 from gradwire.sources.fsdp.comms import Account, Carriers, Gather, Scatter, reduce_scatter
 from gradwire.sources.fsdp.memory import Unsent
 from gradwire.sources.fsdp.modules import ShardedModule
-from gradwire.sources.steps import Steps
 from gradwire.step.context import Fates
+from gradwire.step.fates import Steps
 
 _LOG = logging.getLogger("gradwire")
 
