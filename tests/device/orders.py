@@ -27,7 +27,7 @@ OTHERS = {
     ("lab/emulate/delayed_group.py", "carrier.join"),
     ("lab/emulate/fork.py", "self._process.join"),
     ("lab/emulate/kernel.py", "thread.join"),
-    ("sources/backward.py", "level.join"),
+    ("_api/attach.py", "level.join"),
     ("sources/buffers.py", "each.landing"),
     ("sources/buffers.py", "self.landing"),
 }

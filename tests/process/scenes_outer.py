@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 import gradwire
 from gradwire import recipes
 from gradwire.comm import ProcessGroupComm
-from gradwire.sources.backward import Backward
+from gradwire.step.reducer import Backward
 from tests.process.scenes_steps import CASES, SAM, Case, Task, optimizer_around
 from tests.support.models import batch, digest, optimizer_of, perceptron, same
 from tests.support.ranks import FOLDER

@@ -36,7 +36,6 @@ from gradwire.placement import BufferTransfer, device_at
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.parse import short
 from gradwire.sources import source_of
-from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.nodes.level import NodeReducer
 from gradwire.sources.nodes.members import Nodes, NodeTable, agreed, kind_of, neighbours
 from gradwire.sources.observe import LossScale
@@ -45,7 +44,8 @@ from gradwire.step.context import Replicas, Replicated, read_by
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.fates import Skipped, Steps
 from gradwire.step.layout import Policy, build, is_alone
-from gradwire.step.reducer import Reducer
+from gradwire.step.reducer import Backward, Reducer
+from gradwire.step.step import Step
 from gradwire.step.worker import Worker
 from gradwire.tools.guard import Guard
 
@@ -316,10 +316,13 @@ def _assemble(
     if asked.guard_every:
         env.observers.append(Guard(lambda: source.known.held, asked.guard_every, source.is_uneven, read))
 
-    def engine(concluded: Hear, resolved: Hear) -> Reducer:
-        specs = source.specs if level is None else level.specs
-        return Reducer(specs, chosen, replace(env, concluded=concluded, resolved=resolved))
+    def concluded(step: Step) -> None:
+        backward.deliver(step) if level is None else level.conclude(step, backward.deliver)
 
+    env = replace(env, concluded=concluded, resolved=lambda step: backward.note(step))
+    engine = Reducer(source.specs if level is None else level.specs, chosen, env)
+    if level is not None:
+        level.join(engine)
     calls = Calls(Board.of(transports.groups[0]) if transports.everyone.world > 1 else None)
     trained = {spec.name: source.parameters[spec.name] for spec in source.specs}
     steps = Steps(
@@ -331,7 +334,7 @@ def _assemble(
         raises=asked.guard_every > 0,
         may_differ=source.is_uneven,
     )
-    backward = Backward(source, worker, engine, calls, level, steps)
+    backward = Backward(source, worker, engine, calls, steps, level)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     weakref.finalize(source.model, worker.stop)
     decision = chosen.build().next

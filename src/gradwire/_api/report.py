@@ -16,9 +16,9 @@ from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
 from gradwire.quantities import bytes_text, columns, counted, ms_text, table_text, wrapped
 from gradwire.recipes.parse import short
-from gradwire.sources.backward import Backward
 from gradwire.step.engine import Engine
 from gradwire.step.event_log import what_runs, why_placed
+from gradwire.step.reducer import Backward
 from gradwire.tools.diagnose import Diagnosis
 
 if TYPE_CHECKING:  # loaded by what chooses, and with FSDP2

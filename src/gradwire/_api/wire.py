@@ -22,11 +22,10 @@ from gradwire.checkpoint import file_set, state
 from gradwire.checkpoint.state import Missing, Saved
 from gradwire.errors import GradwireWarning
 from gradwire.recipes import Composition, Recipe
-from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.layout import Layout
-from gradwire.step.reducer import Reducer
+from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.worker import Worker
 from gradwire.tools.diagnose import Diagnosis, GradientWatch, diagnose
 

@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.uses import FirstForward
 from gradwire.placement import Device, fetch
-from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
+from gradwire.step.reducer import Backward
 from gradwire.untraced import untraced
 
 

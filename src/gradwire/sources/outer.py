@@ -29,7 +29,6 @@ from gradwire.kernels.range import LARGEST_GRADIENT
 from gradwire.planning.tuning import ROUNDS
 from gradwire.recipes.parse import short
 from gradwire.sources.attempts import Attempts
-from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
 from gradwire.sources.buffer_means import BufferMeans, number_of, put
 from gradwire.sources.loads import Loads
@@ -41,6 +40,7 @@ from gradwire.step.arena import ParameterSpec, specs_of
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.fates import local
 from gradwire.step.layout import Layout, Policy, chooser
+from gradwire.step.reducer import Backward
 from gradwire.step.step import Passenger, Step
 
 _LOG = logging.getLogger("gradwire")

@@ -22,7 +22,6 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire._api.unwrap import Optimizers
 from gradwire.comm import ProcessGroupComm
-from gradwire.sources.backward import Backward
 from gradwire.sources.buckets import Bucket, assigned, cap_for
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import (
@@ -34,6 +33,7 @@ from gradwire.sources.observe import (
 from gradwire.sources.source import Source
 from gradwire.step.arena import specs_of
 from gradwire.step.context import Replicas, Replicated
+from gradwire.step.reducer import Backward
 from gradwire.step.step import Passenger, Step
 from gradwire.untraced import untraced
 

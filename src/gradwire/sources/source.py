@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -21,11 +21,8 @@ from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import Replicas, Replicated
 from gradwire.step.environment import SourceState
 from gradwire.step.layout import Layout
+from gradwire.step.reducer import Backward
 from gradwire.step.step import Passenger, Step
-
-if TYPE_CHECKING:
-    from gradwire.sources.backward import Backward
-
 
 _CARRIED: weakref.WeakKeyDictionary[
     nn.Module, list[tuple[weakref.ref[nn.Module], type[Source], frozenset[int]]]

@@ -13,6 +13,11 @@ that are exchanged together. `Reducer._advance` has these lines as code:
 A recipe says what c and C are, and by which collectives ranks agree. 2 and 3 are its exchange's `start`, and
 4 is the function that this returns. Gradients that nothing is remembered of begin with 2.
 
+There are two threads, and a class for the side of each. `Backward` is the side of the *training thread*:
+autograd's hooks hand it gradient buckets, and at the end of the backward pass it waits for the step.
+`Reducer` is the side of the *worker*, and runs the six lines. `Placement.post` queues jobs from one to the
+other.
+
 An exception in 1, 2 or 4 must not change which collectives this rank issues, or its peers would hang. It pays
 the rest of the agreed rounds with zeros, and the vote tells all ranks. A broken transport is different:
 nothing can be issued any more, and this step and all later ones end with its error (`Reducer.broken`).
@@ -21,31 +26,441 @@ nothing can be issued any more, and this step and all later ones end with its er
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable, profiler
 
+from gradwire.agreement.calls import Calls
 from gradwire.comm import owe_zeros
 from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
 from gradwire.exchange.base import Finish
-from gradwire.measure.clock import clock_of
+from gradwire.measure.clock import clock_of, now_s
 from gradwire.measure.link import is_apart
 from gradwire.measure.metered import MeteredComm
 from gradwire.memory import UNSENT, Gradients
+from gradwire.placement import HostDevice, Placement, TransferredBuffer, Waited
 from gradwire.recipes import Recipe
 from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.arrival import Arrival, DirectRun, LaneShare
 from gradwire.step.context import ExchangeContext, Fates
 from gradwire.step.engine import Engine
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.event_log import EventLog
+from gradwire.step.fates import NOTHING_CAME, Came, Steps
+from gradwire.step.history import History
 from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.step import Outcome, Step
 from gradwire.step.verdict import RankReport, SmallReduce, Verdict, VerdictReduce, rides
+from gradwire.step.worker import Job, Worker, wait_until
+
+T = TypeVar("T")
+
+
+class GradientSource(Protocol):
+    """The part of a source that hears of its steps: see `gradwire.sources.source.Source`."""
+
+    @property
+    def is_exchanging(self) -> bool:
+        """Training thread: whether a backward pass exchanges gradients now."""
+
+    def step_ended(self, step: Step) -> None:
+        """Worker: a step has its outcome, while the backward pass still waits."""
+
+    def release(self) -> None:
+        """Worker: the step has ended, and the next one may have begun."""
+
+    def land(self) -> None:
+        """Training thread: carry home what a step brought, once the backward pass is over."""
+
+    def settle(self) -> None:
+        """Training thread: a call is about to look at the model."""
+
+
+class Stage(Protocol):
+    """Takes gradient buckets on the worker: the reducer, or what adds them up inside a node before it."""
+
+    def begin_step(self, at_s: float) -> None:
+        """Worker: begin a step whose first gradients are there since `at_s`."""
+
+    def bucket_ready(self, bucket: Arrival, /) -> None:
+        """Worker: take in a gradient bucket of the running step."""
+
+    def all_ready(self) -> None:
+        """Worker: all gradients of the running step have come."""
+
+
+_LEFT_OUT = "a backward pass after a step that was left out"
+_BEFORE_THE_STEP = "another backward pass before the optimizer's step"
+_AFTER_A_FAILURE = "a backward pass after a step that failed when its verdict was out"
+_AFTER_NOTHING = "a backward pass after one that broke off before its first gradient"
+_AFTER_A_PART = "a backward pass after one that broke off"
+
+_CAPTURED = (
+    "this backward pass is captured into a graph, in which gradients cannot travel: a graph replays the same "
+    "launches, while steps differ in number, seed and plan. Capture the forward pass alone, or train without "
+    "graphs"
+)
+_BROKE_OFF = (
+    "a backward pass broke off before all gradients were there: its step can get no verdict, and other ranks "
+    "may wait for it. Start all ranks again, from their last checkpoint"
+)
+
+
+def _at_once() -> None:
+    """There is nothing to wait for."""
+
+
+class Backward:
+    """The training thread's side: one backward pass at a time.
+
+    A source calls `open` when the first gradients of a pass are there, `submit` for each gradient bucket, and
+    `close`, on autograd's thread. `close` queues a callback that waits for the step at the very end of the
+    pass and raises its error there, so that errors keep their type. Outside a backward pass, where no
+    callback can be queued, an error waits for the next `open`. `deliver` and `note` run on the worker.
+    """
+
+    def __init__(
+        self,
+        source: GradientSource,
+        worker: Worker,
+        engine: Reducer,
+        calls: Calls | None = None,
+        steps: Steps | None = None,
+        stage: Stage | None = None,
+    ) -> None:
+        """`engine` calls `deliver` when a step has ended, and `note` when it is known whether it counts.
+
+        `calls` tells of other ranks' calls; without it none is looked for. `steps` follow the optimizers;
+        without them every exchange is a step. A `stage` gets the buckets in the place of `engine`.
+        """
+        self.engine, self.calls = engine, calls or Calls(None)
+        self.steps = steps or Steps({}, (), HostDevice())
+        self.overlap = True
+        self.history, self.event_log = History(), EventLog(engine)
+        self.listeners: list[Callable[[], None]] = []
+        """Called at the end of each backward pass that raises nothing, on its thread."""
+        self._source, self._worker, self._stage = source, worker, stage or engine
+        self._held: list[tuple[Job, Callable[[Waited], None]]] = []
+        """A wait, and a function for the worker that follows it."""
+        self._transferred: list[TransferredBuffer] = []
+        self._ended = threading.Event()
+        self._ended.set()
+        self._all_given = True
+        self._error: BaseException | None = None
+        self._unheard = ""
+        """Things that this rank has settled otherwise than as one step, and the others have not heard of."""
+        self._broke_off = ""
+        """Likewise of a pass that broke off before it began a step."""
+        self._has_left = False
+        self._placement = self.placement
+
+    @property
+    def placement(self) -> Placement:
+        """Any thread: the placement of the step that is running, or else of the next one."""
+        return self.engine.placement
+
+    # -- a backward pass, in the order of its events
+
+    def before_forward(self) -> None:
+        """Training thread: after an interrupt that the user caught, land what is still to come.
+
+        See `open` for a graph.
+        """
+        if self._all_given and not self._is_captured:
+            self._end()
+
+    def entered(self, came: Came = NOTHING_CAME) -> None:
+        """Training thread: a backward pass has begun; only those that `came` have their gradient.
+
+        May be called again in the same pass. While its step runs that says nothing.
+        """
+        if self._all_given:
+            self.steps.backward_begins(exchanges=self._source.is_exchanging, came=came)
+
+    def open(self) -> None:
+        """Training thread: the first gradients of a step are there.
+
+        Raises what the step before has not raised yet, and `GradwireError` where that cannot end, since not
+        all of its gradients came, or where this pass is captured into a graph.
+        """
+        self._raise_pending()
+        # Before anything is asked of the device: while CUDA captures, it refuses waits, in its own words.
+        if self._is_captured:
+            self.calls.leave("a backward pass that is captured into a graph")
+            raise GradwireError(_CAPTURED)
+        if not self._ended.is_set():
+            self._refuse_what_broke_off()
+        self.calls.require_order()
+        self._settle_before()
+        self.calls.steps += 1
+        self._ended.clear()
+        self._all_given = False
+        self._placement = self.placement
+        # What the worker reads as the step begins, such as parameters, may still be written.
+        self._placement.transfer.follow()
+        self._transferred = []
+        at_s = now_s()
+        self._held = [(_at_once, lambda _: self._stage.begin_step(at_s))]
+
+    def _settle_before(self) -> None:
+        """Training thread: let the worker know what became of the exchange before; then another recipe may
+        run, elsewhere."""
+        fates = self.settle()
+        unheard = ", ".join(each for each in (self._broke_off, self._unheard) if each)
+        # Over a broken transport this step fails like all that follow, and the others may be gone.
+        if unheard and self.engine.broken is None:
+            # Schedules and random numbers go by steps: ranks that count differently must not exchange.
+            self._broke_off = self._unheard = ""
+            self.calls.begin(unheard, self.engine.step)
+        if not self.engine.is_resolved:
+            self.call(self.engine.catch_up)
+            if self.engine.plan != self.event_log.plan:
+                self.event_log.changed()
+        self.steps.exchange_begins(fates, compresses=not self.engine.layout.is_plain)
+
+    def submit(self, bucket: Arrival) -> None:
+        """Training thread: a gradient bucket is ready. It is the worker's until the step has ended."""
+        if self.engine.is_serial and not self._placement.memory.is_host:
+            # The host runs ahead of a device, and elsewhere a copy tells when the gradient was there.
+            bucket = replace(bucket, at_s=self.engine.watch.exact())
+        transferred = self._placement.transfer.start(bucket.index, bucket.buffer)
+        self._transferred.append(transferred)
+        self._held.append((transferred.ready, partial(self._take, bucket, transferred)))
+        # In a step taken apart, communication would slow the computation that shares its cores.
+        if self.overlap and not self.engine.is_serial:
+            self._post_held()
+
+    def _post_held(self) -> None:
+        """Training thread: post all that was brought, each once it is there. The worker goes on meanwhile."""
+        held, self._held = self._held, []
+        post, post_after = self._placement.post, self._placement.post_after
+        for ready, job in held:
+            if post_after is not None:
+                post_after(ready, job)
+            else:
+                post(partial(_once_there, ready, job))
+
+    def _take(self, bucket: Arrival, transferred: TransferredBuffer, waited: Waited) -> None:
+        """Worker: the gradients are there, or could not be copied."""
+        failure = bucket.failure or waited.error
+        # Where nothing is waited for, or in a step taken apart, it is known better when they were there.
+        was_awaited = self._placement.post_after is not None and not self.engine.is_serial
+        if transferred.buffer is not bucket.buffer or failure is not bucket.failure or was_awaited:
+            bucket = replace(bucket, buffer=transferred.buffer, at_s=waited.at_s, failure=failure)
+        self._stage.bucket_ready(bucket)
+
+    def close(self) -> None:
+        """Training thread: all gradients of the step have been brought, in a pass that waits at its end."""
+        self.all_brought()
+        # Not before everything is there: a reentrant checkpoint nests backward passes, and at the end of an
+        # inner one there may be gradients that only the outer one will deliver.
+        try:
+            Variable._execution_engine.queue_callback(self._wait)
+        except RuntimeError:  # "can only be installed during backward pass": see the class
+            if self._placement.wait is not None:  # or what is left to do would be done in the next pass
+                self._await_end()
+
+    def all_brought(self) -> None:
+        """Training thread: as `close`, outside a backward pass: `finish` waits for the step."""
+        self._held.append((_at_once, lambda _: self._stage.all_ready()))
+        self._post_held()
+        self._all_given = True
+
+    def _wait(self) -> None:
+        """Training thread: wait for the step, at the end of the backward pass."""
+        self._wait_and_land()
+        # After the wrapper's own callbacks: it could not do without them in the next step, and then `p.grad`
+        # holds the mean.
+        last = self._tell if self._error is None else self._raise_pending
+        Variable._execution_engine.queue_callback(last)
+
+    def finish(self) -> None:
+        """Training thread: outside a backward pass, return once the step has ended, and is resolved.
+
+        Raises its error.
+        """
+        self._wait_and_land()
+        self._raise_pending()
+        self.resolve()
+        self._tell()
+
+    def _wait_and_land(self) -> None:
+        """Training thread: note how long it waits for the step, and take the means home."""
+        start_s = now_s()
+        if profiler._is_profiler_enabled:
+            with profiler.record_function("gradwire/wait"):
+                self._await_end()
+        else:
+            self._await_end()
+        self.history.waited(start_s, now_s())
+        self.engine.watch.end()
+        self._placement.transfer.join()
+        self._source.land()
+
+    def _await_end(self) -> None:
+        """Training thread: block until the step has ended."""
+        (self._placement.wait or self._worker.wait)(self._ended, self.calls.look)
+        self.calls.ended()
+
+    def _raise_pending(self) -> None:
+        """Training thread: raise the error of the last step, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _tell(self) -> None:
+        """Training thread: the means are in `p.grad`."""
+        self.steps.exchange_ended()
+        for listener in self.listeners:
+            listener()
+
+    def deliver(self, step: Step) -> None:
+        """Worker: end a step, whatever happened, and let `backward()` go on."""
+        self._error = step.error
+        if step.has_failed_unheard:
+            self._unheard = _AFTER_A_FAILURE
+        try:
+            self._source.step_ended(step)
+            self.history.add(step)
+            for transferred in self._transferred:
+                transferred.copy_back()
+        except BaseException as error:  # of the device, for instance: this rank cannot go on
+            self._error = self._error or error
+            raise
+        finally:
+            placement = self._placement  # the next step may have one of its own, once this one has ended
+            self._ended.set()
+            with placement.transfer.landing():
+                self._source.release()
+
+    def note(self, step: Step) -> None:
+        """Worker: a step counts, or does not."""
+        self.history.resolved(step)
+        if not step.committed:
+            self.event_log.skipped(step.number, self.history.skipped)
+        if len(self.engine.health.complaints) != self.event_log.complaints:
+            self.event_log.unhealthy()
+        if self.engine.plan != self.event_log.plan:
+            self.event_log.changed()
+
+    # -- a pass that breaks off
+
+    @property
+    def _is_captured(self) -> bool:
+        return self._placement.device.is_capturing()
+
+    def broke_off(self) -> None:
+        """Training thread: a pass has ended before its first gradient, and nothing of its step has been sent.
+
+        Where the same has happened on all ranks they go on. If it has not, the next pass of this rank must
+        not complete the others' step.
+        """
+        self._broke_off = _AFTER_NOTHING
+
+    def _refuse_what_broke_off(self) -> NoReturn:
+        """Training thread: raise, and tell ranks that wait in the step, as if this one had not begun it."""
+        if not self._has_left:
+            self._has_left = True
+            self.calls.steps -= 1
+            self.calls.leave(_AFTER_A_PART)
+        raise GradwireError(_BROKE_OFF)
+
+    # -- between steps
+
+    @property
+    def is_sound(self) -> bool:
+        """Any thread: whether every step has ended, and the collectives of all ranks are paired."""
+        return self._all_given and self._ended.is_set() and self.engine.broken is None
+
+    def settle(self) -> Fates | None:
+        """Training thread: undo in the memory what optimizers have left out since the last exchange.
+
+        Nothing is asked of other ranks: they hear of it when the next exchange begins, or the next call.
+        """
+        fates = self.steps.fates()
+        if fates is None:
+            return None
+        self.resolve()
+        was_counted = self.engine.is_counted
+        is_dropped = self.call(partial(self.engine.settle, fates))
+        self.steps.settled(fates, is_dropped=is_dropped)
+        if is_dropped:
+            self._unheard = _LEFT_OUT
+            if self.engine.broken is None:  # or `backward()` has raised, and the user knows why
+                self.event_log.dropped(self.engine.step, self.steps.dropped, self.steps.in_a_row)
+        elif was_counted and not fates.made:
+            self._unheard = _BEFORE_THE_STEP
+        return fates
+
+    def resolve(self) -> None:
+        """Training thread: let the worker commit the last step, if that is still to be done."""
+        if not self.engine.is_resolved:
+            self.call(self.engine.resolve)
+
+    def up_to_date(self) -> None:
+        """Training thread: count what optimizers have made so far, and nothing of what they have not.
+
+        On this rank alone.
+        """
+        self._source.settle()
+        self.resolve()
+        self.steps.look()
+        if self.settle() is None:
+            self.call(lambda: self.engine.settle(Fates()))
+
+    def rest(self) -> None:
+        """Training thread: return when no step is running: nothing else may be asked of the ranks meanwhile.
+
+        If the user caught an interrupt inside `backward()`, that step is still running; it ends on all ranks.
+        Raises `GradwireError` where it cannot end, since not all of its gradients came.
+        """
+        self._end()
+        self.up_to_date()
+
+    def _end(self) -> None:
+        """Training thread: wait for the last step, and take home what it brought."""
+        if not self._all_given:
+            self._refuse_what_broke_off()
+        self._await_end()
+        self._placement.transfer.join()
+        self._source.land()
+
+    def together(self, what: str, function: Callable[[], T]) -> T:
+        """Training thread: run `function` as `call` does, once all ranks have come to the same call, `what`.
+
+        With the errors of `rest` and of `Calls.begin`. Raises `GradwireError` inside a backward pass.
+        """
+        self.calls.require_between_steps(what)
+        self.rest()
+        self._broke_off = self._unheard = ""  # this tells the step, too
+        self.calls.begin(what, self.engine.step)
+        return self.call(function)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Training thread: run `function` between steps, where the worker works; returns its result.
+
+        Raises its error. It comes after all that the caller has enqueued on a device, and before all that it
+        will.
+        """
+        placement = self.placement
+        placement.transfer.follow()
+        try:
+            return self._worker.call(partial(placement.at_work, function))
+        finally:
+            placement.transfer.join()
+
+
+def _once_there(ready: Job, job: Callable[[Waited], None]) -> None:
+    """Worker: wait, and then go on."""
+    job(wait_until(ready))
+
 
 _MOMENTUM_TWICE = (
     "several backward passes are exchanged before one optimizer step, and the recipe applies momentum: the "

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gradwire.comm import Round
 from gradwire.memory import UNSENT
-from gradwire.sources.backward import Backward
 from gradwire.sources.source import Source
 from gradwire.step.arena import Lane
 from gradwire.step.engine import Engine
 from gradwire.step.history import History
+from gradwire.step.reducer import Backward
 
 BOTH = {
     "bytes_sent": "metered_bytes",

@@ -18,17 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.errors import GradwireError, TransportError
 from gradwire.measure.clock import now_s
-from gradwire.placement import HostDevice, Resolve, host
+from gradwire.placement import HostDevice, Placement, Resolve, host
 from gradwire.placement.transfer import BufferTransfer, TransferredBuffer
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
-from gradwire.sources.backward import Backward, Hear
 from gradwire.sources.source import Source
 from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.context import Fates
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.fates import Steps
-from gradwire.step.reducer import Reducer
+from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker, wait_for
 from tests.support.rig import gradients, specs
@@ -75,6 +74,12 @@ class ByName(Source):
         return {arrival.entries[0].name: arrival.buffer for arrival in arrivals}
 
 
+def _attached(source: Source, worker: Worker, placement: Placement, text: str) -> Backward:
+    env = EngineEnvironment(placement, lambda step: backward.deliver(step), lambda step: backward.note(step))
+    backward = Backward(source, worker, Reducer(source.specs, recipe(text), env))
+    return backward
+
+
 @pytest.mark.parametrize("resolve", ["now", "late"])
 @pytest.mark.parametrize("text", ["dense", "topk(ratio=0.1)"])
 def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Resolve) -> None:
@@ -82,12 +87,8 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Res
         source = ByName()
         worker = Worker(crashed=lambda error: backward.engine.crash(error))
 
-        def engine(concluded: Hear, resolved: Hear) -> Reducer:
-            placement = replace(host(comm, worker.post), resolve=resolve)
-            env = EngineEnvironment(placement, concluded, resolved)
-            return Reducer(source.specs, recipe(text), env)
-
-        backward = Backward(source, worker, engine)
+        placement = replace(host(comm, worker.post), resolve=resolve)
+        backward = _attached(source, worker, placement, text)
         order = sorted(range(len(source.specs)), key=lambda index: (index * (comm.rank + 2)) % 7)
         try:
             means = source.one_step(backward, gradients(comm.rank, 0), order)
@@ -151,13 +152,9 @@ def test_what_has_come_is_decoded_while_a_device_still_computes() -> None:
         source, heard = ByName(), Heard(comm)
         worker = Worker(crashed=lambda error: backward.engine.crash(error))
 
-        def engine(concluded: Hear, resolved: Hear) -> Reducer:
-            transfer = Slow(len(source.specs) - 1, heard.decoded)
-            placement = replace(host(heard, worker.post), transfer=transfer, post_after=worker.post_after)
-            env = EngineEnvironment(placement, concluded, resolved)
-            return Reducer(source.specs, recipe("topk(ratio=0.1)"), env)
-
-        backward = Backward(source, worker, engine)
+        transfer = Slow(len(source.specs) - 1, heard.decoded)
+        placement = replace(host(heard, worker.post), transfer=transfer, post_after=worker.post_after)
+        backward = _attached(source, worker, placement, "topk(ratio=0.1)")
         try:
             source.one_step(backward, gradients(comm.rank, 0), list(range(len(source.specs))))
             assert source.last_arrival_s > heard.decoded_s > 0.0, (
@@ -214,7 +211,7 @@ def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -
     worker = worker or SimpleNamespace(post=lambda _job: None, wait=wait_for, call=lambda job: job())
     placement: Any = host(None, worker.post)  # type: ignore[arg-type]
     env = SimpleNamespace(on_host=None, control=SimpleNamespace(rank=1))
-    return Backward(source or Nothing(), worker, lambda *_: _engine(env=env, placement=placement, **engine))
+    return Backward(source or Nothing(), worker, _engine(env=env, placement=placement, **engine))
 
 
 def _bring(backward: Backward, index: int) -> None:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.sources.backward import Backward
 from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
 from gradwire.sources.source import Source
 from gradwire.step.arena import ParameterSpec, specs_of
 from gradwire.step.arrival import Arrival, BucketEntry
+from gradwire.step.reducer import Backward
 from gradwire.step.step import Passenger, Step
 from gradwire.untraced import untraced
 
