@@ -111,7 +111,7 @@ def tells(recipe: str) -> dict[str, Any]:
     unknown = {name for name, each in report.items() if each is None or each == [] or each == ()}
     return {
         "report": sorted(report),
-        "unknown": sorted(unknown - {"link_changes", "health"}),
+        "unknown": sorted(unknown - {"link", "link_changes", "health"}),
         "metrics": sorted(each.removeprefix("gradwire/") for each in metrics if "/link_" not in each),
         "timeline": sorted({str(span["what"]) for span in report["timeline"]}),
         "bytes": report["metered_bytes_per_step"] == report["wire_bytes_per_step"],
