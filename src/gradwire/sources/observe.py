@@ -239,8 +239,12 @@ def refuse_changed(backward: Backward, source: Source) -> None:
 
     Ranks that wait in a step hear of it, since this one will not come.
     """
+    module = source.module
+    if source.known.seen_in(module):
+        return
     try:
         source.known.require(source.current())
+        source.known.see(module)
     except ValueError as error:
         backward.calls.leave(f"a forward pass that it refuses ({error})")
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Mapping
 
 import torch
@@ -43,6 +44,39 @@ class Known:
         self._out_ids = {id(parameter) for name, parameter in parameters.items() if name in self._left_out}
         self.held: Mapping[str, nn.Parameter] = self._without_left_out(parameters)
         """The parameters of the module when `require` was last asked, frozen ones too."""
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self._kept: list[Tensor] = []
+        self._glance: tuple[object, ...] = ()
+
+    def seen_in(self, module: nn.Module) -> bool:
+        """Whether nothing has changed in `module` since `see` was called with it: a glance, before `require`.
+
+        Modules and parameters are compared by identity, carried ones by the facts that `require` reads.
+        """
+        return bool(self._kept) and self._looked_at(module) == self._glance
+
+    def see(self, module: nn.Module) -> None:
+        """Remember `module` as it is now, which `require` has found right; not what stands in for it."""
+        self._modules = [weakref.ref(each) for each in module.modules()]
+        held: list[Tensor] = [
+            each for inner in module.modules() for each in inner._parameters.values() if each is not None
+        ]
+        # Kept, so that no other tensor gets the identity of one that is gone.
+        self._kept = held if all(isinstance(each, nn.Parameter) for each in held) else []
+        self._glance = self._looked_at(module)
+
+    def _looked_at(self, module: nn.Module) -> tuple[object, ...]:
+        """Numbers and facts that stay the same as long as nothing changes."""
+        modules = [alive for each in self._modules if (alive := each()) is not None]
+        parameters = [each for inner in modules for each in inner._parameters.values() if each is not None]
+        return (
+            id(module),
+            len(modules),
+            [id(each) for inner in modules for each in inner._modules.values()],
+            [id(each) for each in parameters],
+            [each.requires_grad for each in parameters],
+            [(each.dtype, each.device, each.shape, each.stride()) for each, _ in self._carried.values()],
+        )
 
     def require(self, now: Mapping[str, Tensor]) -> None:
         """Raise `ValueError` if the carried parameters are not the trainable ones of `now`, and as they were.

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, prune
 
 import gradwire
+from gradwire.sources.same_parameters import Known
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +175,36 @@ def test_what_keeps_the_parameters_passes(change: Callable[[Tied], None]) -> Non
     change(model)
     _step(model, model)
     assert wire.report().step == 1
+
+
+@pytest.mark.parametrize(
+    "change", [*CHANGES, compiled_layer, wrapped_layer, parametrized, pruned, frozen_replaced, frozen_now]
+)
+def test_a_glance_sees_every_change_and_nothing_else(change: Callable[[Tied], None]) -> None:
+    model = Tied()
+    parameters = dict(model.named_parameters())
+    known = Known(parameters, [name for name, each in parameters.items() if each.requires_grad], ())
+    assert not known.seen_in(model), "never looked at"
+    known.see(model)
+    loaded(model)
+    assert known.seen_in(model)
+    change(model)
+    assert not known.seen_in(model)
+    known.see(model)
+    assert known.seen_in(model)
+
+
+def test_what_stands_in_for_parameters_is_not_remembered() -> None:
+    class Seeing(Tied):
+        def forward(self, inputs: Tensor) -> Tensor:
+            known.see(self)
+            return super().forward(inputs)
+
+    model = Seeing()
+    known = Known(dict(model.named_parameters()), (), ())
+    fast = {name: each * 2 for name, each in model.named_parameters()}
+    functional_call(model, fast, torch.ones(2, 4))
+    assert not known.seen_in(model)
 
 
 def test_buckets_of_ddp_keep_the_order_of_memory_and_own_ones_do_not_need_it() -> None:
