@@ -152,7 +152,7 @@ class Backward:
         self._transferred: list[TransferredBuffer] = []
         self._ended = threading.Event()
         self._ended.set()
-        self._all_given = True
+        self._all_given = self._is_landed = True
         self._error: BaseException | None = None
         self._unheard = ""
         """Things that this rank has settled otherwise than as one step, and the others have not heard of."""
@@ -173,8 +173,8 @@ class Backward:
 
         See `open` for a graph.
         """
-        if self._all_given and not self._is_captured:
-            self._end()
+        if self._all_given and not (self._is_landed or self._is_captured):
+            self._land()
 
     def entered(self, came: Came = NOTHING_CAME) -> None:
         """Training thread: a backward pass has begun; only those that `came` have their gradient.
@@ -201,7 +201,7 @@ class Backward:
         self._settle_before()
         self.calls.steps += 1
         self._ended.clear()
-        self._all_given = False
+        self._all_given = self._is_landed = False
         self._placement = self.placement
         # What the worker reads as the step begins, such as parameters, may still be written.
         self._placement.transfer.follow()
@@ -301,13 +301,20 @@ class Backward:
             self._await_end()
         self.history.waited(start_s, now_s())
         self.engine.watch.end()
-        self._placement.transfer.join()
-        self._source.land()
+        self._land()
 
     def _await_end(self) -> None:
         """Training thread: block until the step has ended."""
         (self._placement.wait or self._worker.wait)(self._ended, self.calls.look)
         self.calls.ended()
+
+    def _land(self) -> None:
+        """Training thread: take home what the last step brought, once it has ended."""
+        if not self._ended.is_set():
+            self._await_end()
+        self._placement.transfer.join()
+        self._source.land()
+        self._is_landed = True
 
     def _raise_pending(self) -> None:
         """Training thread: raise the error of the last step, once."""
@@ -421,16 +428,11 @@ class Backward:
         If the user caught an interrupt inside `backward()`, that step is still running; it ends on all ranks.
         Raises `GradwireError` where it cannot end, since not all of its gradients came.
         """
-        self._end()
-        self.up_to_date()
-
-    def _end(self) -> None:
-        """Training thread: wait for the last step, and take home what it brought."""
         if not self._all_given:
             self._refuse_what_broke_off()
-        self._await_end()
-        self._placement.transfer.join()
-        self._source.land()
+        if not self._is_landed:
+            self._land()
+        self.up_to_date()
 
     def together(self, what: str, function: Callable[[], T]) -> T:
         """Training thread: run `function` as `call` does, once all ranks have come to the same call, `what`.
