@@ -149,6 +149,8 @@ class Engine:
         self._controller, self.env, self.placement = saved.controller, saved.env, saved.placement
         self.comm, self._control, self._is_sharded = self.placement.comm, self.env.control, self.env.sharded
         self._granularity = self.placement.granularity
+        self._plan = plan_number(self.layout.main.text, self.layout.cuts, self.measuring)
+        self._with_momentum = [lane for lane in self.layout.lanes if lane.memory.covers_momentum]
         self.traffic = traffic_for(self.layout, self.env)
 
     # -- what becomes of a step, once optimizers have stepped or not
@@ -203,7 +205,7 @@ class Engine:
     @property
     def plan_number(self) -> int:
         """Fingerprint of all that must agree between ranks before a step counts."""
-        return plan_number(self.step, self.layout.main.text, self.layout.cuts, self.measuring)
+        return plan_number(self.step, self._plan)
 
     def _hear(self, step: int, rows: Rows) -> Heard:
         """Take what all ranks said of the link; what it is taken to be, and its change."""

@@ -533,7 +533,7 @@ class Reducer(Engine):
             step.is_serial or self._is_sharded or (is_apart(step.number) and not self.layout.is_dense)
         )
         step.trace.exact = clock_of(self.placement.memory) if step.is_serial else None
-        if any(lane.held and lane.memory.covers_momentum for lane in self.layout.lanes):
+        if any(lane.held for lane in self._with_momentum):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin")
         step.scale = self.env.loss_scale()
         for observer in (*self.env.observers, self._controller):
