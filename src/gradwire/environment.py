@@ -41,6 +41,20 @@ def connections_asked() -> int | None:
     return int(text)
 
 
+TIMED_EVERY = "GRADWIRE_TIMED_EVERY"
+"""One step in this many is timed and metered, where nothing goes by times. 1 means every step."""
+
+_TIMED_EVERY = 16
+
+
+def timed_every() -> int:
+    """The number in `TIMED_EVERY`, or 16. Raises `ValueError` if that is no number of steps."""
+    text = os.environ.get(TIMED_EVERY, "") or str(_TIMED_EVERY)
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{TIMED_EVERY}={text!r} is no whole number of steps")
+    return int(text)
+
+
 def write_whole(path: Path, text: str) -> None:
     """All of `text` is in `path` afterwards, or what was there before: a full disk costs no earlier report.
 

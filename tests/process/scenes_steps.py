@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import math
+import os
 import pickle
 import re
 import warnings
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
+from gradwire.environment import TIMED_EVERY
 from gradwire.errors import GradwireError, RanksDisagree
 from tests.support.models import SHAPE, batch, digest, optimizer_of, perceptron
 from tests.support.states import own_state
@@ -94,13 +97,15 @@ TELLING = 72
 TELLING_RECIPES = ("dense", "topk(ratio=0.1)", "int4")
 
 
-def tells(recipe: str) -> dict[str, Any]:
+def tells(recipe: str, timed_every: int = 1) -> dict[str, Any]:
     """Which fields of report and metrics a run knows, and its log, after one step of each kind that fails.
+
+    One step in `timed_every` is timed; the last ones are not, unless all are.
 
     Numbers that vary from run to run are left out, and so are what is said of compiling, and fields that
     depend on what the link did.
     """
-    with told(logging.INFO) as lines:
+    with told(logging.INFO) as lines, mock.patch.dict(os.environ, {TIMED_EVERY: str(timed_every)}):
         model, optimizer, wire = attached(recipe)
         for number in range(TELLING):
             optimizer.zero_grad()
@@ -108,6 +113,8 @@ def tells(recipe: str) -> dict[str, Any]:
             if number not in (BAD, BAD + 2):  # as a scaler skips the one, and a user leaves out the other
                 optimizer.step()
     report, metrics = wire.report().as_dict(), wire.metrics()
+    backward(model, TELLING)
+    timed = wire.report().timeline != report["timeline"]
     unknown = {name for name, each in report.items() if each is None or each == [] or each == ()}
     return {
         "report": sorted(report),
@@ -115,6 +122,7 @@ def tells(recipe: str) -> dict[str, Any]:
         "metrics": sorted(each.removeprefix("gradwire/") for each in metrics if "/link_" not in each),
         "timeline": sorted({str(span["what"]) for span in report["timeline"]}),
         "bytes": report["metered_bytes_per_step"] == report["wire_bytes_per_step"],
+        "timed": timed,
         "log": [re.sub(r"[0-9][0-9.]*", "N", line) for line in lines if "compiling" not in line],
     }
 
@@ -1002,6 +1010,7 @@ WAYS: dict[str, Callable[..., None]] = {
 
 SCENES: dict[str, Callable[[], Any]] = {
     **{f"tells, {recipe}": partial(tells, recipe) for recipe in TELLING_RECIPES},
+    **{f"tells, {recipe}, now and then": partial(tells, recipe, 16) for recipe in TELLING_RECIPES},
     **{
         f"{recipe}, {source}, never": partial(left_out, recipe, source, None)
         for recipe in RECIPES

@@ -48,11 +48,18 @@ def test_a_fixed_recipe_tells_all_that_it_knows(world: Scenes, recipe: str) -> N
         assert each["metrics"] == METRICS.split()
         assert each["timeline"] == ["backward", "decode", "encode", "wait", "wire"]
         assert each["bytes"], "as many are metered as the plan says"
+        assert each["timed"]
     attached, skipped, left_out = first["log"]
     assert attached == ATTACHED[recipe]
     assert skipped.startswith("step N is skipped: NaN, Inf or a gradient too large")
     assert left_out.startswith("step N is left out: its gradients were cleared")
     assert second["log"] == [], "rank 0 speaks for all"
+
+
+@pytest.mark.parametrize("recipe", rest(TELLING_RECIPES, but=[TOPK]))
+def test_it_tells_the_same_where_few_steps_are_timed(world: Scenes, recipe: str) -> None:
+    found = value(world, f"tells, {recipe}, now and then")
+    assert found == [{**each, "timed": False} for each in value(world, f"tells, {recipe}")]
 
 
 @pytest.mark.parametrize("way", rest(WAYS, but=["clear", "flush and clear", "say it"]))

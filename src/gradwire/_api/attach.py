@@ -31,6 +31,7 @@ from gradwire.agreement.calls import Calls
 from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.comm.groups import give_back, given_back_if_refused
+from gradwire.environment import timed_every
 from gradwire.kernels import compiler
 from gradwire.placement import BufferTransfer, device_at
 from gradwire.recipes import Composition, Recipe
@@ -300,6 +301,7 @@ def _assemble(
         memory_dtype=asked.memory_dtype,
         alone=is_alone(carry[-1]),
         tuning=source.tuning,
+        timed_every=timed_every(),
         replicas=_transferred(replicas, transfer),
         uses=lambda: uses,
         replica=transports.parts[0].group if transports.parts else None,

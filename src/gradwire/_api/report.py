@@ -50,7 +50,8 @@ class Report:
       before enough steps were looked at.
     - `facts`: the numbers from which an adaptive recipe has decided. `collectives_s` in them says how long
       each collective of a dense step took.
-    - `timeline`: the spans of the last step.
+    - `timeline`: the spans of the last step that was timed. A fixed recipe times its first 64 steps, and then
+      one step in 16.
     - `diagnosis`: the result of the last `wire.diagnose()`.
     - `times_led`: by rank, how often it chose for all, for recipes in which one rank does (`ar_topk`).
     - `link`: latency and bandwidth as seen by gradwire's own traffic under the current recipe, once there

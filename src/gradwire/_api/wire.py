@@ -233,7 +233,7 @@ class Wire:
         backward.listeners.append(listener)
 
     def trace(self, path: str | Path) -> None:
-        """Write this rank's last step as a trace that chrome://tracing and ui.perfetto.dev open.
+        """Write this rank's last timed step as a trace that chrome://tracing and ui.perfetto.dev open.
 
         Example::
 

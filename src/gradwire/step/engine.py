@@ -18,6 +18,7 @@ from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
 from gradwire.measure.link import Change
 from gradwire.memory import UNSENT
 from gradwire.placement import Placement
+from gradwire.planning.costs import Link
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
@@ -28,6 +29,9 @@ from gradwire.step.layout import Layout, build, only_compresses, uncompressed
 from gradwire.step.verdict import plan_number
 
 META = torch.device("meta")
+
+_FIRST = 64
+"""Steps that are timed in any case once a recipe is installed: enough to know the link."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Engine:
         self.watch = BackwardWatch(stopwatch_for(device), exact=clock_of(device))
         self.link_changes: deque[tuple[int, Change]] = deque(maxlen=16)
         self._following: Composition | None = None
+        self._link: Link | None = None
         self.begin_anew()
         self.restore(self.prepared(self.layout_to_run(self.layout_of(recipe.build())), step=0))
 
@@ -150,8 +155,9 @@ class Engine:
         self.comm, self._control, self._is_sharded = self.placement.comm, self.env.control, self.env.sharded
         self._granularity = self.placement.granularity
         self._plan = plan_number(self.layout.main.text, self.layout.cuts, self.measuring)
+        self._timed_until = self.step + _FIRST
         self._with_momentum = [lane for lane in self.layout.lanes if lane.memory.covers_momentum]
-        self.traffic = traffic_for(self.layout, self.env)
+        self.traffic, self._link = traffic_for(self.layout, self.env), None
 
     # -- what becomes of a step, once optimizers have stepped or not
 
@@ -202,6 +208,16 @@ class Engine:
         """Whether communication of this step waits for its computation, so that each is timed alone."""
         return self._controller.is_serial
 
+    def times(self, step: int) -> bool:
+        """Whether a step of this number is timed, and its bytes are metered; the same on all ranks.
+
+        All are while dense steps are measured, and where a judge goes by times. Of others the first ones
+        under a recipe are.
+        """
+        main, every = self.layout.main, self.env.timed_every
+        by_times = main.watch is not None or self.measuring
+        return by_times or step < self._timed_until or step % every == every - 1
+
     @property
     def plan_number(self) -> int:
         """Fingerprint of all that must agree between ranks before a step counts."""
@@ -209,8 +225,11 @@ class Engine:
 
     def _hear(self, step: int, rows: Rows) -> Heard:
         """Take what all ranks said of the link; what it is taken to be, and its change."""
+        if not any(map(any, rows)):  # the step before was not timed
+            return self._link, None
         changes = self.traffic.hear(rows)
         self.link_changes.extend((step, change) for change in changes)
-        if (link := self.traffic.link) is not None:
+        self._link = link = self.traffic.link
+        if link is not None:
             self.env.on_link(link.beta_s)
         return link, next(((change.before, change.after) for change in changes), None)

@@ -77,6 +77,8 @@ class EngineEnvironment:
     memory_dtype: torch.dtype | None = None
     tuning: Tuning = USUAL
     alone: bool = False
+    timed_every: int = 1
+    """One step in this many is timed where nothing runs by times (`Engine.times`)."""
     loss_scale: Callable[[], float] = lambda: 1.0
     """Of the current step; read in the stream in which means land."""
     begun: Callable[[], None] = lambda: None

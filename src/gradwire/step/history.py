@@ -33,7 +33,7 @@ class Cost:
 
 
 class History:
-    """The last 50 steps under the plan in force, and the spans of the very last.
+    """The last 50 steps under the plan in force, and the spans of the last one that was timed.
 
     Three sums are over all steps, under whatever plan. `skipped` is how many did not count, `compile_s` the
     seconds of compiling kernels, and `predicted_bytes` what a rank should have sent.
@@ -47,6 +47,9 @@ class History:
         self.predicted_bytes = 0.0
         self._plan = ""
         self._costs: deque[Cost] = deque(maxlen=WINDOW)
+        self._is_timed = True
+        self._compress_s = 0.0
+        """Of the last step that was timed."""
 
     def add(self, step: Step) -> None:
         """Note a step; forgets older ones that ran under another plan."""
@@ -55,10 +58,13 @@ class History:
             self._costs.clear()
         self.compile_s += compiled_s() - step.compiled_before_s
         self.predicted_bytes += step.predicted_bytes
-        self.spans, self.started_s = step.trace.spans, step.started_s
-        self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
+        self._is_timed = step.is_timed
+        if step.is_timed:
+            self._compress_s = step.trace.compress_s
+            self.spans, self.started_s = step.trace.spans, step.started_s
+            self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
         backward_s = step.last_arrival_s - step.started_s
-        bytes_, times = (step.metered_bytes, step.predicted_bytes), (step.trace.compress_s, backward_s)
+        bytes_, times = (step.metered_bytes, step.predicted_bytes), (self._compress_s, backward_s)
         by_rank = step.computing_by_rank_s
         self._costs.append(Cost(*bytes_, *times, 0.0, step.before_s, step.inside_bytes, by_rank))
 
@@ -70,7 +76,8 @@ class History:
         """Note that the end of the last backward pass waited for the verdict."""
         if self._costs:
             self._costs[-1].exposed_comm_s = stop_s - start_s
-        self.spans.append(Span("wait", "", start_s, stop_s))
+        if self._is_timed:
+            self.spans.append(Span("wait", "", start_s, stop_s))
 
     def mean(self, field: str) -> float:
         """Mean of a field of `Cost` over the window; 0 before the first step."""

@@ -525,13 +525,13 @@ class Reducer(Engine):
             rank=self.rank,
             is_late=self.placement.resolves_late and not self.measuring,
             is_serial=self.is_serial,
+            is_timed=self.times(self.step),
         )
         # Where nothing can fail on one rank alone any more, the vote goes with the last payload. But ranks
         # that share a replica wait for each other after it: there no lack of memory may come later. And now
         # and then it goes alone, because its time is all that tells the latency of the link.
-        step.votes_apart = (
-            step.is_serial or self._is_sharded or (is_apart(step.number) and not self.layout.is_dense)
-        )
+        tells_latency = step.is_timed and is_apart(step.number) and not self.layout.is_dense
+        step.votes_apart = step.is_serial or self._is_sharded or tells_latency
         step.trace.exact = clock_of(self.placement.memory) if step.is_serial else None
         if any(lane.held for lane in self._with_momentum):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin")
@@ -857,7 +857,10 @@ class Reducer(Engine):
     def _end(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
         """Worker: give a step its final outcome."""
         step.end(outcome, error)
-        self.traffic.forget() if outcome is Outcome.FAILED else self.traffic.note(step.trace.rounds)
+        if outcome is not Outcome.FAILED and step.is_timed:
+            self.traffic.note(step.trace.rounds)
+        else:
+            self.traffic.forget()
         for lane in self.layout.lanes:
             lane.kept.discard()
         if outcome is not Outcome.FAILED:

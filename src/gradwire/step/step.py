@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from gradwire.comm import Comm, Round
+from gradwire.comm import Comm, Pending, Round
 from gradwire.errors import DAMAGED, GradwireError
 from gradwire.kernels.compiler import compiled_s
 from gradwire.kernels.flagged import poison, zero_idle
 from gradwire.kernels.folding import Folded
 from gradwire.kernels.range import is_finite
-from gradwire.measure.clock import BackwardWatch, Trace, now_s
+from gradwire.measure.clock import BackwardWatch, Compressing, Trace, now_s
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
@@ -30,6 +30,39 @@ from gradwire.step.arrival import Arrival, LaneShare, Route
 from gradwire.step.context import ExchangeContext, refuse
 from gradwire.step.plan import Collectives
 from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
+
+
+class Untimed(Trace):
+    """The trace of a step that is not timed."""
+
+    def compressing(self, _what: Literal["encode", "decode"], _unit: str) -> Compressing:
+        """Nothing that takes time."""
+        return _UNTIMED
+
+
+class _Untimed(Compressing):
+    def __init__(self) -> None:
+        """There is no trace."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_UNTIMED = _Untimed()
+
+
+class CountedComm(MeteredComm):
+    """Notes which rounds were issued, which `owe_zeros` has to know, and no times."""
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """Start the round."""
+        self.last = pending = self._comm.issue(round_, tensor, out)
+        self.rounds.append(round_)
+        return pending
+
 
 Look: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
 """Sees a unit that has been folded, before its exchange works in it."""
@@ -130,6 +163,8 @@ class Step:
     compiled_before_s: float = field(default_factory=compiled_s)
     rank: int = 0
     """The number that names this rank in messages."""
+    is_timed: bool = True
+    """Whether its work and its collectives are timed, and its bytes metered."""
     is_serial: bool = False
     """Whether its communication waits for its computation, so that each is timed alone."""
     is_late: bool = False
@@ -158,13 +193,16 @@ class Step:
         rank: int = 0,
         is_late: bool = False,
         is_serial: bool = False,
+        is_timed: bool = True,
     ) -> Step:
         """A step whose first gradients are there since `at_s`."""
-        step = cls(number, plan, rank=rank, is_late=is_late, is_serial=is_serial)
+        step = cls(number, plan, rank=rank, is_late=is_late, is_serial=is_serial, is_timed=is_timed)
         if profiler._is_profiler_enabled:
             from gradwire.measure.ranges import RangedTrace  # loaded by those who profile
 
             step.trace = RangedTrace(recipe=plan.partition("(")[0])
+        elif not is_timed:
+            step.trace = Untimed()
         step.started_s = min(watch.take_begun_s(), at_s)
         step.before_s = watch.before_s(step.started_s)
         return step
@@ -349,7 +387,8 @@ class Step:
         """
         self.outstanding -= 1
         self.decoding -= agreed.may_fail
-        metered, planned = comm.wire_bytes, agreed.wire_bytes
+        planned = agreed.wire_bytes
+        metered = comm.wire_bytes if self.is_timed or planned is None else planned
         self.metered_bytes += metered
         self.predicted_bytes += metered if planned is None else planned
 
@@ -369,7 +408,8 @@ class Step:
 
     def observed(self, comm: Comm, label: str) -> MeteredComm:
         """`comm`, of which the trace notes what passes."""
-        return MeteredComm(comm, self.trace, label)
+        kind = CountedComm if isinstance(self.trace, Untimed) else MeteredComm
+        return kind(comm, self.trace, label)
 
     @property
     def left_bytes(self) -> int:
