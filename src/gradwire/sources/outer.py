@@ -185,6 +185,11 @@ class LocalSteps(Source):
         return dist.get_process_group_ranks(self._replicas)
 
     @property
+    def called(self) -> str:
+        """The name of this rank in messages."""
+        return f"rank {dist.get_rank()}"
+
+    @property
     def machine(self) -> Sequence[int] | None:
         """The ranks that hold this replica alike, by DDP; `None` if it is this one alone, or has a shard."""
         if self._shards is not None or self._shared_by is None or self._shared_by.size() == 1:
@@ -273,12 +278,22 @@ class LocalSteps(Source):
 
     def begin(self, backward: Backward, uses: dict[str, float] | None, *, scaled: bool) -> None:
         """Give all ranks the first one's parameters and buffers, and follow the optimizers."""
-        self._backward = backward
+        self.carry(backward)
         module = self.module
-        self._trained = Known(dict(module.named_parameters()), list(self._own), self.left_out)
         apart = self.group if self._shards is None else self._replicas
         spread([self._here(each) for each in module.parameters()], apart)
         spread(list(module.buffers()), self.group)
+        self.follow()
+
+    def carry(self, backward: Backward) -> None:
+        """Rounds go by `backward` from now on."""
+        self._backward = backward
+        backward.engine.env.observers.insert(0, self)
+
+    def follow(self) -> None:
+        """θ₀ is what this replica has now. Follow the optimizers from here on."""
+        module = self.module
+        self._trained = Known(dict(module.named_parameters()), list(self._own), self.left_out)
         with torch.no_grad():
             for _name, own, shared, anchor in self._tensors():
                 shared.copy_(own)
@@ -286,7 +301,6 @@ class LocalSteps(Source):
         self._buffer_means.begin()
         self._outer_began = deepcopy(self.outer.state_dict()["state"])
         self._loads.watch(module, self._floating)
-        backward.engine.env.observers.insert(0, self)
         self.attempts.watch(self.model, self._inner)
 
     def retire(self) -> None:
@@ -450,10 +464,22 @@ class LocalSteps(Source):
         count = self.attempts.count
         if self._lands_at is not None and count >= self._lands_at:
             self.arrive()
-        if count % self.every == 0:
-            self.leave()
-            if self.delay == 0:
-                self.arrive()
+        if self.is_due():
+            self.take_round()
+
+    def is_due(self) -> bool:
+        """Whether a round comes after the last attempted step."""
+        return self.attempts.count % self.every == 0
+
+    def take_round(self) -> None:
+        """Let a round leave, and land if it is to land at once."""
+        self.leave()
+        if self.delay == 0:
+            self.arrive()
+
+    def share(self) -> tuple[int, int]:
+        """The weight of this replica's Δ in the mean, as a fraction of that of a usual one."""
+        return 1, 1
 
     def leave(self, *, finished: bool = False) -> None:
         """A round begins: bring Δ, and do not wait. Raises what `Backward.open` does.
@@ -475,10 +501,11 @@ class LocalSteps(Source):
         else:
             self._unsound = 0
         counts = self.has_learned and not bad and failure is None
-        if not counts:
+        weight, usual = self.share() if counts else (0, 1)
+        if weight != usual:
             for bucket in self._buckets:
-                bucket.buffer.zero_()
-        self._weight.copy_(torch.tensor([float(counts), float(finished)], device="cpu"))
+                bucket.buffer.mul_(weight / usual) if counts else bucket.buffer.zero_()
+        self._weight.copy_(torch.tensor([float(weight), float(finished)], device="cpu"))
         self._buffer_means.pack(backward.placement.transfer, counts=counts)
         if self.delay:
             for name, own in self._own.items():
@@ -531,16 +558,19 @@ class LocalSteps(Source):
         if not counted:
             self._stay()
         for name, view in self._views() if counted else ():
-            if counted < world:
+            if counted != world:
                 view.mul_(world / counted)
             self.parameters[name].grad = view
         return counted > 0, finished == world
 
-    def _said(self) -> tuple[int, int, int]:
-        """Of the replicas in the round that has come, as many count, have finished, and there are."""
+    def _said(self) -> tuple[float, int, int]:
+        """Of the replicas in the round that has come, as many count, have finished, and there are.
+
+        One with an unusual weight counts for as much.
+        """
         world = self._backward.engine.comm.world
-        counted, finished = (round(float(each) * world) for each in self._weight)
-        return counted, finished, world
+        weight, finished = (round(float(each) * world) for each in self._weight)
+        return weight / self.share()[1], finished, world
 
     @torch.no_grad()
     def conclude(self) -> None:
@@ -620,16 +650,15 @@ class LocalSteps(Source):
         for optimizer in self._inner:
             _make_finite(optimizer)
         self._unsound += 1
-        rank = dist.get_rank()
         if self._unsound >= PATIENCE:
             return GradwireError(
-                f"rank {rank}: {name} was not finite in {self._unsound} rounds in a row, although "
+                f"{self.called}: {name} was not finite in {self._unsound} rounds in a row, although "
                 "this replica took the shared parameters back each time: look at its data and learning rate"
             )
         _LOG.warning(
-            "rank %d: %s is not finite: this replica takes the shared parameters back, and does not count in "
+            "%s: %s is not finite: this replica takes the shared parameters back, and does not count in "
             "this round",
-            rank,
+            self.called,
             name,
         )
         return None
@@ -649,8 +678,8 @@ class LocalSteps(Source):
         own = {name: each for name, each, _shared, _anchor in self._tensors()}
         flight = None
         if self._lands_at is not None:
-            counted, _finished, world = self._said() if self._has_means else (0, 0, 1)
-            scale = world / max(counted, 1)
+            counted, _finished, world = self._said() if self._has_means else (0.0, 0, 1)
+            scale = world / counted if counted else 1.0
             means = {name: view * scale for name, view in self._views()} if counted else None
             buffers = self._buffer_means.come() if counted else {}
             flight = {"lands_at": self._lands_at, "means": means, "buffers": buffers}
@@ -729,7 +758,7 @@ class LocalSteps(Source):
         self._buffer_means.take_up(saved.get("buffers", {}))
         self._lands_at = self._resumed = None
         if flight is not None:
-            self._weight.copy_(torch.tensor([1.0, 0.0], device="cpu"))
+            self._weight.copy_(torch.tensor([float(self.share()[1]), 0.0], device="cpu"))
             for name, view in self._views() if flight["means"] is not None else ():
                 view.copy_(flight["means"][name])
             self._buffer_means.resume(flight.get("buffers", {}))
