@@ -96,8 +96,13 @@ def save(of: Stateful, folder: Path) -> int:
     Where a rank cannot write, no rank keeps what it wrote, and the older set stays: that rank raises its
     `OSError`, the others `PeerFailed`, which tells why.
     """
-    control, rank = of.control, of.control.rank
-    largest = 0
+    keep(of.control, folder, lambda: state.keyed(of.save()))
+    return of.step()
+
+
+def keep(control: Comm, folder: Path, saved: Callable[[], Mapping[str, Any]]) -> None:
+    """Write what `saved` returns on each rank of `control` as a set of files, as `save` does."""
+    rank, largest = control.rank, 0
     failure: Exception | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +114,7 @@ def save(of: Stateful, folder: Path) -> int:
     prepared = fresh.path(folder, rank, _PREPARED)
     try:
         if failure is None:
-            _write(state.keyed(of.save()), fresh.path(folder, rank, _PART), prepared)
+            _write(saved(), fresh.path(folder, rank, _PART), prepared)
     except Exception as error:  # memory may run out, too: the others wait to hear of it
         failure = error
     try:
@@ -125,7 +130,38 @@ def save(of: Stateful, folder: Path) -> int:
         for each in _files(folder)
         if each.set.number < fresh.number and each.rank % control.world == rank
     )
-    return of.step()
+
+
+def kept(control: Comm, folder: Path) -> Any:
+    """This rank's part of the newest set that `keep` has written with as many ranks; `None` without one.
+
+    Raises as `load`, and `ValueError` on all ranks for the files of another number of ranks.
+    """
+    files = _seen(control, folder)
+    chosen = _chosen(_told(files, control), control.world, "refuse")
+    if chosen is None:
+        return None
+    if not chosen.each_its_own:
+        raise ValueError(f"{folder} was written by {chosen.set.world} ranks, and here are {control.world}")
+    [path] = [each.path for each in files if each.set == chosen.set and each.rank == control.rank]
+    found, failure = None, None
+    try:
+        found = _read(path)
+    except Exception as error:  # of many types, by what is damaged
+        failure = ValueError(f"a file of {folder} cannot be read: {error}")
+    require_success(failure, "read its state", control)
+    return found
+
+
+def _seen(control: Comm, folder: Path) -> list[_File]:
+    """The files in `folder`, on all ranks together."""
+    files, failure = list[_File](), None
+    try:
+        files = _files(folder) if folder.exists() else []
+    except OSError as error:
+        failure = error
+    require_success(failure, f"look into {folder}", control)
+    return [each for each in files if each.suffix != _PART]
 
 
 def load(of: Stateful, folder: Path, missing: Missing) -> int | None:
@@ -134,14 +170,8 @@ def load(of: Stateful, folder: Path, missing: Missing) -> int | None:
     A set of another world must be visible as a whole to every rank. Raises `FileNotFoundError` on all ranks
     for a set that has lost files, unless `missing="drop"`; as `state.load` for what is in the files.
     """
-    control, files = of.control, list[_File]()
-    failure: Exception | None = None
-    try:
-        files = _files(folder) if folder.exists() else []
-    except OSError as error:
-        failure = error
-    require_success(failure, f"look into {folder}", control)
-    files = [each for each in files if each.suffix != _PART]
+    control = of.control
+    files, failure = _seen(control, folder), None
     chosen = _chosen(_told(files, control), control.world, missing)
     if chosen is None:
         return None

@@ -39,6 +39,9 @@ from gradwire.step.reducer import Reducer
 Saved: TypeAlias = State | Sequence[State]
 """A state, or those of all ranks of some world."""
 
+Kept: TypeAlias = Mapping[str, Mapping[str, Tensor]]
+"""Tensors that exchanges keep beside the memory, by kind and parameter name."""
+
 Missing = Literal["refuse", "drop"]
 """Whether to refuse, or to drop, what is missing: states of old ranks, parameters that only one side has."""
 
@@ -227,6 +230,27 @@ def load(engine: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: bo
     _warn_of_changed_parameters(ready)
 
 
+def own(engine: Reducer) -> dict[str, Any]:
+    """The engine's state on this rank, on the CPU, without that of the source."""
+    return _on_host(_copied(engine))
+
+
+def go_on(engine: Reducer, saved: State | None, kept: Kept, step: int) -> None:
+    """Let an engine go on from the `own` state of another one on this rank, at `step`. Sends nothing.
+
+    The other one may have been in another world: the memory is this rank's own. It begins at zero if there is
+    none, or if ranks hold other shards now. Exchanges go on from what was `kept`, equal on all ranks.
+    """
+    if saved is None or not is_of_our_shard(engine, saved):
+        layout = engine.layout_of(engine.recipe.build())
+        _keep(layout, kept)
+        runs = engine.prepared(engine.remembering(layout), step)
+    else:
+        runs = _made(engine, {**saved, "kept": kept, "step": step}).runs
+    engine.restore(runs)
+    engine.begin_anew()
+
+
 def _compared(text: str, comm: Comm) -> str:
     """Other shards keep other things; ranks with the same one must not."""
     try:
@@ -296,12 +320,7 @@ def _made(engine: Reducer, state: State, dropped: Sequence[int] = ()) -> _Ready:
                 layout.memory(name, plane).copy_(cut(spec, shard.number, whole))
             else:
                 spec.shaped(layout.memory(name, plane)).copy_(memory.detach())
-    for kind, tensors in state["kept"].items():
-        for name, tensor in tensors.items():
-            lane = layout.slots[name][0]
-            lane.kept.put(kind, name, tensor.detach().to(lane.x.device, copy=True))
-    for lane in layout.lanes:
-        lane.kept.commit()
+    _keep(layout, state["kept"])
     here = engine.remembering(layout)
     facts = {
         "step": str(state["step"]),
@@ -311,6 +330,15 @@ def _made(engine: Reducer, state: State, dropped: Sequence[int] = ()) -> _Ready:
         "what exchanges keep": _digest(state["kept"]),
     }
     return _Ready(engine.prepared(here, state["step"]), facts, dropped=tuple(dropped))
+
+
+def _keep(layout: Layout, kept: Kept) -> None:
+    for kind, tensors in kept.items():
+        for name, tensor in tensors.items():
+            lane = layout.slots[name][0]
+            lane.kept.put(kind, name, tensor.detach().to(lane.x.device, copy=True))
+    for lane in layout.lanes:
+        lane.kept.commit()
 
 
 def _kind(state: State, dropped: Sequence[int]) -> str:
