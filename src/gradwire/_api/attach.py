@@ -30,6 +30,7 @@ from gradwire.agreement.board import Board
 from gradwire.agreement.calls import Calls
 from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm, ProcessGroupComm, gathered
+from gradwire.comm.apart import Lending
 from gradwire.comm.groups import give_back, given_back_if_refused
 from gradwire.environment import timed_every
 from gradwire.kernels import compiler
@@ -182,7 +183,7 @@ def carried(
     `where` are the tensors that the model's own process group carries. Raises as `attach` does.
     """
     device, nodes = device_at(source.device), asked.nodes
-    transports = connect(asked, source.group, process_group, device, where)
+    transports = connect(asked, source.group, process_group, device, where, source.lending)
     everyone = transports.everyone
     with given_back_if_refused(lambda: transports.groups):
         mine = partial(neighbours, nodes, dist.get_process_group_ranks(transports.groups[0]), everyone.rank)
@@ -190,20 +191,20 @@ def carried(
         using = source.applying(optimizers)
         require_agreement(asked.fingerprint(chosen, source, device.where) | source.facts(), everyone)
         require_same_optimizer(OptimizerText.of(dict.fromkeys((*optimizers, *using))), everyone)
-        transports = with_streams(asked, transports, source.group, process_group, where)
+        transports = with_streams(asked, transports, source.group, process_group, where, source.lending)
         if source.members is not None:
             _check_shards(source.members, everyone)
-            transports = with_parts(transports, source.members, where)
+            transports = with_parts(transports, source.members, where, source.lending)
         elif nodes is not None:
             table = agreed(kind_of(nodes), mine(), everyone)
             if table is not None:
                 adds_up = kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
                 flat = transports
-                transports = _on_nodes(nodes, table, flat, where) if adds_up else flat
+                transports = _on_nodes(nodes, table, flat, where, source.lending) if adds_up else flat
                 if transports is flat and flat.carrier is not None:
                     flat.carrier.shares_links = True
         if transports.carrier is not None and transports.cpu is not None:
-            connect_more(transports.carrier, transports.cpu)
+            connect_more(transports.carrier, transports.cpu, source.lending)
     return _assemble(asked, chosen, source, using, transports)
 
 
@@ -227,11 +228,13 @@ def _gains(table: NodeTable, chosen: Recipe, source: Source, policy: Policy | No
     return False
 
 
-def _on_nodes(nodes: Nodes, table: NodeTable, transports: Transports, where: torch.device) -> Transports:
+def _on_nodes(
+    nodes: Nodes, table: NodeTable, transports: Transports, where: torch.device, lending: Lending
+) -> Transports:
     """`transports` with groups inside this rank's node and between nodes, if torch can make them."""
     try:
         rank = transports.everyone.rank
-        return with_parts(transports, (table.inside(rank), table.between(rank)), where)
+        return with_parts(transports, (table.inside(rank), table.between(rank)), where, lending)
     except ValueError as error:
         if kind_of(nodes) == "given":
             raise
@@ -338,13 +341,13 @@ def _assemble(
     )
     backward = Backward(source, worker, engine, calls, steps, level)
     # At exit too: the thread must not outlive the interpreter's C++ side.
-    weakref.finalize(source.model, worker.stop)
+    stop = weakref.finalize(source.model, worker.stop)
     decision = chosen.build().next
     counted = uses if decision is not None and decision.uses else None
     source.begin(backward, counted, scaled=asked.scaler is not None)
     backward.event_log.attached()
     source.claim()
-    return Attached(source.model, source, backward, asked.scaler, worker)
+    return Attached(source.model, source, backward, asked.scaler, worker, stop)
 
 
 def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:

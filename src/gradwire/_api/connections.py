@@ -7,8 +7,9 @@ import logging
 import torch
 import torch.distributed as dist
 
-from gradwire.comm import ProcessGroupComm, ahead, gathered
-from gradwire.comm import groups as lending
+from gradwire.comm import ProcessGroupComm, ahead, gathered, groups
+from gradwire.comm.apart import Lending
+from gradwire.comm.groups import backend_at, give_back
 from gradwire.environment import connections_asked
 from gradwire.errors import TransportError
 from gradwire.measure.connections import Tried, round_trip_s, tried
@@ -18,7 +19,9 @@ _LOG = logging.getLogger("gradwire")
 _CPU = torch.device("cpu")
 
 
-def connect_more(carrier: ProcessGroupComm, everyone: ProcessGroupComm) -> Tried | None:
+def connect_more(
+    carrier: ProcessGroupComm, everyone: ProcessGroupComm, lending: Lending = groups
+) -> Tried | None:
     """Let long messages of `carrier` take as many connections as its links need; what was measured.
 
     Where a round trip is long, receives are announced before they are due.
@@ -27,7 +30,7 @@ def connect_more(carrier: ProcessGroupComm, everyone: ProcessGroupComm) -> Tried
     gloo's connections are measured, and none where the environment says how many there shall be. If no more
     can be made, all ranks go on with those that there are, and a warning says so.
     """
-    if everyone.world == 1 or lending.backend_at(carrier.group, _CPU) != "gloo":
+    if everyone.world == 1 or backend_at(carrier.group, _CPU) != "gloo":
         return None
     asked = connections_asked()
     numbers = dist.get_process_group_ranks(everyone.group)
@@ -58,7 +61,7 @@ def connect_more(carrier: ProcessGroupComm, everyone: ProcessGroupComm) -> Tried
     _announce_ahead(carrier, everyone, found.round_trip_s)
     carrier.spread(more[: found.connections - 1])
     for group in more[found.connections - 1 :]:
-        lending.give_back(group)
+        give_back(group)
     if everyone.rank == 0 and found.times_s:
         _LOG.info("%s", found)
     return found

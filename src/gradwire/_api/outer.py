@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,9 @@ from gradwire.recipes import Composition, Recipe
 from gradwire.recipes import recipe as parsed
 from gradwire.sources.outer import LocalSteps, OuterFactory
 from gradwire.step.layout import Policy
+
+if TYPE_CHECKING:  # few runs need it
+    from gradwire.members import Members
 
 Where = Literal["host", "device"]
 
@@ -52,8 +56,10 @@ def outer(
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer],
     recipe: str | Recipe | Composition = "diloco",
     *,
-    replicas: dist.ProcessGroup | DeviceMesh,
+    replicas: dist.ProcessGroup | DeviceMesh | None = None,
+    members: Members | None = None,
     every: int = 30,
+    every_seconds: float | None = None,
     outer: OuterFactory | None = None,
     delay: int = 0,
     policy: Policy | None = None,
@@ -63,6 +69,8 @@ def outer(
     placement: Where = "host",
     checksums: bool = False,
     guard_every: int = 0,
+    timeout_s: float = 600.0,
+    resume: str | os.PathLike[str] | None = None,
 ) -> OuterWire:
     """Let replicas train by themselves, and average what they have learned every `every` steps. A collective.
 
@@ -74,7 +82,13 @@ def outer(
       optimizer's state.
     - `replicas`: the ranks that average: a process group, or a mesh dimension. With DDP or FSDP2 inside a
       machine, the ranks that have the same place in each machine.
+    - `members`: instead of `replicas`, replicas that come and go, such as `gradwire.members.torchft(…)`. Each
+      replica is a job of its own, and its ranks are those of DDP's or FSDP2's process group. Returns a
+      `MovingWire` once this replica has begun with the others (`docs/elastic.md`).
     - `every`: attempted steps from round to round.
+    - `every_seconds`: with `members`, let about so many seconds pass from round to round. Each replica makes
+      as many steps as it can, and counts for as much. `every` is then how many steps the first round has, and
+      the number of steps that counts as one.
     - `outer`: a function that makes the outer optimizer of the list of parameters that it is given. By
       default that of DiLoCo: SGD at a rate of 0.7 with Nesterov momentum 0.9.
     - `delay`: the result of a round lands that many steps later, and training goes on meanwhile. It must be
@@ -83,6 +97,9 @@ def outer(
       parameters.
     - `policy`, `seed`, `process_group`, `memory_dtype`, `checksums`: as for `attach`.
     - `guard_every`: every `guard_every` rounds, compare a checksum of the shared parameters over ranks.
+    - `timeout_s`: with `members`, how long the first exchange and healing may take, in seconds. Later ones
+      have three times as long as the longest of the last ones took, and at least 10 s.
+    - `resume`: with `members`, the folder of a `wire.save` of this replica to go on from, if there is one.
 
     Raises `ValueError` if an argument is wrong, and `RanksDisagree`, on all ranks, if they differ in it.
     Later, a round raises its errors from `optimizer.step()`.
@@ -97,7 +114,11 @@ def outer(
             optimizer.step()
         wire.detach()
     """
-    if not dist.is_initialized():
+    if (replicas is None) == (members is None):
+        raise ValueError(
+            "pass either replicas=, the ranks that average, or members=, replicas that come and go"
+        )
+    if members is None and not dist.is_initialized():
         raise ValueError("no process group: call torch.distributed.init_process_group first")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every={every!r} is not a number of steps, of at least 1")
@@ -105,22 +126,49 @@ def outer(
         raise ValueError(
             f"delay={delay!r} is not a number of steps below every={every}: one lands before the next leaves"
         )
+    if every_seconds is not None and not (every_seconds > 0 and delay == 0):
+        raise ValueError(f"every_seconds={every_seconds!r} is a time above 0, without a delay")
     if placement not in get_args(Where):
         raise ValueError(f"placement={placement!r} is neither 'host' nor 'device'")
     travels, default = _method(recipe)
     make = outer or default
     on_host = placement == "host"
-    source = LocalSteps(model, replicas, optimizer, make, every=every, delay=delay, on_host=on_host)
     asked = Configuration(
         travels,
-        policy=source.weighed(policy),
         seed=seed,
         memory_dtype=memory_dtype,
         placement="auto" if on_host else "device",
-        nodes=None if source.machine is None else [source.machine],
+        nodes=None,
         guard_every=guard_every,
         checksums=checksums,
     )
+    if members is not None:
+        if process_group is not None:
+            raise ValueError(
+                "process_group= is for replicas=: members make groups of their own, anew each time"
+            )
+        from gradwire._api.moving import moving  # few runs need it
+
+        return moving(
+            model,
+            members,
+            optimizer,
+            make,
+            asked,
+            policy=policy,
+            every=every,
+            delay=delay,
+            timeout_s=timeout_s,
+            resume=resume,
+            every_s=every_seconds,
+        )
+    if resume is not None or every_seconds is not None:
+        raise ValueError(
+            "resume= and every_seconds= are for members=; with replicas=, call wire.load(folder)"
+        )
+    source = LocalSteps(model, replicas, optimizer, make, every=every, delay=delay, on_host=on_host)
+    machine = None if source.machine is None else [source.machine]
+    asked = replace(asked, policy=source.weighed(policy), nodes=machine)
     return OuterWire(carried(asked, source, optimizer, process_group, source.where))
 
 

@@ -69,6 +69,8 @@ class Report:
     - `computing_by_rank_s`: the median seconds that each rank took from the end of a step to its last
       gradient of the next one. All wait for the slowest.
     - `connections`: over how many connections a long message travels from one rank to another.
+    - `members`: with `outer(members=…)`, those in the last round. `rounds_committed` have landed here
+      since this process started; `rounds_lost` were given up, or their Δ was dropped in healing.
     - `choices`: the recipes among which `auto` chose, the fastest first.
     - `modules`: what each module of FSDP2 has gathered and scattered as what, where gradwire carries FSDP2's
       own traffic. `gather` is the bits of its gathers. `gather_bytes_per_step` and `scatter_bytes_per_step`
@@ -115,6 +117,9 @@ class Report:
     gather_bytes_per_step: float = 0.0
     scatter_bytes_per_step: float = 0.0
     modules: tuple[ModuleTraffic, ...] = ()
+    members: tuple[str, ...] = ()
+    rounds_committed: int = 0
+    rounds_lost: int = 0
 
     @property
     def ratio(self) -> float:
@@ -211,6 +216,9 @@ class Report:
     @property
     def _events(self) -> list[tuple[str, str]]:
         rows = []
+        if self.members:
+            rounds = f"{counted(self.rounds_committed, 'round')} committed here, {self.rounds_lost} lost"
+            rows.append(("members", f"{', '.join(self.members)}; {rounds}"))
         if self.diagnosis is not None:
             rows.append(("ranks", str(self.diagnosis)))
         if self.times_led is not None:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from gradwire._api.configuration import Configuration, PlacementName
 from gradwire.agreement.agree import require_agreement
 from gradwire.comm import Comm, ProcessGroupComm
-from gradwire.comm import groups as lending
+from gradwire.comm.apart import Lending
+from gradwire.comm.groups import STREAMED, backend_at, carries_cpu
 from gradwire.errors import TransportError
 from gradwire.placement import Device, Placement, host, staged, stream, through_a_device
 from gradwire.step.worker import Worker
@@ -70,6 +71,7 @@ def connect(
     own: dist.ProcessGroup | None,
     device: Device,
     where: torch.device,
+    lending: Lending,
 ) -> Transports:
     """The group over which ranks can agree: the user's `own`, or one like the model's. A collective.
 
@@ -79,14 +81,14 @@ def connect(
     """
     if own is not None:
         _check_ranks(own, models)
-        if device.is_host or lending.carries_cpu(own):
+        if device.is_host or carries_cpu(own):
             return _by_cpu(device, own)
         if not _streams(own, where):
             raise ValueError(
                 "process_group carries no tensors on the CPU: create one with "
                 "torch.distributed.new_group(backend='gloo'), or leave it out"
             )
-    if (device.is_host and where.type == "cpu") or lending.carries_cpu(models):
+    if (device.is_host and where.type == "cpu") or carries_cpu(models):
         return _by_cpu(device, lending.borrow(models))
     try:
         return _by_cpu(device, lending.borrow(models, where, "gloo"))
@@ -109,6 +111,7 @@ def with_streams(
     models: dist.ProcessGroup,
     own: dist.ProcessGroup | None,
     where: torch.device,
+    lending: Lending,
 ) -> Transports:
     """`transports` with a group whose collectives are work in streams, where there can be one. A collective.
 
@@ -132,7 +135,9 @@ def with_streams(
     )
 
 
-def with_parts(transports: Transports, members: Sequence[Sequence[int]], where: torch.device) -> Transports:
+def with_parts(
+    transports: Transports, members: Sequence[Sequence[int]], where: torch.device, lending: Lending
+) -> Transports:
     """`transports` with groups over each of `members`: first those with other shards, then those with the
     same.
 
@@ -187,7 +192,7 @@ def _by_cpu(device: Device, group: dist.ProcessGroup) -> Transports:
 
 
 def _streams(group: dist.ProcessGroup, where: torch.device) -> bool:
-    return lending.backend_at(group, where) in lending.STREAMED
+    return backend_at(group, where) in STREAMED
 
 
 def _check_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup) -> None:

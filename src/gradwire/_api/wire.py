@@ -45,6 +45,8 @@ class Attached:
     scaler: torch.amp.GradScaler | None
     # The worker ends with the model, and a wire without its worker could only hang.
     worker: Worker
+    stop: Callable[[], object]
+    """Ends the worker. Called when the model goes, and at exit."""
 
     @property
     def optimizers(self) -> Optimizers:
@@ -66,8 +68,8 @@ class Wire:
     """
 
     def __init__(self, attached: Attached) -> None:
-        self.attached = attached
-        self._source, self._backward = attached.source, attached.backward
+        self._attached = attached
+        self._source = attached.source
         self._watch = GradientWatch()
         self._diagnosis: Diagnosis | None = None
         self.inside: Traffic | None = None
@@ -87,6 +89,15 @@ class Wire:
     def _repr_html_(self) -> str:
         """The report, in a notebook."""
         return self.report()._repr_html_()
+
+    @property
+    def attached(self) -> Attached:
+        """The parts, as they are now."""
+        return self._attached
+
+    @property
+    def _backward(self) -> Backward:
+        return self.attached.backward
 
     @property
     def _engine(self) -> Reducer:

@@ -20,6 +20,7 @@ COMMANDS = {
     "report": "gradwire.lab.cli.report",
     "probe": "gradwire.cli.probe",
     "warmup": "gradwire.cli.warmup",
+    "lighthouse": "gradwire.cli.lighthouse",
     "doctor": "gradwire.cli.doctor",
 }
 """The module of each command, in the order of the help text. The function or `Typer` of that name is

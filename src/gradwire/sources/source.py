@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from gradwire._api.checks import check_momentum
 from gradwire._api.unwrap import Optimizers
+from gradwire.comm import groups
+from gradwire.comm.apart import Lending
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.sources.same_parameters import Known
 from gradwire.step.arena import ParameterSpec
@@ -72,6 +74,8 @@ class Source(ABC):
     """The device of the gradients."""
     left_out: frozenset[str] = frozenset()
     """Names of parameters that a wrapper was told to ignore."""
+    lending: Lending = groups
+    """Makes process groups beside `group`."""
     source_state: SourceState | None = None
     """State of its own, which checkpoints hold beside the engine's."""
 

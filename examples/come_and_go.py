@@ -1,0 +1,69 @@
+"""Two sites that come and go, on one machine: one is killed in the middle, and comes back.
+
+    pip install 'gradwire[elastic]'
+    python examples/come_and_go.py
+
+starts a lighthouse and both sites. Elsewhere `gradwire lighthouse --bind ADDRESS:29510` runs on one machine,
+and each site has a line of its own:
+
+    python examples/come_and_go.py site-a http://ADDRESS:29510
+"""
+
+import subprocess
+import sys
+import time
+
+import torch
+from torch import nn
+
+import gradwire
+
+ROUNDS, EVERY, BATCH = 12, 20, 256
+
+
+def site(name: str, lighthouse: str) -> None:
+    """Train until as many rounds have landed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    members = gradwire.members.torchft(lighthouse, name=name)
+    wire = gradwire.outer(model, optimizer, "int4", every=EVERY, members=members)
+    classes = torch.randn(64, 10, generator=torch.Generator().manual_seed(1))
+    random = torch.Generator().manual_seed(time.time_ns() % 2**31)  # each site has data of its own
+    seen = wire.rounds
+    while wire.rounds < ROUNDS:
+        inputs = torch.randn(BATCH, 64, generator=random)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), (inputs @ classes).argmax(dim=1))
+        loss.backward()
+        optimizer.step()  # every 20th takes a round with those who are there
+        if wire.rounds != seen:
+            seen = wire.rounds
+            print(f"{name}: round {seen} of {' and '.join(wire.members)}, loss {loss.item():.3f}", flush=True)
+            time.sleep(0.3)  # only so that there is time to watch
+    for event in wire.events:
+        print(f"{name}: {event}", flush=True)
+    wire.detach()
+
+
+def main() -> None:
+    """A lighthouse and both sites here."""
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000, heartbeat_timeout_ms=2000
+    )
+    url = f"http://127.0.0.1:{server.address().rpartition(':')[2].strip('/')}"
+    one, other = (subprocess.Popen([sys.executable, __file__, name, url]) for name in ("site-a", "site-b"))
+    time.sleep(8)
+    other.kill()
+    print("site-b is killed", flush=True)
+    time.sleep(3)
+    other = subprocess.Popen([sys.executable, __file__, "site-b", url])
+    codes = [one.wait(), other.wait()]
+    server.shutdown()
+    sys.exit(max(codes))
+
+
+if __name__ == "__main__":
+    site(*sys.argv[1:]) if sys.argv[1:] else main()

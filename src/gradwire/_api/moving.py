@@ -1,0 +1,269 @@
+"""`outer(members=…)`: replicas that come and go; `MovingWire`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gradwire._api.attach import carried
+from gradwire._api.configuration import Configuration
+from gradwire._api.outer import OuterWire
+from gradwire._api.report import Report
+from gradwire._api.unwrap import optimizers_of
+from gradwire._api.wire import Attached
+from gradwire.checkpoint import file_set
+from gradwire.checkpoint.state import Missing, Saved
+from gradwire.comm import Comm, ProcessGroupComm
+from gradwire.comm.apart import alone
+from gradwire.comm.groups import carries_cpu
+from gradwire.members import Event, Members
+from gradwire.members.membership import Membership, Running
+from gradwire.members.site import Site
+from gradwire.members.steps import MovingSteps
+from gradwire.placement import device_at, through_a_device
+from gradwire.recipes import Composition, Recipe
+from gradwire.sources.outer import LocalSteps, OuterFactory
+from gradwire.step.layout import Policy
+from gradwire.version import __version__
+
+_HELD: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Members that have a wire."""
+
+
+def moving(
+    model: nn.Module,
+    members: Members,
+    optimizer: object,
+    make: OuterFactory,
+    asked: Configuration,
+    *,
+    policy: Policy | None,
+    every: int,
+    delay: int,
+    timeout_s: float,
+    resume: str | os.PathLike[str] | None,
+    every_s: float | None,
+) -> MovingWire:
+    """A wire whose rounds are among `members`. Returns once this replica has begun with the others."""
+    if members in _HELD:
+        raise ValueError("these members have a wire already: rounds of several wires are not carried yet")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    source = MovingSteps(
+        model,
+        getattr(members, "group", None) or alone(rank),
+        optimizer,
+        make,
+        every=every,
+        delay=delay,
+        on_host=asked.placement != "device",
+        name=members.name,
+    )
+    asked = replace(asked, policy=source.weighed(policy))
+
+    def carry(machine: Sequence[int] | None) -> Running:
+        nodes = None if machine is None else [machine]
+        found = carried(replace(asked, nodes=nodes), source, None, None, source.where)
+        return Running(found.backward, found.worker, found.stop)
+
+    site = Site(_comm_of(source.inside, source.where))
+    terms = _terms(source, asked)
+    membership = Membership(members, source, site, terms, carry, timeout_s=timeout_s, every_s=every_s)
+    if resume is not None:
+        saved = file_set.kept(site.comm, Path(resume))
+        membership.load(saved) if saved is not None else None
+    _HELD.add(members)
+    weakref.finalize(model, membership.close)
+    membership.join()
+    return MovingWire(model, membership, source)
+
+
+def _comm_of(inside: dist.ProcessGroup | None, where: torch.device) -> Comm:
+    """Over the ranks of a replica, for tensors on the CPU."""
+    if inside is None:
+        return ProcessGroupComm(alone(0))
+    comm = ProcessGroupComm(inside)
+    return comm if carries_cpu(inside) else through_a_device(comm, where)
+
+
+def _metrics(membership: Membership, source: LocalSteps) -> dict[str, float]:
+    from gradwire.telemetry.metrics import metrics_of
+
+    assert membership.running is not None, "a round has landed"
+    return metrics_of(membership.running.backward, source, 1.0) | {
+        "gradwire/members": float(len(membership.now)),
+        "gradwire/rounds": float(membership.rounds),
+        "gradwire/rounds_lost": float(membership.lost),
+    }
+
+
+def _terms(source: MovingSteps, asked: Configuration) -> dict[str, str]:
+    """All that members must have in common, as texts that a person can compare."""
+    chosen = asked.validated(source)
+    facts = asked.fingerprint(chosen, source, device_at(source.device).where) | source.facts()
+    return {
+        "torch": torch.__version__.partition("+")[0],
+        "gradwire": __version__,
+        "recipe": str(chosen),
+        "model": _digest([facts[key] for key in ("parameter names", "parameter shapes", "parameter dtypes")]),
+        "settings": _digest(sorted(facts.items())),
+    }
+
+
+def _digest(facts: object) -> str:
+    return hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
+
+
+class MovingWire(OuterWire):
+    """The handle on one model whose replicas come and go.
+
+    It is an `OuterWire`, whose calls for all ranks are for the ranks of this replica only: other members need
+    not make them. `report()` and the bytes in it are about rounds since the roster last changed.
+    """
+
+    def __init__(self, model: nn.Module, membership: Membership, source: MovingSteps) -> None:
+        self._model, self._membership = model, membership
+        self._source = self._local = source
+        super().__init__(self.attached)
+
+    @property
+    def attached(self) -> Attached:
+        """The parts, as they are among the present members."""
+        running = self._membership.running
+        assert running is not None, "this replica has begun"
+        return Attached(self._model, self._local, running.backward, None, running.worker, running.stop)
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Members that joined, left, were healed, and rounds that failed or were given up, oldest first."""
+        return tuple(self._membership.events)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the members of the last round."""
+        return self._membership.now
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that have landed in the shared parameters, of this member and before it came."""
+        return self._membership.rounds
+
+    def report(self) -> Report:
+        """As `Wire.report`, with the members, and how many rounds were committed and lost.
+
+        Example::
+
+            print(wire.report().members)
+        """
+        told = self._membership
+        return replace(
+            super().report(), members=told.now, rounds_committed=told.committed, rounds_lost=told.lost
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """As `Wire.metrics`, with `gradwire/members`, `gradwire/rounds` and `gradwire/rounds_lost`.
+
+        Example::
+
+            wandb.log(wire.metrics())
+        """
+        return _metrics(self._membership, self._local)
+
+    def log_to(self, target: Any, *, every: int = 1) -> None:
+        """As `Wire.log_to`, when each `every`-th round has landed.
+
+        Example::
+
+            wire.log_to(SummaryWriter())
+        """
+        from gradwire.telemetry.targets import Listener, write_to
+
+        write = write_to(target, self._membership.site.rank)
+        # Neither refers to the wire, which holds the model.
+        listener = Listener(partial(_metrics, self._membership, self._local), write, every)
+        self._membership.listeners.append(listener)
+
+    def save(self, folder: str | os.PathLike[str]) -> int:
+        """Save this replica in `folder`, one file per rank, and return the rounds in it. For all its ranks.
+
+        The folder is this replica's own. `gradwire.outer(…, resume=folder)` goes on from it, with any number
+        of other members. If the run is killed, at whatever moment, this save or the one before it is there,
+        complete.
+
+        Raises `OSError` on a rank that cannot write, and `PeerFailed` on the other ranks of this replica.
+
+        Example::
+
+            if wire.attempts % 1000 == 0:
+                wire.save("saves/site-a")
+        """
+        file_set.keep(self._membership.site.comm, Path(folder), self._membership.save)
+        return self.rounds
+
+    def detach(self) -> None:
+        """Land what is under way, and leave the others. For all ranks of this replica.
+
+        What was learned since the last round stays with this replica, and what was not sent is dropped. So
+        call it after a round: then the parameters are those that all members share.
+
+        Example::
+
+            wire.detach()
+            torch.save(model.state_dict(), "model.pt")
+        """
+        self._local.arrive_now()
+        self._local.retire()
+        self._membership.close()
+
+    def switch_optimizer(self, optimizer: Any) -> None:
+        """Let another optimizer make the local steps from now on. For all ranks of this replica.
+
+        Raises `ValueError` for optimizers that `outer` would refuse.
+
+        Example::
+
+            wire.switch_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+        """
+        optimizers = optimizers_of(optimizer)
+        self._local.applying(optimizers)
+        self._local.change(optimizers)
+
+    # -- what asks all members for the same call, which they cannot know of
+
+    def switch(self, recipe: str | Recipe | Composition) -> None:
+        """Not among members that come and go: raises `ValueError`."""
+        self._refuse("switch()", "start all members with the recipe")
+
+    def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
+        """Not among members that come and go: raises `ValueError`."""
+        self._refuse("state_dict()", "call save(folder)")
+
+    def mean_state_dict(self) -> dict[str, Any]:
+        """Not among members that come and go: raises `ValueError`."""
+        self._refuse("mean_state_dict()", "call save(folder)")
+
+    def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
+        """Not among members that come and go: raises `ValueError`."""
+        self._refuse("load_state_dict()", "pass outer(…, resume=folder)")
+
+    def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
+        """Not among members that come and go: raises `ValueError`."""
+        self._refuse("load()", "pass outer(…, resume=folder), so that members hear of it before they meet")
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Not among members that come and go: raises `ValueError`."""
+        yield self._refuse("join()", "members need not make as many steps")
+
+    def _refuse(self, call: str, instead: str) -> NoReturn:
+        raise ValueError(f"{call} is for a fixed set of replicas, and members= has others: {instead}")

@@ -1,0 +1,54 @@
+"""`gradwire lighthouse`: torchft's lighthouse, at which replicas that come and go find each other."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+import typer
+
+from gradwire.quantities import time_s
+
+
+def lighthouse(
+    at_least: Annotated[
+        int, typer.Option("--at-least", min=1, help="Members that a round needs at least.")
+    ] = 2,
+    grace: Annotated[
+        str, typer.Option(help="How long a round waits for members that live and have not asked yet.")
+    ] = "30s",
+    heartbeat_timeout: Annotated[
+        str, typer.Option(help="A member that was not heard of for so long is taken to be dead.")
+    ] = "5s",
+    bind: Annotated[
+        str, typer.Option(help="Address and port at which it listens: HOST:PORT.")
+    ] = "127.0.0.1:29510",
+) -> None:
+    """Run torchft's lighthouse until Ctrl-C. Members name it in gradwire.members.torchft(…).
+
+    It has no authentication: whoever reaches its port can stop the job. Bind it to a private address.
+    """
+    try:
+        grace_s, dead_s = time_s(grace), time_s(heartbeat_timeout)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    try:
+        from torchft.coordination import LighthouseServer
+    except ImportError:
+        typer.echo("this needs torchft: pip install 'gradwire[elastic]'", err=True)
+        raise typer.Exit(1) from None
+    try:
+        server = LighthouseServer(
+            bind=bind,
+            min_replicas=at_least,
+            join_timeout_ms=round(grace_s * 1e3),
+            heartbeat_timeout_ms=round(dead_s * 1e3),
+        )
+    except Exception as error:  # of several types
+        typer.echo(f"nothing can listen at {bind}: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"lighthouse at {server.address()}, for at least {at_least} members")
+    try:
+        threading.Event().wait()
+    finally:
+        server.shutdown()

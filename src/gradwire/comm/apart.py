@@ -1,0 +1,240 @@
+"""Process groups of ranks that no default group holds together: several jobs', for as long as they meet.
+
+All of them are cut from one store, by lists of ranks. torch's own `new_group` knows the ranks of the default
+group only. What else of torch asks a group for its ranks, its backend or its store finds them here as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import (
+    BackendConfig,
+    GroupName,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    _world,
+)
+
+from gradwire.comm.groups import Part
+from gradwire.errors import TransportError
+
+T = TypeVar("T")
+
+_CPU = torch.device("cpu")
+_FILES = "/proc/self/fd"
+_HERE = "here"
+"""The key under which a rank says that it has come."""
+
+
+class Lending(Protocol):
+    """Makes process groups beside a model's own: `gradwire.comm.groups`, or `Apart`."""
+
+    def borrow(
+        self, like: dist.ProcessGroup, where: torch.device = ..., backend: str | None = None
+    ) -> dist.ProcessGroup:
+        """See `gradwire.comm.groups.borrow`."""
+
+    def borrow_parts(self, like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGroup, ...] | None:
+        """See `gradwire.comm.groups.borrow_parts`."""
+
+
+class Apart:
+    """The groups of one meeting: one over all its ranks, and others of some of them.
+
+    A rank is numbered within the meeting. Groups carry tensors on the CPU, over gloo.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        rank: int,
+        world: int,
+        *,
+        address: str,
+        connect_s: float,
+        timeout_s: float,
+    ) -> None:
+        """Meet the other ranks at `store`, under a `name` that no other meeting has.
+
+        `address` is this rank's, to which others connect. Making any group takes `connect_s` at most, and a
+        collective `timeout_s`. Raises `TransportError` if not all ranks come and connect.
+        """
+        self.name, self.rank, self.world = name, rank, world
+        self._store = PrefixStore(f"gradwire/{name}", store)
+        self._address, self._connect_s, self._timeout_s = address, connect_s, timeout_s
+        self._cut: dict[tuple[int, ...], int] = {}
+        """How many groups there have been over some ranks."""
+        self._groups: list[dist.ProcessGroup] = []
+        self._connections = _Connections()
+        self._await_all()
+        self.group = self.make(range(world))
+        """Over all ranks."""
+
+    def _await_all(self) -> None:
+        """Before gloo is asked to connect: a rank that is gone is missed within `connect_s`."""
+
+        def met() -> None:
+            self._store.set(f"{_HERE}/{self.rank}", "")
+            keys = [f"{_HERE}/{rank}" for rank in range(self.world)]
+            self._store.wait(keys, timedelta(seconds=self._connect_s))
+
+        within(self._connect_s + 1.0, met, f"not all {self.world} ranks of {self.name} have come")
+
+    # -- groups
+
+    def make(self, members: Sequence[int]) -> dist.ProcessGroup:
+        """A new group over `members`, this rank among them: all of them call this, in the same order.
+
+        Raises `TransportError` where they cannot connect.
+        """
+        ranks = tuple(members)
+        number = self._cut[ranks] = self._cut.get(ranks, 0) + 1
+        digest = hashlib.blake2b(f"{self.name} {ranks} {number}".encode(), digest_size=8).hexdigest()
+        name, rank = GroupName(f"gradwire-{digest}"), ranks.index(self.rank)
+        store = PrefixStore(name, self._store)
+        what = f"gloo could not connect the ranks of {self.name}"
+        made = within(self._connect_s, lambda: self._gloo(store, rank, len(ranks)), what)
+        group = dist.ProcessGroup(store, rank, len(ranks))
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        group._register_backend(_CPU, dist.ProcessGroup.BackendType.GLOO, made)
+        group._set_group_name(name)
+        group._set_group_desc("gradwire")
+        _world.pg_map[group] = ("gloo", store)
+        _world.pg_names[group] = name
+        _world.pg_group_ranks[group] = {each: place for place, each in enumerate(ranks)}
+        _world.pg_backend_config[group] = str(BackendConfig(dist.Backend("cpu:gloo")))
+        self._groups.append(group)
+        return group
+
+    def _gloo(self, store: Store, rank: int, world: int) -> Any:
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=self._timeout_s)
+        options._devices = [self._connections.device(self._address)]
+        own: Any = ProcessGroupGloo
+        return own(store, rank, world, options)
+
+    # -- as `gradwire.comm.groups` lends groups
+
+    def borrow(
+        self, like: dist.ProcessGroup, where: torch.device = _CPU, backend: str | None = None
+    ) -> dist.ProcessGroup:
+        """`like` itself: nothing else uses it."""
+        return like
+
+    def borrow_parts(self, like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGroup, ...]:
+        """A new group over each of `parts`, as `gradwire.comm.groups.borrow_parts` does it."""
+        ranks = dist.get_process_group_ranks(like)
+        return tuple(self.make([ranks[each] for each in members]) for members, _model, _where in parts)
+
+    # -- the end
+
+    def abort(self) -> None:
+        """Break all connections: whatever runs on them, here and on other ranks, ends with an error.
+
+        Where the system is not Linux, that happens at the timeout.
+        """
+        self._connections.shut()
+
+    def close(self) -> None:
+        """Let go of all groups. Nothing runs on them any more."""
+        for group in self._groups:
+            for known in (_world.pg_map, _world.pg_names, _world.pg_group_ranks, _world.pg_backend_config):
+                known.pop(group, None)
+        self._groups.clear()
+        del self.group, self._store
+
+
+class _Connections:
+    """The sockets of gloo's devices of one meeting.
+
+    gloo has no way to break off what runs: `ProcessGroup.abort` does nothing, and a group whose collectives
+    run lives until their timeout. A connection that is shut ends them at once on both sides. Each device has
+    an event poll of its own, and Linux tells which sockets that polls.
+    """
+
+    _lock = threading.Lock()
+
+    def __init__(self) -> None:
+        self._polls: list[int] = []
+
+    def device(self, address: str) -> Any:
+        """A device that listens and connects at `address`."""
+        with self._lock:
+            before = _event_polls()
+            made = ProcessGroupGloo.create_device(hostname=address)
+            self._polls += sorted(_event_polls() - before)
+        return made
+
+    def shut(self) -> None:
+        """Shut all connections. Those that listen stay: gloo would not survive that."""
+        for poll in self._polls:
+            for number in _polled(poll):
+                with suppress(OSError), socket.socket(fileno=os.dup(number)) as own:
+                    if not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        own.shutdown(socket.SHUT_RDWR)
+        self._polls.clear()
+
+
+def _event_polls() -> set[int]:
+    """The numbers of this process's event polls, where the system tells."""
+    found = set()
+    with suppress(OSError):
+        for each in os.listdir(_FILES):
+            with suppress(OSError):
+                if os.readlink(f"{_FILES}/{each}") == "anon_inode:[eventpoll]":
+                    found.add(int(each))
+    return found
+
+
+def _polled(poll: int) -> list[int]:
+    """The numbers of files that an event poll watches."""
+    try:
+        with open(f"/proc/self/fdinfo/{poll}") as file:
+            return [int(each) for each in re.findall(r"tfd:\s*(\d+)", file.read())]
+    except OSError:
+        return []
+
+
+def within(limit_s: float, function: Callable[[], T], failure: str) -> T:
+    """The result of `function`, or a `TransportError` that says `failure`, after `limit_s` at most.
+
+    It runs on a thread of its own: what torch waits for, it waits for as long as it likes.
+    """
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(function())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="gradwire connects", daemon=True).start()
+    try:
+        return found.result(limit_s)
+    except TimeoutError as error:
+        raise TransportError(f"members cannot meet: {failure} in {limit_s:.0f} s") from error
+    except RuntimeError as error:
+        raise TransportError(f"members cannot meet: {failure}: {error}") from error
+
+
+def alone(rank: int) -> dist.ProcessGroup:
+    """A group of this rank alone, whose number in the default group is `rank`. It sends nothing."""
+    group = dist.ProcessGroup(HashStore(), 0, 1)
+    group._set_group_name(GroupName(f"gradwire-alone-{rank}"))
+    _world.pg_group_ranks[group] = {rank: 0}
+    return group

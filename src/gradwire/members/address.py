@@ -1,0 +1,76 @@
+"""The address at which other members reach this machine: never a host name, which may mean a slow card."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+from urllib.parse import urlsplit
+
+_GET_ADDRESS = 0x8915
+"""Linux's request for the IPv4 address of an interface."""
+
+
+def own_address(given: str) -> str:
+    """The IP address of this machine that `given` names: an address, a host name, or an interface.
+
+    Raises `ValueError` if it is none of this machine.
+
+    >>> own_address("127.0.0.1"), own_address("lo")
+    ('127.0.0.1', '127.0.0.1')
+    """
+    found = given
+    if given in {name for _number, name in socket.if_nameindex()}:
+        found = _of_interface(given)
+    try:
+        found = str(socket.getaddrinfo(found, None, type=socket.SOCK_STREAM)[0][4][0])
+        with socket.socket(socket.AF_INET6 if ":" in found else socket.AF_INET) as tried:
+            tried.bind((found, 0))
+    except OSError as error:
+        raise ValueError(
+            f"address={given!r} is not an address or interface of this machine: {error}"
+        ) from error
+    return found
+
+
+def address_towards(host: str | None) -> str:
+    """The address of this machine from which packets to `host` leave. By default that of the launcher.
+
+    >>> address_towards("127.0.0.1")
+    '127.0.0.1'
+    """
+    host = host or os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as towards:
+            towards.connect(found[4])  # sends nothing
+            here: str = towards.getsockname()[0]
+            return here
+    except OSError as error:
+        raise ValueError(f"no address of this machine leads to {host!r} ({error}): pass address=") from error
+
+
+def host_of(url: str) -> str:
+    """The host of a URL such as "http://lighthouse:29510". Raises `ValueError` if it has none.
+
+    >>> host_of("http://lighthouse:29510"), host_of("lighthouse:29510")
+    ('lighthouse', 'lighthouse')
+    """
+    parts = urlsplit(url if "//" in url else f"//{url}")
+    if not parts.hostname:
+        raise ValueError(f"{url!r} is no address of a lighthouse, such as 'http://lighthouse:29510'")
+    return parts.hostname
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach it."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _of_interface(name: str) -> str:
+    import fcntl  # not everywhere
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        packed = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+    return socket.inet_ntoa(packed[20:24])

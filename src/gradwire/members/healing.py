@@ -1,0 +1,116 @@
+"""Healing: one member gives another the shared parameters and all that belongs to them.
+
+It goes from rank to rank over the meeting's own group: a description in JSON, and then plain tensors. Nothing
+that comes is ever executed, and nothing but numbers and texts is made of it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.comm.process_group import GroupPeers
+from gradwire.errors import GradwireError
+
+DTYPES = {
+    str(each).removeprefix("torch."): each
+    for each in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+}
+
+
+def give(peers: GroupPeers, to: int, state: Any) -> int:
+    """Send `state` to rank `to`: dictionaries, lists, tensors, numbers and texts. Returns how many bytes.
+
+    Raises `TransportError`, and `ValueError` for what it cannot express.
+    """
+    described, tensors = describe(state)
+    text = torch.frombuffer(bytearray(described.encode()), dtype=torch.uint8)
+    for each in (torch.tensor([len(text)], device="cpu").view(torch.uint8), text, *map(as_bytes, tensors)):
+        peers.send(each, to).wait()
+    return len(text) + sum(each.nbytes for each in tensors)
+
+
+def take(peers: GroupPeers, source: int) -> tuple[Any, int]:
+    """Receive what rank `source` gives, with tensors on the CPU; and how many bytes that was.
+
+    Raises `TransportError`, and `GradwireError` for what no member of gradwire would send.
+    """
+    length = torch.zeros(1, dtype=torch.int64, device="cpu")
+    peers.receive(length.view(torch.uint8), source).wait()
+    text = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
+    peers.receive(text, source).wait()
+    found, tensors = room_for(bytes(text.tolist()).decode(errors="replace"))
+    for each in tensors:
+        peers.receive(as_bytes(each), source).wait()
+    return found, len(text) + sum(each.nbytes for each in tensors)
+
+
+def describe(state: Any) -> tuple[str, list[Tensor]]:
+    """A text about `state`, and the tensors in it, in their order. Raises `ValueError` for strange things.
+
+    >>> describe({"step": 3, 0: torch.zeros(2)})
+    ('{"of": [["step", 3], [0, {"tensor": ["float32", [2]]}]]}', [tensor([0., 0.])])
+    """
+    tensors: list[Tensor] = []
+    return json.dumps(_described(state, tensors)), tensors
+
+
+def room_for(text: str) -> tuple[Any, list[Tensor]]:
+    """The state that `text` is about, with tensors that are still to be filled, and those tensors.
+
+    Raises `GradwireError` for another text.
+    """
+    tensors: list[Tensor] = []
+    try:
+        return _read(json.loads(text), tensors), tensors
+    except (ValueError, TypeError, KeyError, RuntimeError, RecursionError) as error:
+        raise GradwireError(f"what another member gave cannot be read: {error!r}") from error
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Its bytes; a view, where it is contiguous and on the CPU."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def _described(state: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(state, Tensor):
+        tensors.append(state)
+        return {"tensor": [str(state.dtype).removeprefix("torch."), list(state.shape)]}
+    if isinstance(state, dict):
+        return {"of": [[_described(key, tensors), _described(each, tensors)] for key, each in state.items()]}
+    if isinstance(state, list | tuple):
+        return {type(state).__name__: [_described(each, tensors) for each in state]}
+    if state is None or isinstance(state, bool | int | float | str):
+        return state
+    raise ValueError(f"a {type(state).__name__} cannot be given to another member: keep it out of the state")
+
+
+def _read(described: Any, tensors: list[Tensor]) -> Any:
+    if not isinstance(described, dict):
+        return described
+    [(kind, each)] = described.items()
+    match kind:
+        case "tensor":
+            name, shape = each
+            tensors.append(torch.empty(shape, dtype=DTYPES[name], device="cpu"))
+            return tensors[-1]
+        case "of":
+            return {_read(key, tensors): _read(value, tensors) for key, value in each}
+        case "list" | "tuple":
+            found = [_read(value, tensors) for value in each]
+            return found if kind == "list" else tuple(found)
+    raise ValueError(f"{kind!r} is none of its words")

@@ -1,0 +1,543 @@
+"""One replica's part in the rounds of members that come and go: groups, engine, healing, events."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import Store
+
+from gradwire.checkpoint import state
+from gradwire.checkpoint.state import Kept
+from gradwire.checkpoint.validate import State
+from gradwire.comm.apart import Apart, within
+from gradwire.comm.process_group import GroupPeers
+from gradwire.errors import GradwireError, TransportError
+from gradwire.measure.clock import now_s
+from gradwire.members.base import Card, Entry, Event, Members, Roster
+from gradwire.members.healing import describe, give, room_for, take
+from gradwire.members.plan import Plan
+from gradwire.members.round import take_round
+from gradwire.members.site import Site
+from gradwire.members.steps import MovingSteps
+from gradwire.step.reducer import Backward
+from gradwire.step.worker import Worker
+
+_LOG = logging.getLogger("gradwire")
+
+CONNECT_S = 10.0
+"""Making a group takes so long at most: a member that is in the roster may be gone."""
+LEAST_S, TIMES = 10.0, 3.0
+"""An exchange is given up after so many seconds, or so many times as long as the longest of the last took."""
+LAST = 8
+"""As many rounds are remembered."""
+FORMAT = "members 1"
+"""Of saves."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """An engine over the groups of a meeting, and its thread, which `stop` ends.
+
+    Nothing here refers to the model: the thread refers to the membership, and has to end with the model.
+    """
+
+    backward: Backward
+    worker: Worker
+    stop: Callable[[], object]
+
+
+class Membership:
+    """This replica among the members: `take_round` asks it for all that a round needs.
+
+    All ranks of a replica call its methods together. The first one asks for rosters.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        source: MovingSteps,
+        site: Site,
+        terms: Mapping[str, str],
+        carry: Callable[[Sequence[int] | None], Running],
+        *,
+        timeout_s: float,
+        every_s: float | None = None,
+    ) -> None:
+        """`terms` are what all members must have in common. `carry` makes an engine for the meeting that the
+        source is in, where the ranks that hold this replica alike are those it is given.
+
+        `timeout_s` is the limit of an exchange before it is known how long one takes, and of healing.
+        With `every_s`, about so many seconds pass from round to round.
+        """
+        self.events: list[Event] = []
+        self.now: tuple[str, ...] = ()
+        """Names of the members of the last roster."""
+        self.committed = self.lost = 0
+        """Rounds that have landed here, and rounds that were given up or whose Δ was dropped in healing."""
+        self.running: Running | None = None
+        self.listeners: list[Callable[[], None]] = []
+        """Called when a round has landed."""
+        self._members, self._source, self._carry, self._timeout_s = members, source, carry, timeout_s
+        self._every_s = every_s
+        self.site, self._asks = site, _Asks(members, site)
+        self._terms, self._born = (
+            {**terms, "ranks per replica": str(self.site.size)},
+            datetime.now().timestamp(),
+        )
+        self._run, self._rounds, self._number, self._tried, self._is_established = "", -1, -1, -1, False
+        self._store: TCPStore | None = None
+        """Where others can meet: a fresh one for each meeting."""
+        self._meeting: Apart | None = None
+        self._joins = self._is_sound = self._is_running = False
+        """Whether no round was due here, groups of the meeting still work, and an engine runs over them."""
+        self._memory: State | None = None
+        self._kept: Kept = {}
+        """Of the last engine, for the next one."""
+        self._flying = -1
+        """The number of a round that has left and not landed; below 0 for none."""
+        self._start_s = 0.0
+        self._took_s: deque[float] = deque(maxlen=LAST)
+        self._ended_s = now_s()
+        source.go(self.take_round, self.end_round, self.is_called)
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that have landed in the shared parameters."""
+        return max(self._rounds, 0)
+
+    # -- rounds
+
+    def join(self) -> None:
+        """Come to the others, and take part in their next round with what is here, or in none if none is due.
+
+        Raises as `take_round`.
+        """
+        self._joins = True
+        self.take_round()
+
+    def take_round(self) -> None:
+        """A round is due: take part in one. Raises what `optimizer.step()` raises of it."""
+        self._start_s = now_s()
+        self._pace()
+        try:
+            take_round(self._asks, self)
+        except Alone:
+            return
+        finally:
+            self._ended_s = now_s()
+        self._joins = False
+
+    def _pace(self) -> None:
+        """Where rounds shall come by time: as many steps until the next one as fit in, by the last pace."""
+        steps, took_s = self._source.made, self._start_s - self._ended_s
+        if self._every_s is None or self._joins or not steps:
+            return
+        fit = max(1, round(steps * self._every_s / max(took_s, 1e-6)))
+        self._source.due_after = self.site.numbers(fit)[0]
+
+    def is_called(self) -> bool:
+        """Whether a quorum has come that this replica went on training without."""
+        return self._asks.is_answered()
+
+    def end_round(self) -> bool:
+        """Land what has left before. If its exchange fails it is given up, and the next one brings it all."""
+        number, self._flying = self._flying, -1
+        try:
+            if self._vote(self._limit_s()):
+                self.land(number)
+        except TransportError as error:
+            self.lose(error)
+            self.lost += 1
+            self._tell("given up", self.now, why=str(error))
+        return False
+
+    def card(self) -> Card:
+        """As others shall see this replica."""
+        source, sums = self._source, ""
+        if self._rounds >= 0:
+            sums = ".".join(f"{each:08x}" for each in self.site.numbers(source.checksum()))
+        if self._store is None and self.site.rank == 0:
+            self._store = opened(self._members.address)
+        return Card(
+            terms=self._terms,
+            address="" if self._store is None else f"{self._members.address}:{self._store.port}",
+            run=self._run,
+            rounds=self._rounds,
+            number=self._number,
+            tried=self._tried,
+            checksum=sums,
+            established=self._is_established,
+            steps=source.steps,
+            joins=self._joins,
+            meeting=self._meeting.name if self._meeting is not None and self._is_sound else "",
+            born=self._born,
+        )
+
+    def meet(self, plan: Plan) -> None:
+        """Let go of the last meeting, and connect with the members of this one."""
+        start_s = now_s()
+        self._leave_meeting()
+        failure: TransportError | None = None
+        try:
+            self._meeting = self._met(plan)
+        except TransportError as error:
+            failure = error
+        self.site.agree(failure)
+        assert self._meeting is not None, "or there is a failure"
+        self._is_sound = True
+        self._source.meet(self._meeting)
+        self._note_roster(plan, now_s() - start_s)
+
+    def _met(self, plan: Plan) -> Apart:
+        host, _, port = plan.host.rpartition(":")
+        size, place = self.site.size, plan.names.index(self._members.name)
+        store: Store | None = None
+        if place == 0:
+            store, self._store = self._store, None
+        if store is None:
+            store = within(
+                CONNECT_S,
+                lambda: TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=CONNECT_S)),
+                f"{plan.names[0]} cannot be reached at {plan.host}",
+            )
+        return Apart(
+            store,
+            plan.meeting,
+            place * size + self.site.rank,
+            len(plan.names) * size,
+            address=self._members.address,
+            connect_s=CONNECT_S,
+            timeout_s=self._timeout_s,
+        )
+
+    def _leave_meeting(self) -> None:
+        """End the engine and the groups of the last meeting; what this rank remembers is kept."""
+        if self._is_running:
+            self._memory, self._is_running = self._remembered(), False
+            self._kept = self._memory["kept"]
+            self._stop()
+            self._source.give_up()
+            self.running = None
+        if self._meeting is not None:
+            self._meeting.close()
+            self._meeting = None
+            gc.collect()  # an engine is full of cycles, and holds groups, with their sockets and threads
+
+    def _stop(self) -> None:
+        assert self.running is not None
+        self.running.stop()
+
+    def _remembered(self) -> State:
+        assert self.running is not None
+        backward = self.running.backward
+        if self._is_sound:
+            backward.up_to_date()
+        return backward.call(lambda: state.own(backward.engine))
+
+    def heal(self, plan: Plan) -> None:
+        """One gives, others take. The rest waits for them in the exchange."""
+        failure: TransportError | None = None
+        found, moved, start_s, name = None, 0, now_s(), self._members.name
+        try:
+            with self._deadline(self._timeout_s):
+                found, moved = self._moved(plan)
+        except TransportError as error:
+            failure = error
+        self.site.agree(failure)
+        if name in plan.heals:
+            self.lost += self._rounds >= 0 and self._source.steps > 0
+            self._take_up(found)
+        self._run = plan.run
+        if plan.begins:
+            self._rounds = 0
+        if not plan.begins and (name in plan.heals or name == plan.source):
+            self._tell("healed", plan.heals, now_s() - start_s, moved)
+
+    def _moved(self, plan: Plan) -> tuple[Any, int]:
+        """The state that was given to this rank, and how many bytes it has given or taken."""
+        assert self._meeting is not None, "met before"
+        source, site, moved = self._source, self.site, 0
+        peers = GroupPeers([self._meeting.group])
+        if self._members.name == plan.source:
+            given = {"kept": self._present_kept(), "at": [self._rounds, self._number]}
+            # Ranks that hold a replica alike get the rest once, by their first one.
+            shared = source.shared_state() if source.is_sharded or site.rank == 0 else {}
+            for each in plan.heals:
+                moved += give(peers, plan.names.index(each) * site.size + site.rank, given | shared)
+        if self._members.name in plan.heals:
+            return take(peers, plan.names.index(plan.source) * site.size + site.rank)
+        return None, moved
+
+    def _present_kept(self) -> Kept:
+        kept: Kept = self._remembered()["kept"] if self._is_running else self._kept
+        return kept
+
+    def _take_up(self, found: Any) -> None:
+        """Go on from what was given. What this rank remembers of its own is dropped."""
+        source, site = self._source, self.site
+        if not source.is_sharded and site.size > 1:
+            text, tensors = describe({name: each for name, each in found.items() if name != "kept"})
+            shared, room = room_for(site.told(text))
+            for own, each in zip(room, tensors, strict=site.rank == 0):
+                own.copy_(each)
+            site.spread(room)
+            found |= shared
+        try:
+            source.take_shared(found)
+            self._rounds, self._number = found["at"]
+            self._memory, self._kept, self._flying = None, found["kept"], -1
+        except (KeyError, TypeError, ValueError) as error:
+            raise GradwireError(f"the shared parameters of the others do not fit here: {error}") from error
+        if self._is_running:
+            self._go_on()
+
+    def be_ready(self, plan: Plan) -> None:
+        """An engine over the groups of this meeting; nothing is sent by it yet."""
+        failure: TransportError | None = None
+        self._run = plan.run
+        try:
+            with self._deadline(self._timeout_s):
+                self._run_engine()
+        except TransportError as error:
+            failure = error
+        self.site.agree(failure)
+
+    def exchange(self, plan: Plan) -> bool:
+        """Send Δ, and wait for the vote, unless it is to land later."""
+        failure: TransportError | None = None
+        self._tried, self._run = plan.number, plan.run
+        try:
+            with self._deadline(self._timeout_s):
+                self._run_engine()
+                if self._flying >= 0:  # from a save
+                    self.land(self._flying) if self._source.receive()[0] else None
+                self._source.leave()
+        except TransportError as error:
+            failure = error
+        self.site.agree(failure)
+        if self._source.delay:
+            self._flying = plan.number
+            return False
+        # Those who heal come later than the others.
+        return self._vote(self._timeout_s if plan.heals else self._limit_s())
+
+    def _run_engine(self) -> None:
+        """One over the groups of this meeting, unless there is one."""
+        if not self._is_running:
+            self.running = self._carry(self._source.machine)
+            self._is_running = True
+            self._go_on()
+
+    def _go_on(self) -> None:
+        assert self.running is not None
+        backward, memory, kept = self.running.backward, self._memory, self._kept
+        backward.call(lambda: state.go_on(backward.engine, memory, kept, max(self._rounds, 0)))
+        backward.steps.forget()
+        self._memory = None
+
+    def _limit_s(self) -> float:
+        """The time that an exchange may take."""
+        return max(LEAST_S, TIMES * max(self._took_s)) if self._took_s else self._timeout_s
+
+    def _vote(self, limit_s: float) -> bool:
+        """Wait for the verdict of all ranks; whether something lands."""
+        failure: TransportError | None = None
+        lands = False
+        try:
+            with self._deadline(limit_s):
+                lands, _all_finished = self._source.receive()
+        except TransportError as error:
+            failure = error
+        try:
+            self.site.agree(failure)
+        except TransportError:
+            self._source.drop()
+            raise
+        return lands
+
+    def land(self, number: int) -> None:
+        """Step the shared parameters, and go on from them."""
+        self._source.conclude()
+        self._rounds, self._number = self._rounds + 1, number
+        self._is_established = True
+        self.committed += 1
+        self._took_s.append(now_s() - self._start_s)
+        for listener in self.listeners:
+            listener()
+
+    def lose(self, error: TransportError) -> None:
+        """Abort all groups, at once: members that are no neighbours of the dead hear of it by that."""
+        self._is_sound = False
+        if self._meeting is not None:
+            self._meeting.abort()
+        self._tell("failed", self.now, now_s() - self._start_s, why=str(error))
+
+    def _deadline(self, limit_s: float) -> _Deadline:
+        assert self._meeting is not None, "met before"
+        return _Deadline(limit_s, self._meeting.abort)
+
+    def close(self) -> None:
+        """Leave the others. Idempotent; the model may be gone."""
+        if self._is_running:
+            self._is_running = False
+            self._stop()
+        if self._meeting is not None:
+            self._meeting.close()
+        self._meeting = self._store = None
+        self._members.close()
+
+    # -- saves
+
+    def save(self) -> dict[str, Any]:
+        """This rank's state. Waits for a round that is under way, which stays so."""
+        assert self.running is not None, "asked between rounds"
+        with self._deadline(self._timeout_s):
+            self.running.backward.rest()
+        return {
+            "format": FORMAT,
+            "model": self._terms["model"],
+            "ranks": self.site.size,
+            "counts": [self._rounds, self._number, self._tried, self._flying],
+            "run": self._run,
+            "engine": self._remembered() if self._is_running else None,
+            "source": deepcopy(self._source.save()),
+        }
+
+    def load(self, saved: Any) -> None:
+        """Go on from what `save` has returned, before this replica joins. Raises `ValueError` if it is not of
+        this model.
+        """
+        told = saved if isinstance(saved, dict) else {}
+        if told.get("format") != FORMAT or told["model"] != self._terms["model"]:
+            raise ValueError("this is not a save of this model with members=")
+        self._rounds, self._number, self._tried, self._flying = told["counts"]
+        self._run, self._memory = told["run"], told["engine"]
+        self._kept = {} if self._memory is None else self._memory["kept"]
+        _text, apply = self._source.prepared(told["source"], own=True)
+        apply()
+
+    # -- telling
+
+    def _note_roster(self, plan: Plan, seconds: float) -> None:
+        joined = tuple(name for name in plan.names if name not in self.now)
+        left = tuple(name for name in self.now if name not in plan.names)
+        self.now = plan.names
+        if joined:
+            self._tell("joined", joined, seconds)
+        if left:
+            self._tell("left", left, seconds)
+
+    def _tell(
+        self, what: str, who: tuple[str, ...], seconds: float = 0.0, sent: int = 0, why: str = ""
+    ) -> None:
+        event = Event(what, max(self._rounds, 0), who, seconds, sent, why, datetime.now().timestamp())
+        self.events.append(event)
+        if self.site.rank == 0:
+            _LOG.info("%s: %s", self._members.name, event)
+
+
+class _Deadline:
+    """Within it, what takes longer is broken off by `end`, on another thread."""
+
+    def __init__(self, limit_s: float, end: Callable[[], None]) -> None:
+        self._timer = threading.Timer(limit_s, end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+
+class Alone(Exception):
+    """There is no quorum yet, and this replica shall train meanwhile."""
+
+
+class _Asks:
+    """`Members` for all ranks of a replica: the first one asks, and tells the others."""
+
+    def __init__(self, members: Members, site: Site) -> None:
+        self._members, self._site = members, site
+        self.name, self.address, self.alone_s = members.name, members.address, members.alone_s
+        self.id = site.told(members.id)
+        self._asked: Future[Roster] | None = None
+        """Of a question that goes on beside training; on other ranks than the first it is never done."""
+
+    def ask(self, card: Card) -> Roster:
+        """As `Members.ask`. Raises `Alone`, on all ranks, if local steps shall go on without an answer."""
+        text, failure, waits = "", "", False
+        if self._site.rank == 0:
+            try:
+                roster = self._answer(card)
+            except TimeoutError:
+                waits = True
+            except GradwireError as error:
+                failure = str(error)
+            else:
+                rows = [[e.name, e.id, None if e.card is None else e.card.as_dict()] for e in roster.entries]
+                text = json.dumps([roster.moment, rows])
+        failure, text, waits = json.loads(self._site.told(json.dumps([failure, text, waits])))
+        if waits:
+            self._asked = self._asked or Future()
+            raise Alone
+        self._asked = None
+        if failure:
+            raise TransportError(failure)
+        moment, rows = json.loads(text)
+        entries = [Entry(name, id_, None if told is None else Card.of(told)) for name, id_, told in rows]
+        return Roster(moment, tuple(entries))
+
+    def _answer(self, card: Card) -> Roster:
+        if self.alone_s is None or card.joins:
+            return self._members.ask(card)
+        if self._asked is None:
+            self._asked = asked = Future[Roster]()
+
+            def ask() -> None:
+                try:
+                    asked.set_result(self._members.ask(card))
+                except BaseException as error:
+                    asked.set_exception(error)
+
+            threading.Thread(target=ask, name="gradwire asks", daemon=True).start()
+        return self._asked.result(self.alone_s)
+
+    def is_answered(self) -> bool:
+        """Whether there is an answer to a question that went on beside training. For all ranks together."""
+        if self._asked is None:
+            return False
+        return bool(self._site.numbers(self._asked.done())[0])
+
+    def close(self) -> None:
+        """See `Members.close`."""
+        self._members.close()
+
+
+def opened(address: str) -> TCPStore:
+    """A store that listens at `address` alone. Raises `ValueError` if this machine has no such address."""
+    try:
+        listening = socket.create_server((address, 0))
+    except OSError as error:
+        raise ValueError(f"address={address!r} is not one of this machine: {error}") from error
+    port = listening.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=CONNECT_S),
+        master_listen_fd=listening.detach(),
+    )

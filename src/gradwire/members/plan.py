@@ -1,0 +1,150 @@
+"""A round's plan: what follows from a roster. All members compute the same one from the same roster.
+
+No two exchanges have the same number: it is the moment of the roster. So members whose last rounds have the
+same number have the same shared parameters. If a clock is set back, it is still above all numbers under which
+a member of the roster has sent anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gradwire.errors import GradwireError
+from gradwire.members.base import Card, Roster
+
+Cards = Mapping[str, Card]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who meets, who gives the shared parameters to whom, and the number of the round."""
+
+    names: tuple[str, ...]
+    """Members in the order of their ranks: by name."""
+    meeting: str
+    """The name of the meeting."""
+    is_new: bool
+    """Whether its groups must be made."""
+    host: str
+    """Address of the first member's store."""
+    run: str
+    number: int
+    begins: bool
+    """Whether nobody has begun: then all take the source's parameters."""
+    exchanges: bool
+    """Whether a round is due anywhere."""
+    source: str
+    heals: tuple[str, ...]
+    """Those that take the shared parameters of the source, and drop what they have learned."""
+
+
+def planned(roster: Roster, me: str) -> Plan:
+    """The plan of `roster` for the member whose id is `me`.
+
+    Raises `GradwireError` if this member cannot take part; the others then go on without it.
+    """
+    refused = dict[str, str]()
+    ids, cards = _by_name(roster, refused)
+    for rule in (_same_terms, _same_run, _not_ahead):
+        for name, why in rule(cards).items():
+            refused[ids[name]] = f"{name}: {why}"
+            del cards[name]
+    if me in refused:
+        raise GradwireError(f"this replica cannot take part: {refused[me]}")
+    names = tuple(sorted(cards))
+    told = "+".join(f"{name}={ids[name]}" for name in names)
+    fresh = _digest(f"{roster.moment} {told}")
+    held = {cards[name].meeting for name in names}
+    [kept] = held if len(held) == 1 else [""]
+    # A meeting's name ends with its members: the same ones may have left some of them out since.
+    is_new = not kept or not kept.endswith(_digest(told))
+    source = _source(cards)
+    return Plan(
+        names=names,
+        meeting=f"{fresh}-{_digest(told)}" if is_new else kept,
+        is_new=is_new,
+        host=cards[names[0]].address,
+        run=max((card.run for card in cards.values()), default="") or fresh,
+        number=max(roster.moment, *(1 + max(card.number, card.tried) for card in cards.values())),
+        begins=cards[source].rounds < 0,
+        exchanges=not all(card.joins for card in cards.values()),
+        source=source,
+        heals=tuple(name for name in names if name != source and not _alike(cards[name], cards[source])),
+    )
+
+
+def _by_name(roster: Roster, refused: dict[str, str]) -> tuple[dict[str, str], dict[str, Card]]:
+    """Ids and cards by name. Of two with one name the younger stays: the other may be gone already."""
+    ids, cards = dict[str, str](), dict[str, Card]()
+    entries = [(each.card.born, each.id, each.name, each.card) for each in roster.entries if each.card]
+    for _born, id_, name, card in sorted(entries, key=lambda entry: entry[:2]):
+        if name in ids:
+            refused[ids[name]] = f"another process has taken its name {name!r}: give each replica its own"
+        ids[name], cards[name] = id_, card
+    return ids, cards
+
+
+def _same_terms(cards: Cards) -> dict[str, str]:
+    """Why members cannot take part whose terms are not those of most."""
+    chosen = _chosen(cards, lambda card: json.dumps(dict(card.terms), sort_keys=True)).terms
+    found = {}
+    for name, card in cards.items():
+        wrong = [key for key in sorted({*chosen, *card.terms}) if chosen.get(key) != card.terms.get(key)]
+        if wrong:
+            told = "; ".join(f"{key}: {card.terms.get(key)} here, {chosen.get(key)} there" for key in wrong)
+            found[name] = f"the others differ in {told}"
+    return found
+
+
+def _same_run(cards: Cards) -> dict[str, str]:
+    """Why members cannot take part that come from another run."""
+    begun = {name: card for name, card in cards.items() if card.run}
+    if not begun:
+        return {}
+    run = _chosen(begun, lambda card: card.run).run
+    why = "it comes from another run than the others, by its save: start it without, or with one of this run"
+    return {name: why for name, card in begun.items() if card.run != run}
+
+
+def _not_ahead(cards: Cards) -> dict[str, str]:
+    """Why members cannot take part that have just started and are ahead of two or more that have not."""
+    live = [card.rounds for card in cards.values() if card.established]
+    if len(live) < 2:
+        return {}
+    why = f"its save is ahead of the run, which has made {max(live)} rounds: start it without"
+    return {name: why for name, card in cards.items() if not card.established and card.rounds > max(live)}
+
+
+def _chosen(cards: Cards, key: Callable[[Card], str]) -> Card:
+    """The card that decides: of members that have landed a round, of most by `key`, of the first by name."""
+    live = {name: card for name, card in cards.items() if card.established} or cards
+    counts = Counter(key(card) for card in live.values())
+    most = max(counts.values())
+    return next(live[name] for name in sorted(live) if counts[key(live[name])] == most)
+
+
+def _source(cards: Cards) -> str:
+    """The member whose shared parameters all go on from.
+
+    They have the most rounds in them; of as many, the latest one. Of members that have both alike, as most
+    have them: someone may have loaded other values.
+    """
+    last = max((card.rounds, card.number) for card in cards.values())
+    latest = {name: card for name, card in cards.items() if (card.rounds, card.number) == last}
+    if last[0] < 0:
+        return min(latest)
+    checksum = _chosen(latest, lambda card: card.checksum).checksum
+    return min(name for name, card in latest.items() if card.checksum == checksum)
+
+
+def _alike(one: Card, other: Card) -> bool:
+    """Whether they have the same shared parameters; one that has not begun has none."""
+    return 0 <= one.rounds == other.rounds and (one.number, one.checksum) == (other.number, other.checksum)
+
+
+def _digest(text: str | Sequence[str]) -> str:
+    return hashlib.blake2b(str(text).encode(), digest_size=6).hexdigest()

@@ -1,0 +1,77 @@
+"""A round among members that come and go, from the quorum to the landing."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gradwire.errors import TransportError
+from gradwire.members.base import Card, Members
+from gradwire.members.plan import Plan, planned
+
+PATIENCE = 10
+"""After so many failures in a row, members that all live cannot reach each other."""
+
+
+class Replica(Protocol):
+    """One member's side of a round. All methods but `card`, `land` and `lose` may raise `TransportError`."""
+
+    def card(self) -> Card:
+        """The things to say of this replica."""
+
+    def meet(self, plan: Plan) -> None:
+        """Make the groups of a new meeting."""
+
+    def heal(self, plan: Plan) -> None:
+        """Give or take the shared parameters. One that takes them has those of the source's round then."""
+
+    def be_ready(self, plan: Plan) -> None:
+        """Nothing is exchanged now: be ready for the next round."""
+
+    def exchange(self, plan: Plan) -> bool:
+        """Send Δ and wait for the vote; whether there is a mean to land."""
+
+    def land(self, number: int) -> None:
+        """Go on from what round `number` has brought."""
+
+    def lose(self, error: TransportError) -> None:
+        """Break off all that runs, so that the others hear of it; the next plan has new groups."""
+
+
+def take_round(members: Members, replica: Replica) -> None:
+    """Take part in one round. Returns when it has landed here, or has left if it is to land later.
+
+    A member that lands has everybody's vote. A member that has missed the vote cannot know whether others
+    have landed. The next roster says so: if one has, this replica's round is behind, and it is healed. Its Δ
+    may be in what it takes, so it is dropped. If nobody has landed, Δ is sent again.
+
+    Raises `TransportError` if there is no roster in time, or after too many failures in a row, and
+    `GradwireError` if this member is refused.
+    """
+    failures = 0
+    while True:
+        # 1. The quorum, just before Δ leaves: it is about those who are there now.
+        roster = members.ask(replica.card())
+        # 2. The plan, which all members make alike.
+        plan = planned(roster, members.id)
+        try:
+            # 3. New groups, after every change of the roster and every failed exchange.
+            if plan.is_new:
+                replica.meet(plan)
+            # 4. The latest shared parameters, for those who do not have them.
+            if plan.heals or plan.begins:
+                replica.heal(plan)
+            if not plan.exchanges:
+                replica.be_ready(plan)
+                return
+            # 5. Δ, and with it the vote. Nobody lands before it has come.
+            lands = replica.exchange(plan)
+        except TransportError as error:
+            replica.lose(error)
+            failures += 1
+            if failures == PATIENCE:
+                raise
+            continue
+        # 6. Each lands by itself.
+        if lands:
+            replica.land(plan.number)
+        return

@@ -1,0 +1,48 @@
+"""The ranks that make up one replica, inside a machine: they live and die as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.comm import Comm, gathered
+from gradwire.errors import GradwireError, TransportError
+
+
+class Site:
+    """All ranks of one replica call the same methods in the same order. Alone, nothing is sent."""
+
+    def __init__(self, comm: Comm) -> None:
+        """`comm` carries tensors on the CPU."""
+        self.comm, self.rank, self.size = comm, comm.rank, comm.world
+
+    def told(self, text: str) -> str:
+        """The first rank's text."""
+        mine = text.encode()
+        length = torch.tensor([len(mine)], device="cpu")
+        self.comm.broadcast(length, 0).wait()
+        flat = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
+        if self.rank == 0:
+            flat.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+        self.comm.broadcast(flat, 0).wait()
+        return bytes(flat.tolist()).decode()
+
+    def spread(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite `tensors`, contiguous on the CPU, by those of the first rank."""
+        for each in tensors:
+            self.comm.broadcast(each.view(-1).view(torch.uint8), 0).wait()
+
+    def numbers(self, mine: int) -> list[int]:
+        """The number of each rank."""
+        told: list[int] = gathered(self.comm, torch.tensor([mine], device="cpu"))[:, 0].tolist()
+        return told
+
+    def agree(self, failure: GradwireError | None) -> None:
+        """Raise `failure`, and `TransportError` on this rank where another one has a failure."""
+        failed = [rank for rank, has in enumerate(self.numbers(int(failure is not None))) if has]
+        if failure is not None:
+            raise failure
+        if failed:
+            raise TransportError(f"ranks {failed} of this replica have lost the others")

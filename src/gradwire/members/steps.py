@@ -1,0 +1,221 @@
+"""Local steps of a replica whose others come and go."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gradwire.agreement.agree import checksum
+from gradwire.comm.apart import Apart
+from gradwire.sources.buffer_means import put
+from gradwire.sources.outer import LocalSteps, OuterFactory
+from gradwire.step.arena import ParameterSpec
+from gradwire.step.reducer import Backward
+
+
+class MovingSteps(LocalSteps):
+    """Local steps whose rounds are among the ranks of a meeting, until the next one.
+
+    In a meeting a rank's number is replica · S + its number inside the replica, of S ranks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        replicas: dist.ProcessGroup,
+        optimizers: object,
+        make: OuterFactory,
+        *,
+        every: int,
+        delay: int,
+        on_host: bool,
+        name: str,
+    ) -> None:
+        """`replicas` is a group of this rank alone, or what others hold the same place in."""
+        super().__init__(model, replicas, optimizers, make, every=every, delay=delay, on_host=on_host)
+        self.name = name
+        self.due_after = every
+        """A round comes so many attempted steps after the last one."""
+        self._meeting: Apart | None = None
+        self._counted_at = 0
+        """Attempted steps when what was last counted of this replica had left."""
+        self._round_at = 0
+        """Attempted steps when a round was last taken."""
+        self.made = 0
+        """Attempted steps between the last two rounds that were due."""
+        self._take: Callable[[], None] = lambda: None
+        self._end: Callable[[], bool] = lambda: False
+        self._is_called: Callable[[], bool] = lambda: False
+
+    def go(self, take: Callable[[], None], end: Callable[[], bool], is_called: Callable[[], bool]) -> None:
+        """Check all that has to do with this replica alone, and follow it. Raises `ValueError`.
+
+        `take` is called when a round is due, and `end` when one is to land that has left before. `is_called`
+        says after each step whether others wait for this replica.
+        """
+        super().check()
+        super().applying(self._inner)
+        self._take, self._end, self._is_called = take, end, is_called
+        self.follow()
+
+    # -- in a meeting
+
+    def meet(self, meeting: Apart) -> None:
+        """The next rounds are among its ranks."""
+        self._meeting = self.lending = meeting
+
+    @property
+    def inside(self) -> dist.ProcessGroup | None:
+        """The ranks that hold this replica together, or alike; `None` for one alone."""
+        return None if self._shared_by is None or self._shared_by.size() == 1 else self._shared_by
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each of them has a part of it."""
+        return self._shards is not None
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """All ranks of the meeting."""
+        return super().group if self._meeting is None else self._meeting.group
+
+    def _grid(self) -> tuple[list[int], list[int]]:
+        """The ranks of this replica, and those with this place in the others."""
+        assert self._meeting is not None, "asked in one"
+        size = 1 if self.inside is None else self.inside.size()
+        replica, place = divmod(self._meeting.rank, size)
+        return [replica * size + each for each in range(size)], [*range(place, self._meeting.world, size)]
+
+    @property
+    def members(self) -> tuple[Sequence[int], Sequence[int]] | None:
+        """As for shards whose gradients are averaged."""
+        return super().members if self._meeting is None or self._shards is None else self._grid()
+
+    @property
+    def machine(self) -> Sequence[int] | None:
+        """The ranks that hold this replica alike."""
+        is_alike = self._meeting is not None and self._shards is None and self.inside is not None
+        return self._grid()[0] if is_alike else super().machine if self._meeting is None else None
+
+    @property
+    def called(self) -> str:
+        """The replica's name."""
+        return f"replica {self.name}"
+
+    def check(self) -> None:
+        """All has been checked before the first meeting."""
+
+    def begin(self, backward: Backward, uses: dict[str, float] | None, *, scaled: bool) -> None:
+        """The shared parameters are those of the meeting already."""
+        self.carry(backward)
+
+    # -- rounds
+
+    def is_due(self) -> bool:
+        """Whether as many steps were attempted since the last round as were asked for, or others wait."""
+        return self.steps_since_round >= self.due_after or self._is_called()
+
+    def take_round(self) -> None:
+        """Let the membership do it."""
+        self.made, self._round_at = self.steps_since_round, self.attempts.count
+        self._take()
+
+    def arrive(self) -> bool:
+        """Let the membership wait for the round that is under way."""
+        return self._end()
+
+    @property
+    def steps_since_round(self) -> int:
+        """Attempted steps since a round was last due."""
+        return self.attempts.count - self._round_at
+
+    @property
+    def steps(self) -> int:
+        """Attempted steps since what was last counted of this replica had left."""
+        return self.attempts.count - self._counted_at
+
+    def share(self) -> tuple[int, int]:
+        """A replica counts for as much as it has made steps."""
+        return self.steps, self.every
+
+    def leave(self, *, finished: bool = False) -> None:
+        """Note what is under way."""
+        self._leaves_at = self.attempts.count
+        super().leave(finished=finished)
+
+    def conclude(self) -> None:
+        """All that had left is counted."""
+        super().conclude()
+        self._counted_at = self._leaves_at
+
+    def drop(self) -> None:
+        """Let nothing land of what has come: another rank of this replica has lost it."""
+        for each in self.parameters.values():
+            each.grad = None
+        self._stay()
+        self._left_at = -1
+        self._lands_at = None
+
+    # -- the state that all members share
+
+    def save(self) -> dict[str, Any]:
+        """As `LocalSteps.save`, with what has been counted of it."""
+        return super().save() | {"counted_at": self._counted_at, "round_at": self._round_at}
+
+    def _take_up(self, saved: Mapping[str, Any], *, whole: bool) -> None:
+        super()._take_up(saved, whole=whole)
+        self._counted_at, self._round_at = saved["counted_at"], saved["round_at"]
+        self._leaves_at = self._round_at
+
+    def _said(self) -> tuple[float, int, int]:
+        """A round from a save, of which the mean is known, needs no others."""
+        return (1.0, 0, 1) if self._resumed is not None else super()._said()
+
+    def shared_state(self) -> dict[str, Any]:
+        """θ₀, the outer optimizer's state, buffers, and parameters that are not trained."""
+        return self._save_shared() | {"rest": self._rest()}
+
+    def _rest(self) -> dict[str, torch.Tensor]:
+        named = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        return {name: self._here(each) for name, each in named.items() if name not in self._own}
+
+    def checksum(self) -> int:
+        """Of θ₀ and of the outer optimizer's state."""
+        state = self.outer.state_dict()["state"]
+        moments = [each for _, of in sorted(state.items()) for _, each in sorted(of.items())]
+        tensors = [self.parameters[name].detach() for name in self._anchors]
+        tensors += [each for each in moments if isinstance(each, torch.Tensor)]
+        return zlib.crc32(str([checksum(each) for each in tensors]).encode())
+
+    @torch.no_grad()
+    def take_shared(self, saved: Mapping[str, Any]) -> None:
+        """Go on from another member's shared state, and drop what this replica has learned.
+
+        Raises `ValueError`, and changes nothing, where that does not fit.
+        """
+        self.prepared({**saved, "attempts": self.attempts.count}, own=False)
+        for name, each in saved["shared"].items():
+            self.parameters[name].copy_(each)
+        for each in self.parameters.values():
+            each.grad = None
+        self.outer.load_state_dict(saved["optimizer"])
+        rest = self._rest()
+        for name, each in saved["rest"].items():
+            put(rest[name], each)
+        self._buffer_means.take_up(saved["buffers"])
+        self._buffer_means.restore(reshaped=True)
+        self._lands_at = self._resumed = None
+        self._unsound, self._loaded = 0, {}
+        self._left_at = self._counted_at = self.attempts.count
+        self.moor()
+        self._loads.taken_up(self._buffers_here())
+
+
+def fingerprint_of(specs: Sequence[ParameterSpec]) -> str:
+    """Digits over names, shapes and types."""
+    return f"{zlib.crc32(str([(each.name, each.shape, str(each.dtype)) for each in specs]).encode()):08x}"

@@ -1,0 +1,75 @@
+"""A member that trains: a process that notes its rounds, and can be killed or stopped in any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import gradwire
+from gradwire.agreement.agree import checksum
+from tests.support.lighthouse import Asking
+from tests.support.models import perceptron
+from tests.support.ranks import VARIABLES
+
+EVERY = 3
+
+
+def trained(
+    port: int,
+    name: str,
+    folder: Path,
+    rounds: int,
+    recipe: str,
+    options: dict[str, Any],
+    pause_s: float = 0.0,
+) -> None:
+    """Train until there were `rounds` rounds; a line for each, with a checksum of the shared parameters."""
+    os.environ.update(VARIABLES)
+    torch.set_num_threads(1)
+    model = perceptron(sum(map(ord, name)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    members = Asking(port, name)
+    with (folder / f"{name}.jsonl").open("a") as notes:
+
+        def note(**what: Any) -> None:
+            notes.write(json.dumps(what) + "\n")
+            notes.flush()
+
+        saves = options.pop("saves", False)
+        if saves:
+            options["resume"] = folder / f"saves of {name}"
+        wire = gradwire.outer(model, optimizer, recipe, every=EVERY, members=members, **options)
+        note(begun=wire.rounds, shared=_checksum(wire, model), at=time.time())
+        random = torch.Generator().manual_seed(sum(map(ord, name)))
+        seen = wire.rounds
+        while wire.rounds < rounds:
+            inputs = torch.randn(8, _width(model), generator=random)
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            if wire.rounds != seen:
+                seen = wire.rounds
+                shared, own = _checksum(wire, model), str([checksum(each) for each in model.parameters()])
+                if saves:
+                    wire.save(folder / f"saves of {name}")
+                note(rounds=seen, members=wire.members, shared=shared, own=own, at=time.time())
+                time.sleep(pause_s)
+        events = [[each.what, list(each.who), each.seconds, each.sent_bytes] for each in wire.events]
+        sockets, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        note(events=events, files=sockets, threads=threads, report=str(wire.report()))
+        wire.detach()
+
+
+def _checksum(wire: gradwire.OuterWire, model: nn.Module) -> str:
+    with wire.shared_parameters():
+        return str([checksum(each) for each in model.parameters()])
+
+
+def _width(model: nn.Module) -> int:
+    return next(each.in_features for each in model.modules() if isinstance(each, nn.Linear))

@@ -1,0 +1,172 @@
+"""Members as processes that are killed, stopped and started again, by a lighthouse of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.scenes_members import trained
+from tests.support.lighthouse import Lighthouse
+from tests.support.ranks import FORKED
+
+pytestmark = pytest.mark.process
+
+GUARD_S = 60.0
+
+
+class Site:
+    """The processes of a play, by name."""
+
+    def __init__(self, folder: Path, lighthouse: Lighthouse) -> None:
+        self.folder, self.lighthouse = folder, lighthouse
+        self.processes: dict[str, Any] = {}
+
+    def start(
+        self, name: str, rounds: int, recipe: str = "int4", pause_s: float = 0.0, **options: Any
+    ) -> None:
+        told = (self.lighthouse.port, name, self.folder, rounds, recipe, options, pause_s)
+        self.processes[name] = process = FORKED.Process(target=trained, args=told, daemon=True)
+        process.start()
+
+    def notes(self, name: str) -> list[dict[str, Any]]:
+        path = self.folder / f"{name}.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def wait_for(self, name: str, rounds: int) -> None:
+        """Until a member has noted so many rounds."""
+        until_s = time.monotonic() + GUARD_S
+        while not any(each.get("rounds", 0) >= rounds for each in self.notes(name)):
+            assert time.monotonic() < until_s, f"{name} is at {self.notes(name)[-1:]}"
+            time.sleep(0.02)
+
+    def kill(self, name: str) -> None:
+        self.processes[name].kill()
+        self.processes[name].join()
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self.processes[name].pid, number)
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self.processes[name].join(GUARD_S)
+            assert self.processes[name].exitcode == 0, (name, self.notes(name)[-1:])
+
+    def check(self) -> dict[int, str]:
+        """Shared parameters by rounds: the same for all that noted as many."""
+        shared: dict[int, str] = {}
+        for name in self.processes:
+            for each in self.notes(name):
+                if "rounds" in each:
+                    assert shared.setdefault(each["rounds"], each["shared"]) == each["shared"], each["rounds"]
+        return shared
+
+    def events(self, name: str) -> list[tuple[str, tuple[str, ...]]]:
+        [found] = [each["events"] for each in self.notes(name) if "events" in each]
+        return [(what, tuple(who)) for what, who, _seconds, _bytes in found]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    lighthouse = Lighthouse(at_least=2)
+    made = Site(tmp_path, lighthouse)
+    yield made
+    for process in made.processes.values():
+        process.kill()
+        process.join()
+    lighthouse.close()
+
+
+def test_a_killed_member_is_left_out_and_comes_back_healed(site: Site) -> None:
+    for name in "abc":
+        site.start(name, rounds=14, pause_s=0.1)
+    site.wait_for("a", 3)
+    site.kill("b")
+    site.wait_for("a", 5)
+    site.start("b", rounds=14, pause_s=0.1)
+    site.end("a", "b", "c")
+    shared = site.check()
+    assert len(set(shared.values())) == len(shared)
+    begun = [each["begun"] for each in site.notes("b") if "begun" in each]
+    assert begun[0] == 0
+    assert begun[1] >= 5
+    assert ("left", ("b",)) in site.events("a")
+    assert ("healed", ("b",)) in site.events("a") + site.events("c")
+    last = [each["own"] for name in "abc" for each in site.notes(name) if each.get("rounds") == 14]
+    assert len(last) == 3
+    assert len(set(last)) == 1  # the newcomer counts, and lands what the others land
+
+
+@pytest.mark.rest
+def test_a_stopped_member_is_left_out_and_heals_when_it_wakes(site: Site) -> None:
+    for name in "abc":
+        site.start(name, rounds=30, pause_s=0.2)
+    site.wait_for("a", 3)
+    site.signal("c", signal.SIGSTOP)
+    site.wait_for("a", 6)
+    site.signal("c", signal.SIGCONT)
+    site.end("a", "b", "c")
+    site.check()
+    assert ("left", ("c",)) in site.events("a")
+    assert any(what == "healed" and who == ("c",) for what, who in site.events("c"))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("recipe", ["diloco", "sparseloco", "powersgd(rank=2)"])
+def test_many_kills_leave_nothing_behind(site: Site, recipe: str) -> None:
+    for name in "abc":
+        site.start(name, rounds=60, recipe=recipe, pause_s=0.05)
+    for turn in range(4):
+        site.wait_for("a", 4 + 10 * turn)
+        site.kill("b")
+        site.wait_for("a", 6 + 10 * turn)
+        site.start("b", rounds=60, recipe=recipe, pause_s=0.05)
+    site.end("a", "b", "c")
+    site.check()
+    [one] = [each for each in site.notes("a") if "files" in each]
+    [other] = [each for each in site.notes("b") if "files" in each]
+    assert abs(one["files"] - other["files"]) <= 2  # after nine rosters as after one
+    assert abs(one["threads"] - other["threads"]) <= 2
+
+
+@pytest.mark.rest
+def test_a_delayed_round_that_a_death_breaks_is_given_up_and_the_next_one_brings_it(site: Site) -> None:
+    for name in "abc":
+        site.start(name, rounds=16, pause_s=0.1, delay=1)
+    site.wait_for("a", 3)
+    site.kill("b")
+    site.wait_for("a", 6)
+    site.start("b", rounds=16, pause_s=0.1, delay=1)
+    site.end("a", "b", "c")
+    site.check()
+
+
+def test_a_run_whose_members_have_all_died_goes_on_from_their_saves(site: Site) -> None:
+    for name in "ab":
+        site.start(name, rounds=50, pause_s=0.1, saves=True)
+    site.wait_for("b", 3)
+    for name in "ab":
+        site.kill(name)
+    for name in "abc":  # one more than before
+        site.start(name, rounds=8, pause_s=0.1, saves=name != "c")
+    site.end("a", "b", "c")
+    shared = site.check()
+    assert max(shared) == 8
+    assert [each["begun"] for each in site.notes("a") if "begun" in each][1] >= 2
+    last = [each["own"] for name in "abc" for each in site.notes(name) if each.get("rounds") == 8]
+    assert len(set(last)) == 1
+
+
+@pytest.mark.rest
+def test_replicas_that_make_as_many_steps_as_they_can_share_rounds_by_time(site: Site) -> None:
+    for name in "ab":
+        site.start(name, rounds=10, every_seconds=0.2)
+    site.end("a", "b")
+    assert sorted(site.check()) == list(range(1, 11))

@@ -1,0 +1,36 @@
+"""Real gloo ranks: rounds among members."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.process.scenes_members import INSIDE, ROUNDS, SCENES
+from tests.support.tiers import rest
+from tests.support.world import Scenes, value
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    """On two ranks."""
+    return Scenes("tests.process.scenes_members", 2, tmp_path_factory.mktemp("members"))
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    """On four ranks: two replicas of two."""
+    return Scenes("tests.process.scenes_members", 4, tmp_path_factory.mktemp("sites"))
+
+
+PLAIN = [name for name in SCENES if name not in INSIDE]
+
+
+@pytest.mark.parametrize("scene", rest(PLAIN, but=["int4, 0", "sparseloco, 2"]))
+def test_members_that_stay_take_the_rounds_of_replicas_bit_for_bit(world: Scenes, scene: str) -> None:
+    assert value(world, scene) == [{"same": True, "moves": True, "rounds": ROUNDS}] * 2
+
+
+@pytest.mark.parametrize("scene", rest(list(INSIDE), but=["ddp, int4, 0"]))
+def test_members_of_two_ranks_take_the_rounds_of_replicas_bit_for_bit(sites: Scenes, scene: str) -> None:
+    assert value(sites, scene) == [{"same": True, "moves": True, "rounds": ROUNDS}] * 4

@@ -1,0 +1,94 @@
+"""Groups of ranks that no default group holds: threads of one process stand for the ranks, over real gloo."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gradwire.comm import ProcessGroupComm
+from gradwire.comm.apart import Apart
+from gradwire.errors import TransportError
+
+
+def met(
+    world: int, body: Callable[[Apart], Any], connect_s: float = 5.0, missing: int = 0
+) -> list[Future[Any]]:
+    """What `body` returns on each rank of a meeting, but for the last ones, which are `missing`."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    limit = timedelta(seconds=5)
+
+    def run(rank: int) -> Any:
+        own = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=limit)
+        options: dict[str, Any] = {"address": "127.0.0.1", "connect_s": connect_s, "timeout_s": 600.0}
+        meeting = Apart(own, "a meeting", rank, world, **options)
+        try:
+            return body(meeting)
+        finally:
+            meeting.close()
+
+    with ThreadPoolExecutor(world) as threads:
+        return [threads.submit(run, rank) for rank in range(world - missing)]
+
+
+def test_ranks_are_numbered_within_the_meeting_and_groups_are_cut_by_list() -> None:
+    def body(meeting: Apart) -> Any:
+        whole, mine = torch.tensor([meeting.rank + 1.0]), torch.tensor([meeting.rank + 1.0])
+        ProcessGroupComm(meeting.group).all_reduce(whole).wait()
+        column = [meeting.rank % 2, meeting.rank % 2 + 2]
+        (cut,) = meeting.borrow_parts(meeting.group, (column, meeting.group, torch.device("cpu")))
+        ProcessGroupComm(cut).all_reduce(mine).wait()
+        return float(whole), float(mine), dist.get_process_group_ranks(cut), dist.get_backend(cut)
+
+    found = [each.result() for each in met(4, body)]
+    assert found == [(10.0, 4.0 + 2 * (rank % 2), [rank % 2, rank % 2 + 2], "gloo") for rank in range(4)]
+
+
+def test_a_rank_that_does_not_come_is_missed_in_time() -> None:
+    one, other = met(3, lambda meeting: None, connect_s=0.5, missing=1)
+    for each in (one, other):
+        with pytest.raises(
+            TransportError, match="members cannot meet: not all 3 ranks of a meeting have come"
+        ):
+            each.result()
+
+
+def test_an_abort_ends_what_runs_here_and_on_other_ranks() -> None:
+    def body(meeting: Apart) -> str:
+        if meeting.rank == 0:
+            threading.Timer(0.3, meeting.abort).start()
+        try:
+            if meeting.rank < 2:  # the last one never comes
+                ProcessGroupComm(meeting.group).all_reduce(torch.ones(100_000)).wait()
+            else:
+                ProcessGroupComm(meeting.group).broadcast(torch.ones(10), 0).wait()
+        except TransportError:
+            meeting.abort()
+            return "broken"
+        return "done"
+
+    assert [each.result() for each in met(3, body)] == ["broken"] * 3
+
+
+def test_a_meeting_leaves_no_thread_or_file_behind() -> None:
+    def held() -> tuple[int, int]:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    met(2, lambda meeting: None)
+    before = held()
+    for _ in range(5):
+        met(2, lambda meeting: None)
+    until_s = time.monotonic() + 5.0
+    while held() > before and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert held() <= before

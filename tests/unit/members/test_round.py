@@ -1,0 +1,146 @@
+"""Rounds among members that come and go, by drawn scripts, and the plans that follow from rosters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gradwire.errors import GradwireError
+from gradwire.members.base import Card, Entry, Roster
+from gradwire.members.plan import planned
+from tests.support.scripted import Play
+
+FEW, MANY = range(24), range(24, 1024)
+
+
+def played(seed: int) -> Play:
+    """Three or four members, with up to twelve faults."""
+    play = Play(seed, "abcd"[: 3 + seed % 2], rounds=4, faults=seed % 13, at_least=1 + seed % 2)
+    play.run()
+    return play
+
+
+def check(play: Play) -> None:
+    """The last parameters have everything at most once, and all else is unsent, or lost with somebody."""
+    ended = [play.replicas[id_] for id_, end in play.ends if end in ("done", "left alone")]
+    if not ended:
+        return
+    last = max(ended, key=lambda each: (each.rounds, each.number))
+    alike = [each for each in ended if each.number == last.number]
+    assert all(each.shared == last.shared for each in alike)
+    waiting = set().union(*(each.held for each in alike))
+    assert not waiting & last.shared, "would be counted twice"
+    healed_later = set().union(*(each.held | each.shared for each in ended if each not in alike))
+    assert play.learned - last.shared - waiting <= play.lost | healed_later
+
+
+def test_without_faults_all_is_counted_once_and_nothing_is_lost() -> None:
+    for seed in range(0, 260, 13):
+        play = played(seed)
+        check(play)
+        assert not play.lost
+        assert {end for _id, end in play.ends} <= {"done", "left alone"}
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_members_that_die_sleep_and_come_back_keep_the_invariant(seed: int) -> None:
+    check(played(seed))
+
+
+@pytest.mark.rest
+def test_a_thousand_schedules_keep_the_invariant() -> None:
+    kinds = set[str]()
+    for seed in MANY:
+        play = played(seed)
+        check(play)
+        kinds |= {end.partition(":")[0] for _id, end in play.ends}
+    assert kinds == {"done", "left alone", "killed", "refused"}
+
+
+# -- plans
+
+LIVE = Card(terms={"recipe": "int4"}, address="10.0.0.1:1", run="r", rounds=3, number=30, tried=30)
+LIVE = replace(LIVE, checksum="c", established=True)
+
+
+def roster(moment: int = 40, **cards: Card) -> Roster:
+    return Roster(moment, tuple(Entry(name, f"{name}#", card) for name, card in cards.items()))
+
+
+def test_a_card_survives_the_lighthouse_and_no_other_text_passes_for_one() -> None:
+    assert Card.of(LIVE.as_dict()) == LIVE
+    for strange in (None, {}, LIVE.as_dict() | {"rounds": '"3"'}, LIVE.as_dict() | {"run": "{"}):
+        with pytest.raises(ValueError, match="not the card of a member"):
+            Card.of(strange)
+
+
+def test_ranks_go_by_name_and_the_first_one_is_the_host() -> None:
+    plan = planned(roster(b=LIVE, a=replace(LIVE, address="10.0.0.2:7")), "b#")
+    assert plan.names == ("a", "b")
+    assert plan.host == "10.0.0.2:7"
+    assert (plan.number, plan.heals, plan.is_new) == (40, (), True)
+
+
+def test_groups_stay_while_all_have_the_same_and_are_made_anew_after_a_failure() -> None:
+    first = planned(roster(a=LIVE, b=LIVE), "a#")
+    held = replace(LIVE, meeting=first.meeting)
+    again = planned(roster(50, a=held, b=held), "b#")
+    assert (again.meeting, again.is_new) == (first.meeting, False)
+    assert planned(roster(50, a=held, b=LIVE), "a#").is_new  # it has failed on one of them
+    assert planned(roster(50, a=held, b=held, c=held), "a#").is_new  # another member
+    assert planned(roster(50, a=held), "a#").is_new
+    assert planned(roster(50, a=LIVE, b=LIVE), "a#").meeting != first.meeting
+
+
+def test_a_number_is_above_all_tried_ones_even_if_a_clock_is_set_back() -> None:
+    assert planned(roster(7, a=replace(LIVE, tried=44), b=LIVE), "a#").number == 45
+
+
+def test_all_take_the_first_one_s_parameters_where_nobody_has_begun() -> None:
+    new = Card(terms={"recipe": "int4"}, address="x:1")
+    plan = planned(roster(c=new, a=new, b=new), "c#")
+    assert (plan.begins, plan.source, plan.heals) == (True, "a", ("b", "c"))
+    assert plan.run
+
+
+def test_the_ones_behind_and_the_new_ones_are_healed() -> None:
+    new = Card(terms={"recipe": "int4"}, address="x:1")
+    missed = replace(LIVE, rounds=2, number=20)
+    plan = planned(roster(a=new, b=missed, c=LIVE, d=replace(LIVE, number=29)), "a#")
+    assert (plan.source, plan.heals, plan.begins) == ("c", ("a", "b", "d"), False)
+
+
+def test_most_decide_where_someone_has_loaded_other_values() -> None:
+    plan = planned(roster(a=replace(LIVE, checksum="other"), b=LIVE, c=LIVE), "a#")
+    assert (plan.source, plan.heals) == ("b", ("a",))
+
+
+def refusal(me: str, given: Roster) -> str:
+    with pytest.raises(GradwireError) as raised:
+        planned(given, me)
+    return str(raised.value)
+
+
+def test_members_that_do_not_fit_are_refused_in_words_and_the_others_go_on() -> None:
+    other = replace(LIVE, terms={"recipe": "topk"}, established=False)
+    given = roster(a=other, b=LIVE, c=LIVE)
+    assert "the others differ in recipe: topk here, int4 there" in refusal("a#", given)
+    assert planned(given, "b#").names == ("b", "c")
+    given = roster(a=replace(LIVE, run="s", established=False), b=LIVE)
+    assert "another run" in refusal("a#", given)
+    given = roster(a=replace(LIVE, rounds=9, established=False), b=LIVE, c=LIVE)
+    assert "ahead of the run, which has made 3 rounds" in refusal("a#", given)
+    assert planned(roster(a=replace(LIVE, rounds=9, established=False), b=LIVE), "b#").source == "a"
+
+
+def test_of_two_with_one_name_the_younger_stays() -> None:
+    old, young = replace(LIVE, born=1.0), replace(LIVE, born=2.0)
+    given = Roster(40, (Entry("a", "a#2", young), Entry("a", "a#1", old), Entry("b", "b#", LIVE)))
+    assert "another process has taken its name 'a'" in refusal("a#1", given)
+    assert planned(given, "a#2").names == ("a", "b")
+
+
+def test_what_is_no_member_of_gradwire_is_left_out() -> None:
+    given = Roster(40, (Entry("x", "x#", None), Entry("b", "b#", LIVE)))
+    assert planned(given, "b#").names == ("b",)
