@@ -35,7 +35,7 @@ from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import LossScale
 from gradwire.step.arena import Lane
 from gradwire.step.context import ExchangeContext
-from tests.support.elsewhere import WHERE, Carrying, Elsewhere, There
+from tests.support.elsewhere import WHERE, Carrying, Elsewhere, Far, There
 from tests.support.looped import looped
 from tests.support.rig import Rig, flat, gradients, parted
 from tests.support.simulated import Clock, Near
@@ -255,16 +255,6 @@ def test_the_sum_and_the_means_of_a_node_are_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr("gradwire.sources.nodes.level.damage", lambda _pending: None)
     found = run_ranks(4, lambda comm: trained("dense", comm, enqueued=True, per_node=2))
     assert all(bool((means == 7.0).all()) for means, *_ in found)
-
-
-class Far(Near):
-    """A device whose tensors note what reads them."""
-
-    where = WHERE
-
-    def pinned(self, like: Tensor) -> Tensor:
-        """See `Device.pinned`."""
-        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
 
 
 def stepped(recipe: str, comm: ThreadComm, per_node: int = 1) -> tuple[list[str], list[Tensor], list[int]]:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_map
 
 from gradwire.comm import Comm, Pending, Round
+from tests.support.simulated import Near
 
 WHERE = torch.device("meta")
 
@@ -108,6 +109,9 @@ class Elsewhere:
         for mode in reversed(self._modes):
             mode.__exit__(*error)
 
+    def operated(self, func: Any, crosses: bool) -> None:
+        """An operator is about to touch tensors elsewhere, or to make some; a copy may cross the border."""
+
     def note(self, what: str) -> None:
         """The innermost line of gradwire's is to blame."""
         frames = [frame for frame in traceback.extract_stack() if "/src/gradwire/" in frame.filename]
@@ -158,17 +162,20 @@ class _Operators(TorchDispatchMode):
         if not touches and not _is_there(wanted):
             return func(*args, **kwargs)
         result_there = True
+        crosses = False
         if name in READS and touches:
             self._owner.note(READS[name])
         if name in INDEXED and tree_any(_is_mask, args[1]):
             self._owner.note("a mask as an index")
         if name in COPIES:
             result_there = self._copied(name, args, kwargs)
+            crosses = result_there != isinstance(args[1 if name == "copy_" else 0], There)
         elif touches:
             self._check_together(func, args, kwargs)
         if wanted is not None:
             result_there = _is_there(wanted)
             kwargs["device"] = torch.device("cpu")
+        self._owner.operated(func, crosses)
         inner = func(*tree_map(inside, args), **tree_map(inside, kwargs))
         if _mutates(func):
             return _given_back(func, args, kwargs, inner)
@@ -238,3 +245,13 @@ class Carrying(Comm):
         """The same round of the numbers inside; what a transport does is its own affair."""
         with torch.utils._python_dispatch._disable_current_modes():
             return self._comm.issue(round_, inside(tensor), inside(out))
+
+
+class Far(Near):
+    """A simulated device whose tensors are elsewhere."""
+
+    where = WHERE
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """See `Device.pinned`."""
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
