@@ -61,6 +61,9 @@ class Memory(Protocol):
     - `stays_on_device`: where planes are on a device, neither `fold` nor `update` makes the host wait for it.
     - `whole`: values travel in the type of the planes, not in a shorter one that parameters have: nothing of
       what is sent stays.
+
+    One may also say that it `adds`: its `fold` does no more than to add its `coefficient` of what is unsent
+    and the gradient. Kernels on a device can then do more in the same pass.
     """
 
     @property
@@ -109,6 +112,7 @@ class Residual:
     covers_momentum = False
     as_arrived = False
     stays_on_device = True
+    adds = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.start <= 1.0:
@@ -146,6 +150,7 @@ class LowPass:
     as_arrived = False
     stays_on_device = True
     whole = False
+    adds = True
 
     def __post_init__(self) -> None:
         if not 0.0 < self.beta <= 1.0:
@@ -180,6 +185,7 @@ class NoMemory:
     covers_momentum = False
     stays_on_device = True
     whole = False
+    adds = True
 
     def coefficient(self, step: int) -> float:
         return 0.0

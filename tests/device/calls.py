@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.kernels.layouts import BlockKind, Blocks, Grid, ScaledBlocks
+from gradwire.kernels.layouts import BlockKind, Blocks, CodedPieces, Grid, ScaledBlocks, ShardedBlocks
 from gradwire.kernels.pieces import Pieces
 from tests.support.twins import Twins
 
@@ -19,6 +19,13 @@ def fold() -> None:
 
 def fold_narrow_without_a_memory() -> None:
     device.fold(torch.zeros(N), None, torch.zeros(N, dtype=torch.bfloat16), 1.0)
+
+
+def fold_marked() -> None:
+    marks = torch.zeros(3, dtype=torch.int32)
+    device.fold_marked(
+        torch.zeros(N), torch.zeros(N), torch.zeros(N), 1.0, 1.0, Pieces([(0, 0, N)]), (0,), marks
+    )
 
 
 def fold_unaligned() -> None:
@@ -52,16 +59,43 @@ def coded(kind: BlockKind) -> None:
     device.add_blocks(scales, codes, blocks, torch.zeros(N + 256), 1.0)
 
 
+def sharded(kind: BlockKind) -> None:
+    table = ShardedBlocks((ScaledBlocks((N + 256,), 256, kind), ScaledBlocks((N,), 256, kind)))
+    rows = torch.zeros(2, table.row_bytes, dtype=torch.uint8)
+    device.encode_shards(torch.zeros(table.numel), table, rows)
+    device.average_shard(rows, table, 1, torch.zeros(N), torch.zeros(N))
+    device.decode_shards(rows, table, torch.zeros(table.numel))
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        places = [torch.zeros(table.numel, dtype=dtype)]
+        device.land_shards(rows, table, places, 1.0, torch.zeros(1, dtype=torch.int32))
+
+
+def folded(kind: BlockKind, dtype: torch.dtype) -> None:
+    """A bucket whose only parameter is a shard."""
+    blocks = ScaledBlocks((N,), 256, kind)
+    runs = [(0, 0, N, 0, 0, 4 * blocks.count)]
+    place = CodedPieces(Pieces([(0, 0, N)]), [0], runs, [], 256, kind)
+    room, marks = torch.zeros(4 * blocks.count + N, dtype=torch.uint8), torch.zeros(3, dtype=torch.int32)
+    grad = torch.zeros(N, dtype=dtype)
+    device.fold_blocks(torch.zeros(N), torch.zeros(N), grad, 1.0, 1.0, place, room, marks)
+
+
 def blocks_int8() -> None:
     coded("int8")
+    sharded("int8")
+    folded("int8", torch.float32)
 
 
 def blocks_int4() -> None:
     coded("int4")
+    sharded("int4")
+    folded("int4", torch.bfloat16)
 
 
 def blocks_fp8() -> None:
     coded("fp8")
+    sharded("fp8")
+    folded("fp8", torch.float16)
 
 
 def chunks() -> None:
@@ -102,6 +136,7 @@ def terngrad_clipped() -> None:
 CALLS = (
     fold,
     fold_narrow_without_a_memory,
+    fold_marked,
     fold_unaligned,
     fold_momentum,
     fold_momentum_ahead,

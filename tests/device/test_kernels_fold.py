@@ -120,3 +120,31 @@ def test_idle_pieces_become_zero_and_no_others() -> None:
     plain.zero_idle(expected, pieces, idle)
     assert torch.equal(found, expected)
     assert found.sum() == 2080 - 2049 - 2
+
+
+@looped("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@looped("shift", [0, 1])
+def test_marked_folds_are_those_of_the_cpu(shift: int, dtype: torch.dtype) -> None:
+    rows = [(4, 0, 4096), (5000, 4096, 3), (5004, 4100, 2049), (7500, 6149, 4200), (12_000, 10_349, 1)]
+    pieces, slots = Pieces([(plane + shift, *rest) for plane, *rest in rows]), (4, 0, 2, 1, 3)
+    grad = normal(10_350).to(dtype)
+    grad[:2048], grad[4096:4099], grad[6149:10_349] = 0.0, -0.0, 0.0
+    for memory in (None, normal(12_002), normal(12_002).bfloat16()):
+        found = []
+        for fold in (device.fold_marked, plain.fold_marked):
+            x, marks = torch.full((12_002,), 7.0), torch.zeros(11, dtype=torch.int32)
+            fold(x, memory, grad, 0.9, 0.5, pieces, slots, marks)
+            found.append((x, marks[5:]))
+        assert all(map(same, *found))
+        assert found[0][1].tolist() == [1, 1, 0, 0, 0, 0]
+        assert found[0][0][4 + shift - 1] == 7.0
+
+
+@looped("bad", [torch.nan, torch.inf, LARGEST_GRADIENT])
+def test_what_cannot_be_remembered_is_marked(bad: float) -> None:
+    grad, pieces = normal(5000), Pieces([(0, 0, 5000)])
+    grad[3000] = bad
+    for fold in (device.fold_marked, plain.fold_marked):
+        marks = torch.zeros(3, dtype=torch.int32)
+        fold(torch.empty(5000), torch.zeros(5000), grad, 1.0, 1.0, pieces, (0,), marks)
+        assert marks[1:].tolist() == [0, 1]

@@ -20,8 +20,16 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.scales import ScaledPayload
-from gradwire.kernels.blocks import add_blocks, add_shards, encode_blocks, encode_shards, sum_shard
-from gradwire.kernels.layouts import BlockKind, ScaledBlocks, ShardedBlocks, scale_type
+from gradwire.kernels.blocks import (
+    add_blocks,
+    average_shard,
+    decode_shards,
+    encode_blocks,
+    encode_shards,
+    fold_blocks,
+    land_shards,
+)
+from gradwire.kernels.layouts import BlockKind, CodedPieces, ScaledBlocks, ShardedBlocks, scale_type
 from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
@@ -81,24 +89,36 @@ class BlockCodec:
 
 @dataclass(frozen=True)
 class BlocksInRows:
-    """Codes all shards of a segment in one call: a `Coder` of `gradwire.exchange.scatter_reduce`."""
+    """Codes all shards of a segment in one call: a `RowCoder`."""
 
     table: ShardedBlocks
 
     def encode(self, x: Tensor, rows: Tensor, _ctx: ExchangeContext) -> None:
         encode_shards(x, self.table, rows)
 
-    def add_as(self, rank: int, rows: Tensor, out: Tensor, weight: float, _ctx: ExchangeContext) -> None:
-        sum_shard(rows, self.table, rank, out, weight)
+    def average(
+        self, rank: int, rows: Tensor, room: Tensor, unsent: Tensor | None, _ctx: ExchangeContext
+    ) -> Tensor:
+        return average_shard(rows, self.table, rank, room, unsent)
 
-    def encode_mean(self, mean: Tensor, row: Tensor, rank: int, _ctx: ExchangeContext) -> Tensor:
-        scales, codes = self.table.split(row, self.table.shards[rank])
-        encode_blocks(mean, self.table.shards[rank], scales, codes, True)
-        row[scales.nbytes + codes.nbytes :] = 0
-        return row
+    def decode(self, rows: Tensor, out: Tensor, _ctx: ExchangeContext) -> None:
+        decode_shards(rows, self.table, out)
 
-    def add(self, rows: Tensor, out: Tensor, _ctx: ExchangeContext) -> None:
-        add_shards(rows, self.table, out)
+    def fold(
+        self,
+        working: Tensor,
+        committed: Tensor | None,
+        grad: Tensor,
+        coefficient: float,
+        scale: float,
+        coded: CodedPieces,
+        room: Tensor,
+        marks: Tensor,
+    ) -> None:
+        fold_blocks(working, committed, grad, coefficient, scale, coded, room, marks)
+
+    def land(self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor) -> None:
+        land_shards(rows, self.table, places, factor, marks)
 
 
 def blocks(kind: BlockKind, block: int = 256) -> BlockCodec:

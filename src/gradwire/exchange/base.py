@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
+from gradwire.kernels.layouts import CodedPieces, ShardedBlocks
 from gradwire.laws import Laws, formerly
 from gradwire.memory import Memory
 from gradwire.step.context import ExchangeContext, ExchangeState, Part
@@ -59,6 +60,51 @@ class Exchange(Protocol):
         leave out `start`.
         """
         ...
+
+
+class Coder(Protocol):
+    """Codes shards of a segment of a unit, one after another in x (numel,), as `rows` (world, size).
+
+    See `gradwire.exchange.scatter_reduce`.
+    """
+
+    def encode(self, x: Tensor, rows: Tensor, ctx: ExchangeContext) -> None:
+        """Write the code of each shard of `x` to its row. `x` keeps what the codes do not carry."""
+
+    def average(
+        self, rank: int, rows: Tensor, room: Tensor, unsent: Tensor | None, ctx: ExchangeContext
+    ) -> Tensor:
+        """The code (size,) of the mean of all `rows`, each of which codes the shard of `rank`, this one.
+
+        What it does not carry is added to `unsent` (shard,), as many times as there are ranks, unless there
+        is none. `rows` and `room` (shard,) are scratch, and may be the memory of what is returned.
+        """
+
+    def decode(self, rows: Tensor, out: Tensor, ctx: ExchangeContext) -> None:
+        """out (numel,) = the means that all owners have coded."""
+
+
+class RowCoder(Coder, Protocol):
+    """One whose rows are those of a table, so that gradients can be coded as they come."""
+
+    @property
+    def table(self) -> ShardedBlocks: ...
+
+    def fold(
+        self,
+        working: Tensor,
+        committed: Tensor | None,
+        grad: Tensor,
+        coefficient: float,
+        scale: float,
+        coded: CodedPieces,
+        room: Tensor,
+        marks: Tensor,
+    ) -> None:
+        """Fold and encode a bucket, for whatever rows: see `gradwire.kernels.blocks.fold_blocks`."""
+
+    def land(self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor) -> None:
+        """As `decode`, times `factor`, to `places`: see `gradwire.kernels.blocks.land_shards`."""
 
 
 def parts(whole: object) -> Iterator[object]:

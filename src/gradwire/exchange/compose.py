@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import lcm
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Exchange, Finish
+from gradwire.exchange.base import Exchange, Finish, RowCoder
 from gradwire.exchange.dense import Dense
 from gradwire.exchange.turns import Order, check_order, turn_of
 from gradwire.laws import Laws, joint_phase, phase_of
@@ -143,6 +143,14 @@ class Scheme:
             return now.start(x, mean, comm, ctx)
         mean.zero_()
         return lambda: None
+
+    def ahead(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> Sequence[RowCoder] | None:
+        """As of `gradwire.exchange.scatter_reduce.ScatterReduce`, where every unit travels in every step."""
+        inner = getattr(self.aggregation, "ahead", None)
+        if inner is None or not isinstance(self.schedule, Always):
+            return None
+        coders: Sequence[RowCoder] | None = inner(numel, dtype, ctx)
+        return coders
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         now = self.schedule.now(self.aggregation, ctx)

@@ -14,14 +14,14 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Pending, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Coder, Finish, RowCoder
 from gradwire.laws import Laws, phase_of
 from gradwire.step.context import ExchangeContext, Part
 
@@ -77,33 +77,30 @@ class ScatterReduce:
 
         `mean` is scratch until `finish` has been called.
 
-        1. Each rank encodes the shards of x, one in a row for each owner. x keeps the error of the codes.
+        1. Each rank encodes the shards of x, one in a row for each owner, unless `ctx.coded` has them. x
+           keeps the error of the codes.
         2. The owner takes the mean of the rows that have come, in float32, and encodes that.
         3. The error of its code goes into its x, N times, unless the second stage is dropped.
         4. All ranks decode the means of all owners.
         """
         if x.dtype in (torch.float16, torch.bfloat16):
             return self._start_wide(x, mean, comm, ctx)
-        phase = phase_of(self, ctx)  # payloads may have another size in the next one
-        if phase is None:
-            segments = self._segments(ctx, x.numel(), x.dtype)
-        else:
-            segments = ctx.once(self._segments, x.numel(), x.dtype, phase)
+        segments = self._segments_now(x.numel(), x.dtype, ctx)
         issued: list[tuple[Tensor, Tensor, Pending]] = []
         try:
-            for segment in segments:
-                rows = x.new_empty(comm.world, segment.size, dtype=segment.dtype)
-                segment.coder.encode(x[segment.here], rows, ctx)
+            for number, segment in enumerate(segments):
+                if ctx.coded is None:
+                    rows = x.new_empty(comm.world, segment.size, dtype=segment.dtype)
+                    segment.coder.encode(x[segment.here], rows, ctx)
+                else:
+                    rows = ctx.coded.rows[number]
                 received = torch.empty_like(rows)
                 issued.append((rows, received, comm.all_to_all(received, rows)))
             for segment, (_rows, received, pending) in zip(segments, list(issued), strict=True):
                 pending.wait()
                 shard = segment.owned_by(comm.rank)
-                own = mean[shard].zero_()
-                segment.coder.add_as(comm.rank, received, own, 1.0 / comm.world, ctx)
-                payload = segment.coder.encode_mean(own, received[comm.rank], comm.rank, ctx)
-                if self.second_stage:
-                    x[shard].add_(own, alpha=comm.world)
+                unsent = x[shard] if self.second_stage else None
+                payload = segment.coder.average(comm.rank, received, mean[shard], unsent, ctx)
                 means = torch.empty_like(received)
                 issued.append((payload, means, comm.all_gather(means, payload)))
         except BaseException:
@@ -113,9 +110,13 @@ class ScatterReduce:
             raise
 
         def finish() -> None:
-            for segment, (_sent, means, pending) in zip(segments, issued[len(segments) :], strict=True):
+            gathered = issued[len(segments) :]
+            for number, (segment, (_sent, means, pending)) in enumerate(zip(segments, gathered, strict=True)):
                 pending.wait()
-                segment.coder.add(means, mean[segment.here].zero_(), ctx)
+                if ctx.coded is None:
+                    segment.coder.decode(means, mean[segment.here], ctx)
+                else:
+                    ctx.coded.land[number](means)
 
         return finish
 
@@ -130,6 +131,21 @@ class ScatterReduce:
             mean.copy_(wide_mean)
 
         return finish
+
+    def ahead(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[RowCoder, ...] | None:
+        """The coders of all segments, where gradients can be encoded as they come.
+
+        That is so where the codec codes each block by itself. `start` then finds rows in `ctx.coded`, and
+        lets that carry the mean to its place: `mean` is scratch.
+        """
+        found: list[Any] = [each.coder for each in self._segments_now(numel, dtype, ctx)]
+        return tuple(found) if all(hasattr(each, "table") for each in found) else None
+
+    def _segments_now(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Segment, ...]:
+        phase = phase_of(self, ctx)  # payloads may have another size in the next one
+        if phase is None:
+            return self._segments(ctx, numel, dtype)
+        return ctx.once(self._segments, numel, dtype, phase)
 
     def _segments(
         self, ctx: ExchangeContext, numel: int, dtype: torch.dtype, _phase: Hashable = None
@@ -174,25 +190,6 @@ class ScatterReduce:
         scattered = {each: Round("all_to_all", ctx.world * each[0], each[1]) for each in set(payloads)}
         gathered = {each: Round("all_gather", *each) for each in set(payloads)}
         return (*map(scattered.__getitem__, payloads), *map(gathered.__getitem__, payloads))
-
-
-class Coder(Protocol):
-    """Codes the shards of a segment, one after another in x (numel,), as `rows` (world, size)."""
-
-    def encode(self, x: Tensor, rows: Tensor, ctx: ExchangeContext) -> None:
-        """Write the code of each shard of `x` to its row. `x` keeps what the codes do not carry."""
-
-    def add_as(self, rank: int, rows: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
-        """out (shard,) += weight · the sum of all rows, each of which codes the shard of `rank`."""
-
-    def encode_mean(self, mean: Tensor, row: Tensor, rank: int, ctx: ExchangeContext) -> Tensor:
-        """Write the code of the mean of this rank's shard to `row`. `mean` keeps what that does not carry.
-
-        Returns the row.
-        """
-
-    def add(self, rows: Tensor, out: Tensor, ctx: ExchangeContext) -> None:
-        """out (numel,) += the means that all owners have coded."""
 
 
 @dataclass(frozen=True)
@@ -258,15 +255,21 @@ class EachShard:
         for shard, row in zip(self.shards, rows, strict=True):
             self._fill(row, x[shard.start : shard.stop], shard.first(ctx))
 
-    def add_as(self, rank: int, rows: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
-        own = self.shards[rank].first(ctx)
+    def average(
+        self, rank: int, rows: Tensor, room: Tensor, unsent: Tensor | None, ctx: ExchangeContext
+    ) -> Tensor:
+        shard, weight = self.shards[rank], 1.0 / len(rows)
+        own = shard.first(ctx)
+        room.zero_()
         for row in rows:
-            self._add(row, out, weight, own)
+            self._add(row, room, weight, own)
+        payload = self._fill(rows[rank], room, shard.second(ctx))
+        if unsent is not None:
+            unsent.add_(room, alpha=len(rows))
+        return payload
 
-    def encode_mean(self, mean: Tensor, row: Tensor, rank: int, ctx: ExchangeContext) -> Tensor:
-        return self._fill(row, mean, self.shards[rank].second(ctx))
-
-    def add(self, rows: Tensor, out: Tensor, ctx: ExchangeContext) -> None:
+    def decode(self, rows: Tensor, out: Tensor, ctx: ExchangeContext) -> None:
+        out.zero_()
         for shard, row in zip(self.shards, rows, strict=True):
             self._add(row, out[shard.start : shard.stop], 1.0, shard.second(ctx))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import contract
+from gradwire.kernels.folding import fold_marked
 from gradwire.kernels.layouts import (
     LARGEST,
+    CodedPieces,
     ScaledBlocks,
     ShardedBlocks,
     pack_codes,
@@ -32,10 +36,50 @@ def _fit_decoded(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
     table.check(out, rows)
 
 
+def _fit_landed(
+    rows: Tensor, table: ShardedBlocks, places: Sequence[Tensor], factor: float, marks: Tensor
+) -> None:
+    numel, types = sum(each.numel() for each in places), {each.dtype for each in places}
+    if numel != table.numel or len(types) > 1 or rows.shape != (len(table.shards), table.row_bytes):
+        raise ValueError(f"{numel} elements of {types} and rows {tuple(rows.shape)} do not fit the shards")
+
+
 def _fit_summed(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weight: float) -> None:
+    _fit_shard(rows, table, shard, out)
+
+
+def _fit_averaged(
+    rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
+) -> None:
+    _fit_shard(rows, table, shard, room)
+    if (unsent is not None and unsent.shape != room.shape) or shard >= len(rows):
+        raise ValueError(f"{len(rows)} rows, {room.numel()} elements and what is unsent do not fit {shard=}")
+
+
+def _fit_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor) -> None:
     expected = (table.row_bytes, table.shards[shard].numel)
     if (rows.shape[1], out.numel()) != expected or not rows.is_contiguous():
         raise ValueError(f"rows {tuple(rows.shape)} and {out.numel()} elements, but a shard needs {expected}")
+
+
+def _fit_folded(
+    working: Tensor,
+    committed: Tensor | None,
+    grad: Tensor,
+    coefficient: float,
+    scale: float,
+    coded: CodedPieces,
+    room: Tensor,
+    marks: Tensor,
+) -> None:
+    ends, slots = coded.pieces.ends, marks.numel() // 2
+    is_short = working.numel() < ends[0] or grad.numel() < ends[1] or room.numel() < coded.ends[0]
+    if is_short or slots <= coded.ends[1] or marks.numel() != 2 * slots + 1 or marks.dtype != torch.int32:
+        raise ValueError(
+            f"{working.numel()} elements, {room.numel()} bytes or {marks.numel()} marks do not fit"
+        )
+    if (committed is not None and committed.shape != working.shape) or room.dtype != torch.uint8:
+        raise ValueError(f"the memory is {committed}, and the room of {room.dtype}")
 
 
 @contract(_fit)
@@ -116,18 +160,46 @@ def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
 
 
 @contract(_fit_decoded)
-def add_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
-    """out (numel,) += what each row says of its shard.
+def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
+    """out (numel,) = what each row says of its shard.
 
     >>> table = ShardedBlocks((ScaledBlocks((1,), 256, "int8"), ScaledBlocks((1,), 256, "int8")))
     >>> rows, out = torch.empty(2, table.row_bytes, dtype=torch.uint8), torch.ones(2)
     >>> encode_shards(torch.tensor([127.0, -254.0]), table, rows)
-    >>> add_shards(rows, table, out)
+    >>> decode_shards(rows, table, out)
     >>> out
-    tensor([ 128., -253.])
+    tensor([ 127., -254.])
     """
+    out.zero_()
     for row, (start, shard) in zip(rows, table.starts(), strict=True):
         add_blocks(*table.split(row, shard), shard, out[start : start + shard.numel], 1.0)
+
+
+@contract(_fit_landed)
+def land_shards(
+    rows: Tensor, table: ShardedBlocks, places: Sequence[Tensor], factor: float, marks: Tensor
+) -> None:
+    """`places`, one after the other, = factor · what each row says of its shard, rounded to their type.
+
+    All are of one type. The last of `marks` int32 becomes 1 if a type with a shorter range than float32's
+    cannot hold something.
+
+    >>> table = ShardedBlocks((ScaledBlocks((1,), 256, "int8"), ScaledBlocks((1,), 256, "int8")))
+    >>> rows, marks = torch.empty(2, table.row_bytes, dtype=torch.uint8), torch.zeros(1, dtype=torch.int32)
+    >>> encode_shards(torch.tensor([127.0, -254.0]), table, rows)
+    >>> places = [torch.empty(1, dtype=torch.float16) for _ in range(2)]
+    >>> land_shards(rows, table, places, 0.5, marks)
+    >>> torch.cat(places), marks
+    (tensor([  63.5000, -127.0000], dtype=torch.float16), tensor([0], dtype=torch.int32))
+    """
+    whole = torch.empty(table.numel, dtype=table.dtype, device=rows.device)
+    decode_shards(rows, table, whole)
+    if factor != 1.0:
+        whole *= factor
+    for place, part in zip(places, whole.split_with_sizes([each.numel() for each in places]), strict=True):
+        place.copy_(part)
+        if torch.finfo(place.dtype).max < torch.finfo(whole.dtype).max:
+            marks[-1:].bitwise_or_((~place.isfinite().all()).int())
 
 
 @contract(_fit_summed)
@@ -146,6 +218,69 @@ def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weigh
     blocks = table.shards[shard]
     for row in rows:
         add_blocks(*table.split(row, blocks), blocks, out, weight)
+
+
+@contract(_fit_averaged)
+def average_shard(
+    rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
+) -> Tensor:
+    """The code (row_bytes,) of the mean of `rows`, each of which says something of that shard.
+
+    What the code does not say is added to `unsent` (elements of the shard,), as many times as there are rows,
+    unless there is none. `rows` and `room` (elements,) are scratch, and what is returned may lie there.
+
+    >>> table = ShardedBlocks((ScaledBlocks((1,), 256, "int8"), ScaledBlocks((1,), 256, "int8")))
+    >>> rows, room = torch.empty(2, table.row_bytes, dtype=torch.uint8), torch.empty(1)
+    >>> encode_shards(torch.tensor([127.0, -254.0]), table, rows)
+    >>> row = average_shard(rows, table, 0, room, None)
+    >>> row[:4].view(torch.float32), row[4:].view(torch.int8)
+    (tensor([0.5000]), tensor([-127,    0,    0,    0], dtype=torch.int8))
+    """
+    blocks, row = table.shards[shard], rows[shard]
+    sum_shard(rows, table, shard, room.zero_(), 1.0 / len(rows))
+    scales, codes = table.split(row, blocks)
+    encode_blocks(room, blocks, scales, codes, unsent is not None)
+    row[scales.nbytes + codes.nbytes :] = 0
+    if unsent is not None:
+        unsent.add_(room, alpha=len(rows))
+    return row
+
+
+@contract(_fit_folded)
+def fold_blocks(
+    working: Tensor,
+    committed: Tensor | None,
+    grad: Tensor,
+    coefficient: float,
+    scale: float,
+    coded: CodedPieces,
+    room: Tensor,
+    marks: Tensor,
+) -> None:
+    """`fold_marked`, and in the same pass `encode_blocks` of what that makes, to `room` (bytes,) uint8.
+
+    `working` keeps what is left. Where a piece has no gradient, scales and codes are zero, too. `marks` are
+    those of `fold_marked`.
+
+    >>> from gradwire.kernels.pieces import Pieces
+    >>> coded = CodedPieces(Pieces([(0, 0, 1), (1, 1, 1)]), [0, 1], [(0, 0, 1, 0, 0, 4), (1, 1, 1, 1, 2, 12)],
+    ...                     [(5, 3), (13, 3)], 256, "int8")
+    >>> x, room, marks = torch.ones(2), torch.empty(16, dtype=torch.uint8), torch.zeros(5, dtype=torch.int32)
+    >>> fold_blocks(x, torch.ones(2), torch.tensor([126.0, 0.0]), 1.0, 1.0, coded, room, marks)
+    >>> x, room.view(2, 8)[:, 4:].view(torch.int8), marks[2:]
+    (tensor([0., 0.]), tensor([[127,   0,   0,   0],
+            [  0,   0,   0,   0]], dtype=torch.int8), tensor([0, 1, 0], dtype=torch.int32))
+    """
+    fold_marked(working, committed, grad, coefficient, scale, coded.pieces, coded.slots.tolist(), marks)
+    numbers = room[: room.numel() // 4 * 4].view(torch.float32)
+    for plane, _bucket, numel, _piece, first, byte in coded.runs.tolist():
+        blocks = ScaledBlocks((numel,), coded.block, coded.kind)
+        codes = room[byte : byte + blocks.code_bytes]
+        encode_blocks(
+            working[plane : plane + numel], blocks, numbers[first : first + blocks.count], codes, True
+        )
+    for byte, count in coded.zeros.tolist():
+        room[byte : byte + count].zero_()
 
 
 def rows(x: Tensor, block: int) -> Tensor:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import contract
+from gradwire.kernels.flagged import zero_idle
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
+from gradwire.kernels.uploads import sent_to
 
 
 class Folded(NamedTuple):
@@ -45,6 +47,22 @@ def _fits(
     pieces: Pieces | None = None,
 ) -> None:
     _check(pieces, (working,) if committed is None else (working, committed), grad)
+
+
+def _marks_fit(
+    working: Tensor,
+    committed: Tensor | None,
+    grad: Tensor,
+    coefficient: float,
+    scale: float,
+    pieces: Pieces,
+    slots: Sequence[int],
+    marks: Tensor,
+) -> None:
+    _check(pieces, (working,) if committed is None else (working, committed), grad)
+    count = marks.numel() // 2
+    if max(slots, default=-1) >= count or marks.numel() != 2 * count + 1 or marks.dtype != torch.int32:
+        raise ValueError(f"{marks.numel()} marks of {marks.dtype} do not fit parameters {list(slots)}")
 
 
 def _momentum_fits(
@@ -106,6 +124,40 @@ def fold(
             out.add_(new, alpha=scale)
         seen.append((_is_idle(grad[bucket]), small & _is_below(bounds[1], out)))
     return _folded(seen)
+
+
+@contract(_marks_fit)
+def fold_marked(
+    working: Tensor,
+    committed: Tensor | None,
+    grad: Tensor,
+    coefficient: float,
+    scale: float,
+    pieces: Pieces,
+    slots: Sequence[int],
+    marks: Tensor,
+) -> None:
+    """As `fold`, but that what it finds stays on the device, and pieces without a gradient become zero.
+
+    `marks` (2 · parameters + 1,) int32 are 0 before the first call. The first ones are the kernel's own. Of
+    the next, one for each parameter, those become 1 that have no gradient; `slots` are the numbers of the
+    parameters to which the pieces belong. The last one becomes 1 where not all is finite, or small enough.
+
+    >>> x, marks = torch.ones(3), torch.zeros(5, dtype=torch.int32)
+    >>> pieces = Pieces([(0, 0, 2), (2, 2, 1)])
+    >>> fold_marked(x, torch.ones(3), torch.tensor([0.0, 0.0, 2.0]), 1.0, 1.0, pieces, (1, 0), marks)
+    >>> x, marks[2:]
+    (tensor([0., 0., 3.]), tensor([0, 1, 0], dtype=torch.int32))
+    """
+    seen, parameters = fold(working, committed, grad, coefficient, scale, pieces), marks.numel() // 2
+    idle = seen.idle
+    if not isinstance(idle, Tensor):
+        idle = torch.tensor([n in idle for n in range(len(pieces))], dtype=torch.bool, device="cpu")
+    zero_idle(working, pieces, idle)
+    places = sent_to(torch.tensor(slots, dtype=torch.int64, device="cpu") + parameters, marks.device)
+    marks.index_copy_(0, places, idle.int())
+    unfit = ~seen.finite if isinstance(seen.finite, Tensor) else torch.tensor(not seen.finite, device="cpu")
+    marks[-1:].bitwise_or_(unfit.int())
 
 
 @contract(_momentum_fits)

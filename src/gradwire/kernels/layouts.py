@@ -6,16 +6,18 @@ The parts of a unit are coded side by side. No block and no bucket reaches from 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from gradwire.kernels.pieces import Pieces
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,8 @@ class ShardedBlocks:
 
     shards: tuple[ScaledBlocks, ...]
     dtype: torch.dtype = torch.float32
+    kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What twins work out of it once."""
 
     @cached_property
     def numel(self) -> int:
@@ -186,6 +190,40 @@ class ShardedBlocks:
         found = (x.numel(), tuple(rows.shape), rows.dtype)
         if found != expected or not rows.is_contiguous():
             raise ValueError(f"elements, rows and their type are {found}, but the shards need {expected}")
+
+
+class CodedPieces:
+    """The pieces of a bucket, and where their codes go: into bytes that have room for the rows of all shards.
+
+    Piece number i is all of the parameter with the number slots[i]. `runs` (runs, 6) are stretches that lie
+    in one piece and in one shard, piece by piece: first element in the plane and in the bucket, elements,
+    number of the piece, first scale (float32) and first byte of the codes. `zeros` (stretches, 2) are bytes
+    that no code takes: the first, and how many. Blocks have `block` elements or less.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        slots: Sequence[int],
+        runs: Sequence[tuple[int, int, int, int, int, int]],
+        zeros: Sequence[tuple[int, int]],
+        block: int,
+        kind: BlockKind,
+    ) -> None:
+        self.pieces, self.block, self.kind = pieces, block, kind
+        self.slots = np.array(slots, np.int64)
+        self.runs = np.array(runs, np.int64).reshape(-1, 6)
+        self.zeros = np.array(zeros, np.int64).reshape(-1, 2)
+        self.kept: dict[Hashable, Any] = {}
+        """What twins work out of it once."""
+
+    @cached_property
+    def ends(self) -> tuple[int, int]:
+        """The least number of bytes, and the highest number of a parameter."""
+        last = max((start + count for start, count in self.zeros.tolist()), default=0)
+        for _plane, _bucket, numel, _piece, _scale, byte in self.runs.tolist():
+            last = max(last, byte + ScaledBlocks((numel,), self.block, self.kind).code_bytes)
+        return last, int(self.slots.max(initial=-1))
 
 
 Norm = Literal["l2", "max"]

@@ -186,6 +186,18 @@ def _unknown(_name: str) -> None:
     return None
 
 
+@dataclass(frozen=True)
+class Coded:
+    """A unit that was encoded as it came (`gradwire.step.ahead`): what is left of it is in x already.
+
+    By segment (`gradwire.exchange.scatter_reduce`): `rows` are what it sends, and `land` carries what comes
+    back, the means that all owners have coded, to where the gradients came from.
+    """
+
+    rows: tuple[Tensor, ...]
+    land: tuple[Callable[[Tensor], None], ...]
+
+
 See = Callable[[Tensor, str], None]
 """Takes whether a payload is valid, as a 0-dimensional bool, and what is wrong if it is not."""
 
@@ -213,6 +225,7 @@ class ExchangeContext:
     travel in it unless an option asks for another type. `see` is told whether payloads of peers are valid: it
     raises at once or, where the host does not wait for the device, notes it for the verdict. `granularity`
     suits the device that the unit is on, or the CPU. `constants` belong to the unit, and outlive the step.
+    `coded` says what the unit sends, and where its mean goes, if it was encoded as it came.
     """
 
     step: int
@@ -229,6 +242,7 @@ class ExchangeContext:
     replicas: Replicas = field(default=_unknown, compare=False, repr=False)
     see: See = field(default=refuse, compare=False, repr=False)
     granularity: Granularity = field(default=ON_HOST, repr=False)
+    coded: Coded | None = field(default=None, compare=False, repr=False)
     constants: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def keeping(self, constants: dict[Hashable, Any]) -> ExchangeContext:

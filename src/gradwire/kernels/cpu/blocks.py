@@ -59,10 +59,11 @@ def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
     return None
 
 
-def add_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
+def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
     """All shards in one call."""
     if not is_fast(out) or table.dtype is not float32:
         return NotImplemented
+    out.zero_()
     first = table.shards[0]
     rule = first.block, _KINDS[first.kind]
     _add_shards(rows.view(-1).numpy(), table.row_bytes, table.array, table.table, *rule, out.numpy())

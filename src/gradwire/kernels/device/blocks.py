@@ -4,16 +4,29 @@ A program has a few whole blocks as rows of a tile, all in registers: maximum, r
 packing read it once.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.device.common import bytes_at, bytes_from, load, magnitude, paired, parted, places_in
+from gradwire.kernels.device.folding import BOUNDS, FLOATS, INFINITY, is_last_without_gradient
 from gradwire.kernels.device.launch import TILE, WARPS, is_taken, launch
-from gradwire.kernels.device.tables import QUAD, coded_tiles
-from gradwire.kernels.layouts import LARGEST, ScaledBlocks
+from gradwire.kernels.device.tables import (
+    QUAD,
+    SCALE_BYTES,
+    Tiles,
+    bits_of,
+    coded_tiles,
+    landing_tiles,
+    run_tiles,
+    shard_tiles,
+    sharded_tiles,
+)
+from gradwire.kernels.layouts import LARGEST, CodedPieces, ScaledBlocks, ShardedBlocks
 
 _KINDS = {"int8": 0, "int4": 1, "fp8": 2}
 _INT8, _INT4, _FP8 = map(tl.constexpr, _KINDS.values())
@@ -28,25 +41,42 @@ class _Cut(NamedTuple):
     constants: dict[str, int | bool]
 
 
-def _cut(blocks: ScaledBlocks, codes: Tensor) -> _Cut:
+def _rows_of(blocks: ScaledBlocks) -> int:
+    """Blocks of a tile."""
+    return max(1, TILE // _width(blocks))
+
+
+def _width(blocks: ScaledBlocks) -> int:
+    return max(2, 1 << (blocks.block - 1).bit_length())
+
+
+def _cut(blocks: ScaledBlocks, tiles: Tiles, codes: Tensor) -> _Cut:
     """For codes that lie there: after scales, so that 4 is all that their address need be a multiple of."""
-    width = max(2, 1 << (blocks.block - 1).bit_length())
-    rows = max(1, TILE // width)
-    bits = 4 if blocks.kind == "int4" else 8
-    tiles = coded_tiles(blocks.sizes, blocks.block, bits, rows, None, codes.device)
+    width = _width(blocks)
     aligned = tiles.aligned and tiles.bytes_aligned and not codes.data_ptr() % QUAD
     constants = {
-        "KIND": _KINDS[blocks.kind], "ALIGNED": aligned, "ROWS": rows, "BLOCK": blocks.block,
-        "WIDTH": width, "num_warps": max(WARPS, width // 512),
+        "KIND": _KINDS[blocks.kind], "ALIGNED": aligned, "COLUMNS": tiles.rows.shape[1],
+        "ROWS": _rows_of(blocks), "BLOCK": blocks.block, "WIDTH": width,
+        "num_warps": max(WARPS, width // 512),
     }  # fmt: skip
     return _Cut(tiles.rows, constants)
+
+
+def _cut_parts(blocks: ScaledBlocks, codes: Tensor) -> _Cut:
+    tiles = coded_tiles(blocks.sizes, blocks.block, bits_of(blocks), _rows_of(blocks), None, codes.device)
+    return _cut(blocks, tiles, codes)
+
+
+def _cut_shards(table: ShardedBlocks, rows: Tensor) -> _Cut:
+    first = table.shards[0]
+    return _cut(first, sharded_tiles(table, _rows_of(first), rows.device), rows)
 
 
 def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
     """9 bytes an element (int4 8.5) with what is left, 5 without."""
     if not is_taken(x, scales) or blocks.block > _LONGEST:
         return NotImplemented
-    cut = _cut(blocks, codes)
+    cut = _cut_parts(blocks, codes)
     launch(
         _encode_blocks, len(cut.rows), x, cut.rows, scales, codes, LARGEST[blocks.kind],
         LEFT=left, **cut.constants,
@@ -58,9 +88,103 @@ def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor,
     """9 bytes an element."""
     if not is_taken(out, scales) or blocks.block > _LONGEST:
         return NotImplemented
-    cut = _cut(blocks, codes)
-    launch(_add_blocks, len(cut.rows), scales, codes, cut.rows, out, weight, **cut.constants)
+    cut = _cut_parts(blocks, codes)
+    launch(_decode_blocks, len(cut.rows), scales, codes, cut.rows, out, weight, ADDS=True, **cut.constants)
     return None
+
+
+def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
+    """9 bytes an element (int4 8.5), all shards in one launch."""
+    if not _takes(table, x):
+        return NotImplemented
+    cut, largest = _cut_shards(table, rows), LARGEST[table.shards[0].kind]
+    launch(
+        _encode_blocks, len(cut.rows), x, cut.rows, _scales(rows), rows, largest, LEFT=True, **cut.constants
+    )
+    return None
+
+
+def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
+    """5 bytes an element, all shards in one launch."""
+    if not _takes(table, out):
+        return NotImplemented
+    cut = _cut_shards(table, rows)
+    launch(
+        _decode_blocks, len(cut.rows), _scales(rows), rows, cut.rows, out, 1.0, ADDS=False, **cut.constants
+    )
+    return None
+
+
+def land_shards(
+    rows: Tensor, table: ShardedBlocks, places: Sequence[Tensor], factor: float, marks: Tensor
+) -> None:
+    """1 byte an element, and those of its type: in one launch, for which a table says where places lie."""
+    if table.dtype is not torch.float32 or table.shards[0].block > _LONGEST or not places:
+        return NotImplemented
+    if not is_taken(*places, dtypes=FLOATS):
+        return NotImplemented
+    first, where = table.shards[0], tuple((each.data_ptr(), each.numel(), each.itemsize) for each in places)
+    tiles, targets, aligned = landing_tiles(table, _rows_of(first), where, rows.device)
+    cut = _cut(first, tiles, rows)
+    launch(
+        _land_blocks, len(cut.rows), _scales(rows), rows, cut.rows, targets, factor, marks, marks.numel() - 1,
+        TYPE=FLOATS.index(places[0].dtype), LINED=aligned, **cut.constants,
+    )  # fmt: skip
+    return None
+
+
+def average_shard(
+    rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
+) -> Tensor:
+    """1 byte an element for each row, 1 for the code, and 8 for what is unsent: in one launch.
+
+    The code has a row of its own: programs read in another order than they write.
+    """
+    if not _takes(table, room) or (unsent is not None and not is_taken(unsent)):
+        return NotImplemented
+    blocks, row = table.shards[shard], torch.empty_like(rows[0])
+    cut = _cut(blocks, shard_tiles(table, shard, _rows_of(blocks), rows.device), rows)
+    launch(
+        _average_blocks, len(cut.rows), _scales(rows), rows, table.row_bytes // SCALE_BYTES, len(rows),
+        cut.rows, _scales(row), row, room if unsent is None else unsent, 1.0 / len(rows),
+        LARGEST[blocks.kind], LEFT=unsent is not None, **cut.constants,
+    )  # fmt: skip
+    return row
+
+
+def fold_blocks(
+    working: Tensor,
+    committed: Tensor | None,
+    grad: Tensor,
+    coefficient: float,
+    scale: float,
+    coded: CodedPieces,
+    room: Tensor,
+    marks: Tensor,
+) -> None:
+    """13 bytes an element (int4 12.5), in one launch."""
+    old = working if committed is None else committed
+    is_whole = is_taken(working) and is_taken(working, old, grad, dtypes=FLOATS)
+    if not is_whole or coded.block > _LONGEST or room.numel() % SCALE_BYTES:
+        return NotImplemented
+    blocks = ScaledBlocks((), coded.block, coded.kind)
+    cut = _cut(blocks, run_tiles(coded, _rows_of(blocks), working.device), room)
+    bounds = (INFINITY, INFINITY) if committed is None else BOUNDS
+    launch(
+        _fold_blocks, len(cut.rows), working, old, grad, cut.rows, _scales(room), room, marks,
+        marks.numel() // 2, coefficient, scale, *bounds, LARGEST[coded.kind],
+        REMEMBERS=committed is not None, **cut.constants,
+    )  # fmt: skip
+    return None
+
+
+def _takes(table: ShardedBlocks, x: Tensor) -> bool:
+    return is_taken(x) and table.dtype is torch.float32 and table.shards[0].block <= _LONGEST
+
+
+def _scales(rows: Tensor) -> Tensor:
+    """All bytes, as scales are counted."""
+    return rows.view(-1).view(torch.float32)
 
 
 @triton.jit
@@ -171,12 +295,21 @@ def _encode_tile(
 
 
 @triton.jit
+def _store_zeros(codes, count):
+    """Zeros behind a row's last codes."""
+    place, done = tl.arange(0, 32), tl.zeros((), tl.int64)
+    while done < count:
+        tl.store(codes + done + place, tl.zeros((32,), tl.uint8), done + place < count)
+        done += 32
+
+
+@triton.jit
 def _encode_blocks(
     x, rows, scales, codes, largest, LEFT: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Scales and codes of the blocks of x; with LEFT, x keeps what they do not say."""
-    row = rows + tl.program_id(0).to(tl.int64) * 4
+    row = rows + tl.program_id(0).to(tl.int64) * COLUMNS
     start, number, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     if ALIGNED:
         start = tl.multiple_of(start, 4)
@@ -186,6 +319,17 @@ def _encode_blocks(
         _encode_tile(x, scales, codes, largest, numel, None, None, LEFT, ROWS, BLOCK, WIDTH, KIND)
     else:
         _encode_tile(x, scales, codes, largest, numel, mask, row_mask, LEFT, ROWS, BLOCK, WIDTH, KIND)
+    if COLUMNS == 5:
+        _store_zeros(codes + _code_bytes(numel, BLOCK, KIND), tl.load(row + 4))
+
+
+@triton.jit
+def _code_bytes(numel, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    """Bytes of the codes of so many elements: of 4 bits each block begins a byte."""
+    if KIND == _INT4:
+        return numel // BLOCK * ((BLOCK + 1) // 2) + (numel % BLOCK + 1) // 2
+    else:
+        return numel
 
 
 @triton.jit
@@ -199,20 +343,219 @@ def _decoded(
 
 
 @triton.jit
-def _add_blocks(
-    scales, codes, rows, out, weight, KIND: tl.constexpr, ALIGNED: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+def _decode_tile(
+    scales, codes, out, weight, numel, mask, row_mask, ADDS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """out += weight · (scale · code)."""
-    row = rows + tl.program_id(0).to(tl.int64) * 4
+    """weight · (scale · code), added to a tile or in its place."""
+    value = weight * _decoded(scales, codes, numel, mask, row_mask, ROWS, BLOCK, WIDTH, KIND)
+    if ADDS:
+        value = load(out, mask) + value
+    else:
+        value = tl.where(value == 0, 0.0, value)  # a sum with 0 has no -0
+    tl.store(out, value, mask)
+
+
+@triton.jit
+def _decode_blocks(
+    scales, codes, rows, out, weight, ADDS: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """out += weight · (scale · code), or = if it ADDS nothing."""
+    row = rows + tl.program_id(0).to(tl.int64) * COLUMNS
     start, number, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     if ALIGNED:
         start = tl.multiple_of(start, 4)
     place, mask, row_mask = places_in(numel, ROWS, BLOCK, WIDTH)
     out, scales, codes = out + start + place, scales + number, bytes_from(codes, byte, ALIGNED)
     if (WIDTH == BLOCK) & (numel == ROWS * BLOCK):
-        value = weight * _decoded(scales, codes, numel, None, None, ROWS, BLOCK, WIDTH, KIND)
-        tl.store(out, load(out, None) + value)
+        _decode_tile(scales, codes, out, weight, numel, None, None, ADDS, ROWS, BLOCK, WIDTH, KIND)
     else:
-        value = weight * _decoded(scales, codes, numel, mask, row_mask, ROWS, BLOCK, WIDTH, KIND)
-        tl.store(out, load(out, mask) + value, mask)
+        _decode_tile(scales, codes, out, weight, numel, mask, row_mask, ADDS, ROWS, BLOCK, WIDTH, KIND)
+
+
+@triton.jit
+def _land_tile(
+    scales, codes, to, factor, numel, mask, row_mask, TYPE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """factor · (scale · code) in another type; 1 where that is shorter and not all of it is finite."""
+    value = _decoded(scales, codes, numel, mask, row_mask, ROWS, BLOCK, WIDTH, KIND)
+    value = tl.where(value == 0, 0.0, value) * factor  # a sum with 0 has no -0
+    if TYPE == 0:
+        tl.store(to, value, mask)
+        return tl.zeros((), tl.int32)
+    else:
+        if TYPE == 1:
+            bits = value.to(tl.int32, bitcast=True)
+            short = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+            short = tl.where(magnitude(value) > 0x7F800000, 0x7FC0, short)
+            beyond, short = (short & 0x7F80) == 0x7F80, short.to(tl.int16)
+        else:
+            short = value.to(tl.float16).to(tl.int16, bitcast=True)
+            beyond = (short & 0x7C00) == 0x7C00
+        tl.store(to, short, mask)
+        return tl.max(beyond.to(tl.int32))
+
+
+@triton.jit
+def _pointer(address, TYPE: tl.constexpr):
+    """To float32, or to 16 bits of another type."""
+    if TYPE == 0:
+        return address.to(tl.pointer_type(tl.float32))
+    else:
+        return address.to(tl.pointer_type(tl.int16))
+
+
+@triton.jit(do_not_specialize=["last"])
+def _land_blocks(
+    scales, codes, rows, targets, factor, marks, last, TYPE: tl.constexpr, LINED: tl.constexpr,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """factor · (scale · code) to addresses; marks what is not finite."""
+    row = rows + tl.program_id(0).to(tl.int64) * COLUMNS
+    number, byte, numel = tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    to = _pointer(tl.load(targets + tl.program_id(0)), TYPE)
+    if LINED:
+        to = tl.multiple_of(to, 16 if TYPE == 0 else 8)
+    place, mask, row_mask = places_in(numel, ROWS, BLOCK, WIDTH)
+    scales, codes, to = scales + number, bytes_from(codes, byte, ALIGNED), to + place
+    if (WIDTH == BLOCK) & (numel == ROWS * BLOCK):
+        beyond = _land_tile(scales, codes, to, factor, numel, None, None, TYPE, ROWS, BLOCK, WIDTH, KIND)
+    else:
+        beyond = _land_tile(
+            scales, codes, to, factor, numel, mask, row_mask, TYPE, ROWS, BLOCK, WIDTH, KIND
+        )  # fmt: skip
+    if beyond > 0:
+        tl.store(marks + last, 1)
+
+
+@triton.jit
+def _average_tile(
+    scales, codes, words, count, new_scales, new_codes, unsent, weight, largest, numel, mask, row_mask,
+    LEFT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """The mean of a tile's `count` codes, each `words` scales behind the one before, and its own code."""
+    mean = tl.zeros((ROWS, WIDTH), tl.float32)
+    done = tl.zeros((), tl.int64)
+    while done < count:  # one after the other, so that all ranks round alike
+        at = done * words
+        value = _decoded(scales + at, codes + at * 4, numel, mask, row_mask, ROWS, BLOCK, WIDTH, KIND)
+        mean += weight * value
+        done += 1
+    scale, positive = _scale_of(tl.max(magnitude(mean), 1), largest)
+    code = _codes_of(mean, scale, positive, KIND)
+    tl.store(new_scales + tl.arange(0, ROWS), scale, row_mask)
+    _store_codes(new_codes, code, mask, numel, ROWS, BLOCK, WIDTH, KIND)
+    if LEFT:
+        left = mean - scale[:, None] * _numbers_of(code, KIND)
+        # In float64 the product is exact, so that the sum rounds once, as torch's does.
+        total = load(unsent, mask).to(tl.float64) + left.to(tl.float64) * count.to(tl.float64)
+        tl.store(unsent, total.to(tl.float32), mask)
+
+
+@triton.jit(do_not_specialize=["words", "count"])
+def _average_blocks(
+    scales, codes, words, count, rows, new_scales, new_codes, unsent, weight, largest,
+    LEFT: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Codes of the mean of `count` rows; with LEFT, what they do not say, as often, added to `unsent`."""
+    row = rows + tl.program_id(0).to(tl.int64) * COLUMNS
+    start, number, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    if ALIGNED:
+        start = tl.multiple_of(start, 4)
+    place, mask, row_mask = places_in(numel, ROWS, BLOCK, WIDTH)
+    unsent, scales, new_scales = unsent + start + place, scales + number, new_scales + number
+    codes, new_codes = bytes_from(codes, byte, ALIGNED), bytes_from(new_codes, byte, ALIGNED)
+    if (WIDTH == BLOCK) & (numel == ROWS * BLOCK):
+        _average_tile(
+            scales, codes, words, count, new_scales, new_codes, unsent, weight, largest, numel, None, None,
+            LEFT, ROWS, BLOCK, WIDTH, KIND,
+        )  # fmt: skip
+    else:
+        _average_tile(
+            scales, codes, words, count, new_scales, new_codes, unsent, weight, largest, numel, mask,
+            row_mask, LEFT, ROWS, BLOCK, WIDTH, KIND,
+        )  # fmt: skip
+    _store_zeros(new_codes + _code_bytes(numel, BLOCK, KIND), tl.load(row + 4))
+
+
+@triton.jit
+def _fold_tile(
+    to, old, new, scales, codes, coefficient, factor, gradient_bound, sum_bound, largest, numel, mask,
+    row_mask, REMEMBERS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    """Fold a tile and encode it; returns its gradient's largest magnitude, and 1 if not all is small."""
+    grad = load(new, mask)
+    added = grad * factor
+    if REMEMBERS:
+        total = load(old, mask) * coefficient + added
+    else:
+        total = added
+    scale, positive = _scale_of(tl.max(magnitude(total), 1), largest)
+    code = _codes_of(total, scale, positive, KIND)
+    tl.store(scales + tl.arange(0, ROWS), scale, row_mask)
+    _store_codes(codes, code, mask, numel, ROWS, BLOCK, WIDTH, KIND)
+    tl.store(to, total - scale[:, None] * _numbers_of(code, KIND), mask)
+    beyond = (magnitude(added) >= gradient_bound) | (magnitude(total) >= sum_bound)
+    return tl.max(magnitude(grad)), tl.max(beyond.to(tl.int32))
+
+
+@triton.jit
+def _clear_tiles(
+    plane, scales, codes, rows, first, count,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Zeros into `count` tiles, their scales and their codes."""
+    number, stop = first, first + count
+    while number < stop:
+        row = rows + number * 9
+        numel = tl.load(row + 3)
+        place, mask, row_mask = places_in(numel, ROWS, BLOCK, WIDTH)
+        tl.store(plane + tl.load(row) + place, tl.zeros((ROWS, WIDTH), tl.float32), mask)
+        tl.store(scales + tl.load(row + 1) + tl.arange(0, ROWS), tl.zeros((ROWS,), tl.float32), row_mask)
+        zeros = tl.zeros((ROWS, WIDTH), tl.int32)
+        _store_codes(codes + tl.load(row + 2), zeros, mask, numel, ROWS, BLOCK, WIDTH, KIND)
+        number += 1
+
+
+@triton.jit(do_not_specialize=["slots", "gradient_bound", "sum_bound"])
+def _fold_blocks(
+    working, committed, grad, rows, scales, codes, marks, slots, coefficient, factor, gradient_bound,
+    sum_bound, largest, REMEMBERS: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """working = coefficient · committed + factor · grad, less what its codes say.
+
+    Whether a parameter has no gradient at all is known when its last tile is done: the program that counts
+    it puts zeros in the place of all.
+    """
+    row = rows + tl.program_id(0).to(tl.int64) * COLUMNS
+    start, number, byte, numel, bucket = (
+        tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 5)
+    )  # fmt: skip
+    if ALIGNED:
+        start, bucket = tl.multiple_of(start, 4), tl.multiple_of(bucket, 4)
+    place, mask, row_mask = places_in(numel, ROWS, BLOCK, WIDTH)
+    to, old, new = working + start + place, committed + start + place, grad + bucket + place
+    own_scales, own_codes = scales + number, bytes_from(codes, byte, ALIGNED)
+    if (WIDTH == BLOCK) & (numel == ROWS * BLOCK):
+        top, beyond = _fold_tile(
+            to, old, new, own_scales, own_codes, coefficient, factor, gradient_bound, sum_bound, largest,
+            numel, None, None, REMEMBERS, ROWS, BLOCK, WIDTH, KIND,
+        )  # fmt: skip
+    else:
+        top, beyond = _fold_tile(
+            to, old, new, own_scales, own_codes, coefficient, factor, gradient_bound, sum_bound, largest,
+            numel, mask, row_mask, REMEMBERS, ROWS, BLOCK, WIDTH, KIND,
+        )  # fmt: skip
+    _store_zeros(own_codes, tl.load(row + 4))
+    if beyond > 0:
+        tl.store(marks + 2 * slots, 1)
+    if (top == 0) & (numel > 0):
+        count = tl.load(row + 8)
+        if is_last_without_gradient(marks, slots, tl.load(row + 6), count):
+            _clear_tiles(working, scales, codes, rows, tl.load(row + 7), count, ROWS, BLOCK, WIDTH, KIND)

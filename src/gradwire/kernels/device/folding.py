@@ -9,13 +9,13 @@ from torch import Tensor
 
 from gradwire.kernels.device.common import load, magnitude
 from gradwire.kernels.device.launch import TILE, is_taken, launch
-from gradwire.kernels.device.tables import piece_tiles
+from gradwire.kernels.device.tables import marked_tiles, piece_tiles
 from gradwire.kernels.folding import Folded
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 from gradwire.kernels.uploads import sent_to
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """Types that are widened on the way; sums are float32."""
 
 
@@ -23,8 +23,8 @@ def _bits(number: float) -> int:
     return int(torch.tensor(number, device="cpu").view(torch.int32))
 
 
-_INFINITY = _bits(torch.inf)
-_BOUNDS = (_bits(LARGEST_GRADIENT), _bits(LARGEST_SUM))
+INFINITY = _bits(torch.inf)
+BOUNDS = (_bits(LARGEST_GRADIENT), _bits(LARGEST_SUM))
 
 
 def fold(
@@ -37,17 +37,40 @@ def fold(
 ) -> Folded:
     """12 bytes an element, in one launch after one that sets the flags."""
     old = working if committed is None else committed
-    if not is_taken(working) or not is_taken(working, old, grad, dtypes=_FLOATS):
+    if not is_taken(working) or not is_taken(working, old, grad, dtypes=FLOATS):
         return NotImplemented
     pieces = whole(grad.numel()) if pieces is None else pieces
     tiles, flags = piece_tiles(pieces, working.device), _flags(pieces, working)
-    bounds = (_INFINITY, _INFINITY) if committed is None else _BOUNDS
+    bounds = (INFINITY, INFINITY) if committed is None else BOUNDS
     launch(
         _fold, len(tiles.rows), working, old, grad, tiles.rows, flags.view(torch.uint8),
         len(pieces), coefficient, scale, *bounds,
         REMEMBERS=committed is not None, ALIGNED=tiles.aligned, TILE=TILE,
     )  # fmt: skip
     return Folded(flags[:-1], flags[-1])
+
+
+def fold_marked(
+    working: Tensor,
+    committed: Tensor | None,
+    grad: Tensor,
+    coefficient: float,
+    scale: float,
+    pieces: Pieces,
+    slots: Sequence[int],
+    marks: Tensor,
+) -> None:
+    """12 bytes an element, in one launch."""
+    old = working if committed is None else committed
+    if not is_taken(working) or not is_taken(working, old, grad, dtypes=FLOATS):
+        return NotImplemented
+    tiles = marked_tiles(pieces, slots, working.device)
+    bounds = (INFINITY, INFINITY) if committed is None else BOUNDS
+    launch(
+        _fold_marked, len(tiles.rows), working, old, grad, tiles.rows, marks, marks.numel() // 2,
+        coefficient, scale, *bounds, REMEMBERS=committed is not None, ALIGNED=tiles.aligned, TILE=TILE,
+    )  # fmt: skip
+    return None
 
 
 def fold_momentum(
@@ -61,7 +84,7 @@ def fold_momentum(
     nesterov: bool = False,
 ) -> Folded:
     """20 bytes an element, as `fold`; scales of pieces that differ are uploaded."""
-    if not is_taken(*working) or not is_taken(*working, *committed, grad, dtypes=_FLOATS):
+    if not is_taken(*working) or not is_taken(*working, *committed, grad, dtypes=FLOATS):
         return NotImplemented
     pieces = whole(grad.numel()) if pieces is None else pieces
     device = grad.device
@@ -72,7 +95,7 @@ def fold_momentum(
         scales = torch.full((len(pieces),), scale, dtype=torch.float32, device=device)
     launch(
         _fold_momentum, len(tiles.rows), *working, *committed, grad, tiles.rows,
-        flags.view(torch.uint8), len(pieces), momentum, scales, *_BOUNDS,
+        flags.view(torch.uint8), len(pieces), momentum, scales, *BOUNDS,
         AHEAD=nesterov, ALIGNED=tiles.aligned, TILE=TILE,
     )  # fmt: skip
     return Folded(flags[:-1], flags[-1])
@@ -136,6 +159,53 @@ def _fold(
             to, old, new, coefficient, scale, gradient_bound, sum_bound, place < numel, REMEMBERS
         )
     _note(flags, piece, pieces, largest, beyond)
+
+
+@triton.jit
+def is_last_without_gradient(marks, slots, slot, tiles):
+    """Count a tile that has no gradient; whether it is the last of all of its parameter, which gets a mark.
+
+    What all threads of this program have written before, and all other programs that count, comes before
+    what is written after it. Programs whose tiles have a gradient count nothing.
+    """
+    tl.debug_barrier()
+    is_last = tl.atomic_add(marks + slot, 1, sem="acq_rel") == tiles - 1
+    if is_last:
+        tl.store(marks + slots + slot, 1)
+    return is_last
+
+
+@triton.jit(do_not_specialize=["slots", "gradient_bound", "sum_bound"])
+def _fold_marked(
+    working, committed, grad, rows, marks, slots, coefficient, scale, gradient_bound, sum_bound,
+    REMEMBERS: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """working = coefficient · committed + scale · grad; parameters without gradient are marked, and zero."""
+    row = rows + tl.program_id(0).to(tl.int64) * 6
+    plane, bucket, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2)
+    if ALIGNED:
+        plane, bucket = tl.multiple_of(plane, 4), tl.multiple_of(bucket, 4)
+    place = tl.arange(0, TILE)
+    to, old, new = working + plane + place, committed + plane + place, grad + bucket + place
+    if numel == TILE:
+        largest, beyond = _fold_tile(
+            to, old, new, coefficient, scale, gradient_bound, sum_bound, None, REMEMBERS
+        )
+    else:
+        largest, beyond = _fold_tile(
+            to, old, new, coefficient, scale, gradient_bound, sum_bound, place < numel, REMEMBERS
+        )
+    if beyond > 0:
+        tl.store(marks + 2 * slots, 1)
+    if largest == 0:
+        first, tiles = tl.load(row + 4), tl.load(row + 5)
+        if is_last_without_gradient(marks, slots, tl.load(row + 3), tiles):
+            done = first
+            while done < first + tiles:
+                there = rows + done * 6
+                zeros = tl.zeros((TILE,), tl.float32)
+                tl.store(working + tl.load(there) + place, zeros, place < tl.load(there + 2))
+                done += 1
 
 
 @triton.jit

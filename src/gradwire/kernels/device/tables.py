@@ -6,6 +6,7 @@ bytes for `TILE` elements is 0.1 % of what a fold moves.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,12 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.kernels.device.launch import TILE
-from gradwire.kernels.layouts import packed_bytes
+from gradwire.kernels.layouts import CodedPieces, ScaledBlocks, ShardedBlocks, packed_bytes
 from gradwire.kernels.pieces import Pieces
 from gradwire.kernels.uploads import kept_by_stream, sent_to, stream_of
 
 QUAD = 4
 """Elements of float32 that one vector of 16 bytes holds."""
+SCALE_BYTES = 4
+"""Of a scale in float32, which kernels take."""
+
+
+def bits_of(blocks: ScaledBlocks) -> int:
+    """Bits of a code."""
+    return 4 if blocks.kind == "int4" else 8
 
 
 class Tiles(NamedTuple):
@@ -56,6 +64,26 @@ def piece_tiles(pieces: Pieces, device: torch.device) -> Tiles:
     return known[place]
 
 
+_MARKED: WeakKeyDictionary[Pieces, dict[tuple[torch.device, int], Tiles]] = WeakKeyDictionary()
+
+
+def marked_tiles(pieces: Pieces, slots: Sequence[int], device: torch.device) -> Tiles:
+    """Rows (start in the plane, start in the bucket, elements, number of the parameter, the first tile of the
+    piece, how many it has). `slots` are the numbers of the parameters, always the same for these pieces."""
+    known, place = _MARKED.setdefault(pieces, {}), (device, stream_of(device))
+    if place not in known:
+        numbers, begins = cut(pieces.table[:, 2], TILE)
+        each = np.bincount(numbers, minlength=len(pieces))
+        rows = np.empty((len(numbers), 6), np.int64)
+        rows[:, :2] = pieces.table[numbers, :2] + begins[:, None]
+        rows[:, 2] = np.minimum(pieces.table[numbers, 2] - begins, TILE)
+        rows[:, 3] = np.array(slots, np.int64)[numbers]
+        rows[:, 4] = (np.cumsum(each) - each)[numbers]
+        rows[:, 5] = each[numbers]
+        known[place] = Tiles(sent_to(torch.from_numpy(rows), device), not (rows[:, :2] % QUAD).any())
+    return known[place]
+
+
 @kept_by_stream(maxsize=64)
 def pointer_tiles(buffers: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """Rows (address, 16-bit words) of memory given as (address, bytes)."""
@@ -75,6 +103,17 @@ def coded_tiles(
     Parts of `sizes` elements are cut into blocks of `block` elements or less. Codes of `bits` bits begin a
     byte with every block. A tile has `count` blocks, or without them `tile` elements of one block.
     """
+    return _coded(_coded_rows(sizes, block, bits, count, tile), device)
+
+
+def _coded(rows: NDArray[np.int64], device: torch.device) -> Tiles:
+    elements, places = (not (rows[:, column] % QUAD).any() for column in (0, 2))
+    return Tiles(sent_to(torch.from_numpy(rows), device), elements, places)
+
+
+def _coded_rows(
+    sizes: tuple[int, ...], block: int, bits: int, count: int, tile: int | None
+) -> NDArray[np.int64]:
     parts = np.array(sizes, np.int64)
     group = count * block
     numbers, begins = cut(parts, group)
@@ -90,8 +129,111 @@ def coded_tiles(
     rows[:, 1] = (firsts[1] + begins // block)[groups]
     rows[:, 2] = (firsts[2] + begins // block * per_block)[groups] + offsets * bits // 8
     rows[:, 3] = left[groups] - offsets if tile is None else np.minimum(left[groups] - offsets, tile)
-    elements, places = (not (rows[:, column] % QUAD).any() for column in (0, 2))
-    return Tiles(sent_to(torch.from_numpy(rows), device), elements, places)
+    return rows
+
+
+def shard_tiles(table: ShardedBlocks, shard: int, count: int, device: torch.device) -> Tiles:
+    """Rows (first element, first scale, first byte, elements, zeros behind them) of tiles of `count` blocks.
+
+    Elements are those of the shard, scales and bytes those of its row, which ends in zeros.
+    """
+    return _kept(table, device, lambda: _shard_rows(table, shard, count), shard, count)
+
+
+def sharded_tiles(table: ShardedBlocks, count: int, device: torch.device) -> Tiles:
+    """As `shard_tiles`, for all shards and rows one after the other."""
+    return _kept(table, device, lambda: _sharded_rows(table, count), None, count)
+
+
+def _sharded_rows(table: ShardedBlocks, count: int) -> NDArray[np.int64]:
+    found, words = [], table.row_bytes // SCALE_BYTES
+    for number, (start, _shard) in enumerate(table.starts()):
+        rows = _shard_rows(table, number, count)
+        rows[:, :3] += start, number * words, number * table.row_bytes
+        found.append(rows)
+    return np.concatenate(found)
+
+
+def _kept(
+    table: ShardedBlocks, device: torch.device, make: Callable[[], NDArray[np.int64]], *key: int | None
+) -> Tiles:
+    """By device and stream: see `kept_by_stream`."""
+    place = (device, stream_of(device), *key)
+    if place not in table.kept:
+        table.kept[place] = _coded(make(), device)
+    found: Tiles = table.kept[place]
+    return found
+
+
+def landing_tiles(
+    table: ShardedBlocks, count: int, places: tuple[tuple[int, int, int], ...], device: torch.device
+) -> tuple[Tiles, Tensor, bool]:
+    """`sharded_tiles`, the addresses to which they go, and whether these are multiples of four elements.
+
+    `places` are stretches (address, elements, bytes of an element), each of whole parts of shards. Only the
+    last ones are kept: addresses change where buckets are made anew.
+    """
+    tiles, key = sharded_tiles(table, count, device), (device, stream_of(device), count, "landing")
+    known = table.kept.get(key)
+    if known is None or known[0] != places:
+        starts = _sharded_rows(table, count)[:, 0]
+        addresses, numels, sizes = np.array(places, np.int64).T
+        firsts = np.cumsum(numels) - numels
+        number = np.maximum(np.searchsorted(firsts, starts, side="right") - 1, 0)
+        targets = addresses[number] + (starts - firsts[number]) * sizes[number]
+        aligned = not (targets % (QUAD * sizes[0])).any()
+        known = table.kept[key] = places, sent_to(torch.from_numpy(targets), device), aligned
+    return tiles, known[1], known[2]
+
+
+def run_tiles(coded: CodedPieces, count: int, device: torch.device) -> Tiles:
+    """Rows of tiles of `count` blocks, piece by piece, none of which lies in two runs.
+
+    First element in the plane, first scale, first byte, elements, zeros at another place, first element in
+    the bucket, number of the parameter, the first tile of its piece and how many tiles that has. Rows for
+    zeros have no elements.
+    """
+    place = (device, stream_of(device), count)
+    if place not in coded.kept:
+        rows = _run_rows(coded, count)
+        aligned = not (rows[:, [0, 5]] % QUAD).any()
+        tiles = Tiles(sent_to(torch.from_numpy(rows), device), aligned, not (rows[:, 2] % QUAD).any())
+        coded.kept[place] = tiles
+    found: Tiles = coded.kept[place]
+    return found
+
+
+def _run_rows(coded: CodedPieces, count: int) -> NDArray[np.int64]:
+    runs, bits = coded.runs, 4 if coded.kind == "int4" else 8
+    numbers, begins = cut(runs[:, 2], count * coded.block)
+    rows = np.zeros((len(numbers) + len(coded.zeros), 9), np.int64)
+    tiles = rows[: len(numbers)]
+    tiles[:, 0] = runs[numbers, 0] + begins
+    tiles[:, 1] = runs[numbers, 4] + begins // coded.block
+    tiles[:, 2] = runs[numbers, 5] + begins // coded.block * packed_bytes(coded.block, bits)
+    tiles[:, 3] = np.minimum(runs[numbers, 2] - begins, count * coded.block)
+    tiles[:, 5] = runs[numbers, 1] + begins
+    pieces = runs[numbers, 3]
+    each = np.bincount(pieces, minlength=len(coded.slots))
+    tiles[:, 6] = coded.slots[pieces]
+    tiles[:, 7] = (np.cumsum(each) - each)[pieces]
+    tiles[:, 8] = each[pieces]
+    rows[len(numbers) :, 2] = coded.zeros[:, 0]
+    rows[len(numbers) :, 4] = coded.zeros[:, 1]
+    return rows
+
+
+def _shard_rows(table: ShardedBlocks, shard: int, count: int) -> NDArray[np.int64]:
+    blocks = table.shards[shard]
+    scales = SCALE_BYTES * blocks.count
+    tiles = _coded_rows(blocks.sizes, blocks.block, bits_of(blocks), count, None)
+    if not len(tiles):  # what is empty has zeros alone
+        tiles = np.zeros((1, 4), np.int64)
+    rows = np.zeros((len(tiles), 5), np.int64)
+    rows[:, :4] = tiles
+    rows[:, 2] += scales
+    rows[-1, 4] = table.row_bytes - scales - blocks.code_bytes
+    return rows
 
 
 @kept_by_stream(maxsize=1024)
