@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -16,7 +16,6 @@ from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.base import DONE
 from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import Scheme
-from gradwire.kernels.folding import Folded
 from gradwire.measure.clock import Trace, clock_of, now_s
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.metered import MeteredComm
@@ -33,6 +32,7 @@ from gradwire.placement import (
 from gradwire.recipes import recipe
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import LossScale
+from gradwire.step.ahead import CodedLane
 from gradwire.step.arena import Lane
 from gradwire.step.context import ExchangeContext
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, Far, There
@@ -343,33 +343,41 @@ def test_a_rehearsal_leaves_no_trace(recipe: str) -> None:
         assert all(map(torch.equal, found, expected))
 
 
-def test_what_a_step_calls_was_called_in_its_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+@looped(("recipe", "kind"), [("int8", "code"), ("efsignsgd", "fold")])
+def test_what_a_step_calls_was_called_in_its_rehearsal(
+    recipe: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called = set[tuple[object, ...]]()
-    lane_fold, start = Lane.fold, Scheme.start
+    lane_fold, coded_fold, start = Lane.fold_marked, CodedLane.fold, Scheme.start
 
-    def fold(self: Lane, grads: Gradients, step: int, world: int) -> Folded:
+    def fold(self: Lane, grads: Gradients, numbers: Sequence[int], step: int) -> None:
         # Triton compiles for addresses that are multiples of 16 bytes, and for others.
         called.update(("fold", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
-        return lane_fold(self, grads, step, world)
+        lane_fold(self, grads, numbers, step)
+
+    def coded(self: CodedLane, grads: Gradients, numbers: Sequence[int], step: int) -> None:
+        called.update(("code", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
+        coded_fold(self, grads, numbers, step)
 
     def started(self: Scheme, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         called.add(("start", x.data_ptr(), x.numel(), mean.data_ptr() % 16 == 0))
         return start(self, x, mean, comm, ctx)
 
-    monkeypatch.setattr(Lane, "fold", fold)
+    monkeypatch.setattr(Lane, "fold_marked", fold)
+    monkeypatch.setattr(CodedLane, "fold", coded)
     monkeypatch.setattr(Scheme, "start", started)
 
     def body(comm: ThreadComm) -> None:
         device = Near()
         with device.using(device.new_stream()):
             rig = Rig(
-                comm, "int8", place=lambda _post: stream(comm, comm, device),
+                comm, recipe, place=lambda _post: stream(comm, comm, device),
                 prepare=partial(prepare_for, rank=0, world=1), alone=False,
             )  # fmt: skip
             rehearsed = set(called)
             called.clear()
             rig.step(gradients(0, 0))
-            assert {call[0] for call in called} == {"fold", "start"}
+            assert {call[0] for call in called} == {kind, "start"}
             assert called <= rehearsed
 
     run_ranks(1, body)

@@ -77,6 +77,7 @@ def rehearse(layout: Layout, world: int) -> None:
             seen = lane.fold(grads, STEADY, world)
             if isinstance(seen.idle, Tensor):
                 zero_idle(lane.x, grads.pieces, seen.idle)
+        _rehearse_marking(layout, lane, world)
         poison([lane.x], torch.zeros((), dtype=torch.bool, device=lane.x.device))
         lane.x.copy_(lane.committed[UNSENT]) if UNSENT in lane.committed else lane.x.zero_()
         try:
@@ -89,6 +90,23 @@ def rehearse(layout: Layout, world: int) -> None:
                             break
         finally:
             lane.kept.discard()
+
+
+def _rehearse_marking(layout: Layout, lane: Lane, world: int) -> None:
+    """Fold a small parameter as in a step that the host does not wait for, and encode it where that comes
+    along."""
+    if not lane.adds:
+        return
+    coded = layout.coded(lane, world, ON_DEVICE)
+    # Planes are loaded as vectors where parameters lie so.
+    full = [slot for slot in lane.slots if slot.spec.numel] or list(lane.slots)
+    slot = min(full, key=lambda slot: (slot.start % 4 or slot.spec.numel % 4, slot.spec.numel))
+    bucket = torch.zeros(slot.spec.numel + 1, dtype=slot.spec.dtype, device=lane.x.device)
+    for offset in (1, 0):
+        grads = Gradients(bucket, Pieces([(slot.start, offset, slot.spec.numel)]))
+        fold = lane.fold_marked if coded is None else coded.fold
+        fold(grads, lane.numbers_of([slot]), STEADY)
+    layout.begin()
 
 
 def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int) -> None:

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.exchange.base import WHOLE, Exchange
-from gradwire.kernels.folding import Folded
+from gradwire.kernels.folding import Folded, fold_marked
 from gradwire.kernels.pieces import Pieces
 from gradwire.memory import UNSENT, Gradients, Memory
 from gradwire.step.context import ExchangeState, Fates, Part, is_dense
+from gradwire.step.marks import Marks
 from gradwire.step.plan import ExchangePlan
 
 
@@ -194,6 +195,9 @@ class Lane:
             for name in dict.fromkeys((UNSENT, *names))
         }
         self.kept = ExchangeState()
+        self.adds: bool = getattr(self.memory, "adds", False)
+        self.marks = Marks(len(self.slots), device)
+        self._numbers = {slot.spec.name: number for number, slot in enumerate(self.slots)}
         self._replaced: dict[str, Tensor] = {}
         """Planes as they were before the last commit."""
         self._held: dict[str, dict[str, Tensor]] = {}
@@ -222,6 +226,19 @@ class Lane:
     def fold(self, grads: Gradients, step: int, world: int) -> Folded:
         """Memory plus gradients, into the working planes; pieces begin as slots do."""
         return self.memory.fold(self.working, self.committed, grads, step, world)
+
+    def fold_marked(self, grads: Gradients, numbers: Sequence[int], step: int) -> None:
+        """As `fold`, of the slots with these `numbers`, but that what a device finds stays there: in `marks`.
+
+        The memory only `adds`. All of slots without a gradient becomes zero.
+        """
+        old, coefficient = self.committed.get(UNSENT), self.memory.coefficient(step)
+        marks = self.marks.begun()[:-1]
+        fold_marked(self.x, old, grads.bucket, coefficient, grads.scale, grads.pieces, numbers, marks)
+
+    def numbers_of(self, slots: Iterable[Slot]) -> tuple[int, ...]:
+        """Where slots stand among all of the lane."""
+        return tuple([self._numbers[slot.spec.name] for slot in slots])
 
     @cached_property
     def pieces(self) -> Pieces:
@@ -259,6 +276,7 @@ class Lane:
         """The next folds write where the replaced planes are: from now on the last commit is final."""
         self._replaced = {}
         self.kept.begin()
+        self.marks.close()
 
     def settle(self, fates: Fates) -> None:
         """Undo the last commit and earlier open ones for what was dropped; keep a way back for what is open.

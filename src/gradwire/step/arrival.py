@@ -88,6 +88,11 @@ class LaneShare:
     pieces: Pieces
 
     @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Which of the lane's slots they are."""
+        return self.lane.numbers_of(self.slots)
+
+    @cached_property
     def label(self) -> str:
         """For timelines and notes of errors."""
         return labelled([slot.spec.name for slot in self.slots])

@@ -19,11 +19,13 @@ from gradwire.comm import Comm
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import Dense, dense
+from gradwire.granularity import Granularity
 from gradwire.memory import UNSENT, Residual
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition
 from gradwire.recipes.dense import dense as plain
 from gradwire.recipes.parse import short, steady
+from gradwire.step.ahead import CodedLane, coded_lane
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.step.arrival import Arrival, BucketEntry, BucketPlan, Route, bucket_plan, route_of
 
@@ -101,6 +103,9 @@ class Layout:
     tuning: Tuning = USUAL
     _bucket_plans: dict[str, BucketPlan] = field(default_factory=dict, repr=False, compare=False)
     _routes: dict[tuple[int, int], Route] = field(default_factory=dict, repr=False, compare=False)
+    _coded: dict[tuple[int, int, Granularity], CodedLane | None] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @cached_property
     def is_plain(self) -> bool:
@@ -146,6 +151,20 @@ class Layout:
         if known is None or not known.holds(taken):
             known = self._routes[key] = route_of(unit, taken)
         return known
+
+    def begin(self) -> None:
+        """A step begins, and the last commit is final."""
+        for lane in self.lanes:
+            lane.begin()
+        for coded in filter(None, self._coded.values()):
+            coded.close()
+
+    def coded(self, lane: Lane, world: int, granularity: Granularity) -> CodedLane | None:
+        """How gradients of a lane are coded as they come, among `world` ranks; `None` if they cannot be."""
+        key = lane.number, world, granularity
+        if key not in self._coded:
+            self._coded[key] = coded_lane(lane, world, granularity)
+        return self._coded[key]
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:

@@ -47,9 +47,10 @@ from gradwire.measure.metered import MeteredComm
 from gradwire.memory import UNSENT, Gradients
 from gradwire.placement import HostDevice, Placement, TransferredBuffer, Waited
 from gradwire.recipes import Recipe
+from gradwire.step.ahead import CodedLane
 from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.arrival import Arrival, DirectRun, LaneShare
-from gradwire.step.context import ExchangeContext, Fates
+from gradwire.step.context import Coded, ExchangeContext, Fates
 from gradwire.step.engine import Engine
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.event_log import EventLog
@@ -515,8 +516,7 @@ class Reducer(Engine):
         """Worker: begin a step whose first gradients are there since `at_s`."""
         self.catch_up()
         self._is_counted = False
-        for lane in self.layout.lanes:
-            lane.begin()
+        self.layout.begin()
         step = self._now = Step.begun(
             self.step,
             self.layout.main.text,
@@ -563,6 +563,10 @@ class Reducer(Engine):
         """Worker: all gradients of the running step have come."""
         step = self._running
         step.all_arrived = True
+        for lane in self.layout.lanes:
+            if (coded := self._coded(step, lane)) is not None:
+                coded.close()
+            step.note_marks(lane, self.placement.fetch)
         self._post_unannounced(but=0)
         if self._tells_means(step) or not rides(step.left_bytes, self.comm.world, self.layout.tuning):
             self._send_small(step, step.tail_regions.keys())
@@ -610,11 +614,34 @@ class Reducer(Engine):
         grads = Gradients(bucket.buffer, share.pieces, scale)
         try:
             with step.trace.compressing("encode", share.label):
+                if (coded := self._coded(step, lane)) is not None:
+                    coded.fold(grads, share.numbers, step.number)
+                    return
+                if step.is_late and lane.adds:
+                    lane.fold_marked(grads, share.numbers, step.number)
+                    return
                 seen = lane.fold(grads, step.number, self.comm.world)
         except BaseException as error:
             step.fail(error, f"fold of {share.label}")
             return
         step.note(share, seen, self.placement.fetch)
+
+    def _coded(self, step: Step, lane: Lane) -> CodedLane | None:
+        """Worker: how gradients of a lane are coded as they come: where nobody looks at them in between.
+
+        Where the host reads which of them are zero, to leave these out, it does so before they are encoded.
+        """
+        if not step.is_late or step.looks:
+            return None
+        return self.layout.coded(lane, self.comm.world, self._granularity)
+
+    def _coded_unit(self, step: Step, lane: Lane, unit: Unit) -> Coded | None:
+        """Worker: a unit of which all has come and been coded, with the way of its mean."""
+        coded = self._coded(step, lane)
+        if coded is None:
+            return None
+        places = step.places(self.layout.route(unit, step.taken))
+        return coded.unit(unit, places, step.scale / lane.scale(step.scale))
 
     def _compress_unit(self, step: Step, unit: Unit) -> None:
         """Worker, 2 and 3: start the exchange of a unit, all of which is compensated; or let it rest."""
@@ -632,6 +659,7 @@ class Reducer(Engine):
             replicas=self.env.replicas,
             see=step.hear,
             granularity=self._granularity,
+            coded=self._coded_unit(step, lane, unit),
         ).keeping(plan.constants)
         if step.looks:
             self._look(step, lane, unit, x, ctx)
@@ -643,7 +671,8 @@ class Reducer(Engine):
         factor = step.scale / ctx.scale
         comm, place = step.observed(self.comm, plan.label), step.landing(route, x, factor)
         mean = torch.empty_like(x) if place is None else place
-        land = None if place is not None else partial(step.land, route, mean, factor)
+        lands_itself = place is not None or ctx.coded is not None
+        land = None if lands_itself else partial(step.land, route, mean, factor)
         self.issue(self._start, step, InFlight(plan, agreed, x, mean, ctx, comm, plan.may_overflow, land))
 
     def _look(self, step: Step, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:

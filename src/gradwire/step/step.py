@@ -179,6 +179,8 @@ class Step:
     _comparisons: list[tuple[slice, Compare]] = field(default_factory=list)
     """With the place in the row of what each one reads."""
     _doubts: list[bool | Tensor] = field(default_factory=list)
+    _marks: list[Tensor] = field(default_factory=list)
+    """Of each lane that a device marks two: 0 as long as all is finite, what is still to land, too."""
     _waiting: dict[int, Arrival] = field(default_factory=dict)
     _turn: int = 0
 
@@ -282,15 +284,16 @@ class Step:
         """Where the mean of a unit may be written at once: its own run of one bucket, if it has one."""
         if len(route.runs) != 1 or factor != 1.0:
             return None
-        (place,) = self._places(route)
+        (place,) = self.places(route)
         return place if place.dtype == like.dtype else None
 
-    def _places(self, route: Route) -> list[Tensor]:
+    def places(self, route: Route) -> list[Tensor]:
+        """Where the mean of a unit goes: runs of buckets, one after the other."""
         return [self.taken[index].buffer[begin : begin + size] for index, begin, size in route.runs]
 
     def rest(self, route: Route) -> None:
         """Nothing of a unit travels in this step: its mean is zero and all of it stays."""
-        for place in self._places(route):
+        for place in self.places(route):
             place.zero_()
 
     def land(self, route: Route, mean: Tensor, factor: float) -> None:
@@ -298,7 +301,7 @@ class Step:
         if factor != 1.0:
             mean *= factor
         done = 0
-        for place in self._places(route):
+        for place in self.places(route):
             place.copy_(mean[done : done + place.numel()])
             if torch.finfo(place.dtype).max < torch.finfo(mean.dtype).max:
                 # What has gathered over several steps may be too large for a single gradient's type.
@@ -339,6 +342,13 @@ class Step:
             lane.x[slot.start : slot.stop].zero_()
         self.idle.append((lane, lambda: found))
 
+    def note_marks(self, lane: Lane, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
+        """As `note`, of all of a lane that a device has marked."""
+        if (marks := lane.marks.close()) is not None:
+            self._marks.append(marks[-2:])
+            flags = fetch(marks)
+            self.idle.append((lane, lambda: [lane.slots[n] for n in lane.marks.idle(flags())]))
+
     def hear(self, sound: Tensor, complaint: str) -> None:
         """`ExchangeContext.see` of exchanges: raises at once, or notes for the verdict what a device saw."""
         if sound.is_cpu:
@@ -358,7 +368,8 @@ class Step:
         """`is_finite` without waiting: a bool of no dimension, where the gradients are."""
         flags = [each for each in self._doubts if isinstance(each, Tensor)]
         known = torch.full((), len(flags) == len(self._doubts), device=self.device)
-        return torch.stack([known, *flags]).all()
+        marked = [(marks == 0).all() for marks in self._marks]
+        return torch.stack([known, *flags, *marked]).all()
 
     @property
     def is_over(self) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.scales import ScaledPayload
-from gradwire.kernels.blocks import add_shards, encode_shards, sum_shard
+from gradwire.kernels.blocks import decode_shards, encode_shards, sum_shard
 from gradwire.kernels.layouts import BlockKind, Grid, ScaledBlocks, ShardedBlocks, step_type
 from gradwire.kernels.stochastic import add_quantized, quantize
 from gradwire.recipes.parse import Recipe
@@ -78,7 +78,7 @@ class Blocks:
         encode_shards(x, self._table(parts, rows.shape[0], x.dtype), rows)
 
     def decode(self, rows: Tensor, out: Tensor, parts: tuple[int, ...]) -> None:
-        add_shards(rows, self._table(parts, rows.shape[0], out.dtype), out.zero_())
+        decode_shards(rows, self._table(parts, rows.shape[0], out.dtype), out)
 
     def sum(self, rows: Tensor, out: Tensor, parts: tuple[int, ...]) -> None:
         sum_shard(rows, self._table(parts, 1, out.dtype), 0, out.zero_(), 1.0)

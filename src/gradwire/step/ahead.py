@@ -1,0 +1,155 @@
+"""Gradients coded as they come: folded into the memory and encoded in one pass, bucket by bucket.
+
+Blocks never lie in two parameters, so that what a bucket brings can be coded before all of its unit is there.
+Codes go to a room of the whole lane, in which each unit has the rows that its exchange sends. It lives from
+the first bucket of a step to the last one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from gradwire.exchange.base import RowCoder
+from gradwire.granularity import Granularity
+from gradwire.kernels.layouts import CodedPieces, ScaledBlocks, ShardedBlocks
+from gradwire.kernels.pieces import Pieces
+from gradwire.memory import UNSENT, Gradients
+from gradwire.step.arena import Lane, Unit
+from gradwire.step.context import Coded, ExchangeContext
+
+_GRAIN = 16
+"""Bytes at multiples of which rows begin, so that kernels move whole vectors."""
+
+
+class _Segment(NamedTuple):
+    """A segment of a unit: where its rows begin in the room, its elements in the unit, and its coder."""
+
+    start: int
+    here: slice
+    coder: RowCoder
+
+    def rows(self, room: Tensor) -> Tensor:
+        shape = len(self.coder.table.shards), self.coder.table.row_bytes
+        return room[self.start : self.start + shape[0] * shape[1]].view(shape)
+
+
+class CodedLane:
+    """How the gradients of a lane are coded as they come, and what they have come to in the present step."""
+
+    def __init__(self, lane: Lane, units: Sequence[Sequence[RowCoder]]) -> None:
+        """`units` have the coders of each unit's segments, one after the other."""
+        self._lane = lane
+        self._room: Tensor | None = None
+        self._runs = defaultdict[int, list[tuple[int, int, int, int]]](list)
+        """By number of the slot: first element, elements, first scale and first byte of codes."""
+        self._zeros = defaultdict[int, list[tuple[int, int]]](list)
+        self._segments: list[list[_Segment]] = []
+        self._bytes = 0
+        self._starts = [slot.start for slot in lane.slots]
+        self._fold = units[0][0].fold
+        first = units[0][0].table.shards[0]
+        self._rule = first.block, first.kind
+        for unit, coders in zip(lane.units, units, strict=True):
+            self._segments.append([])
+            begin = unit.start
+            for coder in coders:
+                start = self._bytes
+                stop = self._lay_out(coder.table, begin, self._slot_at(unit.start))
+                here = slice(begin - unit.start, stop - unit.start)
+                self._segments[-1].append(_Segment(start, here, coder))
+                begin = stop
+        self._shares: WeakKeyDictionary[Pieces, CodedPieces] = WeakKeyDictionary()
+
+    def _slot_at(self, element: int) -> int:
+        return bisect_right(self._starts, element) - 1
+
+    def _lay_out(self, table: ShardedBlocks, begin: int, first: int) -> int:
+        """Note where shards of the lane's elements from `begin` on go; returns the element behind them.
+
+        Bytes that no code takes become zero with slot number `first`.
+        """
+        for number, shard in enumerate(table.shards):
+            start = self._bytes + number * table.row_bytes
+            scale, byte = start // table.dtype.itemsize, start + shard.count * table.dtype.itemsize
+            for size in filter(None, shard.sizes):
+                self._runs[self._slot_at(begin)].append((begin, size, scale, byte))
+                part = ScaledBlocks((size,), shard.block, shard.kind)
+                begin, scale, byte = begin + size, scale + part.count, byte + part.code_bytes
+            if byte < start + table.row_bytes:
+                self._zeros[first].append((byte, start + table.row_bytes - byte))
+        self._bytes += -(-len(table.shards) * table.row_bytes // _GRAIN) * _GRAIN
+        return begin
+
+    def fold(self, grads: Gradients, numbers: Sequence[int], step: int) -> None:
+        """Fold gradients of the slots with these `numbers`, and encode what that makes."""
+        lane = self._lane
+        if self._room is None:
+            self._room = torch.empty(self._bytes, dtype=torch.uint8, device=lane.x.device)
+        coded = self._shares.get(grads.pieces)
+        if coded is None:
+            coded = self._shares[grads.pieces] = self._coded(grads.pieces, numbers)
+        place = lane.memory.coefficient(step), grads.scale, coded, self._room, lane.marks.begun()[:-1]
+        self._fold(lane.x, lane.committed.get(UNSENT), grads.bucket, *place)
+
+    def _coded(self, pieces: Pieces, numbers: Sequence[int]) -> CodedPieces:
+        places = enumerate(zip(numbers, pieces.table.tolist(), strict=True))
+        runs = [
+            (start, bucket + start - plane, numel, piece, scale, byte)
+            for piece, (number, (plane, bucket, _numel)) in places
+            for start, numel, scale, byte in self._runs[number]
+        ]
+        zeros = [each for number in numbers for each in self._zeros[number]]
+        return CodedPieces(pieces, numbers, runs, zeros, *self._rule)
+
+    def unit(self, unit: Unit, places: Sequence[Tensor], factor: float) -> Coded | None:
+        """A unit of which all has come, for its exchange; `None` if nothing was coded in this step.
+
+        Its mean goes times `factor` to `places`.
+        """
+        room = self._room
+        if room is None:
+            return None
+        marks, segments = self._lane.marks.begun(), self._segments[unit.index]
+        land = tuple(
+            partial(each.coder.land, places=_within(places, each.here), factor=factor, marks=marks)
+            for each in segments
+        )
+        return Coded(tuple(each.rows(room) for each in segments), land)
+
+    def close(self) -> None:
+        """All gradients of the step have come, or it is over: all that is sent has been handed out."""
+        self._room = None
+
+
+def _within(places: Sequence[Tensor], here: slice) -> list[Tensor]:
+    """The places of a stretch of a unit's elements, which have these `places` one after the other."""
+    found, begin = [], 0
+    for place in places:
+        low, high = max(here.start - begin, 0), min(here.stop - begin, place.numel())
+        if low < high:
+            found.append(place[low:high])
+        begin += place.numel()
+    return found
+
+
+def coded_lane(lane: Lane, world: int, granularity: Granularity) -> CodedLane | None:
+    """How gradients of a `lane` are coded as they come; `None` if its memory or its exchange cannot."""
+    ahead = getattr(lane.exchange, "ahead", None)
+    if ahead is None or not lane.adds or lane.dtype is not torch.float32 or not lane.units:
+        return None
+    units = []
+    for unit, plan in zip(lane.units, lane.plans, strict=True):
+        ctx = ExchangeContext(0, unit.index, 0, world, parts=unit.parts, granularity=granularity)
+        coders = ahead(unit.numel, lane.dtype, ctx.keeping(plan.constants))
+        if coders is None:
+            return None
+        units.append(coders)
+    return CodedLane(lane, units)

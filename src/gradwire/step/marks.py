@@ -1,0 +1,38 @@
+"""What kernels on a device find out of the gradients of a step, without a word to the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Marks:
+    """(2 · count + 2,) int32, for a lane of `count` slots.
+
+    Those of `gradwire.kernels.folding.fold_marked`, then the one of `gradwire.kernels.blocks.land_shards`.
+    The last two are of the whole lane, and 0 as long as all is finite.
+    """
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._count, self._device = count, device
+        self._values: Tensor | None = None
+        self._are_open = False
+
+    def begun(self) -> Tensor:
+        """Those of the present step: zeros when it first asks."""
+        if self._values is None:
+            self._values = torch.empty(2 * self._count + 2, dtype=torch.int32, device=self._device)
+        if not self._are_open:
+            self._values.zero_()
+            self._are_open = True
+        return self._values
+
+    def close(self) -> Tensor | None:
+        """All gradients of the step have come, or it is over: its marks, if there are any."""
+        was_open, self._are_open = self._are_open, False
+        return self._values if was_open else None
+
+    def idle(self, values: Tensor) -> list[int]:
+        """The numbers of the slots that have brought no gradient, by marks that are on the host."""
+        flags = values[self._count : 2 * self._count].tolist()
+        return [number for number, is_idle in enumerate(flags) if is_idle]
