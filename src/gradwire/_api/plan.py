@@ -76,7 +76,7 @@ BACKWARD_SHARE = 2 / 3
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted of a recipe, by `plan` and by `simulate`.
+    """The prediction for a recipe, by `plan` or by `simulate`.
 
     `step_s` is the mean time of a step. `share_of_linear` is the speed as a share of that without
     communication. `exposed_s` is what an exchange adds to its step. `wire_bytes` are the bytes per rank and

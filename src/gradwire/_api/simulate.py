@@ -97,9 +97,10 @@ class Simulation:
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
         rows = [
-            {**vars(each), "efficiency": each.efficiency, "warnings": list(each.warnings)}
-            for each in self.outcomes
+            dict(vars(each), efficiency=each.efficiency, warnings=[*each.warnings]) for each in self.outcomes
         ]
+        for row in rows:
+            del row["share_of_linear"]  # which is the efficiency
         lists = {"workers": list(self.workers), "alone": list(self.alone), "outcomes": rows}
         return {**vars(self), **lists, "predicted": True}
 

@@ -309,7 +309,7 @@ class MainLane:
         return self.units[-1].stop
 
     def in_units(self, cuts: Cuts) -> MainLane:
-        """The same lane, cut otherwise. It must have a memory."""
+        """The lane, cut otherwise. It must have a memory."""
         assert self.lane is not None, "buckets are DDP's to cut"
         units = units_of(self.lane.slots, cuts, self.lane.exchange.laws.grain, self.lane.number)
         return replace(self, units=_seen(units))

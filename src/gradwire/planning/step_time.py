@@ -82,15 +82,15 @@ def step_time(
     encode_s, encode_element_s = codec.encode.base_s, codec.encode.slope_s
     decode_s, decode_element_s = codec.decode.base_s, codec.decode.slope_s
     worker_s = wire_s = issued_s = landed_s = 0.0  # when worker and network are free; last issue, last end
-    arrived: list[tuple[float, int, float]] = []  # a heap: the end of a unit's last round, number, decoding
+    arrived: list[tuple[float, float]] = []  # a heap: when a unit's last round ends, and its decoding
 
     # A search for cuts calls this thousands of times, and `max` takes three times as long as a condition.
-    for number, (ready_s, numel, sent) in enumerate(units):
+    for ready_s, numel, sent in units:
         if not sent:
             continue
         # 1. The worker takes jobs as they were posted: it decodes what came back before the unit was ready.
         while arrived and arrived[0][0] < ready_s:
-            posted_s, _, seconds = heappop(arrived)
+            posted_s, seconds = heappop(arrived)
             worker_s = (worker_s if worker_s > posted_s else posted_s) + seconds
         # 2. It encodes the unit, and issues its rounds. It waits for all of them but the last.
         ended_s = (worker_s if worker_s > ready_s else ready_s) + encode_s + encode_element_s * numel
@@ -101,9 +101,9 @@ def step_time(
             wire_s = ended_s - latency_s
         issued_s, landed_s = worker_s, (landed_s if landed_s > ended_s else ended_s)
         # 4. The end of the last round posts the decoding.
-        heappush(arrived, (ended_s, number, decodes * (decode_s + decode_element_s * numel)))
+        heappush(arrived, (ended_s, decodes * (decode_s + decode_element_s * numel)))
     while arrived:
-        posted_s, _, seconds = heappop(arrived)
+        posted_s, seconds = heappop(arrived)
         worker_s = max(worker_s, posted_s) + seconds
 
     # 5. The tail ends the step. One that waits for no decoding goes out after the last unit.
