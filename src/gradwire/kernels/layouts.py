@@ -146,7 +146,7 @@ class ShardedBlocks:
     shards: tuple[ScaledBlocks, ...]
     dtype: torch.dtype = torch.float32
     kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """What twins work out of it once."""
+    """Worked out of it once, by twins."""
 
     @cached_property
     def numel(self) -> int:
@@ -215,7 +215,7 @@ class CodedPieces:
         self.runs = np.array(runs, np.int64).reshape(-1, 6)
         self.zeros = np.array(zeros, np.int64).reshape(-1, 2)
         self.kept: dict[Hashable, Any] = {}
-        """What twins work out of it once."""
+        """Worked out of it once, by twins."""
 
     @cached_property
     def ends(self) -> tuple[int, int]:

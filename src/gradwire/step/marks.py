@@ -1,4 +1,4 @@
-"""What kernels on a device find out of the gradients of a step, without a word to the host."""
+"""Findings of kernels on a device in the gradients of a step, without a word to the host."""
 
 from __future__ import annotations
 
