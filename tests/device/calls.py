@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from gradwire.codec.indices import elias_fano_planes
+from gradwire.codec.sparse import sparse_layout
 from gradwire.kernels.layouts import BlockKind, Blocks, CodedPieces, Grid, ScaledBlocks, ShardedBlocks
 from gradwire.kernels.pieces import Pieces
 from tests.support.twins import Twins
@@ -113,6 +115,16 @@ def signs() -> None:
         device.add_signs(torch.zeros(1, levels), packed, Blocks((N,)), torch.zeros(N))
 
 
+def places() -> None:
+    for count, dtype in ((16, torch.float32), (160, torch.bfloat16), (N // 2, torch.float16)):
+        shape = sparse_layout(count, N, dtype).shape
+        device.take_chosen(torch.zeros(N), torch.arange(count), shape)
+        device.average_chosen(torch.zeros(2, shape.bytes, dtype=torch.uint8), shape, torch.zeros(N), 0.5)
+    planes = elias_fano_planes(160, N)
+    device.unpack_elias_fano(device.pack_elias_fano(torch.arange(160), planes), planes)
+    device.put(torch.zeros(N), torch.arange(16), device.take(torch.zeros(N), torch.arange(16)))
+
+
 def quantized(grid: Grid) -> None:
     steps, codes = torch.zeros(grid.buckets), torch.zeros(grid.code_bytes, dtype=torch.uint8)
     x = torch.zeros(sum(grid.sizes))
@@ -145,6 +157,7 @@ CALLS = (
     chunks,
     signs,
     topk,
+    places,
     blocks_int8,
     blocks_int4,
     blocks_fp8,

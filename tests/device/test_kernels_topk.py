@@ -38,9 +38,12 @@ def test_any_number_of_any_size(n: int, k: int) -> None:
 @looped("guess", [0, 1, 0x7F800000])
 def test_whatever_the_guess_the_choice_is_exact(guess: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Everything passes and has room, or has none, or too few pass: the latter two read x again.
-    monkeypatch.setattr(
-        topk, "_guess", lambda x, _k: torch.tensor([guess], dtype=torch.int32, device=x.device)
-    )
+    def begin(_x: Tensor, _k: int, state: Tensor) -> bool:
+        state.zero_()
+        state[1] = guess
+        return True
+
+    monkeypatch.setattr(topk, "_begin", begin)
     for spare in (0, 1 << 16):
         monkeypatch.setattr(topk, "_SPARE", spare)
         assert agrees(torch.randint(-3, 4, (9001,), generator=generator(1)).float(), 50)

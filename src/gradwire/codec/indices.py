@@ -100,8 +100,12 @@ def see_choice(sound: Sound, packed: Tensor, count: int, numel: int, see: See) -
     they stand for any choice, because its verdict will tell.
     """
     if sound is not True:
-        text = f"a peer sent words that stand for no choice of {count} of {numel} indices"
-        see(sound | ~packed.any(), text)
+        see(sound | ~packed.any(), no_choice(count, numel))
+
+
+def no_choice(count: int, numel: int) -> str:
+    """Says that words are damaged."""
+    return f"a peer sent words that stand for no choice of {count} of {numel} indices"
 
 
 def _unpacked(packed: Tensor, count: int, numel: int) -> tuple[Tensor, Sound]:

@@ -21,12 +21,13 @@ from gradwire.codec.indices import (
     elias_fano_planes,
     index_form,
     index_words,
+    no_choice,
     pack_indices,
     see_choice,
     unpack_indices,
 )
 from gradwire.codec.select.base import Selector, check_fixed_size
-from gradwire.kernels.chosen import add_chosen, take_chosen
+from gradwire.kernels.chosen import add_chosen, average_chosen, take_chosen
 from gradwire.kernels.payload import Shape
 from gradwire.kernels.places import add_at, take
 from gradwire.laws import Laws, joint_phase, phase_of
@@ -109,6 +110,10 @@ class SparseLayout:
         sound = add_chosen(payload, self.shape, out, weight)
         if sound is not True:
             see_choice(sound, self.buffer.parts(payload)[0], self.count, self.numel, see)
+
+    def average(self, payloads: Tensor, out: Tensor, see: See = refuse) -> None:
+        """out (numel,) = the mean of the values of `payloads` (rows, bytes), without those that are none."""
+        see(average_chosen(payloads, self.shape, out, 1.0 / len(payloads)), no_choice(self.count, self.numel))
 
     def read(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Indices (count,), int32 or beyond 2^31 elements int64, and values (count,) of a payload.
@@ -205,6 +210,11 @@ class Sparse:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
         self._layout(out.numel(), out.dtype, ctx).add(payload, out, weight, ctx.see)
+
+    def average_decoded(self, payloads: Tensor, mean: Tensor, ctx: ExchangeContext) -> None:
+        """mean (numel,) = the mean of what all `payloads` (rows, bytes) say."""
+        if mean.numel() > 0:
+            self._layout(mean.numel(), mean.dtype, ctx).average(payloads, mean, ctx.see)
 
     def _layout(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> SparseLayout:
         return sparse_layout(self.selector.count(numel, ctx), numel, wire_type(self.dtype, dtype, ctx))

@@ -92,6 +92,32 @@ def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) 
     return sound
 
 
+def _can_average(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> None:
+    _has_elements(out, shape)
+    if payloads.dim() != 2 or payloads.shape[1] != shape.bytes or payloads.dtype != torch.uint8:
+        raise ValueError(f"payloads {tuple(payloads.shape)}, {payloads.dtype}, of {shape.bytes} bytes each")
+
+
+@contract(_can_average)
+def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor:
+    """out (n,) = weight · the sum of the values of `payloads` (rows, bytes), in the order of their rows.
+
+    Nothing is added of rows that stand for no choice. Returns a bool of no dimension: false if one of these
+    has anything but zeros for its words, as a rank sends them whose encode has failed.
+
+    >>> planes = Planes(count=1, numel=3, low_bits=0)
+    >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
+    >>> payload, out = take_chosen(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1]), shape), torch.ones(3)
+    >>> average_chosen(torch.stack([payload, payload]), shape, out, 0.5), out
+    (tensor(True), tensor([0., 2., 0.]))
+    """
+    out.zero_()
+    sound = [add_chosen(payload, shape, out, weight) for payload in payloads]
+    known = [each if isinstance(each, Tensor) else torch.tensor(each, device="cpu") for each in sound]
+    words = payloads.view(torch.int32)[:, : shape.words]
+    return (torch.stack(known) | ~words.any(1)).all()
+
+
 @contract(_has_count)
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
     """Ascending, distinct `indices` (count,) within 0 … numel - 1 as (words,) int32, laid out as `planes`.

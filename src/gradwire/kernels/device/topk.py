@@ -1,9 +1,9 @@
 """Exact top-k by magnitude: one pass over memory sifts by a guess, the others read what passed.
 
-No number is read on the host: sift, radix select of 11 + 10 + 10 bits, write. A tile's candidates lie
-together, in the order of their places, wherever an atomic addition found room for them; `spans` says where,
-tile by tile. If the room is too small, or fewer than k reached the guess, then `passed` is not k … room, and
-the same passes read x itself, three times more: nothing on the host knows of it.
+No number is read on the host: guess, sift, radix select of 11 + 10 + 10 bits, count, write. A tile's
+candidates lie together, in the order of their places, wherever an atomic addition found room for them;
+`spans` says where, tile by tile. If the room is too small, or fewer than k reached the guess, then `passed`
+is not k … room, and the same passes read x itself, three times more: nothing on the host knows of it.
 
 Difference from the CPU's kernel: the threshold does not rise while it sifts.
 """
@@ -42,14 +42,14 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
     indices = torch.empty(k, dtype=torch.int64, device=x.device)
     if k == 0:
         return indices
-    state = torch.zeros(_FIRST + 3 * _DIGITS, dtype=torch.int32, device=x.device)
-    passed, states, bins = state, state[2:], state[_FIRST:]
-    guess = _guess(x, k)
-    room = 0 if guess is None else min(numel, 2 * k + _SPARE)
+    state = torch.empty(_FIRST + 3 * _DIGITS, dtype=torch.int32, device=x.device)
+    passed, guess, states, bins = state, state[1:], state[2:], state[_FIRST:]
+    has_guess = _begin(x, k, state)
+    room = min(numel, 2 * k + _SPARE) if has_guess else 0
     spans = torch.empty(2 * tiles, dtype=torch.int32, device=x.device)
     places = torch.empty(room, dtype=torch.int16, device=x.device)
     values = torch.empty(room, device=x.device)
-    if guess is not None:
+    if has_guess:
         launch(
             _sift, tiles, x, numel, guess, passed, room, spans, places, values, TILE=_TILE, num_warps=_WARPS
         )
@@ -58,27 +58,25 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
             _count_digits, min(tiles, _PROGRAMS), x, numel, k, passed, room, values, bins, states,
             ROUND=number, TILE=TILE,
         )  # fmt: skip
-    launch(_settle, 1, bins, states, ROUND=3)
-    source = x, numel, k, passed, room, spans, places, values, states[6:]
+    source = x, numel, k, passed, room, spans, places, values
     few = {"TILE": _TILE, "SLOTS": _SLOTS, "num_warps": _SLOTS // 32 // 4}
     counts = torch.empty(2, tiles, dtype=torch.int32, device=x.device)
-    launch(_count_kept, tiles, *source, counts, **few)
-    before = counts.cumsum(1, dtype=torch.int32)
-    launch(_write_kept, tiles, *source, before, indices, **few)
+    launch(_count_kept, tiles, *source, bins, states, counts, **few)
+    launch(_write_kept, tiles, *source, states[6:], counts, indices, CHUNK=1024, **few)
     return indices
 
 
-def _guess(x: Tensor, k: int) -> Tensor | None:
-    """A threshold that the k-th largest magnitude very likely reaches, as on the CPU; none if k is large."""
+def _begin(x: Tensor, k: int, state: Tensor) -> bool:
+    """Zeros into `state`, but for a threshold in its second place, which the k-th largest magnitude very
+    likely reaches, as on the CPU. Whether there is one: not if k is large."""
     size = min(SAMPLE, x.numel() // 32)
-    if size == 0:
-        return None
     expected = k / x.numel() * size
     rank = int(expected + 4 * expected**0.5) + 4
-    if rank > size // 2:
-        return None
-    sample = x[_sampled(x.numel(), size, x.device)].view(torch.int32) & 0x7FFFFFFF
-    return sample.clamp_(max=0x7F800000).topk(rank).values[-1:]
+    has_guess = 0 < rank <= size // 2
+    sampled = _sampled(x.numel(), size, x.device) if has_guess else state
+    tiles = 1 - (-state.numel() // TILE)
+    launch(_begin_search, tiles, x, sampled, size, rank, state, state.numel(), GUESSES=has_guess, TILE=TILE)
+    return has_guess
 
 
 @kept_by_stream(maxsize=64)  # 128 KiB each
@@ -87,13 +85,48 @@ def _sampled(numel: int, size: int, device: torch.device) -> Tensor:
     stretch = numel // size
     random = torch.Generator("cpu").manual_seed(numel)
     offsets = torch.randint(stretch, (size,), generator=random, device="cpu")
-    return sent_to(torch.arange(size, device="cpu") * stretch + offsets, device)
+    return sent_to((torch.arange(size, device="cpu") * stretch + offsets).int(), device)
 
 
 @triton.jit
 def _key_of(x):
     """The key that orders: the magnitude's bits, in which NaN and Inf are equals."""
     return tl.minimum(magnitude(x), 0x7F800000)
+
+
+@triton.jit
+def _digit_of(counts, rank):
+    """(digit of the rank-th largest, its rank among those of the same digit), from a histogram."""
+    # How many are larger: the total less those up to here.
+    above = tl.sum(counts) - tl.cumsum(counts)
+    is_it = (above < rank) & (rank <= above + counts)
+    return tl.sum(tl.where(is_it, tl.arange(0, _BINS), 0)), rank - tl.sum(tl.where(is_it, above, 0))
+
+
+@triton.jit(do_not_specialize=["size", "rank", "numel"])
+def _begin_search(x, sampled, size, rank, state, numel, GUESSES: tl.constexpr, TILE: tl.constexpr):
+    """The first program finds the rank-th largest of the sampled magnitudes, the others write zeros."""
+    place = tl.arange(0, TILE)
+    if tl.program_id(0) > 0:
+        place += (tl.program_id(0) - 1) * TILE
+        tl.store(state + place, tl.zeros((TILE,), tl.int32), (place < numel) & (place != 1))
+    elif GUESSES:
+        # By 11, 10 and 10 bits, as below.
+        prefix, left, shift = tl.zeros((), tl.int32), tl.zeros((), tl.int32) + rank, tl.full((), 20, tl.int32)
+        while shift >= 0:
+            counts, done = tl.zeros((_BINS,), tl.int32), tl.zeros((), tl.int32)
+            while done < size:
+                mask = done + place < size
+                key = _key_of(tl.load(x + tl.load(sampled + done + place, mask, other=0), mask, other=0.0))
+                # Nothing lies above the first 11 bits.
+                mask = mask & ((key >> (shift + 10) == prefix) | (shift == 20))
+                digit = tl.where(shift == 20, key >> 20, (key >> shift) & 1023)
+                counts += tl.histogram(digit, _BINS, mask=mask)
+                done += TILE
+            found, left = _digit_of(counts, left)
+            prefix = (prefix << 10) | found
+            shift -= 10
+        tl.store(state + 1, prefix)
 
 
 @triton.jit
@@ -128,17 +161,6 @@ def _sift(x, numel, threshold, passed, room, spans, places, values, TILE: tl.con
 
 
 @triton.jit
-def _digit_at(bins, rank):
-    """(digit of the rank-th largest, its rank among those of the same digit), from a histogram."""
-    digit = tl.arange(0, _BINS)
-    counts = tl.load(bins + digit)
-    # How many are larger: the total less those up to here.
-    above = tl.sum(counts) - tl.cumsum(counts)
-    is_it = (above < rank) & (rank <= above + counts)
-    return tl.sum(tl.where(is_it, digit, 0)), rank - tl.sum(tl.where(is_it, above, 0))
-
-
-@triton.jit
 def _prefix_before(bins, states, k, ROUND: tl.constexpr):
     """(digits found so far, rank among what has them) before rounds 0 … 2, and after them.
 
@@ -148,7 +170,7 @@ def _prefix_before(bins, states, k, ROUND: tl.constexpr):
         return tl.zeros((), tl.int32), tl.zeros((), tl.int32) + k
     else:
         prefix, rank = tl.load(states + 2 * (ROUND - 1)), tl.load(states + 2 * (ROUND - 1) + 1)
-        digit, rank = _digit_at(bins + (ROUND - 1) * _BINS, rank)
+        digit, rank = _digit_of(tl.load(bins + (ROUND - 1) * _BINS + tl.arange(0, _BINS)), rank)
         return (prefix << 10) | digit, rank
 
 
@@ -179,14 +201,6 @@ def _count_digits(x, numel, k, passed, room, values, bins, states, ROUND: tl.con
 
 
 @triton.jit
-def _settle(bins, states, ROUND: tl.constexpr):
-    """The k-th largest magnitude, and how many equal to it are among the k: one program."""
-    prefix, rank = _prefix_before(bins, states, 0, ROUND)
-    tl.store(states + 2 * ROUND, prefix)
-    tl.store(states + 2 * ROUND + 1, rank)
-
-
-@triton.jit
 def _source_of(x, numel, k, passed, room, spans, values, tile, TILE: tl.constexpr):
     """Where a tile's values are, how many, and where its places: of no meaning if all of x is read."""
     start = tile.to(tl.int64) * TILE
@@ -198,9 +212,9 @@ def _source_of(x, numel, k, passed, room, spans, values, tile, TILE: tl.constexp
 
 
 @triton.jit
-def _kept_of(source, slot, count, found):
+def _kept_of(source, slot, count, threshold):
     """Of values at slots: which are above the k-th largest magnitude, and which equal it."""
-    key, threshold = _key_of(tl.load(source + slot, slot < count, other=0.0)), tl.load(found)
+    key = _key_of(tl.load(source + slot, slot < count, other=0.0))
     return (
         ((slot < count) & (key > threshold)).to(tl.int32),
         ((slot < count) & (key == threshold)).to(tl.int32),
@@ -209,15 +223,23 @@ def _kept_of(source, slot, count, found):
 
 @triton.jit(do_not_specialize=["numel", "k", "room"])
 def _count_kept(
-    x, numel, k, passed, room, spans, places, values, found, counts, TILE: tl.constexpr, SLOTS: tl.constexpr
-):
-    """Of each tile, how many are above the k-th largest magnitude, and how many equal it."""
+    x, numel, k, passed, room, spans, places, values, bins, states, counts,
+    TILE: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Of each tile, how many are above the k-th largest magnitude, and how many equal it.
+
+    Every program finds that magnitude by itself; the first writes it down, and how many equal ones are kept.
+    """
     tile = tl.program_id(0)
+    threshold, rank = _prefix_before(bins, states, k, 3)
+    if tile == 0:
+        tl.store(states + 6, threshold)
+        tl.store(states + 7, rank)
     source, count, _begin, _sifted = _source_of(x, numel, k, passed, room, spans, values, tile, TILE)
     slot, larger, same = tl.arange(0, SLOTS), tl.zeros((SLOTS,), tl.int32), tl.zeros((SLOTS,), tl.int32)
     done = 0
     while done < count:
-        above, equal = _kept_of(source, done + slot, count, found)
+        above, equal = _kept_of(source, done + slot, count, threshold)
         larger, same, done = larger + above, same + equal, done + SLOTS
     tl.store(counts + tile, tl.sum(larger))
     tl.store(counts + tl.num_programs(0) + tile, tl.sum(same))
@@ -225,22 +247,24 @@ def _count_kept(
 
 @triton.jit(do_not_specialize=["numel", "k", "room"])
 def _write_kept(
-    x, numel, k, passed, room, spans, places, values, found, before, indices,
-    TILE: tl.constexpr, SLOTS: tl.constexpr,
+    x, numel, k, passed, room, spans, places, values, found, counts, indices,
+    TILE: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Write indices, in order.
-
-    `before` counts what `count_kept` counted, up to and with each tile. Ties go to the lowest index.
-    """
+    """Write indices, in order, behind those of all tiles before. Ties go to the lowest index."""
     tile = tl.program_id(0)
     source, count, begin, sifted = _source_of(x, numel, k, passed, room, spans, values, tile, TILE)
-    start, ties = tile.to(tl.int64) * TILE, tl.load(found + 1)
-    larger_before = tl.load(before + tile - 1, tile > 0, other=0)
-    same_before = tl.load(before + tl.num_programs(0) + tile - 1, tile > 0, other=0)
+    start, threshold, ties = tile.to(tl.int64) * TILE, tl.load(found), tl.load(found + 1)
+    larger_before, same_before = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+    done = 0
+    while done < tile:
+        earlier = done + tl.arange(0, CHUNK)
+        larger_before += tl.sum(tl.load(counts + earlier, earlier < tile, other=0))
+        same_before += tl.sum(tl.load(counts + tl.num_programs(0) + earlier, earlier < tile, other=0))
+        done += CHUNK
     done = 0
     while done < count:
         slot = done + tl.arange(0, SLOTS)
-        above, equal = _kept_of(source, slot, count, found)
+        above, equal = _kept_of(source, slot, count, threshold)
         tie = same_before + tl.cumsum(equal) - equal
         kept = (above > 0) | ((equal > 0) & (tie < ties))
         to = larger_before + tl.cumsum(above) - above + tl.minimum(tie, ties)
