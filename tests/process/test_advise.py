@@ -172,5 +172,6 @@ def test_a_trace_of_torch_says_all_that_is_needed(tmp_path: Path) -> None:
     assert list(found.gradients.ready_s) == sorted(found.gradients.ready_s)
     assert found.buckets == (4.0 * sum(map(math.prod, shapes)),)
     step = found.ranks[0].steps[0]
-    assert 0.0 < step.exposed_s <= step.communicating_s < step.step_s
+    assert 0.0 <= step.exposed_s <= step.communicating_s < step.step_s
+    assert step.communicating_s > 0.0
     assert 0.0 < step.input_s < step.step_s

@@ -64,11 +64,12 @@ class Observed:
     not known. `buckets` are the bytes of each all-reduce of a step in their order, empty where they are not
     known, and `calls` is how many collectives a step made. `passes` backward passes of a step ended in
     collectives: more than one where gradients are accumulated without `no_sync()`. `timed` are bytes and
-    seconds of single all-reduces, each in the median over steps. `latency_s` is the one-way delay between two
-    ranks that the system tells. `card_bit_per_s` is the rate of its network card, and
-    `cores_per_rank` a rank's share of its machine's cores. Without `loads`
-    no DataLoader was seen, and `input_s` is all that passed between steps. `missing` are sentences about what
-    was not recorded, and how to record it.
+    seconds of single all-reduces, each in the median over steps.
+
+    If DDP `finds_unused`, it looked for unused parameters in each step and found none. `hook` is the name of
+    its comm hook. The system tells the one-way delay `latency_s` between two ranks, the rate `card_bit_per_s`
+    of a network card, and `cores_per_rank`. Without `loads` no DataLoader was seen, and `input_s` is all that
+    passed between steps. `missing` are sentences about what was not recorded, and how to record it.
     """
 
     source: str

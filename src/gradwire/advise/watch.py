@@ -68,25 +68,25 @@ class Log:
         self.ranks: tuple[int, ...] = ()
         """The ranks over which this instance averages, by their numbers in the run."""
 
-    def stepped(self, optimizing_s: float, loading_s: float | None) -> None:
-        """Read the log after an optimizer step: what it took, and how long data were waited for.
+    def stepped(self, optimizing_s: float, loading_s: float | None) -> bool:
+        """Read the log after an optimizer step; whether DDP has logged another pass.
 
-        `loading_s` is `None` where no DataLoader was used.
+        The optimizer took `optimizing_s`, and data were waited for `loading_s`, `None` without a DataLoader.
         """
         ddp = self._ddp()
         if ddp is None or ddp.logger is None:
-            return
+            return False
         self.log_each(1)  # gradwire's attach, for one, gives it a new reducer, which logs as seldom as ever
         data = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         passes = data.get("iteration", 0) - self._data.get("iteration", 0)
         if passes <= 0:
-            return
+            return False
         before, self._data = self._data, data
         self.ranks = self.ranks or tuple(dist.get_process_group_ranks(ddp.process_group))
         self.parameter_bytes = data.get("total_parameter_size_bytes", 0)
         step_s = 1e-9 * (data.get(BEGUN, 0) - before.get(BEGUN, 0))
         if data["iteration"] <= WARMING or not before or min(step_s, data.get(SENT, 0)) <= 0:
-            return
+            return True
         exposed_s = passes * 1e-9 * max(data[SENT] - data[OVERLAPPED], 0)
         computing_s = passes * 1e-9 * (data[FORWARD] + data[BACKWARD])
         outside_s = max(step_s - computing_s - exposed_s - optimizing_s, 0.0)
@@ -101,6 +101,7 @@ class Log:
         )
         self.passes.append(passes)
         self._first_ready_s.append(1e-9 * max(data[BACKWARD] - data[OVERLAPPED], 0))
+        return True
 
     def log_each(self, rate: int) -> None:
         """Let DDP log one in `rate` passes."""
@@ -134,7 +135,7 @@ class Log:
             calls=median(self.passes) * len(_numbers(data.get(f"{prefix}bucket_sizes", ""))),
             passes=median(self.passes),
             per_node=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            finds_unused=bool(data.get("find_unused_parameters")),
+            finds_unused=bool(data.get("find_unused_parameters")) and not data.get("unused_parameter_size"),
             hook=str(data.get("comm_hook", "")),
             latency_s=median(latencies_s) if latencies_s else None,
             card_bit_per_s=card_bit_per_s(),
@@ -222,10 +223,9 @@ class Watch:
         if self.is_over:
             return
         self._optimizing_s += now_s() - self._began_s
-        known = [len(log.steps) for log in self._logs]
-        for log in self._logs:
-            log.stepped(self._optimizing_s, self._loading_s if self._loads else None)
-        if [len(log.steps) for log in self._logs] != known:
+        loading_s = self._loading_s if self._loads else None
+        logged = [log.stepped(self._optimizing_s, loading_s) for log in self._logs]
+        if any(logged):
             self._optimizing_s = self._loading_s = 0.0
             if max(len(log.steps) for log in self._logs) >= self._steps:
                 self.conclude()
