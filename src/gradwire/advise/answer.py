@@ -42,6 +42,9 @@ LITTLE = 0.1
 FAST_CODEC, SLOW_CODEC = 0.4, 2.0
 """Factors of `NOMINAL_ELEMENT_S` between which the costs of codecs lie that were measured."""
 
+OWN_S = (2e-3, 4e-3)
+"""Processor time that gradwire takes in a step beside codecs, at least and at most. `plan` has none of it."""
+
 SOFTWARE_S = 1e-4
 """Time that a message takes in software, on top of the delay that the system tells."""
 
@@ -300,7 +303,7 @@ def _free(observed: Observed, link: Link | None, step_s: float, exposed_s: float
         if step_s / (step_s - spared_s) > 1.0 + LEAD:
             yield _about(f"bucket_cap_mb={cap_mb}", step_s / (step_s - spared_s), observed)
     if observed.finds_unused:
-        yield Gain("find_unused_parameters=False, if all parameters get gradients", 1.0, 1.0, 1.0)
+        yield Gain("find_unused_parameters=False, as none was unused", 1.0, 1.0, 1.0)
 
 
 def _larger_buckets(observed: Observed, link: Link) -> tuple[float, int]:
@@ -338,7 +341,10 @@ def _causes(observed: Observed, link: Link | None, stated_bit_per_s: float | Non
     )
     rank, late_s = observed.late
     waits = "the input pipeline: a step waits {} ms for data"
-    between = "work between steps: {} ms pass outside of forward pass, backward pass and optimizer (input?)"
+    between = (
+        "work between steps: {} ms are neither in a pass that sends gradients nor in the optimizer. Without "
+        "a DataLoader that is input, or passes under no_sync()"
+    )
     yield Cause("input", (waits if observed.loads else between).format(_ms(input_s)), input_s)
     is_late = f"rank {rank} is {_ms(late_s)} ms late"
     yield Cause("late rank", f"one rank: {is_late}, and all others wait for it", late_s)
@@ -388,13 +394,14 @@ def _unknown(observed: Observed, link: Link | None) -> str:
 class _Predicted:
     """Plans with the fastest and the slowest codecs that may be; `codecs` are the slow ones.
 
-    `assumed` are the recipes whose codecs were not measured.
+    `assumed` are the recipes whose codecs were not measured. A rank's threads get `pace` of a core.
     """
 
     fast: Plan
     slow: Plan
     codecs: Mapping[str, CodecCost]
     assumed: frozenset[str]
+    pace: float
 
 
 def _predicted(
@@ -424,7 +431,7 @@ def _predicted(
 
     assumed = frozenset(coded) - set(codecs)
     fast = planned(FAST_CODEC)
-    return _Predicted(fast, planned(SLOW_CODEC) if assumed else fast, costs(SLOW_CODEC), assumed)
+    return _Predicted(fast, planned(SLOW_CODEC) if assumed else fast, costs(SLOW_CODEC), assumed, pace)
 
 
 def _profile(observed: Observed, link: Link) -> Profile:
@@ -455,7 +462,9 @@ def _judged(
     late: list[Gain] = []
     others: dict[str, str] = {}
     for recipe in CANDIDATES[1:]:
-        row, least_s, most_s = fast[recipe], fast[recipe].step_s, slow[recipe].step_s
+        row = fast[recipe]
+        least_s = row.step_s + OWN_S[0] / predicted.pace
+        most_s = slow[recipe].step_s + OWN_S[1] / predicted.pace
         times = step_s / math.sqrt(least_s * most_s)
         low, high = step_s / most_s / error, max(min(error * step_s / least_s, most), times)
         gain = Gain(recipe, times, low, high, recipe in predicted.assumed)
