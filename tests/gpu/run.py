@@ -41,11 +41,14 @@ class Part:
 CALLS = (
     (
         Part("versions", 35, "versions, whether numba works with this NumPy, the rate of a copy"),
+        Part("kernels", 180, "tests of kernels for devices, compiled: bits equal to the CPU's"),
+        Part("host", 140, "a step and the host's time beside DDP and torch's hooks, one rank over NCCL"),
+    ),
+    (
         Part(
             "nccl", 200, "DDP over NCCL with one rank: waits of the host, futures, streams, scaler, compile"
         ),
-        Part("benchmarks", 180, "host time of a unit, kernels beside a copy, DDP, an emulated link"),
-        Part("kernels", 160, "tests of kernels for devices, compiled: bits equal to the CPU's"),
+        Part("benchmarks", 180, "kernels beside a copy, host time of kernels, DDP, an emulated link"),
     ),
     (
         Part("processes", 220, "trainings on 2 and 4 gloo ranks: the CPU's bits, NaN, killed ranks", True),
@@ -55,9 +58,10 @@ CALLS = (
         Part("faults", 120, "compute-sanitizer over small kernel tests: memory errors and races"),
     ),
 )
-"""Of less than ten minutes each, with Triton's kernels still to be compiled. What is likeliest to be wrong
-comes first: waits in lossy recipes, then the host's time for a unit, on which the constants of
-`gradwire.granularity` stand, then what the compiler makes of kernels. All else follows from these."""
+"""Of less than ten minutes each, with kernels of Triton still to be compiled; the first of six. What is
+likeliest to be wrong comes first: what the compiler makes of kernels, then the host's time for a unit, on
+which the constants of `gradwire.granularity` stand, then waits in lossy recipes. All else follows from them.
+"""
 PARTS = tuple(part for call in CALLS for part in call)
 
 
