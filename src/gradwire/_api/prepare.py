@@ -27,8 +27,9 @@ from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT, Gradients
 from gradwire.placement import Device
 from gradwire.recipes.parse import short
+from gradwire.step.ahead import CodedLane
 from gradwire.step.arena import Lane, Unit
-from gradwire.step.context import ExchangeContext
+from gradwire.step.context import Coded, ExchangeContext
 from gradwire.step.layout import Layout
 
 _LOG = logging.getLogger("gradwire")
@@ -77,7 +78,7 @@ def rehearse(layout: Layout, world: int) -> None:
             seen = lane.fold(grads, STEADY, world)
             if isinstance(seen.idle, Tensor):
                 zero_idle(lane.x, grads.pieces, seen.idle)
-        _rehearse_marking(layout, lane, world)
+        coded = _rehearse_marking(layout, lane, world)
         poison([lane.x], torch.zeros((), dtype=torch.bool, device=lane.x.device))
         lane.x.copy_(lane.committed[UNSENT]) if UNSENT in lane.committed else lane.x.zero_()
         try:
@@ -88,15 +89,22 @@ def rehearse(layout: Layout, world: int) -> None:
                         with suppress(WireError):
                             _rehearse_unit(lane, unit, EchoComm(ranks), offset)
                             break
+            if coded is not None:
+                unit = lane.units[0]
+                place = torch.empty(unit.numel, dtype=slot.spec.dtype, device=lane.x.device)
+                _rehearse_unit(lane, unit, EchoComm(world), 0, coded.unit(unit, [place], 1.0))
         finally:
+            if coded is not None:
+                coded.close()
+            lane.marks.close()
             lane.kept.discard()
 
 
-def _rehearse_marking(layout: Layout, lane: Lane, world: int) -> None:
+def _rehearse_marking(layout: Layout, lane: Lane, world: int) -> CodedLane | None:
     """Fold a small parameter as in a step that the host does not wait for, and encode it where that comes
-    along."""
+    along; returns what does."""
     if not lane.adds:
-        return
+        return None
     coded = layout.coded(lane, world, ON_DEVICE)
     # Planes are loaded as vectors where parameters lie so.
     full = [slot for slot in lane.slots if slot.spec.numel] or list(lane.slots)
@@ -106,10 +114,10 @@ def _rehearse_marking(layout: Layout, lane: Lane, world: int) -> None:
         grads = Gradients(bucket, Pieces([(slot.start, offset, slot.spec.numel)]))
         fold = lane.fold_marked if coded is None else coded.fold
         fold(grads, lane.numbers_of([slot]), STEADY)
-    layout.begin()
+    return coded
 
 
-def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int) -> None:
+def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int, coded: Coded | None = None) -> None:
     x = lane.x[unit.start : unit.stop]
     mean = torch.empty(offset + x.numel(), dtype=x.dtype, device=x.device)[offset:]
     ctx = ExchangeContext(
@@ -124,6 +132,7 @@ def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int) -> None:
         kept=lane.kept,
         see=lambda _sound, _complaint: None,
         granularity=ON_DEVICE,
+        coded=coded,
     )
     for step in range(STEADY, STEADY + CYCLE):  # units may rest
         now = replace(ctx, step=step)

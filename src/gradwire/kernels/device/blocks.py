@@ -126,8 +126,10 @@ def land_shards(
     first, where = table.shards[0], tuple((each.data_ptr(), each.numel(), each.itemsize) for each in places)
     tiles, targets, aligned = landing_tiles(table, _rows_of(first), where, rows.device)
     cut = _cut(first, tiles, rows)
+    to = places[0] if places[0].dtype is torch.float32 else places[0].view(torch.int16)
     launch(
-        _land_blocks, len(cut.rows), _scales(rows), rows, cut.rows, targets, factor, marks, marks.numel() - 1,
+        _land_blocks, len(cut.rows), _scales(rows), rows, cut.rows, targets, to, factor, marks,
+        marks.numel() - 1,
         TYPE=FLOATS.index(places[0].dtype), LINED=aligned, **cut.constants,
     )  # fmt: skip
     return None
@@ -398,29 +400,20 @@ def _land_tile(
         return tl.max(beyond.to(tl.int32))
 
 
-@triton.jit
-def _pointer(address, TYPE: tl.constexpr):
-    """To float32, or to 16 bits of another type."""
-    if TYPE == 0:
-        return address.to(tl.pointer_type(tl.float32))
-    else:
-        return address.to(tl.pointer_type(tl.int16))
-
-
 @triton.jit(do_not_specialize=["last"])
 def _land_blocks(
-    scales, codes, rows, targets, factor, marks, last, TYPE: tl.constexpr, LINED: tl.constexpr,
+    scales, codes, rows, targets, to, factor, marks, last, TYPE: tl.constexpr, LINED: tl.constexpr,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """factor · (scale · code) to addresses; marks what is not finite."""
+    """factor · (scale · code) to where `targets` say, from `to` on; marks what is not finite."""
     row = rows + tl.program_id(0).to(tl.int64) * COLUMNS
     number, byte, numel = tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
-    to = _pointer(tl.load(targets + tl.program_id(0)), TYPE)
+    target = tl.load(targets + tl.program_id(0))
     if LINED:
-        to = tl.multiple_of(to, 16 if TYPE == 0 else 8)
+        target = tl.multiple_of(target, 4)
     place, mask, row_mask = places_in(numel, ROWS, BLOCK, WIDTH)
-    scales, codes, to = scales + number, bytes_from(codes, byte, ALIGNED), to + place
+    scales, codes, to = scales + number, bytes_from(codes, byte, ALIGNED), to + target + place
     if (WIDTH == BLOCK) & (numel == ROWS * BLOCK):
         beyond = _land_tile(scales, codes, to, factor, numel, None, None, TYPE, ROWS, BLOCK, WIDTH, KIND)
     else:

@@ -168,10 +168,10 @@ def _kept(
 def landing_tiles(
     table: ShardedBlocks, count: int, places: tuple[tuple[int, int, int], ...], device: torch.device
 ) -> tuple[Tiles, Tensor, bool]:
-    """`sharded_tiles`, the addresses to which they go, and whether these are multiples of four elements.
+    """`sharded_tiles`, where they go, and whether that is a multiple of four elements everywhere.
 
-    `places` are stretches (address, elements, bytes of an element), each of whole parts of shards. Only the
-    last ones are kept: addresses change where buckets are made anew.
+    `places` are stretches (address, elements, bytes of an element), each of whole parts of shards. Tiles go
+    so many elements behind the first of these. Only the last ones are kept: places change where buckets do.
     """
     tiles, key = sharded_tiles(table, count, device), (device, stream_of(device), count, "landing")
     known = table.kept.get(key)
@@ -180,8 +180,8 @@ def landing_tiles(
         addresses, numels, sizes = np.array(places, np.int64).T
         firsts = np.cumsum(numels) - numels
         number = np.maximum(np.searchsorted(firsts, starts, side="right") - 1, 0)
-        targets = addresses[number] + (starts - firsts[number]) * sizes[number]
-        aligned = not (targets % (QUAD * sizes[0])).any()
+        targets = (addresses[number] - addresses[0]) // sizes[0] + starts - firsts[number]
+        aligned = not (targets % QUAD).any()
         known = table.kept[key] = places, sent_to(torch.from_numpy(targets), device), aligned
     return tiles, known[1], known[2]
 
