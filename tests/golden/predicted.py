@@ -191,12 +191,11 @@ def forecast(name: str) -> dict[str, Any]:
         return build(run.specs, composition, None, where, run.facts.world)
 
     def rank(comm: Comm) -> None:
-        env = EngineEnvironment(Placement("frozen", comm, comm, lambda _job: None))
+        placement = Placement("frozen", comm, comm, lambda _job: None)
         decision = recipe("auto").build().next
         assert decision is not None
-        controller = AutoController(
-            replace(decision, decide=decide), run.specs, env, BackwardWatch(), layout_of
-        )
+        env, decision = EngineEnvironment(placement), replace(decision, decide=decide)
+        controller = AutoController(decision, run.specs, env, placement, BackwardWatch(), layout_of)
         controller.decide(run.facts)
 
     with patch("gradwire.control.auto.codec_cost", cost):

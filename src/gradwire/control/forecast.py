@@ -494,5 +494,5 @@ class _TwoLevels(_Flat):
         small_s = self.cluster.inside_s(small.payload_bytes) + self.cluster.between_s(small)
         gathered_s = self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
         verdict_s = self.cluster.seconds(_verdict(self.cluster.workers))
-        # It waits for every decode (`Engine._progress`).
+        # It waits for every decode (`Reducer._advance`).
         return Tail(Sent(small_s + verdict_s + gathered_s))
