@@ -14,9 +14,10 @@ from gradwire.version import __version__
 if TYPE_CHECKING:
     from gradwire import recipes
     from gradwire._api.attach import attach
-    from gradwire._api.outer import OuterWire, outer
+    from gradwire._api.outer import outer
     from gradwire._api.plan import Plan, plan
     from gradwire._api.report import Report
+    from gradwire._api.rounds import OuterWire
     from gradwire._api.simulate import Simulation, simulate
     from gradwire._api.wire import Wire
     from gradwire.errors import (
@@ -37,8 +38,9 @@ else:
         "gradwire._api.attach": ["attach"],
         "gradwire.step.arena": ["ParameterSpec"],
         "gradwire.step.layout": ["by_size"],
-        "gradwire._api.outer": ["OuterWire", "outer"],
+        "gradwire._api.outer": ["outer"],
         "gradwire._api.report": ["Report"],
+        "gradwire._api.rounds": ["OuterWire"],
         "gradwire._api.simulate": ["Simulation", "simulate"],
         "gradwire._api.wire": ["Wire"],
         "gradwire.errors": [

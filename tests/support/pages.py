@@ -32,6 +32,9 @@ _BLOCK = re.compile(
 )
 _LITERAL = re.compile(r"^( *)\S.*::\n\n((?:\1    .*\n|\n)+)", re.MULTILINE)
 _NOT_RUN = {
+    "gradwire._api.moving": "needs other members; tests/faults/scenes_members.py makes these calls",
+    "gradwire.members.lighthouse": "needs torchft and a lighthouse; examples/come_and_go.py has these lines",
+    "gradwire.members.standing": "tests/process/scenes_members.py has these lines",
     "gradwire.integrations.accelerate": "needs Accelerate; examples/with_accelerate.py has these lines",
     "gradwire.integrations.lightning": "needs Lightning; examples/with_fabric.py, examples/with_lightning.py",
     "gradwire.integrations.safetensors": "needs safetensors; tests/unit/integrations/test_safetensors.py",
@@ -39,6 +42,7 @@ _NOT_RUN = {
     "gradwire.lab.emulate.network": "needs namespaces; tests/process/net_scene.py has more",
 }
 """Modules whose literal blocks no test runs, and why."""
+_OF_ROUNDS = ("gradwire._api.outer", "gradwire._api.rounds")
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def literals_of(module: Module) -> Iterator[Block]:
             line = node.body[0].lineno + found.string.count("\n", 0, found.start(2)) - 1
             text = textwrap.dedent(found[2])
             not_run = _NOT_RUN.get(module.name, "")
-            given = "local steps" if module.name == "gradwire._api.outer" else "docstrings"
+            given = "local steps" if module.name in _OF_ROUNDS else "docstrings"
             yield Block(module.path, line, "python", text, "" if not_run else given, not_run)
 
 

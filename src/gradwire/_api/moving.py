@@ -18,8 +18,8 @@ from torch import nn
 
 from gradwire._api.attach import carried
 from gradwire._api.configuration import Configuration
-from gradwire._api.outer import OuterWire
 from gradwire._api.report import Report
+from gradwire._api.rounds import OuterWire
 from gradwire._api.unwrap import optimizers_of
 from gradwire._api.wire import Attached
 from gradwire.checkpoint import file_set
@@ -133,7 +133,7 @@ class MovingWire(OuterWire):
 
     def __init__(self, model: nn.Module, membership: Membership, source: MovingSteps) -> None:
         self._model, self._membership = model, membership
-        self._source = self._local = source
+        self._moving = source
         super().__init__(self.attached)
 
     @property
@@ -141,7 +141,7 @@ class MovingWire(OuterWire):
         """The parts, as they are among the present members."""
         running = self._membership.running
         assert running is not None, "this replica has begun"
-        return Attached(self._model, self._local, running.backward, None, running.worker, running.stop)
+        return Attached(self._model, self._moving, running.backward, None, running.worker, running.stop)
 
     @property
     def events(self) -> Sequence[Event]:
@@ -177,7 +177,7 @@ class MovingWire(OuterWire):
 
             wandb.log(wire.metrics())
         """
-        return _metrics(self._membership, self._local)
+        return _metrics(self._membership, self._moving)
 
     def log_to(self, target: Any, *, every: int = 1) -> None:
         """As `Wire.log_to`, when each `every`-th round has landed.
@@ -190,7 +190,7 @@ class MovingWire(OuterWire):
 
         write = write_to(target, self._membership.site.rank)
         # Neither refers to the wire, which holds the model.
-        listener = Listener(partial(_metrics, self._membership, self._local), write, every)
+        listener = Listener(partial(_metrics, self._membership, self._moving), write, every)
         self._membership.listeners.append(listener)
 
     def save(self, folder: str | os.PathLike[str]) -> int:
