@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 import gradwire
+from gradwire.cli.cluster_options import codecs_of, model_of
 from gradwire.cli.main import app
 from tests.support.looped import looped
 from tests.support.pages import PAGES, blocks, commands
@@ -141,3 +142,17 @@ def test_what_a_page_predicts_is_what_a_plan_says(model: str) -> None:
     share = {each.recipe: each.share_of_linear for each in plan.candidates}
     said = " / ".join(f"{100 * share[str(gradwire.recipe(each))]:.0f}" for each in recipes)
     assert found[1] == said
+
+
+@pytest.mark.rest
+@looped("rate", [250, 125, 40, 10])
+def test_steps_on_one_machine_are_those_of_a_plan(rate: int) -> None:
+    page = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")
+    recipes = ("dense", "bf16", "int8", "fp8", "int4")
+    numbers = {"workers": 8, "rate_bit_per_s": 1e9 * rate, "delay_s": 0.0, "step_s": 1.4}
+    codecs = codecs_of("free", list(recipes))
+    plan = gradwire.plan(model_of(None, None, "1.2B", None), candidates=recipes, codecs=codecs, **numbers)
+    found = {each.recipe: f"{each.step_s:.2f} s" for each in plan.candidates}
+    dense, bf16, int8, fp8, int4 = (found[str(gradwire.recipe(each))] for each in recipes)
+    assert int8 == fp8
+    assert f"| {rate} Gbit/s | {dense} | {bf16} | {int8} | {int4} |" in page
