@@ -311,3 +311,11 @@ def test_a_state_goes_on_under_another_recipe(two: Scenes) -> None:
         assert found["off"] < 5e-6
         assert "other parameters, such as 'other'" in found["strange"]
         assert found["warned"]
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("scene", ["int8, recomputing, reentrant", "int8, sent_twice"])
+def test_bytes_are_counted_per_pass_however_often_a_pass_is_entered(two: Scenes, scene: str) -> None:
+    plain = value(two, "int8, plain")
+    for found, other in zip(value(two, scene), plain, strict=True):
+        assert found["bytes"][1] == other["bytes"][1]

@@ -347,7 +347,7 @@ class FSDPWire(Wire):
         """
         traffic = self._traffic
         traffic.up_to_date()
-        own, ring = account_of(traffic), traffic.per_step()[2]
+        own, (*_, ring, coding_s) = account_of(traffic), traffic.per_pass()
         sent = own["gather_bytes_per_step"] + own["scatter_bytes_per_step"]
         return FSDPReport(
             recipe=traffic.wished.scattering.text,
@@ -360,14 +360,14 @@ class FSDPWire(Wire):
             wire_bytes_per_step=sent,
             metered_bytes_per_step=sent,
             dense_bytes_per_step=ring,
-            compress_s=traffic.coding_s / max(1, traffic.passes),
+            compress_s=coding_s,
             backward_s=0.0,
             exposed_comm_s=0.0,
             memory_bytes=sum(unsent.nbytes for _, unsent in traffic.unsent),
             units=len(traffic.modules),
             facts=None,
             timeline=[],
-            wire_bytes=sum(traffic.sent_bytes),
+            wire_bytes=traffic.sent_bytes,
             **own,
         )
 

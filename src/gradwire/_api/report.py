@@ -318,7 +318,7 @@ def _number(positive: float) -> str:
 
 def account_of(traffic: Traffic) -> dict[str, Any]:
     """The fields of `Report` about FSDP2's own traffic."""
-    gathered, scattered, _ring = traffic.per_step()
+    gathered, scattered, *_ = traffic.per_pass()
     modules = tuple(
         ModuleTraffic(each.label, sum(each.elements) * traffic.group.size(), dict(gathers), dict(scatters))
         for each, gathers, scatters in traffic.calls()

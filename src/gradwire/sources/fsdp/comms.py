@@ -49,6 +49,11 @@ class Account:
     ring_bytes: float = 0.0
     coding_s: float = 0.0
 
+    def begin_anew(self) -> None:
+        """Forget all of it."""
+        self.calls.clear()
+        self.sent_bytes = self.ring_bytes = self.coding_s = 0.0
+
     def note(self, kind: str, sent_bytes: float, ring_bytes: float) -> bool:
         """Count a collective; whether it is the first of its kind."""
         self.calls[kind] += 1

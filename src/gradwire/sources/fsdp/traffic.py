@@ -54,8 +54,8 @@ class Traffic:
         """`loss_scale` is asked once in each backward pass; it must not wait for a device."""
         self.modules, self.wished, self.steps = tuple(modules), wished, steps
         self.group: dist.ProcessGroup = modules[0].received()[0]
-        self.step = self.dropped = self.passes = 0
-        """Steps begun, less those left out; those; and backward passes with scatters."""
+        self.step = self.dropped = 0
+        """Steps begun, less those left out; and those."""
         self.ended: list[Callable[[], None]] = []
         """Called at the end of each backward pass with scatters."""
         self.carriers = Carriers()
@@ -67,8 +67,8 @@ class Traffic:
         self._scale: Tensor | None = None
         self._task = -1
         self._is_open = self._is_counted = False
-        self._since = 0
-        """The passes before the last change of what is sent."""
+        self._earlier_bytes = 0.0
+        """Sent before the last change of what is sent."""
         self._original = [(each.collectives, each.forces_sums) for each in modules]
         self.gathers = [
             Gather(each, self.carriers, GATHERS[wished.gather], wished.gather or "") for each in modules
@@ -119,7 +119,9 @@ class Traffic:
     def change(self, wished: Wished, memory: Sequence[Unsent | None]) -> None:
         """Send something else from now on. All modules gather anew."""
         self.settle()
-        self.wished, self._since = wished, self.passes
+        self.wished, self._earlier_bytes = wished, self.sent_bytes
+        for account in self._accounts:
+            account.begin_anew()
         parts = zip(self.modules, self.gathers, self.scatters, memory, self._original, strict=True)
         for each, gather, scatter, unsent, (_collectives, forced) in parts:
             each.reshard()
@@ -128,9 +130,6 @@ class Traffic:
             # Any factor by which FSDP2 divides is then a division of the sum, which it makes itself.
             is_coded = wished.scattering.coding is not None
             each.module.set_force_sum_reduction_for_comms(forced or is_coded)
-            gather.account.calls.clear()
-            scatter.account.calls.clear()
-        self._begun_bytes = self.sent_bytes, self.ring_bytes
 
     def remove(self) -> None:
         """Let FSDP2 carry its traffic itself."""
@@ -167,7 +166,7 @@ class Traffic:
             self.steps.backward_begins(exchanges=True)
             fates = self.settle()
             goes_on = fates is not None and not fates.made and bool(fates.open)
-            self.step, self.passes = self.step + (not goes_on), self.passes + 1
+            self.step += not goes_on
             self._is_counted = True
             self.steps.exchange_begins(fates, compresses=self.wished.scattering.coding is not None)
             self._scale = self._loss_scale()
@@ -239,31 +238,21 @@ class Traffic:
     # -- accounts
 
     @property
-    def sent_bytes(self) -> tuple[float, float]:
-        """Bytes that this rank has sent in gathers, and in scatters."""
-        return (
-            sum(gather.account.sent_bytes for gather in self.gathers),
-            sum(scatter.account.sent_bytes for scatter in self.scatters),
-        )
+    def sent_bytes(self) -> float:
+        """Bytes that this rank has sent since `install`."""
+        return self._earlier_bytes + sum(each.sent_bytes for each in self._accounts)
 
-    @property
-    def ring_bytes(self) -> float:
-        """Bytes that rings would have sent of the same numbers, uncoded."""
-        return sum(each.ring_bytes for each in self._accounts)
+    def per_pass(self) -> tuple[float, float, float, float]:
+        """Bytes of gathers, of scatters and of rings, and seconds of coding, since the last change.
 
-    def per_step(self) -> tuple[float, float, float]:
-        """Bytes of gathers, of scatters, and of rings, per pass since the last change of what is sent."""
-        (gathered, scattered), ring = self._begun_bytes
-        now_gathered, now_scattered = self.sent_bytes
-        passes = max(1, self.passes - self._since)
-        differences = now_gathered - gathered, now_scattered - scattered, self.ring_bytes - ring
-        found = tuple(each / passes for each in differences)
-        return found[0], found[1], found[2]
-
-    @property
-    def coding_s(self) -> float:
-        """Seconds of the host for coding, in all."""
-        return sum(each.coding_s for each in self._accounts)
+        They are per backward pass: as often as the busiest module was scattered.
+        """
+        passes = max(1, *(scatter.account.calls.total() for scatter in self.scatters))
+        gathers = sum(gather.account.sent_bytes for gather in self.gathers)
+        scatters = sum(scatter.account.sent_bytes for scatter in self.scatters)
+        rings = sum(each.ring_bytes for each in self._accounts)
+        coding_s = sum(each.coding_s for each in self._accounts)
+        return gathers / passes, scatters / passes, rings / passes, coding_s / passes
 
     @property
     def _accounts(self) -> list[Account]:
