@@ -1,12 +1,9 @@
 """Two sites that come and go, on one machine: one is killed in the middle, and comes back.
 
-    pip install 'gradwire[elastic]'
-    python examples/come_and_go.py
+    python examples/come_and_go.py    # needs gradwire[elastic]
 
-starts a lighthouse and both sites. Elsewhere `gradwire lighthouse --bind ADDRESS:29510` runs on one machine,
-and each site has a line of its own:
-
-    python examples/come_and_go.py site-a http://ADDRESS:29510
+starts a lighthouse and both sites. Elsewhere one machine runs `gradwire lighthouse --bind ADDRESS:29510`, and
+each site `python examples/come_and_go.py site-a http://ADDRESS:29510`.
 """
 
 import subprocess
@@ -18,11 +15,11 @@ from torch import nn
 
 import gradwire
 
-ROUNDS, EVERY, BATCH = 12, 20, 256
+TOGETHER, EVERY, BATCH = 8, 20, 256
 
 
 def site(name: str, lighthouse: str) -> None:
-    """Train until as many rounds have landed."""
+    """Train until there were `TOGETHER` rounds with another site."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -30,15 +27,15 @@ def site(name: str, lighthouse: str) -> None:
     wire = gradwire.outer(model, optimizer, "int4", every=EVERY, members=members)
     classes = torch.randn(64, 10, generator=torch.Generator().manual_seed(1))
     random = torch.Generator().manual_seed(time.time_ns() % 2**31)  # each site has data of its own
-    seen = wire.rounds
-    while wire.rounds < ROUNDS:
+    seen, together = wire.rounds, 0
+    while together < TOGETHER:
         inputs = torch.randn(BATCH, 64, generator=random)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs), (inputs @ classes).argmax(dim=1))
         loss.backward()
         optimizer.step()  # every 20th takes a round with those who are there
         if wire.rounds != seen:
-            seen = wire.rounds
+            seen, together = wire.rounds, together + (len(wire.members) > 1)
             print(f"{name}: round {seen} of {' and '.join(wire.members)}, loss {loss.item():.3f}", flush=True)
             time.sleep(0.3)  # only so that there is time to watch
     for event in wire.events:
@@ -50,19 +47,22 @@ def main() -> None:
     """A lighthouse and both sites here."""
     from torchft.coordination import LighthouseServer
 
-    server = LighthouseServer(
-        bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000, heartbeat_timeout_ms=2000
-    )
+    server = LighthouseServer("127.0.0.1:0", 1, join_timeout_ms=1000, heartbeat_timeout_ms=2000)
     url = f"http://127.0.0.1:{server.address().rpartition(':')[2].strip('/')}"
-    one, other = (subprocess.Popen([sys.executable, __file__, name, url]) for name in ("site-a", "site-b"))
-    time.sleep(8)
-    other.kill()
-    print("site-b is killed", flush=True)
-    time.sleep(3)
-    other = subprocess.Popen([sys.executable, __file__, "site-b", url])
-    codes = [one.wait(), other.wait()]
+    command, lines_since = [sys.executable, __file__], -1
+    other = subprocess.Popen([*command, "site-b", url])
+    one = subprocess.Popen([*command, "site-a", url], stdout=subprocess.PIPE, text=True)
+    for line in one.stdout or ():
+        print(line, end="", flush=True)
+        lines_since += lines_since >= 0
+        if lines_since < 0 and "site-a and site-b" in line:
+            other.kill()
+            lines_since = 0
+        if lines_since == 3:
+            other = subprocess.Popen([*command, "site-b", url])
+    other.terminate()
     server.shutdown()
-    sys.exit(max(codes))
+    sys.exit(one.wait())
 
 
 if __name__ == "__main__":
