@@ -206,7 +206,7 @@ def test_bytes_decide_on_two_levels_whoever_carries_them(
     on_a_device(monkeypatch, Near(), streams=True)
     asked: list[NodeTable] = []
 
-    def on_nodes(_nodes: object, table: NodeTable, lines: Transports, _where: object) -> Transports:
+    def on_nodes(_nodes: object, table: NodeTable, lines: Transports, *_: object) -> Transports:
         asked.append(table)
         return lines
 

@@ -28,7 +28,15 @@ WRITTEN = {
         "process.test_sharded:test_dense_is_native_hsdp",
         "process.test_sharded:test_recipes_learn_and_replicas_stay_identical",
     ),
+    "FSDP2 over slow links between all ranks": (
+        "process.test_fsdp:test_all_ranks_compute_with_the_same_rounded_weights_and_masters_stay_exact",
+        "process.test_fsdp:test_all_that_is_given_arrives_or_is_unsent",
+    ),
     "sites far apart": ("process.test_outer:test_diloco_is_the_paper_s",),
+    "sites that come and go": (
+        "process.test_members:test_members_that_stay_take_the_rounds_of_replicas_bit_for_bit",
+        "unit.members.test_round:test_without_faults_all_is_counted_once_and_nothing_is_lost",
+    ),
     "Accelerate, the Hugging Face Trainer, Lightning, Ray Train": (
         "unit.api.test_unwrap:test_ddp_is_found_inside_the_wrappers",
     ),
@@ -41,6 +49,7 @@ ATTACHED = {
         "process.test_plain:test_parameters_and_buffers_are_those_of_ddp_bit_for_bit",
     ),
     "a module under `fully_shard` (FSDP2)": WRITTEN["FSDP2"],
+    "the same, all of whose links are slow": WRITTEN["FSDP2 over slow links between all ranks"],
 }
 """By the first column of the table of what can be attached."""
 

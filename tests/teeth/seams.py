@@ -181,10 +181,10 @@ SEAMS = (
         "…torch.stack([m[name] for m…mean(0)…",
         "…torch.stack([m[name] for m…sum(0)…",
     ),
-    Seam("A rank does not wait until all have written their files.", "save", "require_success(…)", "pass"),
+    Seam("A rank does not wait until all have written their files.", "keep", "require_success(…)", "pass"),
     Seam(
         "A file of state gets its last name before all ranks have written theirs.",
-        "save",
+        "keep",
         "prepared = ….path(…, _PREPARED)",
         "prepared = ….path(…, _COMMITTED)",
     ),

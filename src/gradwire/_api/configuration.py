@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 
 from gradwire._api.checks import check_policy
-from gradwire.environment import CONNECTIONS, connections_asked
+from gradwire.environment import CONNECTIONS, TIMED_EVERY, connections_asked, timed_every
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources.nodes.members import Nodes, kind_of
 from gradwire.sources.source import Source
@@ -90,6 +90,7 @@ class Configuration:
             "inside": str(self.inside),
             "gather": str(self.gather),
             CONNECTIONS: str(connections_asked()),
+            TIMED_EVERY: str(timed_every()),
             "gradwire version": __version__,
             # Without it plain torch computes, which adds up in another order.
             "kernels of numba": str(find_spec("numba") is not None),

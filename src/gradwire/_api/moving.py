@@ -82,9 +82,9 @@ def moving(
     if resume is not None:
         saved = file_set.kept(site.comm, Path(resume))
         membership.load(saved) if saved is not None else None
-    _HELD.add(members)
     weakref.finalize(model, membership.close)
     membership.join()
+    _HELD.add(members)
     return MovingWire(model, membership, source)
 
 
@@ -259,6 +259,10 @@ class MovingWire(OuterWire):
     def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
         """Not among members that come and go: raises `ValueError`."""
         self._refuse("load()", "pass outer(…, resume=folder), so that members hear of it before they meet")
+
+    def diagnose(self) -> NoReturn:
+        """Not among members that come and go: raises `ValueError`."""
+        self._refuse("diagnose()", "diagnose a run of one replica")
 
     @contextmanager
     def join(self) -> Iterator[None]:

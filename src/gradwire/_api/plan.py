@@ -527,8 +527,7 @@ def exposed_dense_s(
     cluster = Cluster(workers, link_of(rate_bit_per_s, delay_s), per_node, Link(0.0, 0.0))
     units = []
     for ready_s, size_bytes in sums:
-        each = Transfer("all_reduce", size_bytes)
-        units.append((ready_s, 1, (Sent(cluster.seconds(each), cluster.latency_s(each)),)))
+        units.append((ready_s, 1, (Sent(cluster.seconds(Transfer("all_reduce", size_bytes))),)))
     return step_time(units, backward_s) - backward_s
 
 

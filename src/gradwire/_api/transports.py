@@ -12,9 +12,8 @@ import torch.distributed as dist
 
 from gradwire._api.configuration import Configuration, PlacementName
 from gradwire.agreement.agree import require_agreement
-from gradwire.comm import Comm, ProcessGroupComm
+from gradwire.comm import Comm, ProcessGroupComm, groups
 from gradwire.comm.apart import Lending
-from gradwire.comm.groups import STREAMED, backend_at, carries_cpu
 from gradwire.errors import TransportError
 from gradwire.placement import Device, Placement, host, staged, stream, through_a_device
 from gradwire.step.worker import Worker
@@ -81,14 +80,14 @@ def connect(
     """
     if own is not None:
         _check_ranks(own, models)
-        if device.is_host or carries_cpu(own):
+        if device.is_host or groups.carries_cpu(own):
             return _by_cpu(device, own)
         if not _streams(own, where):
             raise ValueError(
                 "process_group carries no tensors on the CPU: create one with "
                 "torch.distributed.new_group(backend='gloo'), or leave it out"
             )
-    if (device.is_host and where.type == "cpu") or carries_cpu(models):
+    if (device.is_host and where.type == "cpu") or groups.carries_cpu(models):
         return _by_cpu(device, lending.borrow(models))
     try:
         return _by_cpu(device, lending.borrow(models, where, "gloo"))
@@ -149,13 +148,13 @@ def with_parts(
     like = [(transports.cpu.group, _CPU)]
     if transports.streamed is not None and is_apart:
         like.append((transports.streamed.group, where))
-    groups = lending.borrow_parts(transports.cpu.group, *((each, *of) for of in like for each in members))
-    if groups is None:
+    made = lending.borrow_parts(transports.cpu.group, *((each, *of) for of in like for each in members))
+    if made is None:
         raise ValueError(
             "ranks are in different numbers of process groups, so torch cannot make one per node; create "
             "groups of some ranks only after attaching"
         )
-    parts = tuple(ProcessGroupComm(each) for each in groups)
+    parts = tuple(ProcessGroupComm(each) for each in made)
     streamed = () if transports.streamed is None else parts[-len(members) :]
     return replace(transports, parts=parts[: len(members)], streamed_parts=streamed)
 
@@ -192,7 +191,7 @@ def _by_cpu(device: Device, group: dist.ProcessGroup) -> Transports:
 
 
 def _streams(group: dist.ProcessGroup, where: torch.device) -> bool:
-    return backend_at(group, where) in STREAMED
+    return groups.backend_at(group, where) in groups.STREAMED
 
 
 def _check_ranks(group: dist.ProcessGroup, models: dist.ProcessGroup) -> None:

@@ -46,7 +46,7 @@ class Stateful(NamedTuple):
     save: Callable[[], State]
     """This rank's state."""
     fits: Callable[[Saved], bool]
-    """Whether each rank takes up its own of such states; the answer may differ between ranks."""
+    """Whether each rank takes up its own of such states: the same on all ranks. May be a collective."""
     load: Callable[[Saved, Missing, bool], None]
     """Take up states on all ranks together; with a true last argument, their mean."""
 

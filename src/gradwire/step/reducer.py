@@ -581,7 +581,7 @@ class Reducer(Engine):
 
     def _advance(self, step: Step) -> None:
         """Worker: the algorithm. Do all that can be done by now; called whenever something has come."""
-        for bucket in step.next_turns():
+        for bucket in step.next_turns() if self.broken is None else ():
             plan = self.layout.bucket_plan(bucket.entries)
             for run in plan.runs:  # nothing is remembered of them: x is the gradient
                 self._compress_run(step, bucket, run)
@@ -601,7 +601,7 @@ class Reducer(Engine):
             if left == 0 and step.outcome is Outcome.RUNNING:
                 self._vote(step)  # 5. does the step count, on all ranks?
             if step.outstanding == 0 and step.outcome is Outcome.VOTED:
-                self._finish(step, deferred=step.is_late)  # 6. unsent = x
+                self._finish(step, deferred=step.is_late)  # 6. unsent = x; of a late step in `resolve`
         except TransportError as error:
             self.broken = error
             self._close(step, Outcome.FAILED, error)
@@ -852,8 +852,13 @@ class Reducer(Engine):
         step.measured_s = self.watch.mark_end()
         step.outcome, counts = Outcome.LANDED, self.placement.fetch(finite)
         self._now = None
-        self._deferred = lambda: self._end(step, self._commit(step, verdict, bool(counts())))
+        self._deferred = lambda: self._end_deferred(step, verdict, counts)
         self.env.concluded(step)
+
+    def _end_deferred(self, step: Step, verdict: Verdict, counts: Callable[[], Tensor]) -> None:
+        """Worker: commit a step that has landed, or forget it; one that has failed since stays failed."""
+        if step.outcome is Outcome.LANDED:
+            self._end(step, self._commit(step, verdict, bool(counts())))
 
     def _commit(self, step: Step, verdict: Verdict, finite: bool) -> Outcome:
         """Worker: make what the step leaves the memory, if it was `finite`.

@@ -35,10 +35,10 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     """Values are read, rounded, written and subtracted a thousand at a time."""
     if not (is_fast(x) and indices.is_contiguous() and shape.is_narrow):
         return NotImplemented
-    payload = np.empty(shape.bytes, np.uint8)
-    if not _take_chosen(x.numpy(), indices.numpy(), shape.numbers, ENCODING, payload):
+    payload = torch.empty(shape.bytes, dtype=torch.uint8)
+    if not _take_chosen(x.numpy(), indices.numpy(), shape.numbers, ENCODING, payload.numpy()):
         raise ValueError(f"indices must ascend within 0 … {shape.planes.numel - 1}, without repeats")
-    return torch.from_numpy(payload)
+    return payload
 
 
 def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound:

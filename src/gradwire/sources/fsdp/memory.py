@@ -92,4 +92,4 @@ class Unsent:
     def clear(self) -> None:
         """Nothing is unsent any more, and nothing pending."""
         self._latest.zero_()
-        self._is_pending = False
+        self._is_pending = self._is_empty = False

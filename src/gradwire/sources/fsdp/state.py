@@ -112,13 +112,15 @@ def _chosen(states: Sequence[State], control: Comm, missing: Missing, *, mean: b
     if len(states) == 1 and states[0]["rank"] is None:
         return states[0]
     worlds = {each["world"] for each in states}
-    own = [each for each in states if each["rank"] == control.rank]
-    if worlds == {control.world} and own and not mean:
-        return own[0]
     if len(worlds) != 1 or None in worlds:
         raise ValueError("the states are of several saves")
     [world] = worlds
+    own = [each for each in states if each["rank"] == control.rank]
     lacking = sorted(set(range(world)) - {each["rank"] for each in states})
+    # Of a list that has lost some, all ranks take the mean, those whose own is left, too.
+    is_whole = len(states) == 1 or not lacking
+    if world == control.world and own and is_whole and not mean:
+        return own[0]
     if lacking and (missing == "refuse" or len(states) == 1):
         raise ValueError(
             f"states of ranks {lacking} of {world} are missing: in another world each rank needs all of "
