@@ -820,6 +820,9 @@ def in_another_world() -> dict[str, Any]:
     found["back"] = difference(two.mean_state_dict()["mean"]["memory"], mean)
     four.load_state_dict(four.mean_state_dict())
     found["mean"] = difference(unsent_of(four), {name: 4 * each for name, each in mean.items()})
+    left = all_of(four.state_dict())[1:]  # that of rank 0 is lost
+    four.load_state_dict(left, missing="drop")
+    found["one lost"] = difference(unsent_of(four), {name: 4 * each for name, each in mean.items()})
     return found | {"step": four.report().step}
 
 
