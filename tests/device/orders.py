@@ -28,6 +28,9 @@ OTHERS = {
     ("lab/emulate/fork.py", "self._process.join"),
     ("lab/emulate/kernel.py", "thread.join"),
     ("_api/attach.py", "level.join"),
+    ("_api/moving.py", "membership.join"),
+    ("members/steps.py", "self.follow"),
+    ("sources/outer.py", "self.follow"),
     ("sources/buffers.py", "each.landing"),
     ("sources/buffers.py", "self.landing"),
 }
