@@ -329,6 +329,9 @@ class FSDPWire(Wire):
         with self._traffic.exact():
             yield
             self._begin("the end of exact()")
+            # Nothing is sent after it. Without this, a rank that then ends would take the store along, before
+            # others have seen that all are here.
+            require_agreement({"call": "the end of exact()"}, self._control)
 
     def _begin(self, call: str) -> None:
         if not self._is_attached:
