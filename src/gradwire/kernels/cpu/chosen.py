@@ -35,7 +35,7 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     """Values are read, rounded, written and subtracted a thousand at a time."""
     if not (is_fast(x) and indices.is_contiguous() and shape.is_narrow):
         return NotImplemented
-    payload = torch.empty(shape.bytes, dtype=torch.uint8)
+    payload = torch.empty(shape.bytes, dtype=torch.uint8, device="cpu")
     if not _take_chosen(x.numpy(), indices.numpy(), shape.numbers, ENCODING, payload.numpy()):
         raise ValueError(f"indices must ascend within 0 … {shape.planes.numel - 1}, without repeats")
     return payload
