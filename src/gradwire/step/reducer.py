@@ -478,12 +478,13 @@ class InFlight:
     plan: ExchangePlan
     agreed: Collectives
     x: Tensor
-    mean: Tensor
+    mean: Tensor | None
+    """`None` until the start makes room for it, where it is not written into a bucket at once."""
     ctx: ExchangeContext
     comm: MeteredComm
     is_unseen: bool
     """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
-    land: Callable[[], None] | None = None
+    land: Callable[[Tensor], None] | None = None
     """Carries the mean to the buckets, where it is not written there at once."""
     finish: Finish | None = None
     """Waits for the last collective and decodes; `None` if the start has failed."""
@@ -670,10 +671,9 @@ class Reducer(Engine):
             return
         factor = step.scale / ctx.scale
         comm, place = step.observed(self.comm, plan.label), step.landing(route, x, factor)
-        mean = torch.empty_like(x) if place is None else place
         lands_itself = place is not None or ctx.coded is not None
-        land = None if lands_itself else partial(step.land, route, mean, factor)
-        self.issue(self._start, step, InFlight(plan, agreed, x, mean, ctx, comm, plan.may_overflow, land))
+        land = None if lands_itself else partial(step.land, route, factor=factor)
+        self.issue(self._start, step, InFlight(plan, agreed, x, place, ctx, comm, plan.may_overflow, land))
 
     def _look(self, step: Step, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         """Worker: show a unit to those who look on in this step."""
@@ -721,6 +721,8 @@ class Reducer(Engine):
         step.decoding += exchange.agreed.may_fail
         try:
             with step.trace.compressing("encode", plan.label):
+                if exchange.mean is None:
+                    exchange.mean = torch.empty_like(exchange.x)
                 exchange.finish = plan.exchange.start(exchange.x, exchange.mean, comm, exchange.ctx)
         except TransportError:
             raise
@@ -750,12 +752,12 @@ class Reducer(Engine):
         label = exchange.plan.label
         try:
             with step.trace.compressing("decode", label):
-                if exchange.finish is not None:
+                if exchange.finish is not None and exchange.mean is not None:
                     exchange.finish()
                     if exchange.land is not None:
-                        exchange.land()
-                if exchange.is_unseen:
-                    step.look(exchange.mean)
+                        exchange.land(exchange.mean)
+                    if exchange.is_unseen:
+                        step.look(exchange.mean)
         except TransportError:
             raise
         except BaseException as error:

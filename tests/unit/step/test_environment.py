@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed
 from gradwire.measure.metered import MeteredComm
-from tests.support.rig import Rig, gradients
+from tests.support.rig import SHUFFLED, Rig, gradients
 
 STEPS = 3
 
@@ -61,6 +64,31 @@ def test_a_failure_is_told_over_the_control_comm() -> None:
     own, *others = run_ranks(3, rank)
     assert own is full
     assert all(isinstance(error, PeerFailed) for error in others)
+
+
+def test_a_mean_without_room_fails_its_step_and_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, real, without = MemoryError("no room"), torch.empty_like, set[int]()
+
+    def empty_like(like: torch.Tensor, **options: Any) -> torch.Tensor:
+        if threading.get_ident() in without:
+            raise full
+        return real(like, **options)
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+
+    def rank(comm: Comm) -> list[BaseException | None]:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        found = []
+        for step in range(3):
+            # A unit of several buckets needs room for its mean.
+            change = without.add if (comm.rank, step) == (0, 1) else without.discard
+            change(threading.get_ident())
+            found.append(rig.step(gradients(comm.rank, step), SHUFFLED).error)
+        return found
+
+    own, other = run_ranks(2, rank)
+    assert own == [None, full, None]
+    assert [type(each) for each in other] == [type(None), PeerFailed, type(None)]
 
 
 SHARDS = ((0, 2), (1, 3))
