@@ -61,6 +61,7 @@ class Configuration:
         if source.members is None and (self.inside is not None or self.gather is not None):
             raise ValueError("inside= and gather= are for modules under fully_shard: leave them out")
         connections_asked()
+        timed_every()
         check_guard(self.guard_every, is_replicated=source.is_replicated)
         return self._chosen()
 

@@ -260,6 +260,10 @@ class MovingWire(OuterWire):
         """Not among members that come and go: raises `ValueError`."""
         self._refuse("load()", "pass outer(…, resume=folder), so that members hear of it before they meet")
 
+    def exact(self) -> NoReturn:
+        """Not among members that come and go: raises `ValueError`."""
+        self._refuse("exact()", "no parameters are rounded")
+
     def diagnose(self) -> NoReturn:
         """Not among members that come and go: raises `ValueError`."""
         self._refuse("diagnose()", "diagnose a run of one replica")

@@ -271,7 +271,7 @@ class Membership:
         source, site, moved = self._source, self.site, 0
         peers = GroupPeers([self._meeting.group])
         if self._members.name == plan.source:
-            given = {"kept": self._present_kept(), "at": [self._rounds, self._number]}
+            given = {"kept": self._kept, "at": [self._rounds, self._number]}
             # Ranks that hold a replica alike get the rest once, by their first one.
             shared = source.shared_state() if source.is_sharded or site.rank == 0 else {}
             for each in plan.heals:
@@ -279,10 +279,6 @@ class Membership:
         if self._members.name in plan.heals:
             return take(peers, plan.names.index(plan.source) * site.size + site.rank)
         return None, moved
-
-    def _present_kept(self) -> Kept:
-        kept: Kept = self._remembered()["kept"] if self._is_running else self._kept
-        return kept
 
     def _take_up(self, found: Any) -> None:
         """Go on from what was given. What this rank remembers of its own is dropped."""
@@ -300,8 +296,6 @@ class Membership:
             self._memory, self._kept, self._flying = None, found["kept"], -1
         except (KeyError, TypeError, ValueError) as error:
             raise GradwireError(f"the shared parameters of the others do not fit here: {error}") from error
-        if self._is_running:
-            self._go_on()
 
     def be_ready(self, plan: Plan) -> None:
         """An engine over the groups of this meeting; nothing is sent by it yet."""

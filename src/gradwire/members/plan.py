@@ -60,9 +60,12 @@ def planned(roster: Roster, me: str) -> Plan:
     fresh = _digest(f"{roster.moment} {told}")
     held = {cards[name].meeting for name in names}
     [kept] = held if len(held) == 1 else [""]
-    # A meeting's name ends with its members: the same ones may have left some of them out since.
-    is_new = not kept or not kept.endswith(_digest(told))
     source = _source(cards)
+    heals = tuple(name for name in names if name != source and not _alike(cards[name], cards[source]))
+    # A meeting's name ends with its members: the same ones may have left some of them out since. A member
+    # that is healed gets a fresh engine, which has not measured the link. As ranks choose collectives by the
+    # link, all members get one.
+    is_new = not kept or not kept.endswith(_digest(told)) or bool(heals)
     return Plan(
         names=names,
         meeting=f"{fresh}-{_digest(told)}" if is_new else kept,
@@ -73,7 +76,7 @@ def planned(roster: Roster, me: str) -> Plan:
         begins=cards[source].rounds < 0,
         exchanges=not all(card.joins for card in cards.values()),
         source=source,
-        heals=tuple(name for name in names if name != source and not _alike(cards[name], cards[source])),
+        heals=heals,
     )
 
 

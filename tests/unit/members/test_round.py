@@ -90,6 +90,7 @@ def test_groups_stay_while_all_have_the_same_and_are_made_anew_after_a_failure()
     assert planned(roster(50, a=held, b=LIVE), "a#").is_new  # it has failed on one of them
     assert planned(roster(50, a=held, b=held, c=held), "a#").is_new  # another member
     assert planned(roster(50, a=held), "a#").is_new
+    assert planned(roster(50, a=held, b=replace(held, checksum="other")), "a#").is_new  # one is healed
     assert planned(roster(50, a=LIVE, b=LIVE), "a#").meeting != first.meeting
 
 

@@ -166,7 +166,7 @@ def _take_up(
         for name in unsent.columns:
             if name in memory:
                 each.rows(each.names.index(name), memory[name].to(each.group.device), unsent.committed(name))
-    traffic.step, traffic.draws = int(state["step"]), int(state["draws"])
+    traffic.go_on(int(state["step"]), int(state["draws"]))
     dropped = sorted(state["memory"].keys() - memory.keys())
     if dropped:
         warnings.warn(

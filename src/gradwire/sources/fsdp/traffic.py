@@ -187,6 +187,11 @@ class Traffic:
 
     # -- between steps
 
+    def go_on(self, step: int, draws: int) -> None:
+        """Go on after `step` steps that optimizers have made, and `draws` numbers that were drawn."""
+        self.step, self.draws = step, draws
+        self._is_open = self._is_counted = False
+
     def settle(self) -> Fates | None:
         """Undo in the memory what optimizers have left out since the last scatters."""
         fates = self.steps.fates()
