@@ -25,7 +25,6 @@ stock's time. Loss: at most 0.01 (int8 both ways) and 0.02 (int4 with int8), eac
 import argparse
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -33,7 +32,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks import told_by_ranks
+from ranks import timed_in_turns, told_by_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -41,7 +40,7 @@ from torch.distributed.tensor import DTensor
 
 import gradwire
 from gradwire.lab import emulate
-from gradwire.lab.bench.statistics import mixed, paired
+from gradwire.lab.bench.statistics import paired
 from gradwire.lab.workloads import catalogue
 from gradwire.sources.fsdp.coding import Blocks
 
@@ -173,33 +172,7 @@ class Setting:
 def time_steps(options: argparse.Namespace) -> None:
     """One rank: time all settings, and write what came of them on rank 0."""
     settings = {name: Setting(name, 0) for name in STEPS}
-    rows: dict[str, dict[str, list[float]]] = {
-        name: {"step_s": [], "cpu_s": [], "bytes": []} for name in settings
-    }
-    for setting in settings.values():
-        for _ in range(WARM_UP):
-            setting.step()
-    for number in range(options.rounds):
-        for name, setting in mixed(list(settings.items()), number):
-            dist.barrier()
-            before = emulate.counters()
-            start_s, cpu_s = time.perf_counter(), time.process_time()
-            for _ in range(options.steps):
-                setting.step()
-            spent = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)
-            worked = torch.tensor([time.process_time() - cpu_s], dtype=torch.float64)
-            dist.barrier()  # what is in the queue still has left by then
-            after = emulate.counters()
-            assert before is not None
-            assert after is not None
-            sent = torch.tensor([float((after - before).tx_bytes)], dtype=torch.float64)
-            dist.all_reduce(spent, dist.ReduceOp.MAX)
-            dist.all_reduce(worked)
-            dist.all_reduce(sent)
-            rows[name]["bytes"].append(float(sent) / options.steps / WORLD)
-            rows[name]["step_s"].append(float(spent) / options.steps)
-            rows[name]["cpu_s"].append(float(worked) / options.steps)
-            setting.check()
+    rows = timed_in_turns(settings, options.rounds, options.steps, warm_up=WARM_UP)
     if dist.get_rank() == 0:
         ring = 3 * (WORLD - 1) / WORLD * 4 * settings[STOCK].numel
         Path(options.out).write_text(json.dumps({"rows": rows, "ring": ring}), encoding="utf-8")

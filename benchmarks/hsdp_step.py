@@ -16,19 +16,18 @@ Goal, at 200 Mbit/s: int8 is at least 2.5 times as fast as native HSDP. Bytes ar
 import argparse
 import json
 import os
-import time
 from pathlib import Path
 from statistics import fmean, median
 
 import torch
 import torch.distributed as dist
 from hsdp_loss import NATIVE, NODES, PER_NODE, Sharded
-from ranks import told_by_ranks
+from ranks import timed_in_turns, told_by_ranks
 from torch import nn
 
 from gradwire.control.forecast import ClusterForecasts
 from gradwire.lab import emulate
-from gradwire.lab.bench.statistics import mixed, paired
+from gradwire.lab.bench.statistics import paired
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import BackwardTiming, Link
 from gradwire.step.arena import ParameterSpec
@@ -70,39 +69,17 @@ class Setting:
         self.sharded.model(inputs).square().mean().backward()
         self.optimizer.step()
 
+    def check(self) -> None:
+        """Raise what is wrong with the sharded model by now."""
+        self.sharded.check()
+
 
 def worker(options: argparse.Namespace) -> None:
     """One rank: time all settings, and write what came of them on rank 0."""
     torch.set_num_threads(1)
     dist.init_process_group(emulate.backend())
     settings = {name: Setting(text) for name, text in SETTINGS.items()}
-    rows: dict[str, dict[str, list[float]]] = {
-        name: {"step_s": [], "cpu_s": [], "bytes": []} for name in settings
-    }
-    for setting in settings.values():
-        for _ in range(WARM_UP):
-            setting.step()
-    for number in range(options.rounds):
-        for name, setting in mixed(list(settings.items()), number):
-            dist.barrier()
-            before = emulate.counters()
-            start_s, cpu_s = time.perf_counter(), time.process_time()
-            for _ in range(options.steps):
-                setting.step()
-            spent = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)
-            worked = torch.tensor([time.process_time() - cpu_s], dtype=torch.float64)
-            dist.barrier()  # what is in the queue still has left by then
-            after = emulate.counters()
-            assert before is not None
-            assert after is not None
-            sent = torch.tensor([float((after - before).tx_bytes)], dtype=torch.float64)
-            dist.all_reduce(spent, dist.ReduceOp.MAX)
-            dist.all_reduce(worked)
-            dist.all_reduce(sent)
-            rows[name]["bytes"].append(float(sent) / options.steps / NODES / PER_NODE)
-            rows[name]["step_s"].append(float(spent) / options.steps)
-            rows[name]["cpu_s"].append(float(worked) / options.steps)
-            setting.sharded.check()
+    rows = timed_in_turns(settings, options.rounds, options.steps, warm_up=WARM_UP)
     if dist.get_rank() == 0:
         for name, text in SETTINGS.items():
             if text != NATIVE:
