@@ -5,6 +5,7 @@ advised_script.py FOLDER MODE...
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import sys
 import time
@@ -46,6 +47,8 @@ def main(folder: Path, *modes: str) -> None:
     model = DistributedDataParallel(
         nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 7))
     )
+    # gloo may hang when its connections are freed after the group: DDP stays until the process ends.
+    atexit.register(model.modules)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     if "hooked" in modes:
         model.register_comm_hook(None, fp16_compress_hook)
