@@ -14,8 +14,8 @@ from typing import Any
 
 from lateness import partly  # registers a recipe that runs may have  # noqa: F401
 
-from gradwire.control.lateness import Lateness, Weighed
 from gradwire.lab.report import svg
+from gradwire.planning.lateness import Lateness, Weighed
 from gradwire.recipes import recipe
 
 SOON = (4, 8, 16, 24)

@@ -41,14 +41,14 @@ import torch
 from benchmarks.sweep import SETTINGS, Setting
 from benchmarks.time_to_quality import read
 
-from gradwire.control.choice import LATE, Comparison, Option
 from gradwire.control.forecast import ClusterForecasts
-from gradwire.control.profiler import DISCARDED, ORDINARY
 from gradwire.lab import emulate
 from gradwire.lab.workloads import catalogue
 from gradwire.planning.change_detection import error_of, noise_of
+from gradwire.planning.choice import LATE, Comparison, Option
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link
+from gradwire.planning.profiler import DISCARDED, ORDINARY
 from gradwire.recipes.auto import CANDIDATES
 from gradwire.recipes.trial import COUNTED, MOST_TRIALS
 from gradwire.step.arena import ParameterSpec, specs_of

@@ -21,7 +21,6 @@ from typing import Any
 from benchmarks.sweep import SETTINGS, Setting
 
 from gradwire._api.report import Report, choices_text
-from gradwire.control.choice import ChoiceRow
 from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
 from gradwire.lab.demo.curves import WINDOW
 from gradwire.lab.demo.findings import (
@@ -41,6 +40,7 @@ from gradwire.lab.demo.findings import (
 from gradwire.lab.demo.plans import TARGET_CCR
 from gradwire.lab.report.charts import WIDE
 from gradwire.lab.report.page import TIMES_LEGEND, file_of, loss_over_time, step_timeline
+from gradwire.planning.choice import ChoiceRow
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "benchmarks" / "results" / "demo.json"

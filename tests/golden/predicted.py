@@ -23,9 +23,9 @@ from gradwire._api.plan import Candidate
 from gradwire._api.simulate import Outcome
 from gradwire.comm import Comm, run_ranks
 from gradwire.control.auto import AutoController
-from gradwire.control.choice import LATE, Comparison
 from gradwire.measure.clock import BackwardWatch
 from gradwire.placement import Placement
+from gradwire.planning.choice import LATE, Comparison
 from gradwire.planning.costs import BackwardTiming, CodecCost, Cores, Line, Link, Network
 from gradwire.planning.decoders import of_size
 from gradwire.planning.facts import Facts

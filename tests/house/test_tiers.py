@@ -38,7 +38,7 @@ WRITTEN = {
         "unit.members.test_round:test_without_faults_all_is_counted_once_and_nothing_is_lost",
     ),
     "Accelerate, the Hugging Face Trainer, Lightning, Ray Train": (
-        "unit.api.test_unwrap:test_ddp_is_found_inside_the_wrappers",
+        "unit.sources.test_unwrap:test_ddp_is_found_inside_the_wrappers",
     ),
 }
 """By the first column of README's table of what to write."""

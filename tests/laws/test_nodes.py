@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gradwire import recipes
 from gradwire.checkpoint import state
-from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Comm, run_ranks
 from gradwire.comm.checksums import CheckedComm, Watchman
 from gradwire.errors import RanksDisagree
@@ -24,6 +23,7 @@ from gradwire.memory import Residual
 from gradwire.sources.nodes import level
 from gradwire.sources.nodes.level import Packing
 from gradwire.step.layout import Layout
+from gradwire.step.shards import shards_of
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING, kind
 from tests.support.rig import BUCKETS, Outcome, Rig, flat, gradients, specs

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.control.profiler import DISCARDED, ORDINARY
+from gradwire.planning.profiler import DISCARDED, ORDINARY
 from tests.support.models import digest, optimizer_of, perceptron, train
 from tests.support.recipes import TRAINS
 

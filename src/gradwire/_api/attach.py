@@ -13,12 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire._api.checks import check_optimizers, warn_without_optimizer
 from gradwire._api.configuration import TARGET, Configuration, Gathered, PlacementName
 from gradwire._api.connections import connect_more
 from gradwire._api.prepare import prepare_for
 from gradwire._api.transports import Transports, connect, placements, with_parts, with_streams
-from gradwire._api.unwrap import Optimizers, optimizers_of, scaler_of, sharded_in
 from gradwire._api.wire import Attached, Wire
 from gradwire.agreement.agree import (
     OptimizerText,
@@ -28,7 +26,6 @@ from gradwire.agreement.agree import (
 )
 from gradwire.agreement.board import Board
 from gradwire.agreement.calls import Calls
-from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.comm.apart import Lending
 from gradwire.comm.groups import give_back, given_back_if_refused
@@ -38,15 +35,18 @@ from gradwire.placement import BufferTransfer, device_at
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.parse import short
 from gradwire.sources import source_of
+from gradwire.sources.checks import check_optimizers, warn_without_optimizer
 from gradwire.sources.nodes.level import NodeReducer
 from gradwire.sources.nodes.members import Nodes, NodeTable, agreed, kind_of, neighbours
 from gradwire.sources.observe import LossScale
 from gradwire.sources.source import Source
+from gradwire.sources.unwrap import Optimizers, optimizers_of, scaler_of, sharded_in
 from gradwire.step.context import Replicas, Replicated, read_by
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.fates import Skipped, Steps
 from gradwire.step.layout import Policy, build, is_alone
 from gradwire.step.reducer import Backward, Reducer
+from gradwire.step.shards import Shard
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker
 from gradwire.tools.guard import Guard

@@ -8,9 +8,9 @@ from typing import Literal, get_args
 
 import torch
 
-from gradwire._api.checks import check_policy
 from gradwire.environment import CONNECTIONS, TIMED_EVERY, connections_asked, timed_every
 from gradwire.recipes import Composition, Recipe, recipe
+from gradwire.sources.checks import check_policy
 from gradwire.sources.nodes.members import Nodes, kind_of
 from gradwire.sources.source import Source
 from gradwire.step.arena import layout_hash

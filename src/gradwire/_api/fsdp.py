@@ -20,7 +20,6 @@ from torch import nn
 from gradwire._api.configuration import Configuration, Gathered
 from gradwire._api.prepare import prepare
 from gradwire._api.report import Report, account_of
-from gradwire._api.unwrap import Optimizers, optimizers_of
 from gradwire._api.wire import Wire
 from gradwire.agreement.agree import (
     OptimizerText,
@@ -45,6 +44,7 @@ from gradwire.sources.fsdp.coding import GATHERS, Drawn, scattering
 from gradwire.sources.fsdp.modules import ShardedModule, check_parameters, modules_of
 from gradwire.sources.fsdp.traffic import Traffic, Wished, close_with
 from gradwire.sources.nodes.members import Members, NodeTable, agreed, kind_of, neighbours
+from gradwire.sources.unwrap import Optimizers, optimizers_of
 from gradwire.step.fates import Steps
 from gradwire.version import __version__
 

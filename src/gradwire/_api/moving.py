@@ -20,7 +20,6 @@ from gradwire._api.attach import carried
 from gradwire._api.configuration import Configuration
 from gradwire._api.report import Report
 from gradwire._api.rounds import OuterWire
-from gradwire._api.unwrap import optimizers_of
 from gradwire._api.wire import Attached
 from gradwire.checkpoint import file_set
 from gradwire.checkpoint.state import Missing, Saved
@@ -34,6 +33,7 @@ from gradwire.members.steps import MovingSteps
 from gradwire.placement import device_at, through_a_device
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources.outer import LocalSteps, OuterFactory
+from gradwire.sources.unwrap import optimizers_of
 from gradwire.step.layout import Policy
 from gradwire.version import __version__
 

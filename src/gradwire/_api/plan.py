@@ -21,8 +21,8 @@ from torch import nn
 
 from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
 from gradwire._api.plan_fsdp import forecast_fsdp
-from gradwire.control.choice import LATE, LEAD, Option
 from gradwire.control.forecast import ClusterForecasts, specs_of_profile
+from gradwire.planning.choice import LATE, LEAD, Option
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, CodecCost, Link

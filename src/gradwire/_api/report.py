@@ -22,7 +22,7 @@ from gradwire.step.reducer import Backward
 from gradwire.tools.diagnose import Diagnosis
 
 if TYPE_CHECKING:  # loaded by what chooses, and with FSDP2
-    from gradwire.control.choice import ChoiceRow
+    from gradwire.planning.choice import ChoiceRow
     from gradwire.sources.fsdp.traffic import Traffic
 
 
@@ -265,7 +265,7 @@ HEAD = ("recipe", "predicted", "measured", "linear", "sent", "late", "")
 def choices_text(choices: tuple[ChoiceRow, ...]) -> list[str]:
     """The lines of a table of the recipes considered, the fastest first. It always has `dense` and what runs.
 
-    >>> from gradwire.control.choice import ChoiceRow
+    >>> from gradwire.planning.choice import ChoiceRow
     >>> row = ChoiceRow("int4", 0.1, 0.8, 1.05e6, 0.17, 0.104, "runs")
     >>> print(*choices_text((row,)), sep="\\n")
     recipe  predicted  measured  linear     sent  late

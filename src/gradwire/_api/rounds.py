@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import torch
 
-from gradwire._api.unwrap import Optimizers
 from gradwire._api.wire import Attached, Wire
 from gradwire.errors import GradwireError
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes import recipe as parsed
 from gradwire.sources.outer import LocalSteps, OuterFactory
+from gradwire.sources.unwrap import Optimizers
 
 _diloco: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 """Douillard et al. 2023: the outer optimizer of DiLoCo."""

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gradwire._api.checks import check_optimizers, warn_without_optimizer
 from gradwire._api.report import Report, account_of, report_of
 from gradwire._api.switch import forget_unsent, mean_unsent, switch
-from gradwire._api.unwrap import Optimizers, optimizers_of
 from gradwire.agreement.agree import OptimizerText, on_all_ranks, require_same_optimizer
 from gradwire.checkpoint import file_set, state
 from gradwire.checkpoint.state import Missing, Saved
 from gradwire.errors import GradwireWarning
 from gradwire.recipes import Composition, Recipe
+from gradwire.sources.checks import check_optimizers, warn_without_optimizer
 from gradwire.sources.source import Source
+from gradwire.sources.unwrap import Optimizers, optimizers_of
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Backward, Reducer

@@ -27,8 +27,8 @@ from gradwire._api.plan import (
     rate_found,
 )
 from gradwire.advise.observed import Observed
-from gradwire.control.choice import LEAD, OFF
 from gradwire.control.forecast import INSIDE
+from gradwire.planning.choice import LEAD, OFF
 from gradwire.planning.collectives import hops
 from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S, CodecCost, Line
 from gradwire.planning.interval import bucketed

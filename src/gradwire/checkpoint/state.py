@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from gradwire.agreement.agree import damage, on_all_ranks, require_agreement, require_undamaged
-from gradwire.checkpoint.shards import cut, joined
 from gradwire.checkpoint.validate import (
     FORMAT,
     State,
@@ -35,6 +34,7 @@ from gradwire.step.arena import layout_hash
 from gradwire.step.engine import Snapshot
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Reducer
+from gradwire.step.shards import cut, joined
 
 Saved: TypeAlias = State | Sequence[State]
 """A state, or those of all ranks of some world."""

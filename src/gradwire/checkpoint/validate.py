@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.checkpoint.shards import shards_of
 from gradwire.exchange.state import complaint
 from gradwire.kernels.range import LARGEST_SUM
 from gradwire.memory import UNSENT
@@ -17,6 +16,7 @@ from gradwire.recipes.dense import dense
 from gradwire.step.arena import ParameterSpec, layout_hash
 from gradwire.step.engine import META, Engine
 from gradwire.step.layout import Layout
+from gradwire.step.shards import shards_of
 
 FORMAT = 6
 READABLE = (5, FORMAT)

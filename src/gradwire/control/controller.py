@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm
-from gradwire.control.health import EVERY, Health, Lag, Losses, pooled
-from gradwire.control.lateness import Lateness, Layers, Weighed, is_weighed
 from gradwire.control.warmup import WarmupController
 from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.link import Traffic
@@ -26,6 +24,8 @@ from gradwire.placement import Placement
 from gradwire.planning.change_detection import THRESHOLD, StepWatch
 from gradwire.planning.costs import Link
 from gradwire.planning.facts import Facts, StepObservation, Watched
+from gradwire.planning.health import EVERY, Health, Lag, Losses, pooled
+from gradwire.planning.lateness import Lateness, Layers, Weighed, is_weighed
 from gradwire.recipes import Composition, Decision
 from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.context import ExchangeContext
@@ -92,7 +92,7 @@ class RunningController:
 
     The judge's numbers are how long the last step took and its codec, and, where units were looked at, the
     result and the energy of what their exchanges have left. Those of lateness and health are what ranks have
-    weighed (`control.lateness`), one step later, and the losses noted since. A composition on trial is
+    weighed (`planning.lateness`), one step later, and the losses noted since. A composition on trial is
     weighed in each step. `hear(step, rows)` takes what all ranks said of the link.
     """
 

@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 import torch
 
-from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Round
 from gradwire.comm.base import shortest_sum
-from gradwire.control.choice import LEAD
 from gradwire.exchange.base import STEADY
 from gradwire.granularity import ON_HOST, Granularity
 from gradwire.measure.codec import payloads
+from gradwire.planning.choice import LEAD
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Sends, Transfer
 from gradwire.planning.costs import FREE, NOMINAL_CODEC, BackwardTiming, CodecCost, Link
@@ -38,6 +37,7 @@ from gradwire.recipes.regroup import fewer_cuts, with_cuts
 from gradwire.step.arena import Lane, ParameterSpec, Unit, units_of
 from gradwire.step.context import ExchangeContext, Part
 from gradwire.step.layout import TINY, Layout, Policy, build, chooser
+from gradwire.step.shards import shards_of
 from gradwire.step.verdict import HEADER, rides
 
 _BYTES = 4

@@ -13,7 +13,6 @@ from dataclasses import replace
 import torch
 
 from gradwire.comm import Comm, Round
-from gradwire.control.profiler import ORDINARY, WarmupProfiler
 from gradwire.environment import cores_per_rank
 from gradwire.exchange.base import steady_rounds
 from gradwire.measure.clock import BackwardWatch, clock_of
@@ -24,6 +23,7 @@ from gradwire.planning.collectives import serial_bytes
 from gradwire.planning.costs import ENOUGH, CodecCost, Line
 from gradwire.planning.facts import Facts
 from gradwire.planning.links import calibrated
+from gradwire.planning.profiler import ORDINARY, WarmupProfiler
 from gradwire.planning.step_time import overhead_factor
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short

@@ -34,10 +34,10 @@ from torch.distributed.tensor import Shard as Cut
 
 from gradwire._api.wire import Wire
 from gradwire.agreement.agree import on_all_ranks
-from gradwire.checkpoint.shards import Shard
 from gradwire.checkpoint.state import Missing, single
 from gradwire.comm import gathered
 from gradwire.step.arena import ParameterSpec, layout_hash
+from gradwire.step.shards import Shard
 
 T = TypeVar("T")
 _Stored: TypeAlias = Mapping[tuple[Any, ...], Any]

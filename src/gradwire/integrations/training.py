@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwire._api.attach import attach
-from gradwire._api.unwrap import inside, optimizers_of
 from gradwire._api.wire import Wire
+from gradwire.sources.unwrap import inside, optimizers_of
 
 
 def attached(

@@ -4,7 +4,7 @@ First, dense steps are timed as a whole. If communication hides in them, dense s
 timed in parts, and the cost model predicts a step of every candidate, which says what is worth a trial. A
 trial is training: it measures what a step takes here, and how much of the gradient is late
 (`gradwire.recipes.trial`). The choice is a pure function of numbers that all ranks have agreed on
-(`gradwire.control.choice`).
+(`gradwire.planning.choice`).
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 
-from gradwire.control.choice import ASSUMED_OFF, CERTAIN, LATE, Comparison, Option
-from gradwire.control.profiler import ORDINARY
 from gradwire.planning.change_detection import deviation, error_of
+from gradwire.planning.choice import ASSUMED_OFF, CERTAIN, LATE, Comparison, Option
 from gradwire.planning.facts import Facts
+from gradwire.planning.profiler import ORDINARY
 from gradwire.quantities import ms_text
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import dense, measured_for

@@ -22,7 +22,7 @@ from gradwire.step.arena import ParameterSpec, slots_of, units_of
 from gradwire.step.context import ExchangeContext
 
 if TYPE_CHECKING:  # loaded by what chooses
-    from gradwire.control.choice import ChoiceRow
+    from gradwire.planning.choice import ChoiceRow
 
 Cutter = Callable[[Sequence[int]], Sequence[int]]
 """A function from the sizes of a lane's parameters, in order, to its inner cut points, ascending."""

@@ -10,7 +10,7 @@ sections 3-D and 3-E. Differences from the paper:
 - The gain is that of the exact choice, whatever is chosen by `inner`, from a histogram of the live gradient.
 - The link is told from the steps' own collectives, and every way to send is tried for a few steps.
 - What is unsent moves on to the next choice whole; the ring is the library's. More in
-  `gradwire.control.flexible`.
+  `gradwire.planning.flexible`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from torch import Tensor
 from gradwire.codec.select.base import Selector
 from gradwire.codec.sparse import sparse
 from gradwire.comm.base import Round
-from gradwire.control.flexible import WAYS, Choice, Flexible, Rounds, Rule, Trigger
 from gradwire.exchange.ar_topk import Election, ar_topk
 from gradwire.exchange.base import Exchange, parts
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.kernels.magnitudes import magnitude_edges, magnitude_histogram
 from gradwire.planning.facts import StepObservation, Watched
+from gradwire.planning.flexible import WAYS, Choice, Flexible, Rounds, Rule, Trigger
 from gradwire.planning.ratio import ALL_GATHER, FACTOR, TREE, Magnitudes, candidate_ratios, gains
 from gradwire.recipes.base import Composition, Cutter, Judge, Watch, register
 from gradwire.recipes.parse import Recipe, recipe

@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
-from gradwire.control.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, contest, timed_search
 from gradwire.exchange.base import Exchange, steady_rounds
 from gradwire.exchange.compose import forget
 from gradwire.planning.collectives import total_time
@@ -34,6 +33,7 @@ from gradwire.planning.cuts import (
 from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, seconds_of
 from gradwire.planning.merge_worker import moved_cuts, worker_cuts
+from gradwire.planning.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, contest, timed_search
 from gradwire.quantities import counted
 from gradwire.recipes.base import Composition, Decision, Judge, Watch, register
 from gradwire.recipes.dense import measured_for

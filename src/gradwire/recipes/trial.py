@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from gradwire.control.choice import Comparison
 from gradwire.planning.change_detection import middle_of
+from gradwire.planning.choice import Comparison
 from gradwire.planning.facts import StepObservation, Watched
 from gradwire.quantities import ms_text
 from gradwire.recipes.base import Composition, Judge, Watch
@@ -144,7 +144,7 @@ def _watching(
 ) -> Judge:
     """Decides anew once the link or the steps have changed, but not before `Tuning` lets it.
 
-    Lateness waits for nothing. Where training suffers (`gradwire.control.health`), dense follows at once, and
+    Lateness waits for nothing. Where training suffers (`planning.health`), dense follows at once, and
     stays.
     """
     kept = watched.tuning.kept_dense_steps if text == dense().text else watched.tuning.kept_steps

@@ -3,8 +3,8 @@
 import torch.distributed as dist
 from torch import nn
 
-from gradwire._api.unwrap import ddp_of, is_plain, replicated_in
 from gradwire.sources.source import Source
+from gradwire.sources.unwrap import ddp_of, is_plain, replicated_in
 
 
 def source_of(model: nn.Module, replicas: object = None) -> Source:

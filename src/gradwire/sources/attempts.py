@@ -12,8 +12,8 @@ from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
-from gradwire._api.unwrap import Optimizers
 from gradwire.sources.observe import Entrance, leave_out_of_copies, remove
+from gradwire.sources.unwrap import Optimizers
 from gradwire.step.fates import are_zero, listen, stop_listening
 from gradwire.untraced import untraced
 

@@ -20,9 +20,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire._api.checks import check_policy
-from gradwire._api.unwrap import Optimizers, inside, optimizers_of, replicated_in
-from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import gathered
 from gradwire.errors import GradwireError, RanksDisagree
 from gradwire.kernels.range import LARGEST_GRADIENT
@@ -31,16 +28,19 @@ from gradwire.recipes.parse import short
 from gradwire.sources.attempts import Attempts
 from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
 from gradwire.sources.buffer_means import BufferMeans, number_of, put
+from gradwire.sources.checks import check_policy
 from gradwire.sources.loads import Loads
 from gradwire.sources.plain import group_in, spread
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.sharded import ShardedParameters, is_sharded
 from gradwire.sources.source import Source
+from gradwire.sources.unwrap import Optimizers, inside, optimizers_of, replicated_in
 from gradwire.step.arena import ParameterSpec, specs_of
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.fates import local
 from gradwire.step.layout import Layout, Policy, chooser
 from gradwire.step.reducer import Backward
+from gradwire.step.shards import shards_of
 from gradwire.step.step import Passenger, Step
 
 _LOG = logging.getLogger("gradwire")

@@ -20,7 +20,6 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from gradwire._api.unwrap import Optimizers
 from gradwire.comm import ProcessGroupComm
 from gradwire.sources.buckets import Bucket, assigned, cap_for
 from gradwire.sources.buffers import BufferBroadcast
@@ -31,6 +30,7 @@ from gradwire.sources.observe import (
     register_observers,
 )
 from gradwire.sources.source import Source
+from gradwire.sources.unwrap import Optimizers
 from gradwire.step.arena import specs_of
 from gradwire.step.context import Replicas, Replicated
 from gradwire.step.reducer import Backward

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from gradwire._api.unwrap import Optimizers
-from gradwire.checkpoint.shards import shards_of
 from gradwire.sources.plain import PlainParameters
+from gradwire.sources.unwrap import Optimizers
 from gradwire.step.arena import ParameterSpec, specs_of
 from gradwire.step.context import Replicas, Replicated
+from gradwire.step.shards import shards_of
 
 
 def is_sharded(model: nn.Module) -> bool:

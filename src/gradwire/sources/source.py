@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire._api.checks import check_momentum
-from gradwire._api.unwrap import Optimizers
 from gradwire.comm import groups
 from gradwire.comm.apart import Lending
 from gradwire.planning.tuning import USUAL, Tuning
+from gradwire.sources.checks import check_momentum
 from gradwire.sources.same_parameters import Known
+from gradwire.sources.unwrap import Optimizers
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import Replicas, Replicated
 from gradwire.step.environment import SourceState

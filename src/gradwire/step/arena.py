@@ -42,7 +42,7 @@ class ParameterSpec:
     stride: tuple[int, ...] | None = None
     """Where it is dense in another order than rows (`channels_last`, transposed), as buckets then are."""
     shard_of: ParameterSpec | None = field(default=None, repr=False)
-    """The parameter of which this is a shard (`gradwire.checkpoint.shards`)."""
+    """The parameter of which this is a shard (`gradwire.step.shards`)."""
 
     @property
     def whole(self) -> ParameterSpec:

@@ -11,21 +11,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gradwire.checkpoint.shards import Shard
 from gradwire.control.controller import Controller, Heard, Rows, controller_for, handed_over, traffic_for
-from gradwire.control.health import Health
 from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
 from gradwire.measure.link import Change
 from gradwire.memory import UNSENT
 from gradwire.placement import Placement
 from gradwire.planning.costs import Link
 from gradwire.planning.facts import Facts
+from gradwire.planning.health import Health
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import Fates
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
+from gradwire.step.shards import Shard
 from gradwire.step.verdict import plan_number
 
 META = torch.device("meta")

@@ -11,7 +11,7 @@ from torch import nn
 
 import gradwire
 from gradwire._api.plan import BETWEEN_ROUNDS, CANDIDATES, profile_of
-from gradwire.control.choice import LATE
+from gradwire.planning.choice import LATE
 from gradwire.planning.collectives import HOP_S
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.shapes import load

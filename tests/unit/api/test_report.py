@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gradwire._api.report import Report
-from gradwire.control.choice import ChoiceRow
 from gradwire.measure.clock import Span
 from gradwire.measure.link import Change
+from gradwire.planning.choice import ChoiceRow
 from gradwire.planning.costs import Link
 from gradwire.step.history import WINDOW, History
 from gradwire.step.step import Outcome, Step

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from gradwire._api.switch import mean_unsent, switch
-from gradwire.checkpoint.shards import Shard
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.step.layout import Layout
+from gradwire.step.shards import Shard
 from tests.support.rig import Rig, gradients
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire._api.checks import check_momentum
 from gradwire.checkpoint import state
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse
@@ -22,6 +21,7 @@ from gradwire.errors import GradwireWarning, PeerFailed, RanksDisagree
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.memory import UNSENT, LowPass
+from gradwire.sources.checks import check_momentum
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
 from tests.support.rig import REVERSED, SHUFFLED, Rig, gradients
 from tests.support.tiers import rest

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
-from gradwire.control.health import EVERY
 from gradwire.measure.clock import Trace
 from gradwire.measure.link import Traffic
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, StepObservation
+from gradwire.planning.health import EVERY
 from gradwire.planning.tuning import Tuning
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Watch
@@ -254,7 +254,7 @@ def test_losses_that_rise_on_the_mean_of_all_ranks_are_told_where_something_is_r
 def test_healthy_steps_say_nothing_and_weigh_what_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are those of all main lanes of all ranks."""
     weighed: list[tuple[float, float]] = []
-    monkeypatch.setattr("gradwire.control.health.Lag.add", lambda _lag, *norms: weighed.append(norms) or "")
+    monkeypatch.setattr("gradwire.planning.health.Lag.add", lambda _lag, *norms: weighed.append(norms) or "")
 
     def rank(comm: Comm) -> tuple[float, float]:
         rig = Rig(comm, "topk(ratio=0.1)")
@@ -279,7 +279,7 @@ def test_healthy_steps_say_nothing_and_weigh_what_they_should(monkeypatch: pytes
 
 def test_a_step_that_is_tried_again_tells_its_health_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[float, float]] = []
-    monkeypatch.setattr("gradwire.control.health.Lag.add", lambda _lag, *norms: told.append(norms) or "")
+    monkeypatch.setattr("gradwire.planning.health.Lag.add", lambda _lag, *norms: told.append(norms) or "")
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)")

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from gradwire.comm import Comm, ThreadComm, run_ranks
-from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.control.warmup import PROBED, links_for, surveyed
 from gradwire.measure.probe import Probed
 from gradwire.placement import host
 from gradwire.planning.costs import CodecCost, Line, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.links import straight_line
+from gradwire.planning.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.step_time import sending_s
 from gradwire.recipes import Decision, recipe
 from gradwire.step.arena import ParameterSpec

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
+from gradwire.planning.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.recipes import Decision, recipe
 from gradwire.step.step import Step
 from tests.support.rig import Rig, gradients

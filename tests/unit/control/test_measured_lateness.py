@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.control.lateness import LEAST
+from gradwire.planning.lateness import LEAST
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Watch
 from gradwire.step.context import Fates

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, Round, run_ranks
-from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.measure.link import is_apart
+from gradwire.planning.profiler import DISCARDED, MEASURED, ORDINARY
 from tests.support.rig import ONE_BUCKET, REVERSED, SHAPES, Rig, gradients
 
 UNTIL = {"auto": DISCARDED + ORDINARY + MEASURED, "covap": DISCARDED + MEASURED}

@@ -10,10 +10,10 @@ import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.control.forecast import predicted_step_s
-from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
+from gradwire.planning.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.step_time import Sent, UnitWork, step_time
 from gradwire.recipes import recipe
 from gradwire.step.layout import build

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 import torch
 
-from gradwire.control.choice import ASSUMED_OFF, LATE, LEAD
 from gradwire.control.forecast import forecast_by
 from gradwire.lab.workloads import catalogue
+from gradwire.planning.choice import ASSUMED_OFF, LATE, LEAD
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.interval import bucketed

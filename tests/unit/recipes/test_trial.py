@@ -16,12 +16,12 @@ from torch import Tensor
 
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
-from gradwire.control.choice import Comparison, Option
-from gradwire.control.lateness import LEAST
-from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.change_detection import noise_of
+from gradwire.planning.choice import Comparison, Option
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, StepObservation, Watched
+from gradwire.planning.lateness import LEAST
+from gradwire.planning.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.auto import auto

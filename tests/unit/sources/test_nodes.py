@@ -7,11 +7,11 @@ import logging
 import pytest
 import torch
 
-from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Comm, run_ranks
 from gradwire.sources.nodes.level import Packing
 from gradwire.sources.nodes.members import Members, NodeTable, agreed, neighbours
 from gradwire.step.arrival import BucketEntry
+from gradwire.step.shards import shards_of
 from tests.support.rig import specs
 
 

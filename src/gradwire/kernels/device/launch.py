@@ -28,14 +28,6 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
         kernel[(programs,)](*arguments, **{"num_warps": WARPS, **constants}, enable_fp_fusion=False)
 
 
-def try_out(where: torch.device | None) -> None:
-    """Launch a kernel on the GPU `where`, or raise why there can be none; elsewhere do nothing."""
-    if where is not None and where.type == "cuda":
-        from gradwire.kernels.device.flagged import poison
-
-        poison([torch.zeros(1, device=where)], torch.zeros((), dtype=torch.bool, device=where))
-
-
 def is_taken(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
     """Whether all are contiguous, of one of `dtypes`, and on one device."""
     device = tensors[0].device

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from gradwire.agreement.agree import damage, require_undamaged
-from gradwire.checkpoint.shards import shards_of
 from gradwire.comm import Pending
 from gradwire.errors import DAMAGED, TransportError
 from gradwire.measure.metered import MeteredComm
@@ -27,6 +26,7 @@ from gradwire.placement import Placement
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.reducer import Reducer
+from gradwire.step.shards import shards_of
 from gradwire.step.step import Outcome, Step
 
 _LOG = logging.getLogger("gradwire")

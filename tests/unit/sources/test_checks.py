@@ -7,9 +7,9 @@ import warnings
 import pytest
 import torch
 
-from gradwire._api.checks import check_optimizers, check_policy, warn_without_optimizer
 from gradwire.errors import GradwireWarning
 from gradwire.recipes import recipe
+from gradwire.sources.checks import check_optimizers, check_policy, warn_without_optimizer
 from gradwire.step.layout import build
 from tests.support.rig import specs
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire._api.checks import check_momentum
 from gradwire.recipes import recipe
+from gradwire.sources.checks import check_momentum
 from gradwire.step.layout import build
 from tests.support.rig import specs
 

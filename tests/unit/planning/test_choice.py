@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.control.choice import LEAD, Comparison, Option
 from gradwire.planning.change_detection import error_of
+from gradwire.planning.choice import LEAD, Comparison, Option
 
 Setting = tuple[float, float, dict[str, tuple[float, float]]]
 """Milliseconds of a step without communication and of a dense one; each recipe's, and how late it is."""

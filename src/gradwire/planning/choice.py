@@ -1,6 +1,6 @@
 """Chooses the fastest recipe of those that leave little of the gradient late, by their trials.
 
-The rule: a recipe may run if it leaves at most `limit` steps' worth of gradient waiting (`control.lateness`).
+The rule: a recipe may run if it leaves at most `limit` steps' worth of gradient waiting (`lateness`).
 Of those, the mildest that reaches the target runs; where none does, the fastest, and among equals the milder.
 None runs that is not faster than dense. A recipe is faster than another by the share `LEAD`, and by `ERRORS`
 standard errors of the difference of their times, as each one's own steps tell it.

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from gradwire.control.lateness import LEAST, RISEN, Lateness, Layers, Weighed, is_weighed
+from gradwire.planning.lateness import LEAST, RISEN, Lateness, Layers, Weighed, is_weighed
 
 MANY = 4 * LEAST
 

@@ -9,7 +9,10 @@ from statistics import fmean
 
 import pytest
 
-from gradwire.control.timed_merge import (
+from gradwire.planning.cuts import Cuts
+from gradwire.planning.facts import StepObservation
+from gradwire.planning.merge import search_cuts
+from gradwire.planning.timed_merge import (
     APART,
     MOST_STEPS,
     GroupingTrial,
@@ -18,9 +21,6 @@ from gradwire.control.timed_merge import (
     groupings,
     timed_search,
 )
-from gradwire.planning.cuts import Cuts
-from gradwire.planning.facts import StepObservation
-from gradwire.planning.merge import search_cuts
 from tests.support.planning_problems import all_groupings, backward, cost, step_seconds
 
 TENSORS = 60

@@ -18,12 +18,12 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import gradwire
-from gradwire._api.unwrap import ddp_of, optimizers_of, scaler_of
 from gradwire.codec.cast import cast
 from gradwire.errors import GradwireWarning
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import reduce
 from gradwire.recipes import Composition
+from gradwire.sources.unwrap import ddp_of, optimizers_of, scaler_of
 from tests.support.states import own_state
 
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import nn
 
-from gradwire._api.unwrap import Optimizers
 from gradwire.errors import GradwireWarning
 from gradwire.recipes.parse import short
+from gradwire.sources.unwrap import Optimizers
 from gradwire.step.arena import Lane
 from gradwire.step.layout import Layout, Policy
 

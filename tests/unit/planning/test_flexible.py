@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from gradwire.comm.base import Round
-from gradwire.control.flexible import WAYS, Choice, Flexible, Rule, Trigger
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.link import Traffic
 from gradwire.planning.change_detection import StepWatch
@@ -18,6 +17,7 @@ from gradwire.planning.collectives import time_of, total_time
 from gradwire.planning.costs import Link, Network
 from gradwire.planning.cuts import one_unit
 from gradwire.planning.facts import StepObservation, Watched
+from gradwire.planning.flexible import WAYS, Choice, Flexible, Rule, Trigger
 from gradwire.planning.ratio import ALL_GATHER, RING, TREE, RatioCandidate, candidate_ratios
 from gradwire.recipes.flexible import rounds_of
 from tests.support.planning_problems import best_ratio

@@ -8,7 +8,7 @@ from statistics import fmean, pvariance
 
 import pytest
 
-from gradwire.control.health import EVERY, GROWN, Health, Lag, Losses, LossTrend, pooled
+from gradwire.planning.health import EVERY, GROWN, Health, Lag, Losses, LossTrend, pooled
 
 
 def _lags(*unsent: float) -> list[bool]:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.control.profiler import DISCARDED, MEASURED, ORDINARY, WarmupProfiler
 from gradwire.planning.change_detection import noise_of
 from gradwire.planning.costs import BackwardTiming
 from gradwire.planning.facts import Facts, Times
+from gradwire.planning.profiler import DISCARDED, MEASURED, ORDINARY, WarmupProfiler
 
 
 def _facts(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.checkpoint.shards import Shard, cut, joined, shards_of
 from gradwire.comm import Comm, run_ranks
 from gradwire.recipes import recipe
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import Replicated
 from gradwire.step.layout import build
+from gradwire.step.shards import Shard, cut, joined, shards_of
 from tests.support.rig import specs
 
 
