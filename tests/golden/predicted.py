@@ -23,6 +23,7 @@ from gradwire._api.plan import Candidate
 from gradwire._api.simulate import Outcome
 from gradwire.comm import Comm, run_ranks
 from gradwire.control.auto import AutoController
+from gradwire.control.controller import controller_for
 from gradwire.measure.clock import BackwardWatch
 from gradwire.placement import Placement
 from gradwire.planning.choice import LATE, Comparison
@@ -194,7 +195,10 @@ def forecast(name: str) -> dict[str, Any]:
         placement = Placement("frozen", comm, comm, lambda _job: None)
         decision = recipe("auto").build().next
         assert decision is not None
-        env, decision = EngineEnvironment(placement), replace(decision, decide=decide)
+        env, decision = (
+            EngineEnvironment(placement, controller_for=controller_for),
+            replace(decision, decide=decide),
+        )
         controller = AutoController(decision, run.specs, env, placement, BackwardWatch(), layout_of)
         controller.decide(run.facts)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, ThreadComm
+from gradwire.control.controller import controller_for
 from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT
 from gradwire.placement import Placement, Post, Resolve, device_at
@@ -161,7 +162,9 @@ class Rig:
         if placement.inside is not None:
             self.level = NodeReducer(known, placement.inside.world)
             known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
-        env = EngineEnvironment(placement, concluded=concluded, **{"tuning": TUNING} | options)
+        env = EngineEnvironment(
+            placement, controller_for=controller_for, concluded=concluded, **{"tuning": TUNING} | options
+        )
         self.engine = Reducer(known, recipe(text), env)
         if self.level is not None:
             self.level.join(self.engine)

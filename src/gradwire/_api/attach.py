@@ -29,6 +29,7 @@ from gradwire.agreement.calls import Calls
 from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.comm.apart import Lending
 from gradwire.comm.groups import give_back, given_back_if_refused
+from gradwire.control.controller import controller_for
 from gradwire.environment import timed_every
 from gradwire.kernels import compiler
 from gradwire.placement import BufferTransfer, device_at
@@ -298,6 +299,7 @@ def _assemble(
         replicas = shard.replicas(replicas, source.specs)
     env = EngineEnvironment(
         placement,
+        controller_for=controller_for,
         on_host=on_host,
         policy=asked.policy,
         seed=asked.seed,

@@ -8,17 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradwire.comm import Comm
 from gradwire.control.warmup import WarmupController
 from gradwire.measure.clock import BackwardWatch
-from gradwire.measure.link import Traffic
 from gradwire.measure.norms import Weighing
-from gradwire.measure.probe import slowest
 from gradwire.memory import UNSENT
 from gradwire.placement import Placement
 from gradwire.planning.change_detection import THRESHOLD, StepWatch
@@ -29,41 +25,9 @@ from gradwire.planning.lateness import Lateness, Layers, Weighed, is_weighed
 from gradwire.recipes import Composition, Decision
 from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.context import ExchangeContext
-from gradwire.step.environment import EngineEnvironment, StepObserver
+from gradwire.step.environment import Controller, EngineEnvironment, Heard, Rows
 from gradwire.step.layout import Layout
 from gradwire.step.step import Step
-
-Rows = Sequence[Sequence[float]]
-"""The facts in a verdict, by rank."""
-
-
-class Controller(StepObserver, Protocol):
-    """One rank's side of a decision. All calls are on the engine's thread.
-
-    The facts of a rank ride in its row of the verdict; how many there are depends on agreed numbers alone.
-    """
-
-    @property
-    def measuring(self) -> bool:
-        """Whether dense steps still find out what to do."""
-
-    @property
-    def is_serial(self) -> bool:
-        """Whether communication of this step waits for its computation, so that each is timed alone."""
-
-    @property
-    def facts(self) -> Facts | None:
-        """The measured facts, once they are known."""
-
-    @property
-    def late(self) -> float | None:
-        """Steps' worth of gradient that wait; `None` before that is known, 0 where nothing is remembered."""
-
-    def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
-        """This rank's facts. `link` is what the previous step's rounds say of the link."""
-
-    def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
-        """Take all ranks' facts of a step that had a verdict; what is to run from now on, if that changes."""
 
 
 def measuring(
@@ -81,10 +45,6 @@ def measuring(
     from gradwire.control.auto import AutoController
 
     return AutoController(decision, specs, env, placement, watch, layout_of)
-
-
-Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
-"""The assumed link, and its change, before and after, if it has just changed."""
 
 
 class RunningController:
@@ -301,29 +261,3 @@ def watched_in(layout: Layout, world: int) -> Watched:
     largest = max(mine, key=lambda lane: lane.numel, default=None)
     sizes = () if largest is None else tuple(slot.spec.numel for slot in largest.slots)
     return Watched(world, sizes, layout.tuning)
-
-
-def may_follow(now: Layout, following: Layout, comm: Comm) -> bool:
-    """Whether no rank's unsent gradient would lose its place. A collective where a place is lost."""
-    homeless = now.homeless_in(following)
-    left = any(bool(now.memory(name).any() or now.final(name).any()) for name in homeless)
-    return not homeless or slowest(comm, [float(left)]) == [0.0]
-
-
-def handed_over(now: Layout, asked: Layout, comm: Comm) -> Composition | None:
-    """The composition after `now` where `asked` shall run: that, or first one that sends all that is unsent.
-
-    `None` where that is running already. A collective where a place is lost.
-    """
-    if may_follow(now, asked, comm):
-        return asked.main
-    from gradwire.recipes.drain import sending_unsent  # few runs need it
-
-    first = sending_unsent(asked.main)
-    return None if first == now.main else first
-
-
-def traffic_for(layout: Layout, env: EngineEnvironment) -> Traffic:
-    """The record of the link while `layout` runs: under another layout, messages had other sizes."""
-    threshold = THRESHOLD if layout.main.watch is None else layout.main.watch.link_change
-    return Traffic(env.world, env.control.world, threshold)

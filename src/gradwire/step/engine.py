@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gradwire.control.controller import Controller, Heard, Rows, controller_for, handed_over, traffic_for
 from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
-from gradwire.measure.link import Change
+from gradwire.measure.link import Change, Traffic
+from gradwire.measure.probe import slowest
 from gradwire.memory import UNSENT
 from gradwire.placement import Placement
+from gradwire.planning.change_detection import THRESHOLD
 from gradwire.planning.costs import Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.health import Health
@@ -23,7 +24,7 @@ from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
 from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import Fates
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import Controller, EngineEnvironment, Heard, Rows
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
 from gradwire.step.shards import Shard
 from gradwire.step.verdict import plan_number
@@ -79,7 +80,7 @@ class Engine:
             # Whatever the facts will be, its codec is timed and then used.
             foreseen = self.layout_of(decision.about, META)
             env.compile_for(foreseen)
-        controller = controller_for(
+        controller = env.controller_for(
             layout, env, placement, self.watch, self._hear, self.layout_of, self.health
         )
         plan = layout.main.text if decision is None else None
@@ -117,8 +118,24 @@ class Engine:
         self.install(first) if first is not None else None
 
     def first_of(self, following: Composition) -> Composition | None:
-        """The composition that runs first where `following` shall, by `handed_over`. A collective."""
-        return handed_over(self.layout, self.layout_of(following, META), self.env.control)
+        """The composition that runs first where `following` shall: that, or one that sends all unsent first.
+
+        `None` where that is running already. A collective where unsent gradient would lose its place.
+        """
+        asked = self.layout_of(following, META)
+        if self._may_follow(asked):
+            return asked.main
+        from gradwire.recipes.drain import sending_unsent  # few runs need it
+
+        first = sending_unsent(asked.main)
+        return None if first == self.layout.main else first
+
+    def _may_follow(self, following: Layout) -> bool:
+        """Whether no rank's unsent gradient would lose its place. A collective where a place is lost."""
+        now = self.layout
+        homeless = now.homeless_in(following)
+        left = any(bool(now.memory(name).any() or now.final(name).any()) for name in homeless)
+        return not homeless or slowest(self.env.control, [float(left)]) == [0.0]
 
     def successor(self, composition: Composition) -> Snapshot:
         """`composition`, `prepared` with the memory of what runs now."""
@@ -157,7 +174,12 @@ class Engine:
         self._plan = plan_number(self.layout.main.text, self.layout.cuts, self.measuring)
         self._timed_until = self.step + _FIRST
         self._with_momentum = [lane for lane in self.layout.lanes if lane.memory.covers_momentum]
-        self.traffic, self._link = traffic_for(self.layout, self.env), None
+        watch = self.layout.main.watch
+        # Anew for each layout: under another one, messages had other sizes.
+        self.traffic = Traffic(
+            self.env.world, self.env.control.world, THRESHOLD if watch is None else watch.link_change
+        )
+        self._link = None
 
     # -- what becomes of a step, once optimizers have stepped or not
 

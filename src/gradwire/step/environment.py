@@ -5,16 +5,21 @@ Environment variables are another matter: `gradwire.environment` has those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from gradwire.comm import Comm
+from gradwire.measure.clock import BackwardWatch
 from gradwire.placement import Device, Placement
+from gradwire.planning.costs import Link
+from gradwire.planning.facts import Facts
+from gradwire.planning.health import Health
 from gradwire.planning.tuning import USUAL, Tuning
+from gradwire.recipes import Composition
 from gradwire.step.context import Replicas
 from gradwire.step.layout import Layout, Policy
 from gradwire.step.step import Passenger, Step
@@ -35,6 +40,60 @@ class StepObserver(Protocol):
         step on all ranks. An error here ends this step and all later ones, because rows of other ranks may
         have other lengths.
         """
+
+
+Rows = Sequence[Sequence[float]]
+"""The facts in a verdict, by rank."""
+
+Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
+"""The assumed link, and its change, before and after, if it has just changed."""
+
+
+class Controller(StepObserver, Protocol):
+    """One rank's side of a decision. All calls are on the engine's thread.
+
+    The facts of a rank ride in its row of the verdict; how many there are depends on agreed numbers alone.
+    """
+
+    @property
+    def measuring(self) -> bool:
+        """Whether dense steps still find out what to do."""
+
+    @property
+    def is_serial(self) -> bool:
+        """Whether communication of this step waits for its computation, so that each is timed alone."""
+
+    @property
+    def facts(self) -> Facts | None:
+        """The measured facts, once they are known."""
+
+    @property
+    def late(self) -> float | None:
+        """Steps' worth of gradient that wait; `None` before that is known, 0 where nothing is remembered."""
+
+    def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
+        """This rank's facts. `link` is what the previous step's rounds say of the link."""
+
+    def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
+        """Take all ranks' facts of a step that had a verdict; what is to run from now on, if that changes."""
+
+
+class ControllerFor(Protocol):
+    """Makes the controllers of an engine: `gradwire.control.controller.controller_for`."""
+
+    def __call__(
+        self,
+        layout: Layout,
+        env: EngineEnvironment,
+        placement: Placement,
+        watch: BackwardWatch,
+        hear: Callable[[int, Rows], Heard],
+        layout_of: Callable[[Composition, torch.device], Layout],
+        health: Health,
+        /,
+    ) -> Controller:
+        """The controller while `layout` runs. `hear(step, rows)` takes what all ranks said of the link, and
+        `layout_of` lays parameters out for another composition."""
 
 
 class SourceState(Protocol):
@@ -66,6 +125,7 @@ class EngineEnvironment:
     """
 
     usual: Placement
+    controller_for: ControllerFor = field(kw_only=True)
     concluded: Callable[[Step], None] = lambda _step: None
     """Called once per step, when its means are on their way into the buffers, or with its error."""
     resolved: Callable[[Step], None] = lambda _step: None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gradwire.comm import Comm, ThreadComm, run_ranks
+from gradwire.control.controller import controller_for
 from gradwire.control.warmup import PROBED, links_for, surveyed
 from gradwire.measure.probe import Probed
 from gradwire.placement import host
@@ -95,7 +96,7 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
 
     def rank(comm: ThreadComm) -> Facts:
         placement = host(comm, print)
-        env = EngineEnvironment(placement)
+        env = EngineEnvironment(placement, controller_for=controller_for)
         return surveyed(Facts(1.0, 1.0, comm.world), decision, env, placement, (), about)
 
     facts = run_ranks(3, rank)
@@ -121,7 +122,13 @@ def test_probes_of_two_verbs_together_are_no_longer_than_a_step(
     def rank(comm: ThreadComm) -> Facts:
         placement = host(comm, print)
         facts = Facts(1.0, 1.0, comm.world, dense_s=dense_s)
-        return surveyed(facts, _decision("covap"), EngineEnvironment(placement), placement, ())
+        return surveyed(
+            facts,
+            _decision("covap"),
+            EngineEnvironment(placement, controller_for=controller_for),
+            placement,
+            (),
+        )
 
     run_ranks(2, rank)
     assert told == 2 * [budget_s]
@@ -144,6 +151,12 @@ def test_how_dear_collectives_are_is_measured_in_the_steps_that_are_taken_apart(
 
     def rank(comm: ThreadComm) -> Facts:
         placement = replace(host(comm, print), device=computes)
-        return surveyed(seen, _decision("covap"), EngineEnvironment(placement), placement, specs)
+        return surveyed(
+            seen,
+            _decision("covap"),
+            EngineEnvironment(placement, controller_for=controller_for),
+            placement,
+            specs,
+        )
 
     assert run_ranks(2, rank)[0].cores.overhead_factor == pytest.approx(dear, rel=1e-12)

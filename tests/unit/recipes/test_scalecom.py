@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.control.controller import controller_for
 from gradwire.control.warmup import surveyed
 from gradwire.exchange.leader import leader_in_turn
 from gradwire.placement import host
@@ -41,7 +42,7 @@ def test_ranks_with_other_batches_agree_on_the_most() -> None:
         shapes = {"a": (2, 5), "b": (2, 5), "c": (2, 5), "vector": (5,)}
         specs = [ParameterSpec(name, shape, torch.float32, 10) for name, shape in shapes.items()]
         placement = host(comm, print)
-        env = EngineEnvironment(placement, uses=lambda: uses)
+        env = EngineEnvironment(placement, uses=lambda: uses, controller_for=controller_for)
         return surveyed(Facts(1.0, 1.0, comm.world), _counting(), env, placement, specs)
 
     for facts in run_ranks(3, rank):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.comm import Comm, Pending, Round, run_ranks
+from gradwire.control.controller import controller_for
 from gradwire.errors import GradwireError, TransportError
 from gradwire.measure.clock import now_s
 from gradwire.placement import HostDevice, Placement, Resolve, host
@@ -75,7 +76,12 @@ class ByName(Source):
 
 
 def _attached(source: Source, worker: Worker, placement: Placement, text: str) -> Backward:
-    env = EngineEnvironment(placement, lambda step: backward.deliver(step), lambda step: backward.note(step))
+    env = EngineEnvironment(
+        placement,
+        controller_for=controller_for,
+        concluded=lambda step: backward.deliver(step),
+        resolved=lambda step: backward.note(step),
+    )
     backward = Backward(source, worker, Reducer(source.specs, recipe(text), env))
     return backward
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, ThreadComm, run_ranks
 from gradwire.comm.checksums import CheckedComm
+from gradwire.control.controller import controller_for
 from gradwire.errors import RanksDisagree
 from gradwire.placement import host
 from gradwire.step.environment import EngineEnvironment
@@ -129,7 +130,9 @@ def test_a_flipped_bit_in_what_names_the_parameters_misleads_no_rank(world: int)
         held["200"] += comm.rank == 1
         checked = CheckedComm(DamagingComm(comm, damage if comm.rank == 1 else Damage()))
         step = Step(0, "dense")
-        Guard(lambda: held, 1).before(step, EngineEnvironment(host(checked, print)))
+        Guard(lambda: held, 1).before(
+            step, EngineEnvironment(host(checked, print), controller_for=controller_for)
+        )
         rows = (RankReport(True, False, 0, facts=(float(rank), 2.0)) for rank in range(world))
         return str(step.compare(Verdict(tuple(rows))))
 
