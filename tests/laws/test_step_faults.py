@@ -183,6 +183,33 @@ def test_a_decoder_of_any_bytes_that_fails_fails_alone_and_no_rank_goes_on_witho
 
 
 @looped("resolve", ["now", "late"])
+def test_a_rank_that_fails_unheard_in_a_step_that_counts_on_no_rank_goes_on_with_the_others(
+    resolve: Resolve,
+) -> None:
+    """All ranks are at the same step still, so there is nothing to be told."""
+
+    def rank(comm: Comm) -> tuple[Outcome, Outcome]:
+        rig = _with_accident(comm, "int8", "decode", on_rank=1, resolve=resolve)
+        rig.step(gradients(comm.rank, 0), ONE_BUCKET)
+        broken = gradients(comm.rank, 1)
+        if comm.rank == 0:
+            broken["last.weight"][0] = torch.nan
+        failed = rig.step(broken, ONE_BUCKET)
+        for lane in rig.engine.layout.lanes:
+            object.__setattr__(lane.exchange, "where", "nowhere")
+        following = rig.step(gradients(comm.rank, 1), ONE_BUCKET)
+        rig.engine.resolve()
+        return failed, following
+
+    for number, (failed, following) in enumerate(run_ranks(3, rank)):
+        assert isinstance(failed.error, Accident) == (number == 1)
+        assert not failed.step.has_failed_unheard
+        assert not failed.step.committed
+        assert following.error is None
+        assert following.step.committed
+
+
+@looped("resolve", ["now", "late"])
 def test_ranks_that_share_a_replica_hear_of_any_decoder_in_its_step(resolve: Resolve) -> None:
     """They gather means after the verdict, and would wait for the one that failed."""
 

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -66,7 +65,8 @@ class CodedLane:
                 here = slice(begin - unit.start, stop - unit.start)
                 self._segments[-1].append(_Segment(start, here, coder))
                 begin = stop
-        self._shares: WeakKeyDictionary[Pieces, CodedPieces] = WeakKeyDictionary()
+        self._shares: dict[int, CodedPieces] = {}
+        """By the number of the first slot."""
 
     def _slot_at(self, element: int) -> int:
         return bisect_right(self._starts, element) - 1
@@ -93,9 +93,9 @@ class CodedLane:
         lane = self._lane
         if self._room is None:
             self._room = torch.empty(self._bytes, dtype=torch.uint8, device=lane.x.device)
-        coded = self._shares.get(grads.pieces)
-        if coded is None:
-            coded = self._shares[grads.pieces] = self._coded(grads.pieces, numbers)
+        coded = self._shares.get(numbers[0])
+        if coded is None or coded.pieces is not grads.pieces:  # DDP makes other buckets in its second step
+            coded = self._shares[numbers[0]] = self._coded(grads.pieces, numbers)
         place = lane.memory.coefficient(step), grads.scale, coded, self._room, lane.marks.begun()[:-1]
         self._fold(lane.x, lane.committed.get(UNSENT), grads.bucket, *place)
 

@@ -826,14 +826,15 @@ class Reducer(Engine):
             step.record_small(small)
         error: BaseException | None = verdict.error() or step.compare(verdict)
         if step.error is not None and not isinstance(error, RanksDisagree):
-            step.has_failed_unheard = error is None and verdict.finite
+            # The others have gone on: with one step more, unless they have found something not finite, too.
+            step.has_failed_unheard = error is None and self._is_finite(step, verdict)
             error = step.error  # a rank that disagrees may well fail, but that is not why
         if error is not None:
             self._close(step, Outcome.FAILED, error)
         elif deferred:
             self._land(step, verdict)
         else:
-            finite = verdict.finite and step.is_finite() and all(each.is_finite() for each in step.small)
+            finite = self._is_finite(step, verdict)
             if finite:
                 for small in step.small:
                     small.land()
@@ -841,6 +842,12 @@ class Reducer(Engine):
                 # Plain steps protect nothing: what they have is DDP's own, but of one shard only.
                 step.poison()
             self._close(step, self._commit(step, verdict, finite))
+
+    def _is_finite(self, step: Step, verdict: Verdict) -> bool:
+        """Worker: whether all that ranks have sent in a step, and all means, are finite; may wait for a device."""
+        if step.is_late:
+            return all(bool(finite) for finite in (step.finite(), *(each.finite() for each in step.small)))
+        return verdict.finite and step.is_finite() and all(each.is_finite() for each in step.small)
 
     def _land(self, step: Step, verdict: Verdict) -> None:
         """Worker: end a step for the model before the host knows whether it counts."""
