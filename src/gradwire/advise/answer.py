@@ -34,7 +34,7 @@ from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S, CodecCost, Line
 from gradwire.planning.interval import bucketed
 from gradwire.planning.links import straight_line
 from gradwire.planning.shapes import Layer, Profile
-from gradwire.quantities import bytes_text, columns, wrapped
+from gradwire.quantities import bytes_text, columns, counted, wrapped
 
 LITTLE = 0.1
 """The share of a step up to which what it waits for does not bound it."""
@@ -158,14 +158,16 @@ class Advice:
 
     def __str__(self) -> str:
         width = columns()
-        sent = f"{bytes_text(self.gradient_bytes)} in " if self.gradient_bytes else ""
-        rate = f", {_rate(self.rate_bit_per_s)}" if self.rate_bit_per_s else ""
+        calls = counted(round(self.calls), "call") if self.calls else ""
+        sent = f"{bytes_text(self.gradient_bytes)} in {calls}" if self.gradient_bytes else calls
+        rate = _rate(self.rate_bit_per_s) if self.rate_bit_per_s else ""
+        details = ", ".join(filter(None, (sent, rate)))
         late = f", waiting for the last rank {_ms(self.late_s)}" if self.late_s >= 0.01 * self.step_s else ""
         rows = [
             (
                 f"step {_ms(self.step_s)} ms",
-                f"compute {_ms(self.compute_s)}, all-reduce exposed {_ms(self.exposed_s)} "
-                f"({sent}{self.calls:.0f} calls{rate}), input {_ms(self.input_s)}{late}",
+                f"compute {_ms(self.compute_s)}, all-reduce exposed {_ms(self.exposed_s)}"
+                f"{f' ({details})' if details else ''}, input {_ms(self.input_s)}{late}",
             ),
             ("bound by", self.bound_by),
         ]
@@ -298,7 +300,7 @@ def _free(observed: Observed, link: Link | None, step_s: float, exposed_s: float
     if observed.passes > 1.0:
         rest_s = step_s - exposed_s * (1.0 - 1.0 / observed.passes)
         yield _about("no_sync() for all passes but the last", step_s / rest_s, observed)
-    if link is not None and observed.gradients is not None:
+    if link is not None:
         spared_s, cap_mb = _larger_buckets(observed, link)
         if step_s / (step_s - spared_s) > 1.0 + LEAD:
             yield _about(f"bucket_cap_mb={cap_mb}", step_s / (step_s - spared_s), observed)
@@ -307,8 +309,10 @@ def _free(observed: Observed, link: Link | None, step_s: float, exposed_s: float
 
 
 def _larger_buckets(observed: Observed, link: Link) -> tuple[float, int]:
-    """Seconds that the best of larger buckets should spare in a step, and their size in MB."""
-    assert observed.gradients is not None
+    """Seconds that the best of larger buckets should spare in a step, and their size in MB; zeros where
+    gradients are not known."""
+    if observed.gradients is None or not observed.gradient_bytes or not observed.sends_gradients:
+        return 0.0, 0
     numel = [math.prod(shape) for shape in observed.gradients.shapes]
     now_s, found = _exposed(observed, link, link.sums), []
     for cap_mb in CAPS_MB:
@@ -357,7 +361,7 @@ def _causes(observed: Observed, link: Link | None, stated_bit_per_s: float | Non
     if link is not None:
         each_bytes = math.fsum(observed.buckets) / len(observed.buckets)
         sums = f"{len(observed.buckets)} all-reduces of {bytes_text(each_bytes)}"
-        spared_s = _larger_buckets(observed, link)[0] if observed.gradients is not None else 0.0
+        spared_s, _ = _larger_buckets(observed, link)
         found = link.rate_bit_per_s
         nominal_bit_per_s = stated_bit_per_s or observed.card_bit_per_s or 0.0
         if observed.passes > 1.0:
@@ -387,6 +391,12 @@ def _unknown(observed: Observed, link: Link | None) -> str:
         return "nothing is predicted without the number of ranks and the sizes of gradients"
     if observed.gradients is not None and observed.gradients.element_bytes != 4:
         return "nothing is predicted for gradients that are not in float32"
+    if not observed.sends_gradients:
+        sent, held = bytes_text(math.fsum(observed.buckets)), bytes_text(observed.gradient_bytes)
+        return (
+            f"all-reduces carry {sent} and gradients have {held}. So this is not plain DDP: it has a comm "
+            "hook, or another wrapper"
+        )
     return ""
 
 

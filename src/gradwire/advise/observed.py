@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import fsum, prod
 from statistics import median
 
 from gradwire.planning.change_detection import error_of, noise_of
+
+UNLIKE = 0.05
+"""The share of the gradients' bytes by which those of all-reduces may differ: a script may have small ones of
+its own."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,18 @@ class Observed:
     def most(self, number: Callable[[Step], float]) -> float:
         """The most over ranks of the median over steps: of computing, the time for which all wait."""
         return max(each.typical(number) for each in self.ranks)
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of all gradients; 0 where they are not known."""
+        found = self.gradients
+        return 0.0 if found is None else float(found.element_bytes * sum(map(prod, found.shapes)))
+
+    @property
+    def sends_gradients(self) -> bool:
+        """Whether all-reduces carry the gradients as they are, as plain DDP's do. True if that is unknown."""
+        sent_bytes, held_bytes = fsum(self.buckets), self.gradient_bytes
+        return not sent_bytes or not held_bytes or abs(sent_bytes - held_bytes) <= UNLIKE * held_bytes
 
     @property
     def late(self) -> tuple[int, float]:

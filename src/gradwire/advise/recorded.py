@@ -12,8 +12,13 @@ from gradwire.advise.spans import Spans, ordered, union
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 NODE = "autograd::engine::evaluate_function"
-ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+KERNEL = "kernel"
+COPIES = ("gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+"""Categories of what runs on a GPU and is no kernel: copies, and ranges of the CPU once more."""
 NCCL_KERNELS = ("nccldevkernel", "ncclkernel", "nccl_")
+
+MOST_ELEMENTS = 1 << 50
+"""More than any tensor has: a number above it is damaged."""
 
 _ELEMENT_BYTES = {"double": 8, "long": 8, "long int": 8, "int64": 8}
 _ELEMENT_BYTES |= dict.fromkeys(("half", "c10::half", "float16", "bfloat16", "c10::bfloat16"), 2)
@@ -45,8 +50,8 @@ class Recorded:
     """One trace. All times are in seconds on its own clock.
 
     `collectives` and `kernels` are disjoint spans: of gloo's on the CPU, or NCCL's on a GPU, and of all other
-    kernels. `nodes_s` are the times at which autograd began with a node, and `calls_s` those at which a
-    collective began.
+    kernels, without copies. `nodes_s` are the times at which autograd began with a node, and `calls_s` those
+    at which a collective began.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +105,8 @@ class Recorded:
         elif kind == "gloo" and name == "gloo:all_reduce":
             shape, element_bytes = _first_tensor(args)
             size_bytes = math.nan if shape is None else float(math.prod(shape) * element_bytes)
-            self.sums.append(Sum(start_s, size_bytes, stop_s - start_s, ""))
+            if size_bytes != 0.0:  # nothing is sent for an empty tensor
+                self.sums.append(Sum(start_s, size_bytes, stop_s - start_s, ""))
         elif name.startswith(NODE) and name.endswith(ACCUMULATE):
             self._flat.setdefault("added", array("d")).extend((start_s, stop_s))
         self._flat.setdefault(kind, array("d")).extend((start_s, stop_s))
@@ -111,8 +117,10 @@ class Recorded:
         if verb in ("", "wait", "barrier", "init"):
             return
         self._flat.setdefault("called", array("d")).extend((at_s, at_s))
-        if verb.startswith("allreduce") and isinstance(numel, int):
-            size_bytes = float(numel * _bytes_of(args.get("dtype")))
+        if verb.startswith("allreduce") and numel != 0:
+            size_bytes = math.nan
+            if isinstance(numel, int) and 0 < numel < MOST_ELEMENTS:
+                size_bytes = float(numel * _bytes_of(args.get("dtype")))
             self.sums.append(Sum(at_s, size_bytes, math.nan, str(args.get("Process Group Name", ""))))
 
 
@@ -130,9 +138,9 @@ _STARTS: dict[str, str] = {
 
 def _kind_of(name: str, category: object) -> str:
     """Our name for a kind of event; empty for one that is dropped."""
-    if category in ON_GPU:
+    if category == KERNEL:
         return "nccl" if name.lower().startswith(NCCL_KERNELS) else "kernel"
-    if category == "gpu_user_annotation":  # ranges of the CPU once more, by what they ran on the GPU
+    if category in COPIES:
         return ""
     if name == ACCUMULATE:
         return "gradient"
@@ -146,6 +154,8 @@ def _first_tensor(args: dict[str, Any]) -> tuple[tuple[int, ...] | None, int]:
     dims, types = args.get("Input Dims"), args.get("Input type")
     shape = dims[0] if isinstance(dims, list) and dims else None
     if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        return None, 4
+    if math.prod(shape) >= MOST_ELEMENTS:
         return None, 4
     return tuple(shape), _bytes_of(types[0] if isinstance(types, list) and types else "float")
 

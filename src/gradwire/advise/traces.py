@@ -6,7 +6,7 @@ Only durations are compared between files, because clocks of ranks differ.
   `ProfilerStep#`, and where there is none either, it lasts from one forward pass of DDP to the next.
 - *Exposed* on the CPU is the part of the collectives' union after the last `AccumulateGrad` of a backward
   pass. On a GPU, whose kernels run after the host has queued them, it is the part of that union in which no
-  other kernel runs, as in HTA (facebookresearch/HolisticTraceAnalysis).
+  other kernel runs, as in HTA (facebookresearch/HolisticTraceAnalysis); copies are no kernels.
 - *Input* is the time inside of a DataLoader's `__next__`. Where none was recorded, it is the time from the
   optimizer's step to DDP's next forward pass.
 """
@@ -26,13 +26,20 @@ import numpy.typing as npt
 from gradwire.advise.observed import Gradients, Observed, RankSteps, Step
 from gradwire.advise.recorded import Recorded, Sum
 from gradwire.advise.spans import outside, seconds, within
-from gradwire.quantities import counted
+from gradwire.quantities import bytes_text, counted
 
 GPU_BACKWARD = 2 / 3
 """The share of backward in a step's computing on a GPU, whose kernels no trace divides."""
 
 ENOUGH = 2
 """Whole steps from which something is said."""
+
+UNLIKE = 1.5
+"""Times as many bytes as another that a rank of the same run may send in a step: an all-reduce of the user's
+own may be in one rank's last step, and not in another's."""
+
+MOST_RANKS = 1 << 20
+"""More than any run has: a number above it is damaged."""
 
 Span = tuple[float, float]
 
@@ -58,7 +65,7 @@ def read(paths: Sequence[Path]) -> Observed:
 
     Raises:
         ValueError: a file is empty, cut, damaged or no trace, holds no collective or fewer than two whole
-            steps, or is of the same rank as another one, or of another number of ranks.
+            steps, or is of the same rank as another one, or of another run.
     """
     found = [Recorded(path) for path in paths]
     ranks = [_number(each.info.get("rank"), place) for place, each in enumerate(found)]
@@ -67,6 +74,10 @@ def read(paths: Sequence[Path]) -> Observed:
         raise ValueError("two of these traces are of the same rank: give one of each rank, of one run")
     if len(worlds) > 1:
         raise ValueError(f"these traces are of runs of {' and '.join(map(str, sorted(worlds)))} ranks")
+    if len({each.on_gpu for each in found}) > 1:
+        raise ValueError(
+            "these traces are of different runs: collectives are gloo's in one, NCCL's in another"
+        )
     passes = [_steps_in(each) for each in found]
     steps = [
         tuple(_step_of(each, own) for own in of_rank) for each, of_rank in zip(found, passes, strict=True)
@@ -78,6 +89,7 @@ def read(paths: Sequence[Path]) -> Observed:
         for each, of_rank in zip(found, passes, strict=True)
     ]
     sizes = tuple(each.size_bytes for each in sums[0][-1])
+    _check_alike([math.fsum(each.size_bytes for each in of_rank[-1]) for of_rank in sums])
     gradients = _gradients(first, sent, steps[0])
     return Observed(
         source=f"traces of {counted(len(found), 'rank')}" + (f" of {world}" if world else ""),
@@ -93,6 +105,16 @@ def read(paths: Sequence[Path]) -> Observed:
         loads=bool(len(first.loaded)),
         missing=tuple(_missing(first, len(found), world, gradients, sizes)),
     )
+
+
+def _check_alike(sent_bytes: Sequence[float]) -> None:
+    """Raise `ValueError` unless all ranks sent about as much in a step, as far as that is known."""
+    known = [each for each in sent_bytes if each > 0.0]
+    if known and max(known) > UNLIKE * min(known):
+        least, most = bytes_text(min(known)), bytes_text(max(known))
+        raise ValueError(
+            f"these traces are of different runs: a step sends {least} in one, {most} in another"
+        )
 
 
 def _steps_in(found: Recorded) -> list[list[Pass]]:
@@ -176,7 +198,9 @@ def _timed(ranks: Sequence[Sequence[Sequence[Sum]]]) -> Iterator[tuple[float, fl
     if math.isnan(math.fsum(each.size_bytes + each.took_s for each in usual)):
         return
     for place, size_bytes in enumerate(sizes):
-        yield size_bytes, min(median(step[place].took_s for step in steps) for steps in alike if steps)
+        took_s = min(median(step[place].took_s for step in steps) for steps in alike if steps)
+        if took_s > 0.0:
+            yield size_bytes, took_s
 
 
 def _gradients(found: Recorded, sent: Sequence[Sequence[Span]], steps: Sequence[Step]) -> Gradients | None:
@@ -214,6 +238,11 @@ def _missing(
             f"{counted(files, 'rank')} of {world} recorded: the traces of all ranks tell a slow network from "
             "a late rank"
         )
+    if found.on_gpu and not len(found.calls_s):
+        yield (
+            "which collectives ran, and how much they sent, was not recorded: newer versions of torch write "
+            "that into traces"
+        )
     if gradients is None or any(map(math.isnan, sizes)):
         yield "sizes of gradients were not recorded: torch.profiler.profile(record_shapes=True) records them"
     groups = found.info.get("pg_config")
@@ -239,4 +268,4 @@ def _between(times_s: npt.NDArray[np.float64], start_s: float, stop_s: float) ->
 
 
 def _number(stated: object, otherwise: int) -> int:
-    return stated if isinstance(stated, int) and stated >= 0 else otherwise
+    return stated if isinstance(stated, int) and 0 <= stated <= MOST_RANKS else otherwise

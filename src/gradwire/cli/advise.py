@@ -53,10 +53,13 @@ def advise(
         check_folder(json_path)
         stated = None if rate is None else rate_bit_per_s(rate)
         codecs = codecs_of(codec, CANDIDATES)
-        recorded = [name for name in files if name.endswith(TRACES)]
-        if recorded and recorded == files:
+        recorded = [name for name in files if name.lower().endswith(TRACES)]
+        if recorded == files:
             _say(traces.read([Path(name) for name in files]), stated, codecs, json_path)
             return
+        if files[0] in recorded:
+            other = next(name for name in files if name not in recorded)
+            raise ValueError(f"{other}: it is no trace, whose name ends in {' or '.join(TRACES)}")
         if not Path(files[0]).is_file():
             raise ValueError(f"{files[0]}: there is no such script, and traces end in {' or '.join(TRACES)}")
     except ValueError as error:

@@ -138,6 +138,21 @@ def test_it_says_why_nothing_is_predicted(tmp_path: Path, change: dict[str, obje
     assert said in found.why_not
 
 
+def test_all_reduces_that_do_not_carry_the_gradients_are_not_those_of_plain_ddp(tmp_path: Path) -> None:
+    """As with a comm hook that sends 16 bits."""
+    run = of_both(tmp_path, TINY)
+    found = advise(replace(run, buckets=tuple(size / 2 for size in run.buckets)))
+    assert not found.would_help
+    assert not found.free
+    assert "carry 21 MB and gradients have 41.9 MB. So this is not plain DDP" in found.why_not
+
+
+def test_calls_that_were_not_recorded_are_not_shown(tmp_path: Path) -> None:
+    run = of_both(tmp_path, SLOW)
+    assert "in 3 calls" in str(advise(run))
+    assert "call" not in str(advise(replace(run, calls=0.0, buckets=()))).splitlines()[0]
+
+
 def test_the_document_has_all_numbers(tmp_path: Path) -> None:
     found: Advice = advise(of_both(tmp_path, SLOW))
     document = found.as_dict()

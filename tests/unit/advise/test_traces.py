@@ -142,6 +142,58 @@ def test_traces_of_different_runs_are_refused(tmp_path: Path) -> None:
         read([one, same])
     with pytest.raises(ValueError, match="runs of 2 and 4 ranks"):
         read([one, replace(RUN, rank=1, world=4).write(same)])
+    with pytest.raises(ValueError, match=r"a step sends 2\.46 kB in one, 16 MB in another"):
+        read([one, replace(RUN, rank=1, layers=((77,),) * 8).write(same)])
+    with pytest.raises(ValueError, match="gloo's in one, NCCL's in another"):
+        read([one, replace(RUN, rank=1, nccl=True).write(same)])
+
+
+def test_copies_on_a_gpu_are_no_kernels(tmp_path: Path) -> None:
+    run = replace(RUN, nccl=True)
+    copied = [
+        {**event, "cat": "gpu_memcpy", "name": "Memcpy HtoD"}
+        for event in run.events()
+        if str(event["name"]).startswith("nccl")
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({**run.header, "traceEvents": run.events() + copied}))
+    assert parts(read([path])).exposed_s == pytest.approx(RUN.exposed_s)
+
+
+NO_SIZES = (
+    {"Input Dims": [[10**9, 10**300]]},
+    {"Input Dims": [[-5]]},
+    {"In msg nelems": -5},
+    {"In msg nelems": 1e3},
+)
+
+
+@looped("args", NO_SIZES)
+def test_sizes_that_cannot_be_are_unknown(tmp_path: Path, args: dict[str, object]) -> None:
+    run = replace(RUN, nccl="In msg nelems" in args)
+    events = [{**event, "args": {**event.get("args", {}), **args}} for event in run.events()]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({**run.header, "traceEvents": events}))
+    found = read([path])
+    assert (found.buckets, found.calls) == ((), 3)
+    assert "sizes of gradients were not recorded" in " ".join(found.missing)
+
+
+@looped("world", [-3, 10**9, 10**30, "two"])
+def test_a_number_of_ranks_that_cannot_be_is_unknown(tmp_path: Path, world: object) -> None:
+    header = {"distributedInfo": {**RUN.header["distributedInfo"], "world_size": world}}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({**header, "traceEvents": RUN.events()}))
+    assert read([path]).world == 0
+
+
+def test_collectives_that_take_no_time_tell_nothing_of_the_link(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    events = [{key: value for key, value in event.items() if key != "dur"} for event in RUN.events()]
+    path.write_text(json.dumps({**RUN.header, "traceEvents": events}))
+    found = read([path])
+    assert found.timed == ()
+    assert parts(found).exposed_s == 0.0
 
 
 @looped("piece", [16, 100, 1000])

@@ -1,0 +1,33 @@
+"""`gradwire advise`: which of its words are traces, and which a script."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from gradwire.cli.main import app
+from tests.support.looped import looped
+from tests.support.traces import Run
+
+
+@looped("name", ["rank0.json", "rank0.json.gz", "RANK0.JSON"])
+def test_files_are_traces_by_their_names(tmp_path: Path, name: str) -> None:
+    path = Run().write(tmp_path / name)
+    done = CliRunner().invoke(app, ["advise", str(path), "--json", "-"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["bound"] == "bandwidth"
+
+
+def test_a_trace_is_not_run_as_a_script(tmp_path: Path) -> None:
+    path = Run().write(tmp_path / "rank0.json")
+    done = CliRunner().invoke(app, ["advise", str(path), "train.py"])
+    assert done.exit_code == 2
+    assert "train.py: it is no trace, whose name ends in .json or .json.gz" in " ".join(done.output.split())
+
+
+def test_a_script_that_is_not_there_is_named() -> None:
+    done = CliRunner().invoke(app, ["advise", "nowhere.py", "rank0.json"])
+    assert done.exit_code == 2
+    assert "nowhere.py: there is no such script" in " ".join(done.output.split())
