@@ -1,11 +1,12 @@
-"""Whether a level has moved or only varies: one test for links, steps and gains.
+"""Detection of changes: has a measured level moved, or does it only vary? One test for links, steps and
+gains.
 
-Values are compared in logarithms, so that twice as much and half as much are equally far. A cumulative sum
-adds up by how much they exceed what they may deviate by (Page 1954, "Continuous inspection schemes"): a
-change is found as soon as there is enough of it, a small one later than a large one.
+Values are compared as logarithms, so that doubling and halving count alike. A cumulative sum (CUSUM; Page
+1954, "Continuous inspection schemes") adds up the deviations from the level that exceed the tolerance. A
+change is reported when the sum reaches its limit: a large change early, a small one later.
 
-Differences from the paper: level and spread are measured, by medians, and one value adds a limited amount, so
-that a few disturbed ones are not taken for a change.
+Differences from the paper: level and spread are medians of measured values. Each value adds a limited amount,
+so that a few disturbed values do not look like a change.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ WINDOW = 15
 SOONEST = 6
 """Values that a change takes at least: if one in ten is disturbed, six in a row are one in a million."""
 CERTAIN = 5.0
-"""Standard deviations that must add up, beyond those that are allowed: the test is made again and again."""
+"""Standard deviations beyond the tolerance that must add up. Large, because the test is repeated at every
+value."""
 _LONG = 64
-"""Values from which it is told how much they vary."""
+"""Number of recent values from which the spread is estimated."""
 
 
 class ChangeDetector:
-    """The level of positive numbers, and whether it has moved by more than the share `threshold`.
+    """Detector for a change of the level of positive numbers by more than the share `threshold`.
 
-    The first `window` values tell the level. A change takes at least `soonest` values; after it, the level is
-    told anew, beginning with those values. A deviation smaller than the values' variation is no change
-    either.
+    The first `window` values set the level. Detecting a change takes at least `soonest` values, which then
+    begin the estimate of the new level. A deviation within the spread of the values is no change.
 
     >>> level = ChangeDetector()
     >>> [step for step, value in enumerate([1.0] * 20 + [2.0] * 30 + [1.0] * 30) if level.add(value)]
@@ -49,10 +50,10 @@ class ChangeDetector:
         self.before = self.now = 0.0
         """The level before the last change, and the present one; 0 while unknown."""
         self.since = 0
-        """How many values the last change has been told from."""
+        """Number of values in which the last change was found."""
 
     def add(self, value: float) -> bool:
-        """Take the next value; whether the level has just moved."""
+        """Add a value. Returns True if the level has just moved."""
         here = math.log(value)
         self._values.append(here)
         if self._centre is None:
@@ -88,9 +89,9 @@ class ChangeDetector:
 
 
 class StepWatch:
-    """Notices when the time of steps changes although their link does not.
+    """Detector for a change of step times that no change of the link explains.
 
-    A link that has changed says more, and is found before the steps are: they need twice as many values.
+    It needs twice as many values as the detector of links. So a change of the link is found first.
     """
 
     def __init__(self, threshold: float = THRESHOLD) -> None:
@@ -101,7 +102,9 @@ class StepWatch:
         return ChangeDetector(self._threshold, soonest=2 * SOONEST)
 
     def change_s(self, step_s: float, *, link_has_changed: bool) -> tuple[float, float] | None:
-        """Take what a step took, 0 if that is not known; what they took and take now, if that has changed."""
+        """Add the time of a step in seconds, 0 if unknown. Returns the typical times (before, now) if they
+        have just changed, else `None`.
+        """
         if link_has_changed:
             self._level = self._anew()
         elif step_s > 0.0 and self._level.add(step_s):

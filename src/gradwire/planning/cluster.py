@@ -1,11 +1,11 @@
-"""Ranks, the nodes that they share, how long a collective takes between them, and how late the slowest is.
+"""Clusters: the time of a collective between ranks that share nodes, and the delay by the slowest rank.
 
-A flat collective knows no nodes: ranks are numbered node by node, and those of a node share its link. In a
-ring one rank of a node sends out of it at a time; where every rank talks to every other, all of them do. The
-bytes over a node's link decide the time, and the latency is that of the link between nodes.
+A flat collective does not know about nodes. Ranks are numbered node by node, and the ranks of a node share
+its link. In a ring, one rank of each node sends over that link at a time; in an all-to-all pattern, all of
+them do. The bytes over a node's link decide the time. The latency is that of the link between nodes.
 
-A collective on two levels adds up inside each node first, exchanges a share of the elements per rank between
-the nodes, and gathers inside again (`gradwire.sources.nodes`).
+A two-level collective reduces inside each node, exchanges one shard per rank between the nodes, and gathers
+inside the nodes (`gradwire.sources.nodes`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from gradwire.planning.costs import Link, Network
 
 @dataclass(frozen=True)
 class Cluster:
-    """`workers` ranks, `per_node` on each node.
+    """A cluster of `workers` ranks, `per_node` on each node.
 
-    `link` is a node's connection to the others, which is a rank's own where it is alone on its node;
-    `inside` is a rank's connection to the others of its node. What has been `measured` of flat collectives
-    goes before both. Raises `ValueError` for nodes that are not full, and for ranks that share a node without
-    a link inside.
+    `link` connects a node to the others; it is a rank's own link if there is one rank per node. `inside`
+    connects a rank to the others of its node. Measurements of flat collectives (`measured`) take precedence
+    over both. Raises `ValueError` if nodes are not full, or if ranks share a node and `inside` is missing.
     """
 
     workers: int
@@ -49,7 +48,9 @@ class Cluster:
 
     @property
     def shares_links(self) -> bool:
-        """Whether there are several nodes, each with several ranks, so that two levels may be worth it."""
+        """True if there are several nodes with several ranks each. Only then can a two-level collective pay
+        off.
+        """
         return 1 < self.per_node < self.workers
 
     @cached_property

@@ -1,12 +1,12 @@
-"""The time of collectives, by algorithm: messages one after another, and bytes on the busiest link.
+"""Time of collectives by algorithm: consecutive messages, and bytes on the busiest link.
 
-Every algorithm costs (messages)·α + (volume)·M·β seconds for a payload of M bytes that each rank hands
-in; both factors depend on the world alone, so that α and β can be read off two measured sizes. The
-formulas are those of "Flexible communication …" (Tyagi, Swany 2023, table I) where it has them, else
-counted from the algorithm.
+Every algorithm costs (messages)·α + (volume)·M·β seconds, if each rank contributes a payload of M bytes. Both
+factors depend on the world size only, so that α and β can be computed from the times of two sizes. The
+formulas are those of "Flexible communication …" (Tyagi, Swany 2023, table I). Algorithms that the table lacks
+are counted by their definition.
 
-Differences from the paper: a tree over N ranks has ⌈log2 N⌉ levels; a shift, an all-to-all, the
-scatter–all-gather broadcast and the all-gather in a ring, which gloo runs, are added.
+Differences from the paper: a tree over N ranks has ⌈log2 N⌉ levels. Added are shift, all-to-all, the
+scatter–all-gather broadcast, and the ring all-gather, which gloo uses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradwire.planning.costs import Link, Network
 
 
 class Sends(Protocol):
-    """One collective as the cost model sees it; `comm.Round` is one."""
+    """Interface of a collective to the cost model. `comm.Round` implements it."""
 
     @property
     def verb(self) -> str:
@@ -32,9 +32,9 @@ class Sends(Protocol):
 
 
 class Transfer(NamedTuple):
-    """A collective in numbers; without an `algorithm` it is the one that runs by default.
+    """A collective as numbers. Without an `algorithm`, the default one of its verb runs.
 
-    It leaves the link to others for the last `latency_s` of its time.
+    During the last `latency_s` of its time, other collectives may use the link.
     """
 
     verb: str
@@ -58,9 +58,9 @@ def levels(world: int) -> int:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The costs of one way to run a collective in a world of N ranks, for a payload of one byte.
+    """Costs of one algorithm for a collective among N ranks, per byte of payload.
 
-    `messages` follow one upon another; `side_by_side` of them leave a rank at once.
+    `messages` is the number of consecutive messages. `side_by_side` messages leave a rank at the same time.
     """
 
     messages: Callable[[int], float]
@@ -161,11 +161,11 @@ def time_of(round_: Sends, world: int, network: Network, algorithm: str | None =
 
 
 def latency_of(round_: Sends, world: int, network: Network) -> float:
-    """Seconds of a collective in which its bytes are under way, and the link is free for others.
+    """Seconds of a collective in which its bytes are in flight and the link is free for others.
 
-    Of each latency that is what exceeds `HOP_S`, which a hop takes in software. Only messages that leave a
-    rank at once let others pass: hops of rings and trees wait for each other, and the next ring for the last
-    of them. Between two ranks a ring is a swap.
+    Each latency above `HOP_S`, the software time of a hop, counts. Only messages that leave a rank at the
+    same time let others pass. Hops of rings and trees wait for each other, and the next ring waits for the
+    last hop. Between two ranks, a ring is a swap.
 
     >>> network = Network(Link(alpha_s=11e-3, beta_s=1e-8))
     >>> [round(latency_of(Transfer(verb, 1e6), 4, network), 6) for verb in ("all_to_all", "all_reduce")]
@@ -180,7 +180,7 @@ def latency_of(round_: Sends, world: int, network: Network) -> float:
 
 
 def _run_by(round_: Sends, network: Network, algorithm: str | None = None) -> tuple[Algorithm, Link]:
-    """How a collective runs, and the link as it finds it."""
+    """The algorithm by which a collective runs, and the effective link."""
     named = _named_in(round_, algorithm)
     found = algorithm_of(round_.verb, named)
     name = f"{round_.verb}/{named or GLOO[round_.verb]}"
@@ -216,10 +216,14 @@ def fastest(
     now: str = "",
     more_s: Mapping[str, float] | None = None,
 ) -> tuple[str, float]:
-    """The cheapest of several sequences of collectives by calibrated cost, and its seconds.
+    """The cheapest of several sequences of collectives by calibrated cost, with its seconds.
 
-    `more_s` is what a way is known to take beside. With `now`, what runs already: another way must be better
-    by the share `lead`, so that two that cost the same do not alternate.
+    Args:
+        ways: the collectives of each candidate, by the candidate's name.
+        lead: the share by which another candidate must be faster than `now`, so that two with equal costs do
+            not alternate.
+        now: the candidate in use; empty if there is none.
+        more_s: known extra seconds of a candidate.
 
     >>> ways = {"whole": (Transfer("all_reduce", 8e6),), "coded": (Transfer("all_gather", 1e6),)}
     >>> fastest(ways, 4, Network(Link(alpha_s=0.0, beta_s=2.0**-20)))
@@ -243,10 +247,10 @@ def _named(name: str) -> Algorithm:
 
 @lru_cache(maxsize=256)
 def hops(verb: str, world: int) -> float:
-    """Latencies that follow upon each other in `verb`, or in "verb/algorithm" for one of our own.
+    """Number of consecutive latencies in `verb`, or in "verb/algorithm" for an algorithm of gradwire's own.
 
-    Between two ranks an all-reduce is a swap, which saves half of the hops. A calibrated α contains that, as
-    it contains what the software costs.
+    Between two ranks, an all-reduce is a swap, which halves the number of hops. A calibrated α includes that,
+    and the cost of software.
 
     >>> hops("all_reduce", 4), hops("all_gather", 4), hops("broadcast", 5), hops("shift", 4)
     (6, 3, 3, 1)

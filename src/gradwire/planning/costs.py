@@ -1,6 +1,6 @@
-"""The numbers that plans are made of: straight lines, links, and when gradients become ready.
+"""Types of measured costs: straight lines, links, processor cores, and times at which gradients become ready.
 
-`gradwire.measure` finds them, `gradwire.planning` uses them; both know these types and not each other.
+`gradwire.measure` produces them and `gradwire.planning` consumes them. Neither imports the other.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ FREE = CodecCost(NOTHING, NOTHING)
 
 @dataclass(frozen=True)
 class Cores:
-    """Of one rank: its share of its machine's processor cores, and how many its computation keeps `busy`.
+    """Processor cores of one rank: its share of the machine's cores, and how many of them its computation
+    keeps `busy`.
 
-    Where the share is not known, there are always enough. Collectives take `overhead_factor` times the
-    processor time that is assumed for them.
+    If the share is unknown, cores are taken to be unlimited. The processor time assumed for collectives is
+    multiplied by `overhead_factor`.
     """
 
     share: float | None = None
@@ -78,9 +79,9 @@ ENOUGH = Cores()
 
 
 LONG_S = 0.005
-"""A round trip from which on a link is long: receives are announced ahead, so that a message takes one
-latency and all messages of a rank leave at once, and more connections are tried. In a shorter one the 4 MB of
-a connection's window are more than 6.4 Gbit/s."""
+"""Round-trip time from which a link counts as long. On a long link, receives are posted ahead, so that a
+message takes one latency and all messages of a rank leave at once; more connections are tried, too. Below
+it, the 4 MB window of one connection allows more than 6.4 Gbit/s."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,11 @@ class Link:
     alpha_s: float
     beta_s: float
     at_once: bool = field(default=False, repr=False)
-    """Whether all messages of a collective leave at once, so that it takes one latency."""
+    """True if all messages of a collective leave at once, so that it takes one latency."""
 
     @property
     def is_long(self) -> bool:
-        """Whether a round trip takes `LONG_S` or more."""
+        """True if a round trip takes `LONG_S` or more."""
         return 2.0 * self.alpha_s >= LONG_S
 
 
@@ -114,7 +115,7 @@ NOMINAL_CODEC = CodecCost(Line(0.0, NOMINAL_ELEMENT_S), Line(0.0, 0.0))
 
 @dataclass(frozen=True)
 class Network:
-    """One link for everything, or calibrated ones for some verbs."""
+    """The links of a cluster: one for everything, or calibrated ones for some verbs."""
 
     link: Link
     calibrated: Mapping[str, Link] = field(default_factory=dict)

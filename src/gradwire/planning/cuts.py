@@ -1,8 +1,8 @@
-"""Where to cut a lane into units, and tensors into groups.
+"""Boundaries of units in a lane, and of groups of tensors.
 
-The first functions return the inner cut points of a lane, in elements; most of them take the sizes of its
-parameters, in order. The others group tensors in ready order: cut k lies between the k-th tensor, counted
-from one, and the next.
+The first functions return the inner boundaries of a lane, as element offsets; most take the sizes of its
+parameters, in order. The others group tensors in ready order: cut k lies between tensors k and k + 1, counted
+from one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def layer_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def one_unit(_sizes: Sequence[int]) -> tuple[int, ...]:
-    """No cuts: one choice from the whole gradient, without overlap.
+    """One unit, no cuts: a single selection over the whole gradient, without overlap.
 
     >>> one_unit((600, 400))
     ()
@@ -82,12 +82,13 @@ Announced = Callable[[int], Sequence[Sends]]
 def ramped_cuts(
     sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 12, small: int = 1 << 20
 ) -> tuple[int, ...]:
-    """Cuts for an exchange that overlaps with backward: small at both ends, large in between.
+    """Cuts for an exchange that overlaps with the backward pass: small units at both ends, large ones in
+    between.
 
-    Every round costs a latency and CPU time, so there are few units: 2, 6, 5, 2 and 1 sixteenths of the lane.
-    Units above `largest` elements (25 MB of float32) are divided until they fit. The cost of a round does not
-    shrink with the lane (1 ms of CPU time on a core that computes). So a lane of up to `small` elements gets
-    four units, of 6, 6, 3 and 1 sixteenths, and one of less than 16 times `smallest` gets two at most.
+    Each collective costs a latency and CPU time, so there are few units: 2, 6, 5, 2 and 1 sixteenths of the
+    lane. Units above `largest` elements (25 MB of float32) are divided. The cost of a collective does not
+    shrink with the lane (1 ms of CPU time on a busy core). So a lane of up to `small` elements gets four
+    units of 6, 6, 3 and 1 sixteenths, and one of less than 16 times `smallest` gets at most two.
 
     >>> ramped_cuts((1600,), largest=500, smallest=100, small=1000)
     (200, 500, 800, 1300, 1500)
@@ -101,13 +102,14 @@ def ramped_cuts(
 
 
 def fitted_cuts(numel: int, announced: Announced, world: int, largest: int = 25 << 18) -> tuple[int, ...]:
-    """Cuts into as many units as are worth their calls, for an exchange that overlaps with backward.
+    """Cuts into as many units as pay for their collectives, for an exchange that overlaps with the backward
+    pass.
 
-    The unit that is ready last cannot hide. One more cut halves that unit, and costs the messages of one
-    more unit, whose processor time the computation lacks. So the number of units grows, up to five, as long
-    as the bytes and arithmetic of the last one take longer than its messages. All three follow from what
-    it announces and from nominal costs, so that cuts depend on no clock. Units above `largest` elements
-    (25 MB of float32) are divided until they fit.
+    Communication of the last unit cannot be hidden. One more cut halves that unit, but adds the messages of
+    another unit, whose processor time the computation loses. So the number of units grows, up to five, as
+    long as bytes and arithmetic of the last unit take longer than its messages. All three follow from the
+    announced collectives and nominal costs, so that cuts do not depend on a clock. Units above `largest`
+    elements (25 MB of float32) are divided.
 
     >>> from gradwire.planning.collectives import Transfer
     >>> [fitted_cuts(1 << 20, lambda _: [Transfer("all_reduce", kb * 1e3)], world=2) for kb in (5, 50)]

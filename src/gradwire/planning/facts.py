@@ -17,23 +17,24 @@ if TYPE_CHECKING:  # which is made of facts
 
 @dataclass(frozen=True)
 class Facts:
-    """Times of one dense step, in seconds, the same numbers on every rank.
+    """Measured times of one dense step, in seconds; equal on all ranks. `None`, 0 or empty if not measured.
 
-    `allreduce_s` adds up `collectives_s`, the collectives' own durations, each the least over ranks;
-    `backward_s` is the backward pass alone; `world` is the number of ranks. `backward` says when which
-    parameter is ready, in layout order, and `network` describes the links. `codec` is the cost of the codec
-    that a recipe asks about; a rank decodes `payloads` payloads of it per unit. `uses` are multiply-adds
-    per weight in a forward pass, by parameter name. `dense_s` is what an ordinary dense step, whose
-    communication overlaps with its backward pass, takes from the start of that pass to the verdict on the
-    slowest rank. `None` if not measured. `gradient_bytes` is the size of the gradient, and `buckets`
-    are the elements of DDP's buckets in their order; 0 and empty where they are unknown. `dense_noise` is the
-    relative standard deviation of those ordinary steps. `cores` are those of the rank that has fewest,
-    and how many the slowest rank's computation kept busy. `sending_s` is the processor time that the
-    collectives took a rank in the mean. It took `steps` to find all of this out.
-
-    `forecasts` are of the recipes that a decision asks about, by text. A recipe that was asked about and is
-    not there could not be predicted. `recut` has the texts of those that would run in other units than by
-    themselves, with these units.
+    - `backward_s` is the duration of the backward pass, `allreduce_s` the sum of `collectives_s`, which are
+      the durations of the collectives. Each of these is the minimum over ranks. `world` is the number of
+      ranks.
+    - `backward` has the time at which each parameter is ready, in layout order. `network` describes the
+      links.
+    - `codec` is the cost of the codec that a recipe asks about. A rank decodes `payloads` payloads of it per
+      unit.
+    - `uses` are multiply–adds per weight in a forward pass, by parameter name.
+    - `dense_s` is the duration of an ordinary dense step, with overlap, from the start of the backward pass
+      to the verdict, on the slowest rank. `dense_noise` is the relative standard deviation of these steps.
+    - `gradient_bytes` is the size of the gradient. `buckets` are the elements of DDP's buckets, in order.
+    - `cores` are those of the rank that has the fewest, with the busy cores of the slowest rank. `sending_s`
+      is the mean processor time of a rank for the collectives. Measuring took `steps` steps.
+    - `forecasts` are the predictions of the recipes that a decision asks about, by text. A recipe without a
+      forecast could not be predicted. `recut` maps the text of each recipe that would run in other units than
+      its own to these units.
     """
 
     backward_s: float
@@ -77,12 +78,13 @@ def boundaries(buckets: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Times:
-    """One rank's times of one step, as its row of the verdict carries them.
+    """Times of one step on one rank, as sent in its row of the verdict.
 
-    `durations_s` (collectives,) from entering to leaving each; `before_s` what preceded the backward pass;
-    `ready_s` (parameters,) from the start of the backward pass on, in layout order. `busy` is how many cores
-    the backward pass kept busy, and `sending_s` the processor time from its end until all collectives had
-    ended.
+    - `durations_s` (collectives,): seconds from entering to leaving each collective.
+    - `before_s`: seconds before the backward pass.
+    - `ready_s` (parameters,): seconds from the start of the backward pass, in layout order.
+    - `busy`: number of cores that the backward pass keeps busy.
+    - `sending_s`: processor seconds from the end of the backward pass to the end of the last collective.
     """
 
     backward_s: float
@@ -94,7 +96,7 @@ class Times:
 
     @property
     def row(self) -> tuple[float, ...]:
-        """All of it in a row of numbers."""
+        """All times as a row of numbers."""
         return (self.backward_s, self.before_s, self.busy, self.sending_s, *self.ready_s, *self.durations_s)
 
     @classmethod
@@ -111,11 +113,11 @@ class Times:
 
 
 def facts_of_step(ranks: Sequence[Times], numel: Sequence[int] = ()) -> Facts:
-    """Facts of one step from every rank's times; `numel` (parameters,) in layout order.
+    """Facts of one step from the times of all ranks; `numel` (parameters,) in layout order.
 
-    All ranks leave a collective together but may enter it apart, and an early rank's wait is no
-    transmission: the true duration is the minimum over ranks (COVAP's distributed profiler). All wait
-    for the rank that computes longest, so its computation stands for all.
+    All ranks leave a collective together but may enter it at different times. An early rank's waiting is not
+    transmission, so the duration of a collective is the minimum over ranks (COVAP's distributed profiler).
+    All ranks wait for the slowest computation, so that one counts.
 
     >>> facts_of_step([Times(1.0, (0.5, 0.25)), Times(1.0, (0.75, 0.25))])  # doctest: +ELLIPSIS
     Facts(backward_s=1.0, allreduce_s=0.75, world=2, ...)
@@ -163,20 +165,20 @@ class Watched:
 
 @dataclass(frozen=True)
 class StepObservation:
-    """The numbers of one committed step on which all ranks agree, with the step's own number.
+    """Numbers of one committed step, equal on all ranks.
 
-    `previous_s` is how long the step before took from the start of backward to its verdict, `compressed_s`
-    what of that went into encoding and decoding, each on the slowest rank; 0 when there was none under this
-    plan. `looked` are sums over units and ranks, and `left` is the energy (sum of squares) of what the
-    exchanges have not sent; `None` in steps that did not look. `link` is the line through what steps' own
-    collectives took under this plan, as `gradwire.measure.link` draws it; `None` in the first 15 of them.
-
-    `link_change` and `step_change_s` are what link and steps were, and what they are, where that has just
-    been found to have changed. A change of the link is not told once more as one of the steps. `unhealthy`
-    says in words that training suffers, once for each composition.
-
-    `late` are the steps' worth of gradient that wait in memory under this composition, `None` before enough
-    steps were looked at. `late_is_known` if it does not rise any more. Where nothing is remembered it is 0.
+    - `previous_s`: duration of the previous step, from the start of the backward pass to the verdict.
+      `compressed_s`: its time for encoding and decoding. Both of the slowest rank; 0 in the first step under
+      a plan.
+    - `looked`: results of the judge's measurement, summed over units and ranks. `left`: energy (sum of
+      squares) of the unsent gradient. `None` in steps without a measurement.
+    - `link`: line through the times of the steps' own collectives under this plan (`gradwire.measure.link`).
+      `None` in the first 15 steps.
+    - `link_change`, `step_change_s`: old and new values, if a change of the link or of the step time has just
+      been found. A change of the link is not reported again as a change of the step time.
+    - `unhealthy`: a sentence on how training suffers, once per composition.
+    - `late`: lateness under this composition, in steps' worth of gradient. `None` until enough steps were
+      measured; 0 if nothing is remembered. `late_is_known`: it has stopped rising.
     """
 
     step: int

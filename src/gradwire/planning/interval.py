@@ -1,13 +1,13 @@
-"""COVAP's interval, and where to cut so that every step of it carries as much as every other one.
+"""COVAP's interval I, and segments by which all steps carry equal bytes.
 
 The interval follows from the communication-to-computation ratio (Meng et al. 2023, section III-B). There are
-two ways to cut. `paper_cuts` is the paper's tensor sharding (section III-C): units of 25 MB, and those that
-are multiples of the median cut evenly, into at most as many parts as the interval. `balanced_edges` places
-segments freely, for the least step time by the ready times. `phased_cuts` (`planning.cuts`) then divides each
-segment into as many equal units as the interval has steps, so that all steps carry the same bytes.
+two ways to cut. `paper_cuts` is the paper's tensor sharding (section III-C): units of 25 MB, and units of at
+least twice the median cut evenly into at most I parts. `balanced_edges` places segments freely, for the
+shortest step by the ready times. `phased_cuts` (`planning.cuts`) then divides each segment into I equal
+units, so that all steps carry equal bytes.
 
-Differences from the paper: its worked example takes 5590260 for the median of VGG-19's six units, which is
-7374592. (5590260 is that of the four units that are not cut.)
+Differences from the paper: its worked example takes 5590260 for the median of VGG-19's six units, but the
+median is 7374592. (5590260 is the median of the four units that are not cut.)
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ def balanced_edges(backward: BackwardTiming, interval: int, communicate: Line) -
 
 
 def _segments(backward: BackwardTiming, interval: int, communicate: Line) -> list[int]:
-    """The elements at which segments begin and end.
+    """Offsets, in elements, at which segments begin and end.
 
-    A step sends one unit of every segment, 1/I of it, ready at the latest when the segment is; so the best
-    segments are the best groups of tensors for a wire that is I times as fast. Each takes calls, for whose
-    processor time the backward pass waits: without that, as many segments as there are pieces would be best
-    where everything hides.
+    A step sends one unit of every segment, 1/I of it, ready at the latest when the segment is. So the best
+    segments are the best groups of tensors for a wire I times as fast. Each segment adds collectives, whose
+    processor time delays the backward pass. Without that cost, the optimum would be one segment per piece if
+    everything hides.
     """
     pieces = _divisible(backward, interval)
     wire = Line(communicate.base_s, communicate.slope_s / interval)

@@ -1,16 +1,16 @@
-"""Latency α and bandwidth 1/β of a link, from measured times: the one estimator.
+"""Estimator of a link's latency α and bandwidth 1/β from measured times. There is no other one.
 
-1. A line through points (serial bytes of a collective, seconds) gives what nothing and what a byte takes. It
-   minimises the sum of absolute *relative* deviations. Relative, because a size of 2^6 and one of 2^20 count
-   alike; absolute, because a few disturbed measurements then pull at the line without moving it, which least
-   squares would let them do. (Edgeworth 1887: such a line passes through two of the points, so trying all
-   pairs finds it.)
-2. The collective's number of hops makes them α and β.
-3. What a whole dense gradient took bounds β where it is known.
+1. A line through points (serial bytes of a collective, seconds) gives the time of no bytes and the time per
+   byte. It minimises the sum of absolute *relative* deviations. Relative, so that a size of 2^6 and one of
+   2^20 count alike. Absolute, so that a few disturbed measurements cannot move the line, as they would with
+   least squares. (Edgeworth 1887: such a line passes through two of the points, so trying all pairs finds
+   it.)
+2. The number of hops of the collective turns the line into α and β.
+3. The time of a whole dense gradient, if known, bounds β.
 
-Points come from probes before a decision (`gradwire.measure.probe`), and from the collectives of a training
-while it runs (`gradwire.measure.link`). `gradwire.measure.connections` needs neither α nor β: it compares how
-long one message takes over more and fewer connections.
+Points come from probes before a decision (`gradwire.measure.probe`), and from the collectives of a running
+training (`gradwire.measure.link`). `gradwire.measure.connections` needs neither α nor β: it compares the
+times of one message over more and fewer connections.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def straight_line(points: Sequence[Point]) -> Fit:
 
 
 def _candidates(points: Sequence[Point]) -> Iterator[Line]:
-    """All lines that can be the best: through two points, or through one where a bound is met."""
+    """All lines that may be optimal: through two points, or through one point if a bound is met."""
     for (x, s), (other_x, other_s) in combinations(points, 2):
         if x != other_x:
             slope = (other_s - s) / (other_x - x)
@@ -95,14 +95,14 @@ SLOWER = 2.0
 def calibrated(
     network: Network, dense_s: float, payload_bytes: float, collectives: int, world: int
 ) -> Network:
-    """`network` with the bandwidth that a dense gradient found, as far as probes contradict it.
+    """`network` with its bandwidth corrected by the time of a dense gradient, where probes contradict it.
 
-    The dense gradient took `dense_s`, in `collectives` collectives of `payload_bytes` together. Probes take
-    only a part of a step. On a slow link they are short enough to pass through a shaper's burst or a switch's
-    buffer, and then find too high a bandwidth. So no link is faster per byte than the dense gradient found it
-    to be. A probe that something else disturbed may find a small part of the bandwidth. So where most of the
-    dense gradient's time went into bytes, an all-reduce takes what these took, and no other collective more
-    than `SLOWER` times that per byte. Latencies stay as probed, for which small messages are right.
+    The dense gradient took `dense_s`, in `collectives` collectives of `payload_bytes` together. Probes are
+    short. On a slow link they may pass through a shaper's burst or a switch's buffer, and report too high a
+    bandwidth. So no link is faster per byte than the dense gradient was. A disturbed probe may report far too
+    low a bandwidth. So if most of the dense gradient's time was spent on bytes, an all-reduce takes as long
+    per byte as the gradient did, and every other collective at most `SLOWER` times as long. Latencies stay as
+    probed: small messages measure them well.
 
     >>> probed = Network(Link(alpha_s=1e-3, beta_s=0.0))
     >>> calibrated(probed, dense_s=1.512, payload_bytes=1e8, collectives=2, world=4).link

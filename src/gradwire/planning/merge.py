@@ -1,22 +1,22 @@
-"""Where to cut for a codec that costs something per call (MergeComp, Wang et al. 2021, section 4.3).
+"""Optimal groups of tensors for a codec with a cost per call (MergeComp, Wang et al. 2021, section 4.3).
 
-Groups of tensors in ready order are each compressed for h(x) = B_h + γ_h·x and sent for g(x) = B_g + γ_g·x.
-Compression is encoding and decoding. It holds up the backward pass; communication runs beside both.
+Groups of tensors in ready order are compressed in h(x) = B_h + γ_h·x and sent in g(x) = B_g + γ_g·x.
+Compression is encoding and decoding. It holds up the backward pass; communication overlaps with both.
 `optimal_cuts` finds the best cuts from these costs. `search_cuts` is the paper's own search, Algorithm 2
-(section 4.3; proofs in 9.3): it sees only the seconds that a grouping takes, so it works on a cost model and
-on iterations that are timed as they run. It tries fewer than 50 groupings for two groups.
+(section 4.3; proofs in 9.3). It needs only the seconds of a grouping, from a cost model or from timed
+iterations. It tries fewer than 50 groupings for two groups.
 
-Differences from the paper: it says of costs of any form that the problem cannot be solved in polynomial time
-(lemma 1), and then assumes linear ones (assumption 5). Under these it is a dynamic program. When group y ends
-with tensor i, everything before has been computed and y groups of S(i) elements have been compressed,
-wherever the cuts lie; so the wire is free again at C_y(i) = min over j < i of max(C_{y−1}(j), B(i) + y·B_h +
-γ_h·S(i)) + g(S(i) − S(j)), and min over y of C_y(N) is the optimum, after O(N²) steps per y. The wire runs
-beside the compression of later groups as well, where the paper's equation 7 speaks of computation, and what
-does not depend on the cuts, the forward pass, is left out.
+Differences from the paper: for costs of any form, the paper states that the problem cannot be solved in
+polynomial time (lemma 1), and then assumes linear costs (assumption 5). With linear costs, dynamic
+programming solves it. When group y ends with tensor i, everything before has been computed and y groups of
+S(i) elements have been compressed, wherever the cuts lie. So the wire is free again at C_y(i) = min over j <
+i of max(C_{y−1}(j), B(i) + y·B_h + γ_h·S(i)) + g(S(i) − S(j)). The optimum is min over y of C_y(N), after
+O(N²) steps per y. Communication also overlaps with the compression of later groups; the paper's equation 7
+mentions computation only. The forward pass does not depend on the cuts and is left out.
 
-In the search, two groups are bisected on the sign of F(k+d) − F(k). With d = 1 that is exact on the model,
-because F is the larger of a rising and a falling function of k. Where seconds are timed, neighbouring cuts
-differ by less than a step varies; there d is an eighth of the bracket. α has no published value.
+The search bisects two groups by the sign of F(k+d) − F(k). With d = 1 this is exact on the model, because F
+is the larger of a rising and a falling function of k. For timed iterations, neighbouring cuts differ by less
+than the noise of a step; there d is an eighth of the bracket. The paper publishes no value of α.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Seconds for a group of x elements: encoding it, sending it (g), and decoding what arrives.
+    """Seconds for a group of x elements: encoding, sending (g), and decoding.
 
-    `decode` is for all payloads that a rank decodes: N times a codec's own line after an all-gather.
+    `decode` covers all payloads that a rank decodes: N times a codec's own line after an all-gather.
     """
 
     encode: Line
@@ -64,9 +64,10 @@ Seconds = Callable[[Cuts], float]
 
 
 def seconds_of(backward: BackwardTiming, cost: GroupCost, *, beside: bool = True) -> Seconds:
-    """The time of a step by its grouping: `step_time` of units that send one round each.
+    """A function from a grouping to the time of a step (`step_time`), with one collective per unit.
 
-    The codec works `beside` the backward pass, on a worker of its own, or holds it up: MergeComp's F.
+    With `beside`, the codec runs on a worker of its own beside the backward pass. Otherwise it holds up the
+    backward pass: MergeComp's F.
 
     >>> backward = BackwardTiming(0.0, (1.0, 2.0), (1, 1), 2.0)
     >>> cost = GroupCost(Line(0.5, 0.0), Line(1.0, 0.0), Line(0.25, 0.0))
@@ -137,11 +138,10 @@ def _require_ascending(backward: BackwardTiming) -> None:
 
 
 class _Table:
-    """C_y for y = 1, 2, …, one row at a time; entry i of a row stands for the first i tensors.
+    """Table of C_y for y = 1, 2, …, computed row by row. Entry i of a row stands for the first i tensors.
 
-    Entries that cannot lead to the optimum are infinite: those with which no way on is short enough, and
-    those that more groups have reached no earlier than fewer, since every further group can only be
-    delayed by that.
+    Entries that cannot lead to the optimum are infinite. They are of two kinds: no continuation is short
+    enough; or fewer groups reach the same tensor no later, and further groups could only add delay.
     """
 
     def __init__(self, backward: BackwardTiming, cost: GroupCost) -> None:
@@ -219,10 +219,10 @@ _LEVEL = 1 - 1e-12
 def search_cuts(
     seconds: Seconds, tensors: int, most: int = 2, alpha: float = 0.0, apart: float = 0.0
 ) -> Cuts:
-    """Algorithm 2: the best grouping found into 1, 2, … `most` groups, Y of the paper.
+    """Algorithm 2: the best grouping found into 1, 2, … `most` groups (Y in the paper).
 
-    When one group more makes it worse, the one before is returned; when it gains less than the share
-    `alpha`, the new one. O(N^(Y−2) log N) calls of `seconds`, none of them twice. `apart` as in `bisected`.
+    The search ends when one more group makes the step slower, or gains less than the share `alpha`. It makes
+    O(N^(Y−2) log N) different calls of `seconds`. See `bisected` for `apart`.
 
     >>> calls = []
     >>> search_cuts(lambda cuts: calls.append(cuts) or abs(sum(cuts) - 700), tensors=1000)
@@ -246,20 +246,21 @@ def search_cuts(
 
 
 def _best_of(seconds: Seconds, tensors: int, groups: int, apart: float) -> Cuts:
-    """All choices of the first cuts, each with its bisected last one."""
+    """The best grouping, by trying all choices of the first cuts, each with a bisected last cut."""
     heads = combinations(range(1, tensors - 1), groups - 2)
     return min((bisected(seconds, tensors, head, apart) for head in heads), key=seconds)
 
 
 def bisected(seconds: Seconds, tensors: int, head: Cuts = (), apart: float = 0.0) -> Cuts:
-    """`head` and one more cut after it, where `seconds` stops falling; O(log N) calls.
+    """`head` and one more cut after it, at the minimum of `seconds`; O(log N) calls.
 
-    Cuts that are compared lie the share `apart` of the bracket apart, at least one tensor.
+    Compared cuts lie the share `apart` of the bracket apart, at least one tensor.
     """
     low, high = (head[-1] if head else 0) + 1, tensors - 1
     while low < high:
         left, right = compared(high - low, apart)
-        # Where F rises, tensors that are ready together leave it level, and rounding must not send us right.
+        # Tensors that are ready together leave F level where it rises. Rounding must not send the search
+        # right there.
         if seconds((*head, low + right)) < seconds((*head, low + left)) * _LEVEL:
             low += left + 1
         else:

@@ -1,11 +1,11 @@
-"""Where to cut when the codec has a thread of its own: nearly the best grouping, quickly.
+"""Nearly optimal groups for a codec that has a thread of its own, found quickly.
 
-MergeComp's cost model (`merge.py`) lets compression hold up the backward pass, as on one GPU stream. Here
-a worker beside it encodes, and decodes what has come back in the meantime, so that what a group costs
-depends on where the others are; no simple recurrence finds the optimum. So the exact optima of simpler
-problems, in which one resource holds up the others, are compared, and the best is moved cut by cut. Of 250
-random problems of up to ten tensors, 245 plans were optimal by brute force, and the worst took 1.1 % longer
-(another 250, with an earlier set of simpler problems: 5.7 %).
+In MergeComp's cost model (`merge.py`), compression holds up the backward pass, as on one GPU stream. Here a
+worker beside the backward pass encodes and decodes, so that the cost of a group depends on the positions of
+the others. No simple recurrence finds the optimum. So this module computes exact optima of simpler problems,
+in which one resource is the bottleneck, and improves the best one by moving its cuts. Of 250 random problems
+with up to ten tensors, 245 plans were optimal by brute force, and the worst took 1.1 % longer (5.7 % in
+another 250, with an earlier set of simpler problems).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def worker_cuts(backward: BackwardTiming, cost: GroupCost, effort: int = 4000) -
 
 
 def moved_cuts(backward: BackwardTiming, cost: GroupCost, cuts: Cuts, effort: int = 2000) -> Cuts:
-    """`cuts`, which were made for other costs, moved to where they suit these; never worse than they.
+    """`cuts` of other costs, improved for these costs by local search; never worse than before.
 
-    Within 1.1 % of `worker_cuts` in a seventh of its time, where a call costs ten times as much.
+    Within 1.1 % of `worker_cuts` in a seventh of its time, if a call costs ten times as much.
     """
     if len(backward.numel) < 2:
         return ()
@@ -86,7 +86,9 @@ def improved(seconds: Seconds, starts: Iterable[Cuts], tensors: int, effort: int
 
 
 def _neighbours(cuts: Cuts, tensors: int, far: int) -> Iterator[Cuts]:
-    """Groupings one move away: a cut by `far` tensors, one less, or one more so far from another."""
+    """Groupings one move away: a cut moved by `far` tensors, removed, or added `far` tensors from another
+    one.
+    """
     chosen = set(cuts)
     for number, cut in enumerate(cuts):
         rest = cuts[:number] + cuts[number + 1 :]

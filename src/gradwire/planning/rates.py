@@ -1,17 +1,17 @@
-"""The compression rate of each layer: weights that are used less often are compressed more.
+"""Compression rates by layer: weights with fewer uses per sample are compressed more.
 
-ScaleCom (Chen et al. 2020, section 4): the gradient of a weight that takes part in many multiply–adds per
-sample is a sum over many positions, and is compressed less. A convolution's weights are used once per output
-pixel, a linear layer's once.
+ScaleCom (Chen et al. 2020, section 4): the gradient of a weight is a sum over all positions at which the
+weight is used in a sample. The more positions, the less it is compressed. A convolution uses its weights once
+per output pixel, a linear layer once.
 
-Differences from the paper: of its three ranges we have the first one only, up to 128; the bound of 196 was
-chosen to fit its table 2. Its FLOPs per gradient are taken for multiply-adds. The ranges come close to four
-of the six rates that it reports: ResNet-18 128x for 112x, ResNet-50 101x for 96x, MobileNetV2 173x for 155x,
-and a transformer's linear layers 50x for 47x. Two they miss: ResNet-34 on CIFAR-10 (3x3 stem, 32x32) 206x
-for 92x, and the LSTM at 128 samples per worker, 21 uses a sample, 400x for 100x. The paper adjusts
-the rate itself: its LSTM goes from 400x at 32 samples per worker to 100x at 128 (tables 2 and 3), in inverse
-proportion. Here thresholds scale with the batch: a forward pass shows how often a weight is used, and not by
-how many samples.
+Differences from the paper: of its three ranges only the first one is used, up to 128; the bound of 196 was
+chosen to fit its table 2. Its FLOPs per gradient are taken as multiply–adds. The ranges come close to four of
+the six reported rates: ResNet-18 128x for 112x, ResNet-50 101x for 96x, MobileNetV2 173x for 155x, and a
+transformer's linear layers 50x for 47x. They miss two: ResNet-34 on CIFAR-10 (3x3 stem, 32x32) 206x for 92x,
+and the LSTM at 128 samples per worker, 21 uses per sample, 400x for 100x. The paper adjusts the rate itself:
+its LSTM goes from 400x at 32 samples per worker to 100x at 128 (tables 2 and 3), in inverse proportion. Here
+thresholds scale with the batch, because a forward pass shows the uses of a weight but not the number of
+samples.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ class RateRule:
 
 
 def rates_of(uses: Mapping[str, float], rule: RateRule | None = None) -> dict[str, int]:
-    """Rates by glob patterns over parameter names, from multiply-adds per weight over a rank's whole batch.
+    """Compression rates by glob pattern over parameter names, from multiply–adds per weight over a rank's
+    whole batch.
 
-    With 4.5k tokens a linear layer's weight is used 4500 / 32 = 141 times per sample of a batch of 32. So it
-    gets 50x, near the 47x that the paper reports for its transformer. A use of 0 means that none was counted:
-    no pattern matches such a name, unless its module has a counted one, as a bias beside its weight.
+    With 4.5k tokens, a linear layer's weight is used 4500 / 32 = 141 times per sample of a batch of 32. It
+    gets 50x, near the 47x that the paper reports for its transformer. A use of 0 means "not counted". Such a
+    parameter matches no pattern, unless its module has a counted parameter, as a bias beside its weight.
 
     >>> rates_of({"conv.weight": 32 * 256.0, "fc.weight": 32.0, "fc.bias": 0.0})
     {'conv.*': 25, 'fc.*': 400}

@@ -1,18 +1,21 @@
-"""Chooses the ratio and its collectives, as "Flexible communication …" (Tyagi, Swany 2023) does.
+"""Choice of a ratio and of its collectives by "Flexible communication …" (Tyagi, Swany 2023).
 
-Section 3-E, equation 6 minimises compression time, communication time and 1/gain together, and takes the
-knee point of the Pareto front. Compression gain is ‖sent‖²/‖x‖² (GraVAC, Tyagi and Swany 2023; section 2-C).
-Equation 4 is the cost of AR-Topk as a ring and as a tree; section 3-D has an all-gather's.
+Section 3-E, equation 6 minimises compression time, communication time and 1/gain together, and takes the knee
+point of the Pareto front. The compression gain is ‖sent‖²/‖x‖² (GraVAC, Tyagi and Swany 2023; section 2-C).
+Equation 4 is the cost of AR-Topk as a ring and as a tree; section 3-D has the cost of an all-gather.
 
-Differences from the paper: the choice has one dimension, so an exact sweep over the candidates replaces the
-genetic algorithm, which finds the same as a fine sweep; of five candidates it is the nearest. The paper runs
-ten iterations for each candidate ratio under checkpoint–restore to find its gain; a histogram with counts and
-energies gives the gain of all ratios at once, with a bound on the histogram's error. What the memory would
-hold after some steps at another ratio is not in it, so smaller ratios look better than ten iterations would
-find them. The paper does not define a knee (its authors' code weighs time 0.6 and gain 0.4): here it is the
-point of the front next to the ideal, each objective scaled to 0 … 1 over the front. The smallest calibrated
-cost (`fastest`) decides between the collectives. Tests compare it with the thresholds of equation 5, which
-the paper uses.
+Differences from the paper:
+
+- An exact sweep over the candidates replaces the genetic algorithm, because the choice has one dimension. It
+  finds the same point as a fine sweep; among five candidates, the nearest one.
+- The paper runs ten iterations per candidate ratio, under checkpoint and restore, to find the gain. Here a
+  histogram of counts and energies gives the gain of all ratios at once, with an error bound. It does not
+  contain the memory that would build up after some steps at another ratio. So smaller ratios look better than
+  ten iterations would show.
+- The paper does not define a knee (its authors' code weighs time 0.6 and gain 0.4). Here it is the point of
+  the front nearest to the ideal, with each objective scaled to 0 … 1 over the front.
+- The smallest calibrated cost (`fastest`) decides between collectives. Tests compare it with the thresholds
+  of the paper's equation 5.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ Evaluate = Callable[[float], RatioCandidate]
 
 
 def candidate_ratios(low: float = LOWEST, high: float = HIGHEST, factor: float = FACTOR) -> tuple[float, ...]:
-    """high, high/factor, … and `low` in the place of the one that is nearest to it; by default the paper's.
+    """Ratios high, high/factor, …, with `low` in place of the nearest one; the paper's by default.
 
     >>> [round(ratio, 4) for ratio in candidate_ratios()]
     [0.1, 0.0333, 0.0111, 0.0037, 0.001]
@@ -77,9 +80,10 @@ def pareto_front(candidates: Sequence[RatioCandidate]) -> list[RatioCandidate]:
 
 
 def knee(front: Sequence[RatioCandidate]) -> RatioCandidate:
-    """The point of a front that is nearest to the ideal one; of several the one that sends most.
+    """The point of a front nearest to the ideal; among equals, the one that sends most.
 
-    Each objective is scaled to 0 … 1 over the front, so no unit matters; the ideal has the best of each.
+    Each objective is scaled to 0 … 1 over the front, so that units do not matter. The ideal has the best
+    value of each.
     """
     if not front:
         raise ValueError("an empty front has no knee")
@@ -131,11 +135,11 @@ class Magnitudes:
 def gains(magnitudes: Magnitudes, ratios: Sequence[float]) -> list[Gain]:
     """The gain of an exact top-k at every ratio; k is the ratio's share of the elements, at least 1.
 
-    Bins above the k-th magnitude are sent whole, and their energy is known. Of the bin it falls into, the
-    r largest of n elements are sent: not less energy than r average ones have, and at most r upper edges
-    squared, nor what is left when the others have their lower edges squared. The value is the middle of
-    that; a bin whose width is the share w of its edge leaves an error of at most r·edge²·(w + w²/2)
-    before it is divided by ‖x‖².
+    Bins above the k-th magnitude are sent whole, and their energy is known. From the bin that contains it,
+    the r largest of n elements are sent. Their energy is at least that of r average elements. It is at most r
+    upper edges squared, and at most the bin's energy minus n − r lower edges squared. `value` is the middle
+    of this range. If the width of the bin is the share w of its edge, the error is at most r·edge²·(w +
+    w²/2), divided by ‖x‖².
 
     >>> exact = Magnitudes(np.array([0.0, 1.5, 2.5]), np.array([3, 1]), np.array([3.0, 4.0]))
     >>> [round(gain.value, 3) for gain in gains(exact, [0.25, 1.0])]

@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's parameter shapes and its multiply-adds for one sample, forward."""
+    """One layer: shapes of its parameters, and multiply–adds of a forward pass for one sample."""
 
     name: str
     macs: int
@@ -104,11 +104,11 @@ def _shape(sizes: list[int]) -> Shape:
 
 
 def ready_of(profile: Profile, before_s: float, backward_s: float, overlap: bool = True) -> BackwardTiming:
-    """The ready time of each parameter: in reverse order, when its layer's share of multiply-adds is done.
+    """Ready time of each parameter, in reverse order, by its layer's share of the multiply–adds.
 
-    A layer's parameters are ready together. Where no layer says its multiply-adds, all take equally long.
-    Without `overlap` everything is ready when the backward pass ends, as where an accumulation synchronizes
-    after its last pass.
+    Parameters of a layer are ready together. If no layer has multiply–adds, all layers take equally long.
+    Without `overlap`, everything is ready when the backward pass ends, as under accumulation that
+    synchronizes after its last pass.
 
     >>> profile = Profile("two", "", (Layer("a", 3, ((2, 2),)), Layer("b", 1, ((5,), (1,)))))
     >>> ready_of(profile, 1.0, 4.0)

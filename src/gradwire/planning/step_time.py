@@ -1,13 +1,13 @@
-"""The time of a step: the one model under `plan`, `simulate`, `auto`, MergeComp's cuts and the report.
+"""Model of a step's time, used by `plan`, `simulate`, `auto`, MergeComp's cuts and the report.
 
-Three things work side by side, each at one job at a time: the backward pass; the worker, which takes jobs in
-the order in which they were posted; and the network, which takes collectives in the order in which they were
-issued. `step_time` runs a step's units through the three. Overlapping of units is therefore COVAP's equation
-3 (Meng et al. 2023, section II-B). Where the codec holds up the backward pass instead (`held_up`), the same
+Three resources run in parallel, each with one job at a time: the backward pass; the worker, which takes jobs
+in the order in which they were posted; and the network, which takes collectives in the order in which they
+were issued. `step_time` runs the units of a step through the three. So overlap of units is COVAP's equation 3
+(Meng et al. 2023, section II-B). If the codec holds up the backward pass instead (`held_up`), the same
 function is MergeComp's F (Wang et al. 2021, equation 7).
 
-A `Forecast` is the step of a recipe: the mean over the steps of its cycle, and no less than the time that the
-processor needs for all that the step does.
+A `Forecast` is the predicted step of a recipe: the mean over the steps of its cycle, and at least the
+processor time of all work in the step.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Sent(NamedTuple):
 
 
 class UnitWork(NamedTuple):
-    """A unit of `numel` elements, ready `ready_s` after the backward pass has begun, and its collectives.
+    """A unit of `numel` elements, ready `ready_s` after the start of the backward pass, and its collectives.
 
-    It rests, and costs nothing, in a step in which it has none.
+    In a step without collectives, the unit rests and costs nothing.
     """
 
     ready_s: float
@@ -65,14 +65,14 @@ def step_time(
     decodes: float = 1.0,
     tail: Tail | None = None,
 ) -> float:
-    """Seconds from the beginning of a backward pass of `backward_s` to the end of its step.
+    """Seconds from the start of a backward pass of `backward_s` to the end of its step.
 
     Args:
         units: in the agreed order, with ascending ready times.
-        codec: the cost of a unit. Encoding includes what the worker does before it, such as adding the
-            gradient to the memory.
-        decodes: how many payloads of its size a unit has to decode: N after an all-gather, 1 where ranks
-            decode the sum.
+        codec: the cost of a unit. Encoding includes the worker's preparation, such as adding the gradient to
+            the memory.
+        decodes: number of payloads that a unit decodes: N after an all-gather, 1 if ranks decode the sum.
+        tail: the last collective of the step; `None` leaves it out.
 
     >>> units = [UnitWork(ready_s, 1, (Sent(1.5),)) for ready_s in (1.0, 2.0)]
     >>> codec = CodecCost(encode=Line(0.25, 0.0), decode=Line(0.5, 0.0))
@@ -92,10 +92,11 @@ def step_time(
         while arrived and arrived[0][0] < ready_s:
             posted_s, seconds = heappop(arrived)
             worker_s = (worker_s if worker_s > posted_s else posted_s) + seconds
-        # 2. It encodes the unit, and issues its rounds. It waits for all of them but the last.
+        # 2. It encodes the unit, issues its collectives, and waits for all but the last one.
         ended_s = (worker_s if worker_s > ready_s else ready_s) + encode_s + encode_element_s * numel
         for seconds, latency_s, startup_s in sent:
-            # 3. The network takes a round when it is free, and the next one while its last bytes arrive.
+            # 3. The network starts a collective when it is free, and overlaps it with the last bytes in
+            # flight.
             worker_s = ended_s
             ended_s = (wire_s if wire_s > worker_s else worker_s) + startup_s + seconds
             wire_s = ended_s - latency_s
@@ -119,10 +120,10 @@ def step_time(
 
 
 def held_up(units: Iterable[Work], backward_s: float, compress: Line) -> tuple[list[Work], float]:
-    """The units, and the backward pass, where a codec holds up the latter, as on one stream of a GPU.
+    """The units and the backward pass, delayed by a codec that holds up the latter, as on one GPU stream.
 
-    `compress` is the cost of encoding and decoding. Both come before a unit is sent (MergeComp, Wang et al.
-    2021, equation 7), so that all that is ready later is late by that.
+    `compress` is the cost of encoding and decoding. Both precede the sending of a unit (MergeComp, Wang et
+    al. 2021, equation 7), so that everything that is ready later is delayed by it.
 
     >>> units = [UnitWork(1.0, 1, (Sent(1.5),))]
     >>> held_up(units, 2.0, Line(0.75, 0.0))[1], step_time(*held_up(units, 2.0, Line(0.75, 0.0)))
@@ -147,12 +148,12 @@ def ready_of_element(backward: BackwardTiming) -> Callable[[int], float]:
 
 
 CALL_S = 1e-3
-"""Processor time of one collective on cores that compute: of a thread that wakes up, and of the library.
-Found where two ranks fill two cores; less where cores are free."""
+"""Processor time of one collective on busy cores: waking a thread, and the library. Measured with two ranks
+that fill two cores; less if cores are free."""
 
 BYTE_S = 0.7e-9
-"""Processor time of a byte that a rank sends, and of one that it receives meanwhile: in the library and in
-the kernel. Found with DDP on four ranks (77 ms for 108 MB)."""
+"""Processor time per byte that a rank sends and receives, in the library and in the kernel. Measured with DDP
+on four ranks (77 ms for 108 MB)."""
 
 MOST_DEAR = 4.0
 """Times the assumed processor time, at most, that collectives are believed to take. Another thread of the
@@ -160,7 +161,7 @@ process may have been at work while it was measured."""
 
 
 def sending_s(calls: float, wire_bytes: float) -> float:
-    """Processor time that is assumed for so many collectives, in which a rank sends so many bytes."""
+    """Assumed processor time, in seconds, of `calls` collectives in which a rank sends `wire_bytes`."""
     return CALL_S * calls + BYTE_S * wire_bytes
 
 
@@ -176,14 +177,16 @@ def overhead_factor(measured_s: float, calls: float, wire_bytes: float) -> float
 
 @dataclass(frozen=True)
 class Forecast:
-    """One recipe on one network: its units in each step of its cycle, and the cost of its codec.
+    """Prediction for one recipe on one network: its units in each step of its cycle, and the cost of its
+    codec.
 
-    A unit has `decodes` payloads of its size to decode: N after an all-gather, 1 where ranks decode the sum.
-    `wire_bytes` are sent per rank and step, `node_bytes` over the busiest node's link (0 where there is one
-    node), and `calls` is the number of collectives, all in the mean over the cycle. The verdict takes its
-    time, and its bytes are not counted. `memory_bytes` come on top of DDP's: planes, and at most what a
-    step's all-gathers receive. `at_most` says that an announced upper bound is among the bytes. `cores` are
-    those that encoding, decoding and collectives share with the computation.
+    - `decodes`: payloads that a unit decodes: N after an all-gather, 1 if ranks decode the sum.
+    - `wire_bytes`: bytes sent per rank and step. `node_bytes`: bytes over the busiest node's link; 0 if there
+      is one node. `calls`: number of collectives. All are means over the cycle. The verdict's time counts,
+      its bytes do not.
+    - `memory_bytes`: memory beyond DDP's: planes, and at most what the all-gathers of a step receive.
+    - `at_most`: True if the bytes include an announced upper bound.
+    - `cores`: shared by encoding, decoding and collectives with the computation.
     """
 
     backward: BackwardTiming
@@ -208,10 +211,10 @@ class Forecast:
         return self._step_s(1.0)
 
     def step_s(self, slowed: float = 1.0) -> float:
-        """The mean step, where the slowest rank takes `slowed` times as long to compute.
+        """Mean seconds of a step, if the slowest rank computes `slowed` times as long.
 
-        All ranks encode at the same time, so that codecs take longer where a rank has less than a core. No
-        step takes less than the processor time of all that it does.
+        All ranks encode at the same time, so codecs take longer if a rank has less than a core. A step takes
+        at least the processor time of all its work.
         """
         return self._usual_step_s if slowed == 1.0 else self._step_s(slowed)
 
@@ -230,7 +233,7 @@ class Forecast:
         return self.step_s() - self.compute_s
 
     def mean_step_s(self, every: int, slowed: float = 1.0) -> float:
-        """The mean step if only one in `every` ends in an exchange, which adds all that it exposes."""
+        """Mean seconds of a step, if one in `every` ends in an exchange, which adds its exposed time."""
         if every == 1:
             return self.step_s(slowed)
         return slowed * self.compute_s + self.exposed_s / every
@@ -250,7 +253,7 @@ class Forecast:
         return self.coded_s + self.cores.overhead_factor * sending_s(self.calls, self.wire_bytes)
 
     def coded(self, codec: CodecCost) -> Forecast:
-        """This forecast with other costs of encoding and decoding."""
+        """Copy of this forecast with other costs of encoding and decoding."""
         return replace(self, codec=codec)
 
 

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tuning:
-    """Passed to the engine in its `EngineEnvironment`, so that tests can pass others."""
+    """Limits of the engine, passed in its `EngineEnvironment`, so that tests can pass others."""
 
     small_bytes: int = 64 * 1024
-    """Below this, a run of dense gradients travels with other small ones, not in a collective of its own."""
+    """Size below which a run of dense gradients joins other small ones instead of using its own collective.
+    """
     early_bytes: int = 4 * 1024
-    """From this size on, small gradients that are ready before the last unit do not wait for the end. (There
-    7 kB would add 5 ms at 13 Mbit/s, with no computation to overlap; one more all-reduce costs up to 1 ms of
-    CPU time.)"""
+    """Size from which small gradients that are ready before the last unit leave early. (At 13 Mbit/s, 7 kB at
+    the end would add 5 ms, with no computation to overlap; one more all-reduce costs up to 1 ms of CPU
+    time.)"""
     riding_bytes: int = 1000
-    """Up to this size, what is left of them rides with a verdict that goes direct or by a tree. With the
-    table of a few ranks that is one packet a message; more bytes leave at the end of the backward pass, in an
-    all-reduce of their own."""
+    """Largest size of remaining small gradients that share the verdict's all-reduce, if that goes direct or
+    by a tree. With the table of a few ranks, this is one packet per message. More bytes leave at the end
+    of the backward pass, in an all-reduce of their own."""
     kept_steps: int = 1000
     """Steps that a recipe which `auto` has chosen stays at least. To decide anew takes some 30 dense steps,
     each a few times as long where the network binds: below a tenth of the time, even if nothing changes."""
@@ -29,8 +30,7 @@ class Tuning:
     """Elements of a unit at most, where all gradients come together and no unit hides another; else as the
     recipe cuts."""
     latency: float = 1.0
-    """The latency of a link, as a multiple of the time of a message: of that in which `MESSAGE_BYTES`
-    (`comm.base`) pass."""
+    """Latency of the link, as a multiple of the time in which `MESSAGE_BYTES` (`comm.base`) pass."""
 
 
 USUAL = Tuning()
