@@ -1,4 +1,4 @@
-"""Controllers: they measure, predict, and decide which composition runs next. All ranks decide alike.
+"""Controllers measure and predict, and decide which composition runs next. All ranks decide alike.
 
-What is called `control` elsewhere is a comm: verdicts, and all else that ranks agree on, travel over it.
+Elsewhere, `control` names a comm: the one for verdicts and everything else that ranks agree on.
 """

@@ -48,7 +48,7 @@ class AutoController(WarmupController):
         layout_of: Callable[[Composition, torch.device], Layout],
     ) -> None:
         super().__init__(decision, specs, env, placement, watch)
-        # All is built now, and not in a step that is timed, or for which others wait.
+        # Build everything now, not in a step that is timed or that peers wait for.
         built = _built(decision.candidates)
         self.may_follow = tuple(built.values())
         meta = torch.device("meta")
@@ -65,7 +65,7 @@ class AutoController(WarmupController):
         try:
             cost = codec_cost(composition.exchange, composition.text, memory, budget_s=_BUDGET_S)
         except Exception as error:
-            # It is left out. Not a warning, which a user may have made an error.
+            # The recipe is left out. Logged, not warned: users may turn warnings into errors.
             _LOG.warning(
                 "%s is left out, as its codec could not be timed: %r", short(composition.text), error
             )
@@ -89,9 +89,9 @@ class AutoController(WarmupController):
         return super().decide(replace(facts, forecasts=forecasts, recut=recut))
 
     def _forecast(self, facts: Facts, text: str, layout: Layout) -> tuple[str, Forecast]:
-        """The text of a recipe as it is cut best, and the predicted time of a step of it.
+        """Text of a recipe with its best cuts, and its forecast.
 
-        Cuts are compared with a nominal codec, because in fewer units less of its work hides.
+        Cuts are compared with a nominal codec, because fewer units hide less of its work.
         """
         granularity = self.env.placed(layout).granularity
         main = main_lane(layout, self.specs, facts.bucket_boundaries)

@@ -1,6 +1,6 @@
-"""Controllers of the next composition: one measures (`control.warmup`), and one watches what runs.
+"""Controllers of the next composition: one measures (`control.warmup`), the other one watches.
 
-Both see only numbers that all ranks have agreed on, so that all decide the same in the same step.
+Both use only numbers on which all ranks have agreed. So all ranks decide alike, in the same step.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def measuring(
 
 
 class RunningController:
-    """Watches the running composition: by its judge, if it has one, and for how late the gradient is.
+    """Watches the running composition: by its judge, if it has one, and by its lateness.
 
-    The judge's numbers are how long the last step took and its codec, and, where units were looked at, the
-    result and the energy of what their exchanges have left. Those of lateness and health are what ranks have
-    weighed (`planning.lateness`), one step later, and the losses noted since. A composition on trial is
-    weighed in each step. `hear(step, rows)` takes what all ranks said of the link.
+    The judge sees the duration of the last step and of its codec. In steps with a measurement, it also sees
+    the result and the energy of the unsent gradient. Lateness and health come from norms that ranks measured
+    one step earlier (`planning.lateness`), and from the losses noted since. Under a composition on trial,
+    every step is measured. `hear(step, rows)` receives all ranks' measurements of the link.
     """
 
     measuring, is_serial = False, False
@@ -90,7 +90,7 @@ class RunningController:
 
     @property
     def late(self) -> float | None:
-        """As the `Controller` says. Until it has been measured here, it is that of the trial before."""
+        """Lateness, as defined by `Controller`. Until it is measured here, that of the trial before."""
         measured = self._late
         return self._late_on_trial if measured is None else measured
 
@@ -112,7 +112,9 @@ class RunningController:
         return self._remembers and is_weighed(step, self._every, self._cycle)
 
     def _look(self, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
-        """Look as the judge does, and weigh what is fresh and what was unsent, if it is the step for it."""
+        """Run the judge's measurement on a unit, and weigh its fresh and its unsent gradient, in the steps
+        where these are due.
+        """
         if lane not in self._lanes:
             return
         if self._judge_looks(ctx.step) and self._watch is not None and self._watch.look is not None:
@@ -189,7 +191,7 @@ class RunningController:
 
 
 class Scales:
-    """Weighs the units of `lanes` in a step, for a later one to tell; `fetch` copies from a device."""
+    """Norms of the units of `lanes` in one step, reported in a later one. `fetch` copies from a device."""
 
     def __init__(self, lanes: Sequence[Lane], fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
         self._lanes, self._fetch = {lane.number: lane for lane in lanes}, fetch
@@ -201,7 +203,7 @@ class Scales:
         self._fetched: tuple[int, Callable[[], Tensor]] | None = None
 
     def weigh(self, step: int, unit: Unit, x: Tensor, unsent: Tensor) -> None:
-        """Weigh a unit before its exchange."""
+        """Add the norms of a unit, before its exchange."""
         lane, places = self._lanes[unit.lane], self._places[unit.lane]
         weighing = self._now.get(unit.lane)
         if weighing is None:
@@ -215,10 +217,11 @@ class Scales:
         weighing.add(x, unsent, coefficient=coefficient, first=first, sizes=sizes)
 
     def told(self, step: int, layers: Layers) -> Weighed:
-        """Norms that were weighed before this step; zeros if none were. Those of this step come next.
+        """Norms measured before this step; zeros if there are none. Those of this step are copied for the
+        next call.
 
-        A number that comes again is of a step that did not count, or of one with several exchanges, of which
-        the last is told.
+        A step number that repeats belongs to a step that did not count, or to one with several exchanges. In
+        both cases, only the last norms are reported.
         """
         before, self._fetched = self._fetched, None
         if self._now:
@@ -235,7 +238,7 @@ TOLD = len(Weighed._fields) + len(Losses._fields)
 
 
 def _energy(lanes: Sequence[Lane]) -> float:
-    """The sum of squares of what is in the current step's units now, in float64."""
+    """Sum of squares, in float64, of the present contents of the current step's units."""
     return sum(float(torch.linalg.vector_norm(lane.x, dtype=torch.float64)) ** 2 for lane in lanes)
 
 
@@ -256,7 +259,7 @@ def controller_for(
 
 
 def watched_in(layout: Layout, world: int) -> Watched:
-    """Sizes of the largest lane in which the exchange of `layout` works, for its judge."""
+    """Sizes of the largest lane with the main exchange of `layout`, for its judge."""
     mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
     largest = max(mine, key=lambda lane: lane.numel, default=None)
     sizes = () if largest is None else tuple(slot.spec.numel for slot in largest.slots)

@@ -1,8 +1,8 @@
-"""Predicts how long a step of a recipe takes: on a cluster before anything is measured, or by measured facts.
+"""Predicted step of a recipe: on a cluster before anything is measured, or from measured facts.
 
-The layout is the one that the engine would build, and the rounds are those that the recipe announces after
-every warm-up. Each round is turned into its seconds on the network. From there on measured links, clusters,
-nodes and late workers are the same to the model of a step (`gradwire.planning.step_time`).
+The layout is the one that the engine would build. The rounds are those that the recipe announces after every
+warm-up. Each round is converted to seconds on the network. After that, the model of a step
+(`gradwire.planning.step_time`) does not distinguish measured links, clusters, nodes and late workers.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _BYTES = 4
 """Bytes of an element while the ranks of a node add it up."""
 
 INSIDE = 16.0
-"""How many times as fast as its node's link a rank's link inside the node is taken to be, where nobody has
-measured it: PCIe 4.0 with 16 lanes is 20 times 10 Gbit/s."""
+"""Assumed speed of a rank's link inside a node, as a multiple of the node's link, if nobody has measured it:
+PCIe 4.0 with 16 lanes is 20 times 10 Gbit/s."""
 
 Rounds = tuple[Round, ...]
 
@@ -70,9 +70,9 @@ def specs_of_profile(profile: Profile) -> tuple[ParameterSpec, ...]:
 class ClusterForecasts:
     """Forecasts for one model on one cluster, before anything is measured.
 
-    Gradients of `specs` are ready as `backward` says, in that order. With `two_levels` ranks add up inside
-    their nodes first, and the layout is that of shards. With `at_once` it is a round of local steps, in which
-    all is ready at the end.
+    Gradients of `specs` become ready as in `backward`, in that order. With `two_levels`, ranks reduce inside
+    their nodes first, and the layout is that of shards. `at_once` means a round of local steps, in which
+    everything is ready at the end.
     """
 
     def __init__(
@@ -106,10 +106,9 @@ class ClusterForecasts:
         return self._recipe(text)[2].coded(codec or FREE)
 
     def as_cut(self, text: str, codec: CodecCost | None = None) -> tuple[Composition, Forecast]:
-        """The recipe `text` as `best_cuts` cuts it here, and its forecast.
+        """The recipe `text` with its best cuts here (`best_cuts`), and its forecast.
 
-        Where no `codec` is given, cuts are compared with a nominal one, because in fewer units less of it
-        hides.
+        Without a `codec`, cuts are compared with a nominal one, because fewer units hide less of its work.
         """
         own, main, first = self._recipe(text)
         assumed = codec or NOMINAL_CODEC
@@ -140,10 +139,15 @@ def gains_by_two_levels(
     per_node: int,
     policy: Policy | None = None,
 ) -> bool:
-    """Whether two levels spare a node's link more time than the bytes inside the node take. By bytes alone.
+    """True if two levels save more time on a node's link than the bytes inside the node cost, by bytes alone.
 
-    Nothing is measured, so that all ranks find the same. `specs` are whole parameters. A recipe that will
-    choose among others counts as the one of them that gains most.
+    Args:
+        composition: the recipe. One that will choose among others counts as the one that gains most.
+        specs: whole parameters.
+        workers: number of ranks; `per_node` of them share a node.
+        policy: which parameters get which recipe; `None` for the default.
+
+    Nothing is measured, so all ranks find the same.
 
     >>> from gradwire.recipes import recipe
     >>> [layer] = (ParameterSpec("w", (1000, 1000), torch.float32, 1000_000),)
@@ -183,10 +187,10 @@ def _spared_bytes(
 def forecast_by(
     facts: Facts, layout: Layout, specs: Sequence[ParameterSpec], cut: Granularity = ON_HOST
 ) -> Forecast | None:
-    """`layout` by measured ready times and links; `None` where these were not measured.
+    """Forecast of `layout` by measured ready times and links; `None` if these were not measured.
 
-    Its work is `cut` as it is where its memory will be. The cost of the codec counts as nothing until it is
-    known (`Forecast.coded`).
+    `cut` is the granularity of the device that will hold the memory. The codec counts as free until its cost
+    is known (`Forecast.coded`).
     """
     return lane_forecast_by(facts, main_lane(layout, specs, facts.bucket_boundaries), cut)
 
@@ -202,22 +206,23 @@ def lane_forecast_by(facts: Facts, main: MainLane, cut: Granularity = ON_HOST) -
 def predicted_step_s(
     facts: Facts, layout: Layout, specs: Sequence[ParameterSpec], cut: Granularity = ON_HOST
 ) -> float | None:
-    """How long a step of `layout` should take, with the codec's cost where that is a fact; `None` where
-    ready times or links were not measured."""
+    """Predicted seconds of a step of `layout`, with the codec's cost if it was measured; `None` if ready
+    times or links were not measured.
+    """
     found = forecast_by(facts, layout, specs, cut)
     return None if found is None else found.coded(facts.codec or FREE).step_s()
 
 
 def _priced(way: _Flat, backward: BackwardTiming) -> Forecast:
-    """From the rounds of a lane to its forecast, with a codec that takes no time."""
+    """Forecast of a lane from its rounds, with a codec that takes no time."""
     main, exchange = way.main, way.main.layout.main.exchange
 
-    # 1. The rounds that units announce in each step of a cycle, and what travels beside them.
+    # 1. The rounds that units announce in each step of a cycle, and the collectives beside them.
     first = STEADY - STEADY % exchange.laws.cycle
     steps = [way.rounds(step) for step in range(first, first + exchange.laws.cycle)]
     small = main.small(way.world)
 
-    # 2. Their seconds and bytes. Units of one size whose rounds are one object are priced once.
+    # 2. Seconds and bytes of the rounds. Units of one size that share one object of rounds are priced once.
     priced: dict[tuple[int, int], tuple[tuple[Sent, ...], _Price]] = {}
 
     def price(size: int, rounds: Rounds) -> tuple[tuple[Sent, ...], _Price]:
@@ -255,11 +260,11 @@ def _priced(way: _Flat, backward: BackwardTiming) -> Forecast:
 def best_cuts(
     main: MainLane, first: Forecast, price: Callable[[MainLane], Forecast]
 ) -> tuple[Cuts | None, Forecast]:
-    """The cuts of `main` into fewer units that are faster by `LEAD`, with its forecast; else `None`, `first`.
+    """Cuts of `main` into fewer units that are faster by `LEAD`, with their forecast; else `None` and
+    `first`.
 
-    How a recipe cuts by itself depends on no measured link. Where the delay of a message outweighs its bytes,
-    each further unit costs its rounds. `first` is the forecast of `main` as it is, and `price` forecasts
-    it in other units.
+    A recipe's own cuts depend on no measured link. If latency outweighs bytes, every additional unit costs
+    its rounds. `first` is the forecast of `main` with its own cuts, and `price` computes it for other units.
     """
     exchange = main.layout.main.exchange
     if main.lane is None or first.step_s() <= (1.0 + LEAD) * first.compute_s:
@@ -290,10 +295,10 @@ def _seen(units: Iterable[Unit]) -> tuple[LaneUnit, ...]:
 
 @dataclass(frozen=True)
 class MainLane:
-    """The units in which a layout's own recipe sends, and how many elements travel beside them.
+    """The units in which a layout's main recipe sends, and the number of elements that travel beside them.
 
-    `places` are its parameters' in the layout. Where nothing is remembered `lane` is `None`, and units are
-    DDP's buckets. `coded_numel` are the elements of the largest unit that the recipe makes by itself.
+    `places` are the indices of its parameters in the layout. `lane` is `None` if nothing is remembered; units
+    are DDP's buckets then. `coded_numel` is the size in elements of the largest of the recipe's own units.
     """
 
     layout: Layout
@@ -321,7 +326,7 @@ class MainLane:
         ctx = replace(ctx, narrow=None if lane is None else lane.narrow)
         rounds, known, cycle = [], dict[Hashable, Rounds](), exchange.laws.cycle
         for index, (_, numel, parts, alike) in enumerate(self.units):
-            # They depend on how many elements of which shapes a unit has, not on where these lie.
+            # Rounds depend on the number of elements per shape in a unit, not on their positions.
             kind = numel, index % cycle, alike
             if kind not in known:
                 known[kind] = exchange.rounds(numel, dtype, replace(ctx, unit=index, parts=parts))
@@ -335,7 +340,7 @@ class MainLane:
 
     @property
     def waits(self) -> bool:
-        """Whether the verdict waits for every decode, because a decoder may refuse what has come."""
+        """True if the verdict waits for every decode, because a decoder may reject a payload."""
         exchanges = (*(lane.exchange for lane in self.layout.lanes), *self.layout.direct.values())
         return not all(exchange.laws.total for exchange in exchanges)
 
@@ -422,7 +427,9 @@ class _Flat:
         return [self._together(each) for each in (rounds[:-1], rounds[-1:]) if each]
 
     def _together(self, rounds: Rounds) -> _Price:
-        """Rounds that are one object are priced once, and equal ones of other units: there are thousands."""
+        """Price of rounds. Rounds that are one object, or equal to others, are priced once: there are
+        thousands.
+        """
         if len(rounds) == 1:
             return self._known(rounds[0])
         found = []
@@ -446,7 +453,7 @@ class _Flat:
         )
 
     def end(self, small: Round) -> Tail:
-        """After the units, the verdict; `small` gradients go with it if they are few, else beside it."""
+        """The verdict after the units. `small` gradients travel with it if they are few, else beside it."""
         verdict = _verdict(self.cluster.workers)
         if rides(small.payload_bytes, self.cluster.workers, self.main.layout.tuning):
             numel = verdict.numel + self.main.beside
@@ -494,5 +501,5 @@ class _TwoLevels(_Flat):
         small_s = self.cluster.inside_s(small.payload_bytes) + self.cluster.between_s(small)
         gathered_s = self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
         verdict_s = self.cluster.seconds(_verdict(self.cluster.workers))
-        # It waits for every decode (`Reducer._advance`).
+        # The verdict waits for every decode (`Reducer._advance`).
         return Tail(Sent(small_s + verdict_s + gathered_s))

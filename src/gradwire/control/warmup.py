@@ -35,7 +35,7 @@ _LOG = logging.getLogger("gradwire")
 
 
 class WarmupController:
-    """Dense steps are measured until `decision` has what it needs; then it decides, once.
+    """Measures dense steps until `decision` has its facts; then it decides, once.
 
     `watch` times the backward pass of the current step.
     """
@@ -62,7 +62,7 @@ class WarmupController:
 
     @property
     def is_serial(self) -> bool:
-        """Whether the current step takes computation and communication apart."""
+        """True if the current step separates computation and communication."""
         return self.profiler.is_serial
 
     def before(self, step: Step, _env: EngineEnvironment) -> None:
@@ -73,9 +73,10 @@ class WarmupController:
         return self.profiler.row(lambda: step.times(self.specs, self._watch))
 
     def observe(self, step: Step, rows: Sequence[Sequence[float]], *, committed: bool) -> Composition | None:
-        """Once there are enough facts, survey the rest of them, a collective, and decide.
+        """Take the rows of a step. Once there are enough facts, survey the rest of them, a collective, and
+        decide.
 
-        Where communication hides in ordinary steps, none is taken apart, and nothing is surveyed.
+        If communication hides in ordinary steps, no step is timed in parts, and nothing is surveyed.
         """
         took_s = step.lasted_s()
         facts = self.profiler.observe(rows, took_s, step.exposed(took_s))
@@ -95,7 +96,7 @@ class WarmupController:
 
 
 PROBED = ("all_reduce", "all_gather")
-"""Verbs that most recipes use. One that is not probed is taken to have the first one's link."""
+"""Verbs that most recipes use. A verb that is not probed counts with the link of the first one."""
 
 _TYPICAL = 1 << 20
 """Elements of the unit whose payloads are counted."""
@@ -109,9 +110,10 @@ def surveyed(
     specs: Sequence[ParameterSpec],
     may_follow: Sequence[Composition] = (),
 ) -> Facts:
-    """`facts` with what is found out now. A collective, in the same step on all ranks, which all get the
-    same numbers. The links are those that `may_follow` would use; their bandwidth follows from what the dense
-    steps sent."""
+    """`facts` with the results of further measurements. A collective, in the same step on all ranks, with
+    equal results. The links are those that `may_follow` would use; their bandwidth follows from the dense
+    steps' collectives.
+    """
     comm, control = placement.comm, placement.control
     gradient_bytes = float(sum(spec.numel * spec.dtype.itemsize for spec in specs))
     facts = replace(facts, gradient_bytes=gradient_bytes)
@@ -129,7 +131,7 @@ def surveyed(
         number = len(facts.collectives_s)
         network = calibrated(probed, facts.allreduce_s, facts.gradient_bytes, number, comm.world)
         sent_bytes = Round("all_reduce", int(gradient_bytes), torch.uint8).wire_bytes(comm.world)
-        # A thread that waits for a device spins, and its processor time is that of no collective.
+        # A thread that waits for a device spins: its processor time does not belong to a collective.
         spent_s = facts.sending_s if placement.device.is_host else 0.0
         dear = overhead_factor(spent_s, number, sent_bytes)
         mine = replace(facts.cores, share=fewest_cores(control), overhead_factor=dear)
@@ -154,9 +156,9 @@ def fewest_cores(control: Comm) -> float | None:
 
 
 def links_for(may_follow: Sequence[Composition], world: int) -> tuple[str, ...]:
-    """The verbs to probe: `PROBED`, and the others that the recipes use, as far as they can be probed.
+    """The verbs to probe: `PROBED`, and those of the recipes, if they can be probed.
 
-    A function of the recipes alone, so that all ranks probe the same.
+    They depend on the recipes alone, so that all ranks probe the same ones.
     """
     rounds = (each for one in may_follow for each in steady_rounds(one.exchange, _TYPICAL, world))
     names = (name_of(each) for each in rounds)
@@ -174,7 +176,7 @@ def agreed_cost(composition: Composition, comm: Comm, memory: Device) -> CodecCo
         failure, mine = error, [math.inf] * 4
     numbers = slowest(comm, mine)
     if failure is not None:
-        # Not a warning, which a user may have made an error: this rank alone would stop, and peers wait.
+        # Logged, not warned: as an error, it would stop this rank alone while peers wait.
         _LOG.warning("the codec of %s could not be measured: %r", short(composition.text), failure)
     return cost_of(numbers)
 

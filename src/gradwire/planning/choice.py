@@ -1,13 +1,13 @@
-"""Chooses the fastest recipe of those that leave little of the gradient late, by their trials.
+"""Choice of the fastest recipe within the limit of lateness, by trials.
 
-The rule: a recipe may run if it leaves at most `limit` steps' worth of gradient waiting (`lateness`).
-Of those, the mildest that reaches the target runs; where none does, the fastest, and among equals the milder.
-None runs that is not faster than dense. A recipe is faster than another by the share `LEAD`, and by `ERRORS`
-standard errors of the difference of their times, as each one's own steps tell it.
+The rule: a recipe may run if at most `limit` steps' worth of gradient wait in its memory
+(`planning.lateness`). Of these recipes, the mildest one that reaches the target runs. If none reaches it, the
+fastest runs; among equals, the milder one. A recipe that is not faster than dense never runs. "Faster" means
+by the share `LEAD`, and by `ERRORS` standard errors of the difference of the mean times.
 
-Trials decide, and forecasts order them. Before its trial a recipe counts with its predicted time and an
-assumed lateness, which say whether a trial is worth it and in which order: from mild to strong, so that each
-answers for its own lateness. After its trial it counts with what was measured.
+Forecasts order the trials; trials decide. Before its trial, a recipe counts with its predicted time and an
+assumed lateness. They decide whether a trial is worth it, and the order: from mild to strong, so that each
+recipe answers for its own lateness. After its trial, a recipe counts with its measured numbers.
 
 Seconds of a step count from the start of its backward pass, as in `Facts.dense_s`, unless they are called
 `step_s`.
@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # loaded by those who make them
     from gradwire.planning.step_time import Forecast
 
 LEAD = 0.05
-"""The share by which one recipe must be faster than another to count as faster. Half the bytes on a link that
-is all latency are faster by nothing that could be measured."""
+"""Share by which a recipe must be faster than another one to count as faster. On a link that is all latency,
+half the bytes gain nothing measurable."""
 
 ERRORS = 2.0
 """The standard errors by which a time must differ from another."""
@@ -38,35 +38,43 @@ CERTAIN = 3.2
 0.0014: below 1 % in all of the six looks at a trial that may end it early."""
 
 DOUBT = 1.55
-"""Times that noise may be what was found: 13 values tell it to 1/√13 of itself, and two such errors count."""
+"""Factor on the measured noise that allows for its own error: 13 values give it with a relative error of
+1/√13, and two such errors count."""
 
 OFF = 0.15
 """The share by which predictions may be off. Recipes within it of the best prediction are worth a trial."""
 
 LATE = 0.15
-"""The limit of lateness: steps' worth of gradient that may wait. Up to it, losses stayed within the spread of
-plain training over seeds in all that was tried (`docs/choosing.md`). Casts, near-lossless frames and eight
-bits are within it; four bits are about at it."""
+"""Limit of lateness, in steps' worth of waiting gradient. Up to it, losses stayed within the spread of plain
+training over seeds in all trials so far (`docs/choosing.md`). Casts, near-lossless frames and eight bits
+are within it; four bits are about at it."""
 
 ALIKE = 0.01
-"""The share by which the bytes of two recipes may differ that send equally many: cut into other units, a
-recipe pads otherwise."""
+"""Share by which the bytes of two recipes may differ and still count as equal: padding depends on the units.
+"""
 
 ASKED = (1.0, 4.0, 16.0, 64.0)
-"""Limits of lateness to ask for instead."""
+"""Limits of lateness that an offer may name."""
 
 ASSUMED_OFF = 1.5
-"""Times the limit up to which an assumed lateness may be wrong, so that a trial has to tell."""
+"""Factor, over the limit, up to which an assumed lateness may be wrong. Up to there, a trial has to measure
+it."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One recipe with its prediction, and what its trial has measured (`None` before).
+    """A recipe with its prediction and, after its trial, its measurements (`None` before).
 
-    It runs as `text`, which differs from `recipe` where it is cut otherwise than it would be by itself.
-    `assumed` and `late` are its lateness, in steps' worth of gradient. A lateness that still rose at the end
-    of the trial is not `settled`. `error_s` is the standard error of `took_s`. A step sends `wire_bytes` in
-    `calls` collectives.
+    Args:
+        recipe: the recipe as asked for.
+        text: the recipe as it runs; it differs from `recipe` if other cuts are faster.
+        predicted_s: predicted seconds of a step.
+        wire_bytes: bytes that a step sends.
+        assumed: assumed lateness, in steps' worth of gradient.
+        took_s: measured seconds of a step; `error_s` is their standard error.
+        late: measured lateness, in steps' worth of gradient.
+        settled: False if the lateness still rose at the end of the trial.
+        calls: collectives of a step.
     """
 
     recipe: str
@@ -82,7 +90,7 @@ class Option:
 
     @classmethod
     def of(cls, recipe: str, text: str, forecast: Forecast, assumed: float, longer: float = 1.0) -> Option:
-        """The option that the cost model predicts, where steps take `longer` by that factor than it says."""
+        """The option that the cost model predicts, with times multiplied by `longer`."""
         seconds = longer * forecast.step_s() - forecast.backward.before_s
         return cls(recipe, text, seconds, forecast.wire_bytes, assumed, calls=forecast.calls)
 
@@ -93,18 +101,19 @@ class Option:
 
     @property
     def expected_late(self) -> float:
-        """The lateness measured on trial, or else the one assumed. Where nothing is remembered, the assumed
-        error says how mild it is: that is not measured."""
+        """Measured lateness, or the assumed one before the trial. A recipe without memory counts with its
+        assumed error, which is not measured.
+        """
         return self.late or self.assumed
 
 
 @dataclass(frozen=True)
 class ChoiceRow:
-    """A line of the table that explains a choice.
+    """A row of the table that explains a choice.
 
-    Both times are of a whole step; the predicted one is from before this recipe ran. `share_of_linear` is the
-    speed as a share of that without communication. `measured_step_s` and `late`, the steps' worth of gradient
-    that waited, are `None` where the recipe did not run.
+    Both times are of a whole step; the prediction was made before the recipe ran. `share_of_linear` is the
+    speed as a share of the speed without communication. `measured_step_s` and `late`, in steps' worth of
+    gradient, are `None` if the recipe did not run.
     """
 
     recipe: str
@@ -119,11 +128,11 @@ class ChoiceRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The options beside dense, which takes `dense_s` as measured, and what is asked of them.
+    """The options beside dense, and the requirements on them.
 
-    Those that are `later` than the limit are not tried. A step without communication takes `before_s` and
-    `backward_s`. Dense steps vary by `noise`, their relative standard deviation, and `dense_error_s` is the
-    standard error of `dense_s`.
+    Dense steps take `dense_s`, measured, with the standard error `dense_error_s`; `noise` is the relative
+    standard deviation of a step. A step without communication takes `before_s` and `backward_s`. The options
+    in `later` exceed the limit of lateness, and are not tried.
     """
 
     options: tuple[Option, ...]
@@ -144,11 +153,12 @@ class Comparison:
 
     @property
     def dense_hides(self) -> bool:
-        """Whether dense reaches the target."""
+        """True if dense reaches the target."""
         return self.share_of_linear(self.dense_s) >= self.target
 
     def missed(self, seconds: float) -> str:
-        """A clause that says so if a step of `seconds` misses the target by more than `LEAD`; else empty.
+        """A clause that says that a step of `seconds` misses the target by more than `LEAD`; empty if it does
+        not.
 
         >>> comparison = Comparison((), 0.0, 1.0, 4.0, 1e6, target=0.9)
         >>> comparison.missed(2.0), comparison.missed(1.15)
@@ -160,12 +170,14 @@ class Comparison:
         return f"; it missed its target: {share:.0%} of linear instead of {self.target:.0%}"
 
     def beats_dense(self, option: Option) -> bool:
-        """Whether it is faster than dense: by more than noise, once it has run."""
+        """True if the option is faster than dense. After its trial, the difference must also exceed the
+        noise.
+        """
         off_s = 0.0 if option.took_s is None else math.hypot(option.error_s, self.dense_error_s)
         return is_faster(option.expected_s, self.dense_s, off_s)
 
     def best(self) -> Option | None:
-        """The option that should run, of those that have been tried; `None` is dense."""
+        """The best of the options tried; `None` stands for dense."""
         return (
             None
             if self.dense_hides
@@ -195,14 +207,15 @@ class Comparison:
     def next_trial(self) -> Option | None:
         """The option to try next; `None` if no further trial is worth it.
 
-        Worth it are those whose prediction, which may be off, promises more than the best one so far: to
-        reach the target where that does not, or to be faster. The mildest of them comes first. Where those
-        that ran took less than was predicted, the others promise as much less: predictions of one model on
-        one link err alike. Communication cannot take less than nothing.
+        Candidates: options whose predicted time, allowing for model error, beats the best measured one. They
+        must promise to reach the target if that one does not, or to be faster. The mildest candidate comes
+        first. If the options tried so far took less than predicted, the predictions of the others are reduced
+        by the same factor, because predictions by one model on one link err alike. Communication cannot take
+        less than no time.
 
-        None is tried that is assumed to be later than one found above the limit, or that sends no less than
-        one found not to be faster (`_is_outdone`). Of those that send equally many bytes one is tried before
-        another: a trial tells more where something else travels.
+        Excluded: options assumed to be later than one that was found above the limit, and options that send
+        no less than one that was found not to be faster (`_is_outdone`). Of options that send equally many
+        bytes, only one is tried at first: another one teaches more.
         """
         share = min(1.0, self._share_taken())
         latest = min((each.assumed for each in self.options if not self._is_within(each)), default=math.inf)
@@ -234,8 +247,9 @@ class Comparison:
         return [each for each in self.options if each.took_s is not None]
 
     def _is_outdone(self, option: Option, best: Option | None) -> bool:
-        """Whether one that was tried sends no more, in no more collectives, and was not faster than `best`,
-        or dense."""
+        """True if an option that was tried sends no more, in no more collectives, and was not faster than
+        `best`, or than dense if there is none.
+        """
         return any(
             _sends_no_less(option, tried) and not self._is_ahead(tried, best)
             for tried in self._tried
@@ -243,18 +257,20 @@ class Comparison:
         )
 
     def _is_ahead(self, tried: Option, best: Option | None) -> bool:
-        """Whether it is faster than `best`, which it is where too much of the gradient is late."""
+        """True if `tried` is faster than `best`, or than dense if `best` is `None`. It may be, if it exceeds
+        the limit of lateness.
+        """
         return self.beats_dense(tried) if best is None else _is_faster(tried, best)
 
     def _share_taken(self) -> float:
-        """The time of those that ran over their predictions, in the median; 1 before any has run."""
+        """Median ratio of measured to predicted time, over the options tried; 1 before the first trial."""
         shares = [each.expected_s / each.predicted_s for each in self._tried]
         return median(shares) if shares else 1.0
 
     def offer(self) -> str:
-        """A clause on what a higher limit of lateness would gain at best; empty if that is nothing.
+        """A clause on the gain of a higher limit of lateness; empty if there is none.
 
-        The limit that it names is one to ask for, and no lateness that was found.
+        The limit in it is an argument to pass to `auto`, not a measured lateness.
 
         >>> late = Option("covap(interval=2)", "covap(interval=2)", 0.06, 1e6, assumed=0.7)
         >>> Comparison((), 0.0, 0.05, 0.1, 4e6, later=(late,)).offer()
@@ -271,7 +287,7 @@ class Comparison:
     def after_trial(
         self, recipe: str, took_s: float, late: float | None, *, settled: bool = True, error_s: float = 0.0
     ) -> Comparison:
-        """The comparison after `recipe` has run, with steps of `took_s` and this lateness."""
+        """The comparison after `recipe` has run, with the seconds `took_s` of a step and this lateness."""
         tried = [
             replace(each, took_s=took_s, late=late, settled=settled, error_s=error_s)
             if each.recipe == recipe
@@ -281,10 +297,15 @@ class Comparison:
         return replace(self, options=tuple(tried))
 
     def is_clear(self, recipe: str, took_s: Sequence[float], late: float | None) -> bool:
-        """Whether the same follows wherever the median of such steps may lie, of which some took `took_s`.
+        """True if more steps of a trial would hardly change the decision.
 
-        That is at both ends of its confidence interval (`CERTAIN`), if it were known to be there, and in the
-        middle, as it is known now.
+        Args:
+            recipe: the recipe on trial.
+            took_s: seconds of its steps so far.
+            late: its lateness so far, in steps' worth of gradient.
+
+        Compares the decisions at three values of the median: both ends of its confidence interval
+        (`CERTAIN`), taken as exact, and its present estimate.
         """
         middle, error_s = middle_of(took_s)
         off = CERTAIN * error_of(max(DOUBT * self.noise, noise_of(took_s)), len(took_s))
@@ -297,7 +318,9 @@ class Comparison:
         return next(each for each in self.options if each.recipe == recipe)
 
     def table(self, running: str) -> tuple[ChoiceRow, ...]:
-        """The recipes considered, the fastest first, dense among them; `running` is the one that runs."""
+        """Rows of all recipes considered, dense among them, the fastest first. `running` is the text of the
+        present one.
+        """
         dense = ChoiceRow(
             "dense",
             self.before_s + (self.dense_s if self.dense_predicted_s is None else self.dense_predicted_s),
@@ -363,7 +386,7 @@ def _is_faster(one: Option, than: Option) -> bool:
 
 
 def _sends_no_less(one: Option, than: Option) -> bool:
-    """Whether it sends as many bytes or more, in as many collectives or more."""
+    """True if `one` sends at least as many bytes as `than`, in at least as many collectives."""
     return one.wire_bytes >= (1.0 - ALIKE) * than.wire_bytes and one.calls >= than.calls
 
 

@@ -1,22 +1,26 @@
-"""Chooses a ratio and a collective, again whenever the link or the gradient changes.
+"""Choice of a ratio and a collective, repeated when the link or the gradient changes.
 
 Tyagi and Swany 2023, "Flexible communication for optimal distributed learning over unpredictable networks",
-sections 3-D and 3-E. Differences from the paper: the link is what the steps' own collectives find, and
-has changed when their times leave it by more than they vary (`gradwire.planning.change_detection`); the gain
-of all candidates comes from one histogram of the live gradient and not from ten iterations of each; where one
-rank chooses for all, the gain is a smaller one, by the share that its exchange was found to send. Ways are
-compared by what is really sent and how: the library's all-gather goes round a ring, which takes N−1 latencies
-and not log N, and places are coded. No model knows the time that a way takes beyond that: messages wait for
-their announcement, hops in Python run on cores that compute. So every way is tried for a few steps, at first
-and when steps take another time than they did over the same link, and what it took there is added. By default
-the ratio with the most gain per second of the step is taken: a knee point scales every objective over the
-front, so where time rises linearly with the ratio, a link half as fast would change nothing. And by default a
-change of the gain plans anew, too. In the paper it makes gains be measured again, and a search begins only
-when the link has changed: that is the trigger "link" here.
+sections 3-D and 3-E.
 
-Where latencies hide how long the bytes take, the bandwidth is not resolved. Then ways are tried instead of
-compared by a model; no smaller ratio is taken, since bytes are not what takes the time; and a larger one only
-if it pays even on the slowest link on which the bytes of now would be hidden.
+Differences from the paper:
+
+- The steps' own collectives measure the link. It has changed when their times deviate by more than their
+  noise (`gradwire.planning.change_detection`).
+- One histogram of the live gradient gives the gain of all candidates, instead of ten iterations for each. If
+  one rank selects for all, the gain is multiplied by the share that its exchange was measured to send.
+- Collectives are compared by the bytes and algorithms that really run. The library's all-gather is a ring of
+  N − 1 latencies, not log N, and indices are coded. No model covers the rest: messages wait to be announced,
+  and hops in Python run on busy cores. So every collective is tried for a few steps, at first and when step
+  times change over the same link. The difference to the model is added.
+- The default rule is the ratio with the most gain per second of the step. A knee point scales every objective
+  over the front. If time is linear in the ratio, a link half as fast would then change nothing.
+- By default, a change of the gain starts a new plan. In the paper, it starts new measurements of gains only;
+  a search begins when the link changes (`trigger="link"` here).
+
+If latencies hide the time of the bytes, the bandwidth is not resolved. Then collectives are tried, not
+compared by a model. No smaller ratio is chosen, since bytes do not bound the step. A larger one is chosen
+only if it pays on the slowest link that would still hide the present bytes.
 """
 
 from __future__ import annotations
@@ -43,11 +47,11 @@ paper."""
 
 WAYS = (ALL_GATHER, RING, TREE)
 FEW = 3
-"""Steps from which it is told what one takes."""
+"""Number of steps from which the time of a step is estimated."""
 LOOKS = 5
-"""Looks from which it is told what is sent of the gradient, or that this has changed."""
+"""Number of measurements from which the sent share of the gradient, or a change of it, is estimated."""
 RESOLVED = 0.1
-"""The bandwidth is known where bytes take this share of what the collectives of a step take."""
+"""Share of the collectives' time that bytes must take for the bandwidth to count as known."""
 LEAD = 0.05
 """By how much another collective, or another ratio's progress, must be better: two that come to the same
 would alternate."""
@@ -74,9 +78,9 @@ Rounds = Callable[[Choice], Sequence[Sends]]
 
 @dataclass(frozen=True)
 class LinkEstimate:
-    """The link as the collectives of a choice find it; `resolved` tells whether its bandwidth is known.
+    """The link as measured by the collectives of a choice. `resolved` tells whether its bandwidth is known.
 
-    Where it is not, `link.beta_s` is the slowest at which that could be.
+    If it is not, `link.beta_s` is that of the slowest possible link.
     """
 
     link: Link
@@ -105,13 +109,14 @@ def seen_by(rounds: Sequence[Sends], world: int, link: Link) -> LinkEstimate:
 
 
 class Flexible:
-    """Sees looks (energy, then what of it each of `ratios` would send), what steps take, and their link.
+    """Decides from measurements of the gradient, step times and their link.
 
-    `rounds` names what would be sent under each choice, by the algorithms that run. All is planned anew when
-    the link has changed, or when what is sent of the gradient has, by the share `gain_change`; ways are tried
-    again when the time of a step has changed and the link has not. With the `trigger` "link" only the first
-    of these counts. The paper publishes no threshold for the link, and measures the candidates' gains again
-    at 10 % of the gain; here every look has them.
+    A measurement has the energy of the gradient, then the energy that each of `ratios` would send. `rounds`
+    lists the collectives of a choice, with their algorithms. A new plan is made when the link changes, or
+    when the sent share of the gradient changes by the share `gain_change`. Collectives are tried again when
+    the step time changes and the link does not. With the `trigger` "link", only the first of these counts.
+    The paper publishes no threshold for the link. It measures the candidates' gains again after a change of
+    10 %; here every measurement contains them.
     """
 
     def __init__(
@@ -128,7 +133,7 @@ class Flexible:
         self.now, self._ratios, self._rounds, self._rule = now, tuple(ratios), rounds, rule
         self._world, self._gain_change = watched.world, gain_change
         self.why = ""
-        """Of the last choice, with it, in a few words."""
+        """Reason for the last choice, in a few words, with the choice."""
         self._gains: dict[float, float] = {}
         self._led: deque[float] = deque(maxlen=WINDOW)
         self._compress_s: deque[float] = deque(maxlen=WINDOW)
@@ -141,7 +146,7 @@ class Flexible:
         self._try_all()
 
     def observe(self, shown: StepObservation) -> Choice | None:
-        """Take a step; what is to run from now on, if that or the reason for it is new."""
+        """Take the numbers of a step. Returns the next choice if it, or its reason, is new."""
         if shown.compressed_s > 0.0:
             self._compress_s.append(shown.compressed_s)
             self._steps_s.append(shown.previous_s)
@@ -164,7 +169,7 @@ class Flexible:
         return self._decide(shown.link, is_new=shown.link_change is not None)
 
     def _look(self, shown: StepObservation) -> bool:
-        """Take what a look has found; whether what is sent is another share than it was."""
+        """Take a measurement. Returns True if the sent share of the gradient has changed."""
         if shown.looked is None or not 0.0 < shown.looked[0] < math.inf:
             return False
         energy, *own = shown.looked
@@ -187,7 +192,7 @@ class Flexible:
 
     @property
     def tries(self) -> bool:
-        """Whether ways are being tried."""
+        """True while collectives are being tried."""
         return self._is_due and len(self._took) < len(WAYS)
 
     def _try(self) -> Choice:

@@ -19,22 +19,22 @@ from gradwire.planning.change_detection import deviation
 EVERY = 32
 """Steps from one look to the next: a look takes two passes over the memory."""
 GROWN = 8.0
-"""The growth of unsent gradient that counts. Noise adds up over n steps to √n of itself, so a memory that
-fills slowly reaches three times its size of the first looks."""
+"""Factor by which unsent gradient must grow to count as a sign. Over n steps, noise adds up to √n times
+itself, so a memory that fills slowly reaches three times its size in the first measurements."""
 IN_A_ROW = 2
 _FIRST = 3
 """Looks from which the usual amount is told."""
 _LEAST = 0.01
 """The share by which a loss must rise at least."""
 _NEIGHBOURS = 8
-"""Differences of neighbouring looks from which it is told how much these vary."""
+"""Number of differences between neighbouring measurements from which their spread is estimated."""
 _APART = 7.0
-"""Standard deviations of such differences by which a loss must rise. Of thousands of means that only vary,
-the lowest and the highest are 7 standard deviations apart. Neighbours differ by one or more, unless more than
-half of what varies lasts from one look to the next."""
+"""Standard deviations of these differences by which a loss must rise. Among thousands of means that only
+vary, lowest and highest are 7 standard deviations apart. Neighbours differ by one or more, unless more
+than half of the variation persists from one measurement to the next."""
 
 _MOST_NOTED = 4096
-"""Losses that are kept from one look to the next, the last ones: without a memory there is no look."""
+"""Number of losses kept between measurements, the last ones. Without a memory, no measurement takes them."""
 _KEPT = 64
 """Differences of neighbouring looks that are kept, the last ones."""
 _LARGEST = 1e18
@@ -109,7 +109,7 @@ class LossTrend:
         self._above = 0
 
     def add(self, some: Losses) -> str:
-        """Take the next ones; a sentence where they have risen."""
+        """Add the next losses. Returns a sentence if they have risen, else an empty one."""
         if some.number < 2:
             return ""
         if self._last is not None:
@@ -139,7 +139,7 @@ class Health:
         self._noted: deque[float] = deque(maxlen=_MOST_NOTED)
 
     def note(self, loss: float) -> None:
-        """Any thread may call this. A loss that is not finite, or absurd, is left out."""
+        """Add a loss; callable from any thread. Losses that are not finite, or absurdly large, are ignored."""
         if abs(loss) < _LARGEST:
             self._noted.append(loss)
 

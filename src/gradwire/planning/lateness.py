@@ -1,19 +1,20 @@
-"""How late the gradient is that a recipe sends: how many steps' worth of it wait in memory.
+"""Lateness of a recipe: number of steps' worth of gradient that wait in memory.
 
-Lateness is the median of ‖unsent‖ / ‖gradient‖ over committed steps: what waited when a step began, beside
-what the step adds. It is measured in the steps that the recipe runs. How it orders recipes, and where losses
-begin to show, is in `docs/choosing.md`.
+Lateness is the median of ‖unsent‖ / ‖gradient‖ over committed steps: the norm of the memory when a step
+begins, divided by the norm of the step's gradient. It is measured in the steps that the recipe runs.
+`docs/choosing.md` shows how it orders recipes, and from where on losses suffer.
 
-- Each rank's own norms count, pooled as roots of sums of squares: what cancels over ranks waits all the same.
-- A memory counts by its weight (`Memory.weight`), and in full: also the part that a coefficient below 1
-  throws away in a fold. A momentum that a rank keeps by itself is not unsent gradient.
-- First gradients, spikes and a warm-up do not decide. The median of the quotients holds still where gradients
-  grow ten times and shrink again, and the quotient of medians does not.
+- The norms of all ranks are pooled as roots of sums of squares. Gradient that cancels over ranks waits all
+  the same.
+- A memory counts by its weight (`Memory.weight`) and in full, with the part that a coefficient below 1
+  discards in a fold. A momentum that a rank keeps by itself is not unsent gradient.
+- First gradients, spikes and a warm-up do not decide. The median of the quotients stays the same if gradients
+  grow tenfold and shrink again; the quotient of medians does not.
 - A memory of momentum is compared with the momentum that a step adds.
-- Units that rest in turns are counted over whole cycles of steps.
-- What is thrown away never arrives. `Lateness.error` tells it alone, as a share of a step's gradient.
+- Units that take turns are counted over whole cycles of steps.
+- Discarded gradient never arrives. `Lateness.error` reports it alone, as a share of a step's gradient.
 
-All of it sees numbers that ranks have agreed on, except `Layers`, which makes one rank's.
+Everything but `Layers`, which computes one rank's numbers, uses values on which ranks agree.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ RISEN = 1.25
 
 
 class Weighed(NamedTuple):
-    """Numbers of one rank on one step, in norms: squares would leave the range of a verdict's float32.
+    """Numbers of one rank in one step, as norms: squares would exceed the range of the verdict's float32.
 
-    - `fresh`: what the step adds to the memory, or its gradient where there is none.
-    - `unsent`: what waited when the step began, by the memory's weight.
-    - `lost`: what the step throws away: of its gradient, where there is no memory, or of the memory, where
-      that is added with a coefficient below 1.
-    - `latest` and `layer`: how late this rank's latest layer is, and its number.
+    - `fresh`: norm of the step's addition to the memory, or of its gradient if there is no memory.
+    - `unsent`: norm of the memory when the step began, times its weight.
+    - `lost`: norm of the discarded part: of the gradient, without a memory, or of the memory, if its
+      coefficient is below 1.
+    - `latest` and `layer`: lateness and number of this rank's latest layer.
     """
 
     fresh: float = 0.0
@@ -49,9 +50,9 @@ class Weighed(NamedTuple):
 
 
 class Lateness:
-    """Lateness under one recipe, whose units rest in turns in a `cycle` of so many steps.
+    """Lateness under one recipe, whose units take turns in a `cycle` of steps.
 
-    The steps that are looked at must be whole cycles (`is_weighed`). `ValueError` for a cycle below one step.
+    Measured steps must form whole cycles (`is_weighed`). Raises `ValueError` for a cycle below one step.
 
     >>> lateness = Lateness()
     >>> for step in range(8):
@@ -66,10 +67,10 @@ class Lateness:
         self._late: deque[float] = deque(maxlen=2 * self._least)
         self._error: deque[float] = deque(maxlen=2 * self._least)
         self.latest, self.layer = 0.0, 0
-        """How late the latest layer is, on the rank where it is latest, and its number."""
+        """Lateness of the latest layer on the rank where it is latest, and its number."""
 
     def add(self, rows: Sequence[Weighed]) -> None:
-        """Take what all ranks say of a committed step. Where that is not finite, or zero, it says nothing."""
+        """Add all ranks' numbers of a committed step. Numbers that are zero or not finite are ignored."""
         fresh, unsent, lost = (math.hypot(*each) for each in list(zip(*rows, strict=True))[:3])
         if not (0.0 < fresh < math.inf and unsent < math.inf and lost < math.inf):
             return
@@ -89,12 +90,12 @@ class Lateness:
 
     @property
     def error(self) -> float | None:
-        """Share of its gradient that a step throws away; `None` before there are enough looks."""
+        """Share of its gradient that a step discards; `None` before there are enough measurements."""
         return median(self._error) if len(self._error) >= self._least else None
 
     @property
     def is_known(self) -> bool:
-        """Whether there are twice as many looks as are needed, and the later half is not much above."""
+        """True with twice the needed measurements, if the later half is not much above the earlier one."""
         values = list(self._late)
         if len(values) < 2 * self._least:
             return False
@@ -102,7 +103,7 @@ class Lateness:
 
 
 class Layers:
-    """One rank's layers, of which it names the latest in its row.
+    """Layers of one rank, which names the latest of them in its row.
 
     >>> layers = Layers()
     >>> for step in range(4):
@@ -150,9 +151,9 @@ def root_mean_square(values: Sequence[float]) -> float:
 
 
 def is_weighed(step: int, every: int, cycle: int = 1) -> bool:
-    """Whether to look at `step`: a whole cycle of steps in a row out of `every` steps, at their end.
+    """True if `step` is to be measured: the last whole cycle of every `every` steps.
 
-    Single steps at equal distances would find units that rest in turns always in the same phase.
+    Single steps at equal distances would always find units that take turns in the same phase.
 
     >>> [step for step in range(20) if is_weighed(step, every=8, cycle=3)]
     [5, 6, 7, 13, 14, 15]

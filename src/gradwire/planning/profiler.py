@@ -11,20 +11,21 @@ from gradwire.planning.facts import Facts, Times, facts_of_step, typical
 
 DISCARDED = 2
 ORDINARY = 13
-"""Steps that run as plain DDP would, for recipes that ask how long those take."""
+"""Number of steps that run as under plain DDP, for recipes that need the duration of such steps."""
 MEASURED = 3
 
 
 class WarmupProfiler:
-    """Has facts after 2 discarded dense steps, `ordinary` ones that are timed whole, and 3 taken apart.
+    """Profiler of dense steps: 2 discarded, `ordinary` ones timed as a whole, and 3 timed in parts; then
+    facts.
 
-    The first step has DDP's provisional bucket and cold caches, the second rebuilds the buckets. In an
-    ordinary step communication overlaps with the backward pass. A step that `is_serial` sends bucket
-    after bucket when the backward pass is over, so that neither slows the other down. `numel` are the
-    elements of the parameters in layout order.
+    The first step has DDP's provisional bucket and cold caches; the second rebuilds the buckets. In an
+    ordinary step, communication overlaps with the backward pass. A step that `is_serial` sends bucket after
+    bucket when the backward pass has ended, so that neither slows the other. `numel` (parameters,) has the
+    elements of each parameter, in layout order.
 
-    A rank's row says how long its last step took, which share of it was exposed (`Step.exposed`), and in a
-    step taken apart also that step's `Times.row`.
+    A rank's row has the duration of its last step and the exposed share of it (`Step.exposed`). After a step
+    timed in parts, it also has that step's `Times.row`.
 
     >>> profiler = WarmupProfiler()
     >>> rows = [(0.0, 0.0), (9.0, 0.5), *3 * [(3.5, 0.5, 1.0, 0.5, 2.0, 0.25)]]
@@ -42,29 +43,33 @@ class WarmupProfiler:
 
     @property
     def is_serial(self) -> bool:
-        """Whether the next step, or the one that runs, is taken apart."""
+        """True if the next step, or the one that runs, is timed in parts."""
         return self._seen >= DISCARDED + self._ordinary
 
     @property
     def exposed(self) -> tuple[float, ...]:
-        """The shares that were exposed of the ordinary steps that are known, of which one is not yet.
+        """Exposed shares of the ordinary steps; the last one is not known yet.
 
-        Only when they have run, before the first step that would be taken apart; else empty. A share is that
-        of the rank that computed longest: others wait for it, too, and not for the network alone.
+        Empty until all of them have run; available before the first step that would be timed in parts. Each
+        share is that of the rank that computes longest: other ranks wait for that rank, too, not for the
+        network alone.
         """
         is_time = self._ordinary > 0 and self._seen == DISCARDED + self._ordinary
         return tuple(self._exposed) if is_time else ()
 
     def row(self, times: Callable[[], Times]) -> tuple[float, ...]:
-        """This rank's row of a verdict; `times` are asked for only in a step that is taken apart."""
+        """This rank's row of a verdict. `times` is called only in a step timed in parts."""
         return (*self._told, *(times().row if self.is_serial else ()))
 
     def observe(
         self, rows: Sequence[Sequence[float]], took_s: float = 0.0, exposed: float = 0.0
     ) -> Facts | None:
-        """Take every rank's row; facts once there are enough.
+        """Take the rows of all ranks. Returns facts once there are enough, else `None`.
 
-        `took_s` is how long this step took here, and `exposed` the share of it that was.
+        Args:
+            rows: the rows, by rank.
+            took_s: duration of this step on this rank, in seconds.
+            exposed: the exposed share of it.
         """
         if DISCARDED < self._seen <= DISCARDED + self._ordinary:
             self._ordinary_s.append(max(row[0] for row in rows))

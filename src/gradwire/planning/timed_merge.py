@@ -1,11 +1,11 @@
-"""Times groupings on real iterations and keeps the fastest: MergeComp's Algorithm 2, or a contest of a few.
+"""Search for the fastest grouping by timing real iterations: MergeComp's Algorithm 2, or a contest of a few.
 
 Wang et al. 2021, section 4.3. Differences from the paper: every grouping runs for a few steps of the ongoing
-training. The first two are not counted: the first has the time of the grouping before, and in the second
-buffers are cold. The median of the others counts, three where the budget allows it. A search compares cuts
-that lie an eighth of its bracket apart: neighbours differ by less than a step varies. It has a budget of
-steps, by default 100, where the paper's search for two groups takes fewer than 50. If that is too few for all
-tensors, neighbouring tensors stay together. All ranks see the same times, those of the slowest.
+training. The first two do not count: the first has the time of the grouping before, and in the second,
+buffers are cold. The median of the others counts, three if the budget allows it. A search compares cuts that
+are an eighth of its bracket apart, because neighbours differ by less than the noise of a step. Its budget is
+100 steps by default; the paper's search for two groups takes fewer than 50. If the budget is too small for
+all tensors, neighbouring tensors stay together. All ranks see the same times, those of the slowest.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from gradwire.planning.merge import Seconds, compared, search_cuts
 MOST_STEPS = 100
 """The default budget of a search, in steps: three of each grouping count then, for some 300 tensors."""
 APART = 0.125
-"""Share of its bracket by which the cuts that a search compares lie apart. On random problems of 54 and
-105 tensors, whose steps vary by 1 %, what is found takes 0.3 to 0.5 % longer than the best of one and two
-groups, 1.0 to 1.4 % where neighbours are compared, and a cut at random 8 to 9 %."""
+"""Distance of compared cuts, as a share of the search's bracket. On random problems of 54 and 105 tensors,
+with step times that vary by 1 %, the result takes 0.3 to 0.5 % longer than the best of one and two groups.
+It takes 1.0 to 1.4 % longer if neighbours are compared, and a random cut 8 to 9 %."""
 UNCOUNTED = 2
 """Steps of a grouping before those that count: the first follows another's, the second has cold buffers."""
 COUNTED = 3
-"""Steps of a grouping that count, at most; fewer where the budget asks for it."""
+"""Largest number of counted steps of a grouping; fewer if the budget is small."""
 LEAST_STEPS = 2 * (UNCOUNTED + 1)
-"""Steps that it takes to compare one group with two."""
+"""Number of steps in which one group and two can be compared."""
 
 
 def groupings(tensors: int, groups: int = 2) -> int:
-    """The largest number of groupings that a search for up to `groups` groups looks at.
+    """The largest number of groupings in a search for up to `groups` groups.
 
     These are one group of all tensors and, for every choice of the first cuts, a bisection of the tensors
     after them.
@@ -76,12 +76,12 @@ class _UntriedError(Exception):
 
 
 class TimedMerge:
-    """Begins with one group, then asks for one grouping after another, each for `steps` steps that count.
+    """Timed search: one group first, then one grouping after another, each for `steps` counted steps.
 
-    `search` looks for the best grouping, given a function from a grouping to its seconds. It is run anew
-    after each trial, and the first grouping whose seconds are unknown is the next to try. It looks at no more
-    than `most` groupings, so it ends after `most_steps` steps. Then the fastest stays of all that were timed,
-    the first among equals. `stride` neighbouring tensors stay together.
+    `search` looks for the best grouping, given a function from a grouping to its seconds. It runs again after
+    each trial, and the first grouping with unknown seconds is tried next. It considers at most `most`
+    groupings, so it ends after `most_steps` steps. Then the fastest grouping of all stays, the first among
+    equals. `stride` neighbouring tensors stay together.
     """
 
     def __init__(self, search: Callable[[Seconds], object], steps: int, most: int, stride: int = 1) -> None:
