@@ -139,7 +139,7 @@ class Health:
         self._noted: deque[float] = deque(maxlen=_MOST_NOTED)
 
     def note(self, loss: float) -> None:
-        """Add a loss; callable from any thread. Losses that are not finite, or absurdly large, are ignored."""
+        """Add a loss; callable from any thread. Losses that are not finite, or far too large, are ignored."""
         if abs(loss) < _LARGEST:
             self._noted.append(loss)
 

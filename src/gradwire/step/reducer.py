@@ -844,7 +844,7 @@ class Reducer(Engine):
             self._close(step, self._commit(step, verdict, finite))
 
     def _is_finite(self, step: Step, verdict: Verdict) -> bool:
-        """Worker: whether all that ranks have sent in a step, and all means, are finite; may wait for a device."""
+        """Worker: True if all ranks' gradients and all means of a step are finite; may wait for a device."""
         if step.is_late:
             return all(bool(finite) for finite in (step.finite(), *(each.finite() for each in step.small)))
         return verdict.finite and step.is_finite() and all(each.is_finite() for each in step.small)
