@@ -127,7 +127,7 @@ SEAMS = (
     ),
     Seam(
         "Buffers are exchanged as they arrive.",
-        "next_turns",
+        "InTurn.next_turns",
         "while …:",
         "while self._waiting:\n    self._turn = next(iter(self._waiting))",
     ),

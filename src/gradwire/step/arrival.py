@@ -6,7 +6,7 @@ The latter is worked out once, because the same buffers come in every step.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -44,6 +44,39 @@ class Arrival:
     at_s: float = field(default_factory=now_s)
     failure: BaseException | None = None
     """Why there is nothing worth reading. Peers wait, so it is exchanged nevertheless; the step fails."""
+
+
+class InTurn:
+    """The buckets of a step that wait for their turn, by index: all ranks take them in the same order.
+
+    >>> buckets = InTurn()
+    >>> for index in (1, 2, 0):
+    ...     buckets.add(Arrival(torch.zeros(1), (), index))
+    ...     print([each.index for each in buckets.next_turns()])
+    []
+    []
+    [0, 1, 2]
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Arrival] = {}
+        self._turn = 0
+
+    def add(self, arrival: Arrival) -> None:
+        """Note a bucket, whose turn may come later."""
+        self._waiting[arrival.index] = arrival
+
+    def next_turns(self) -> Iterator[Arrival]:
+        """The buckets whose turn it is; each one is handed out once."""
+        while self._turn in self._waiting:
+            arrival = self._waiting.pop(self._turn)
+            self._turn += 1
+            yield arrival
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no bucket waits."""
+        return not self._waiting
 
 
 @dataclass(eq=False)

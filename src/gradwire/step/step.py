@@ -26,7 +26,7 @@ from gradwire.measure.clock import BackwardWatch, Compressing, Trace, now_s
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
-from gradwire.step.arrival import Arrival, LaneShare, Route
+from gradwire.step.arrival import Arrival, InTurn, LaneShare, Route
 from gradwire.step.context import ExchangeContext, refuse
 from gradwire.step.plan import Collectives
 from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
@@ -181,8 +181,7 @@ class Step:
     _doubts: list[bool | Tensor] = field(default_factory=list)
     _marks: list[Tensor] = field(default_factory=list)
     """Of each lane that a device marks two: 0 as long as all is finite, what is still to land, too."""
-    _waiting: dict[int, Arrival] = field(default_factory=dict)
-    _turn: int = 0
+    _in_turn: InTurn = field(default_factory=InTurn)
 
     @classmethod
     def begun(
@@ -229,13 +228,11 @@ class Step:
         """Note a flat buffer, whose turn may come later."""
         self.arrivals.append(arrival)
         self.last_arrival_s = max(self.last_arrival_s, arrival.at_s)
-        self._waiting[arrival.index] = arrival
+        self._in_turn.add(arrival)
 
     def next_turns(self) -> Iterator[Arrival]:
         """The buffers whose turn it is, by index."""
-        while self._turn in self._waiting:
-            arrival = self._waiting.pop(self._turn)
-            self._turn += 1
+        for arrival in self._in_turn.next_turns():
             self.taken[arrival.index] = arrival
             yield arrival
 
@@ -384,7 +381,7 @@ class Step:
     def require_all_units(self, lanes: Sequence[Lane]) -> None:
         """Raise if a unit never became complete or never had its turn, because it was not exchanged."""
         complete = list(self.missing.values()).count(0)
-        if self._waiting or complete != sum(len(lane.units) for lane in lanes):
+        if not self._in_turn.is_empty or complete != sum(len(lane.units) for lane in lanes):
             error = GradwireError(
                 "the gradients of some parameters never arrived: which ones need gradients must not change "
                 "after wrapping and attaching the model"

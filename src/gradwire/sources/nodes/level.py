@@ -24,7 +24,7 @@ from gradwire.errors import DAMAGED, TransportError
 from gradwire.measure.metered import MeteredComm
 from gradwire.placement import Placement
 from gradwire.step.arena import ParameterSpec
-from gradwire.step.arrival import Arrival, BucketEntry
+from gradwire.step.arrival import Arrival, BucketEntry, InTurn
 from gradwire.step.reducer import Reducer
 from gradwire.step.shards import shards_of
 from gradwire.step.step import Outcome, Step
@@ -103,8 +103,7 @@ class _Pass:
     placement: Placement
     inside: MeteredComm
     arrivals: list[Arrival] = field(default_factory=list)
-    waiting: dict[int, Arrival] = field(default_factory=dict)
-    turn: int = 0
+    in_turn: InTurn = field(default_factory=InTurn)
     buffers: list[_Buffer] = field(default_factory=list)
     outstanding: int = 0
     closed: bool = False
@@ -153,9 +152,8 @@ class NodeReducer:
         """Add up the buffers whose turn it is, inside the node."""
         now = self._pass
         now.arrivals.append(arrival)
-        now.waiting[arrival.index] = arrival
-        while (following := now.waiting.pop(now.turn, None)) is not None:
-            now.turn += 1
+        now.in_turn.add(arrival)
+        for following in now.in_turn.next_turns():
             now.outstanding += 1
             self.engine.issue(self._scatter, now, following)
 
