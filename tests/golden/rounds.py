@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gradwire.comm import Comm, Round, run_ranks
-from gradwire.step.reducer import InFlight
+from gradwire.step.step import InFlight
 from tests.golden.steps import BY_THE_CLOCK, STEPS, WORLDS
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.rig import Rig, gradients

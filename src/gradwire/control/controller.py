@@ -83,6 +83,7 @@ class RunningController:
         self._previous_s = (0.0, 0.0)
         self._steps = StepWatch(THRESHOLD if self._watch is None else self._watch.link_change)
         self._link_numbers = 0
+        self.looks_on = self._remembers or (self._watch is not None and self._watch.look is not None)
 
     @property
     def _nothing(self) -> list[float]:

@@ -42,6 +42,7 @@ class WarmupController:
 
     measuring = True
     late = 0.0
+    looks_on = False
 
     def __init__(
         self,

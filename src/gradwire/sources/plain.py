@@ -302,7 +302,7 @@ class PlainParameters(Source):
 
     def step_ended(self, step: Step) -> None:
         """Note whether the buffers have come."""
-        self._landing = self._packed if step.buffers is not None and step.error is None else None
+        self._landing = self._packed if bool(step.carried) and step.error is None else None
         if step.stale:
             self._say(
                 "buffers changed during the backward pass, as where activations are computed again: they are "

@@ -276,7 +276,6 @@ class Lane:
         """The next folds write where the replaced planes are: from now on the last commit is final."""
         self._replaced = {}
         self.kept.begin()
-        self.marks.close()
 
     def settle(self, fates: Fates) -> None:
         """Undo the last commit and earlier open ones for what was dropped; keep a way back for what is open.

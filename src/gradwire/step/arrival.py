@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -175,47 +176,33 @@ def _runs(entries: Sequence[BucketEntry], direct: Mapping[str, Exchange]) -> lis
     return [DirectRun(direct[group[0].name], group) for group in groups if group[0].name in direct]
 
 
-@dataclass(frozen=True)
-class Route:
-    """Where a unit lies in the buckets of a step, in the order of its elements.
-
-    `runs` are (index of a bucket, first element in it, elements). The route holds while the buckets `held`
-    have these very entries: DDP makes others in its second step, and under `join()`.
-    """
-
-    held: Mapping[int, tuple[BucketEntry, ...]]
-    runs: tuple[tuple[int, int, int], ...]
-
-    def holds(self, taken: Mapping[int, Arrival]) -> bool:
-        """Whether the buckets that have been `taken` in, by index, are those of the route."""
-        found = ((taken.get(index), entries) for index, entries in self.held.items())
-        return all(each is not None and each.entries is entries for each, entries in found)
+Route: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Where a unit lies in the buckets of a step, in the order of its elements: (index of a bucket, first element
+in it, elements)."""
 
 
 def route_of(unit: Unit, taken: Mapping[int, Arrival]) -> Route:
-    """The route of a unit all of which lies in buckets that have been `taken` in; neighbours are one run.
+    """The route of a unit all of which lies in buckets that have been `taken` in; neighbours are one stretch.
 
     >>> import torch
     >>> from gradwire.step.arena import ParameterSpec, slots_of, units_of
     >>> specs = [ParameterSpec(name, (size,), torch.float32, size) for name, size in (("v", 2), ("w", 3))]
     >>> (unit,) = units_of(slots_of(specs), (), 1)
     >>> entries = BucketEntry("v", 1, 2), BucketEntry("w", 3, 3)
-    >>> route_of(unit, {4: Arrival(torch.zeros(6), entries, 4)}).runs
+    >>> route_of(unit, {4: Arrival(torch.zeros(6), entries, 4)})
     ((4, 1, 5),)
     """
     found = {entry.name: (index, entry) for index, each in taken.items() for entry in each.entries}
-    runs: list[tuple[int, int, int]] = []
-    held = {}
+    route: list[tuple[int, int, int]] = []
     for piece in unit.pieces:
         index, entry = found[piece.slot.spec.name]
-        held[index] = taken[index].entries
         begin, size = entry.offset + piece.start, piece.stop - piece.start
-        last, first, length = runs[-1] if runs else (-1, 0, 0)
+        last, first, length = route[-1] if route else (-1, 0, 0)
         if size and (last, first + length) == (index, begin):
-            runs[-1] = index, first, length + size
+            route[-1] = index, first, length + size
         elif size:
-            runs.append((index, begin, size))
-    return Route(held, tuple(runs))
+            route.append((index, begin, size))
+    return tuple(route)
 
 
 def labelled(names: Sequence[str]) -> str:

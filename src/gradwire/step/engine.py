@@ -173,7 +173,6 @@ class Engine:
         self._granularity = self.placement.granularity
         self._plan = plan_number(self.layout.main.text, self.layout.cuts, self.measuring)
         self._timed_until = self.step + _FIRST
-        self._with_momentum = [lane for lane in self.layout.lanes if lane.memory.covers_momentum]
         watch = self.layout.main.watch
         # Anew for each layout: under another one, messages had other sizes.
         self.traffic = Traffic(

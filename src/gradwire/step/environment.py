@@ -71,6 +71,10 @@ class Controller(StepObserver, Protocol):
     def late(self) -> float | None:
         """Steps' worth of gradient that wait; `None` before that is known, 0 where nothing is remembered."""
 
+    @property
+    def looks_on(self) -> bool:
+        """Whether `before` has something to do in any step."""
+
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
         """This rank's facts. `link` is what the previous step's rounds say of the link."""
 
@@ -139,16 +143,16 @@ class EngineEnvironment:
     alone: bool = False
     timed_every: int = 1
     """One step in this many is timed where nothing runs by times (`Engine.times`)."""
-    loss_scale: Callable[[], float] = lambda: 1.0
-    """Of the current step; read in the stream in which means land."""
+    loss_scale: Callable[[], float] | None = None
+    """Of the current step; read in the stream in which means land. `None` where gradients carry none."""
     begun: Callable[[], None] = lambda: None
     """Called on the thread that trains when a backward pass begins. More than once: the last call counts."""
     replicas: Replicas = lambda _name: None
     """Parameters and optimizer state that all ranks hold alike, by name."""
     uses: Callable[[], Mapping[str, float]] = dict
     """Multiply-adds per weight, by parameter name, as far as they have been counted."""
-    buffers: Callable[[], Passenger | None] = lambda: None
-    """The model's buffers that the current step broadcasts."""
+    buffers: Callable[[], Passenger | None] | None = None
+    """The model's buffers that the current step broadcasts. `None` where there are none in any step."""
     check: Callable[[Layout], None] = lambda _layout: None
     """Raises `ValueError` for a layout that does not suit the optimizer."""
     prepare: Callable[[Layout, Device], None] = lambda _layout, _memory: None

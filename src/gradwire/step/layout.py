@@ -27,7 +27,7 @@ from gradwire.recipes.dense import dense as plain
 from gradwire.recipes.parse import short, steady
 from gradwire.step.ahead import CodedLane, coded_lane
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
-from gradwire.step.arrival import Arrival, BucketEntry, BucketPlan, Route, bucket_plan, route_of
+from gradwire.step.arrival import Arrival, BucketPlan, Route, bucket_plan, route_of
 
 Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
 """Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default, and
@@ -101,7 +101,7 @@ class Layout:
     alone: bool = False
     does_more: bool = False
     tuning: Tuning = USUAL
-    _bucket_plans: dict[str, BucketPlan] = field(default_factory=dict, repr=False, compare=False)
+    _bucket_plans: dict[int, BucketPlan] = field(default_factory=dict, repr=False, compare=False)
     _routes: dict[tuple[int, int], Route] = field(default_factory=dict, repr=False, compare=False)
     _coded: dict[tuple[int, int, Granularity], CodedLane | None] = field(
         default_factory=dict, repr=False, compare=False
@@ -136,28 +136,22 @@ class Layout:
         lane, slot = self.slots[name]
         return lane.committed[plane][slot.start : slot.stop]
 
-    def bucket_plan(self, entries: tuple[BucketEntry, ...]) -> BucketPlan:
+    def bucket_plan(self, bucket: Arrival) -> BucketPlan:
         """The lanes and units of a bucket's gradients; computed anew only if the bucket has changed."""
-        first = entries[0].name if entries else ""
-        known = self._bucket_plans.get(first)
-        if known is None or known.entries is not entries:
-            known = self._bucket_plans[first] = bucket_plan(entries, self.slots, self.direct)
+        known = self._bucket_plans.get(bucket.index)
+        if known is None or known.entries is not bucket.entries:
+            self._routes.clear()  # DDP makes other buckets in its second step, and under `join()`
+            known = bucket_plan(bucket.entries, self.slots, self.direct)
+            self._bucket_plans[bucket.index] = known
         return known
 
     def route(self, unit: Unit, taken: Mapping[int, Arrival]) -> Route:
-        """Where a unit lies in the buckets `taken` in; worked out anew only if they have changed."""
+        """Where a unit lies in the buckets `taken` in; worked out anew only if a bucket has changed."""
         key = unit.lane, unit.index
         known = self._routes.get(key)
-        if known is None or not known.holds(taken):
+        if known is None:
             known = self._routes[key] = route_of(unit, taken)
         return known
-
-    def begin(self) -> None:
-        """A step begins, and the last commit is final."""
-        for lane in self.lanes:
-            lane.begin()
-        for coded in filter(None, self._coded.values()):
-            coded.close()
 
     def coded(self, lane: Lane, world: int, granularity: Granularity) -> CodedLane | None:
         """How gradients of a lane are coded as they come, among `world` ranks; `None` if they cannot be."""

@@ -27,9 +27,8 @@ nothing can be issued any more, and this step and all later ones end with its er
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -40,24 +39,21 @@ from torch.autograd import Variable, profiler
 from gradwire.agreement.calls import Calls
 from gradwire.comm import owe_zeros
 from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
-from gradwire.exchange.base import Finish
 from gradwire.measure.clock import clock_of, now_s
 from gradwire.measure.link import is_apart
 from gradwire.measure.metered import MeteredComm
 from gradwire.memory import UNSENT, Gradients
 from gradwire.placement import HostDevice, Placement, TransferredBuffer, Waited
 from gradwire.recipes import Recipe
-from gradwire.step.ahead import CodedLane
 from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.arrival import Arrival, DirectRun, LaneShare
-from gradwire.step.context import Coded, ExchangeContext, Fates
-from gradwire.step.engine import Engine
+from gradwire.step.context import ExchangeContext, Fates
+from gradwire.step.engine import Engine, Snapshot
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.event_log import EventLog
 from gradwire.step.fates import NOTHING_CAME, Came, Steps
 from gradwire.step.history import History
-from gradwire.step.plan import Collectives, ExchangePlan
-from gradwire.step.step import Outcome, Step
+from gradwire.step.step import InFlight, Outcome, Step
 from gradwire.step.verdict import RankReport, SmallReduce, Verdict, VerdictReduce, rides
 from gradwire.step.worker import Job, Worker, wait_until
 
@@ -471,25 +467,6 @@ _MOMENTUM_TWICE = (
 )
 
 
-@dataclass(eq=False)
-class InFlight:
-    """One exchange from its start to its decoded mean: `x` in, `mean` out."""
-
-    plan: ExchangePlan
-    agreed: Collectives
-    x: Tensor
-    mean: Tensor | None
-    """`None` until the start makes room for it, where it is not written into a bucket at once."""
-    ctx: ExchangeContext
-    comm: MeteredComm
-    is_unseen: bool
-    """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
-    land: Callable[[Tensor], None] | None = None
-    """Carries the mean to the buckets, where it is not written there at once."""
-    finish: Finish | None = None
-    """Waits for the last collective and decodes; `None` if the start has failed."""
-
-
 class Reducer(Engine):
     """The worker's side: one step after the other.
 
@@ -505,26 +482,56 @@ class Reducer(Engine):
         self._now: Step | None = None
         self._deferred: Callable[[], None] | None = None
         """Commits the last step, or forgets it, where that is still to be done."""
-        self._unannounced: deque[Callable[[], None]] = deque()
-        """Ends of exchanges whose last collective does not announce its own."""
-        self._come: deque[InFlight] = deque()
-        """Exchanges of this step whose last collective has ended, and which are still to be decoded."""
         super().__init__(specs, recipe, env)
+
+    def restore(self, saved: Snapshot) -> None:
+        """Install a recipe, with all that is worked out for its steps."""
+        super().restore(saved)
+        lanes, self._is_late = self.layout.lanes, self.placement.resolves_late and not self.measuring
+        self._tells_means = self._is_sharded and not self._is_late
+        """Whether the vote has to tell if means are finite: ranks with other shards see other means. Of late
+        steps they ask each other on the device, at its end."""
+        self._marked = [lane for lane in lanes if lane.adds] if self._is_late else []
+        """Lanes in whose gradients a device finds what is idle and finite, and tells it at the end."""
+        coded = [
+            (lane.number, self.layout.coded(lane, self.comm.world, self._granularity))
+            for lane in self._marked
+        ]
+        self._coded = {number: each for number, each in coded if each is not None}
+        """Lanes whose gradients are encoded as they come, by number."""
+        self._begins = tuple(self._features())
+
+    def _features(self) -> Iterator[Callable[[Step], None]]:
+        """All that a step under the installed recipe begins with. A feature that is off is not among it."""
+        if any(lane.memory.covers_momentum for lane in self.layout.lanes):
+            yield self._refuse_momentum_twice
+        if self.env.loss_scale is not None:
+            yield self._ask_loss_scale
+        if self._controller.looks_on:
+            yield lambda step: self._controller.before(step, self.env)
+        if self.env.buffers is not None:
+            yield self._send_buffers
+        if self._marked:
+            yield self._begin_marks
+        if self.measuring:
+            yield self._time_exactly
 
     # -- what comes: the beginning of a step, its gradient buckets, the ends of collectives
 
     def begin_step(self, at_s: float) -> None:
         """Worker: begin a step whose first gradients are there since `at_s`."""
-        self.catch_up()
+        if not self.is_resolved:
+            self.catch_up()
         self._is_counted = False
-        self.layout.begin()
+        for lane in self.layout.lanes:
+            lane.begin()
         step = self._now = Step.begun(
             self.step,
             self.layout.main.text,
             self.watch,
             at_s,
             rank=self.rank,
-            is_late=self.placement.resolves_late and not self.measuring,
+            is_late=self._is_late,
             is_serial=self.is_serial,
             is_timed=self.times(self.step),
         )
@@ -533,20 +540,46 @@ class Reducer(Engine):
         # and then it goes alone, because its time is all that tells the latency of the link.
         tells_latency = step.is_timed and is_apart(step.number) and not self.layout.is_dense
         step.votes_apart = step.is_serial or self._is_sharded or tells_latency
-        step.trace.exact = clock_of(self.placement.memory) if step.is_serial else None
-        if any(lane.held for lane in self._with_momentum):
-            step.fail(GradwireError(_MOMENTUM_TWICE), "begin")
-        step.scale = self.env.loss_scale()
-        for observer in (*self.env.observers, self._controller):
+        for observer in self.env.observers:
             observer.before(step, self.env)
-        step.buffers = carried = self.env.buffers()
+        for begin in self._begins:
+            begin(step)
+
+    def _refuse_momentum_twice(self, step: Step) -> None:
+        """Worker: fail a step whose momentum has gradients in it that no optimizer has used yet."""
+        if any(lane.held for lane in self.layout.lanes if lane.memory.covers_momentum):
+            step.fail(GradwireError(_MOMENTUM_TWICE), "begin")
+
+    def _ask_loss_scale(self, step: Step) -> None:
+        """Worker: ask for the loss scale that the gradients of a step carry."""
+        assert self.env.loss_scale is not None, "or it would not be asked"
+        step.scale = self.env.loss_scale()
+
+    def _time_exactly(self, step: Step) -> None:
+        """Worker: let the clock of collectives wait for a device, in a step that takes them apart."""
+        step.trace.exact = clock_of(self.placement.memory) if step.is_serial else None
+
+    def _send_buffers(self, step: Step) -> None:
+        """Worker: broadcast the model's buffers, where a step has any."""
+        assert self.env.buffers is not None, "or there would be none"
+        carried = self.env.buffers()
         if carried is not None:
+            step.carried.append(carried)
             # What passes over other ranks than gradients do says nothing of their link.
             everyone = self.placement.everyone or self._control
             apart = MeteredComm(everyone) if self._is_sharded else None
-            self.issue(carried.send, apart or step.observed(self.comm, "buffers"))
+            self.issue(carried.send, apart or step.meter(self.comm, step.trace, "buffers"))
             if carried.failure is not None:
                 step.fail(carried.failure, "pack of buffers")
+
+    def _begin_marks(self, step: Step) -> None:
+        """Worker: begin what a device marks, and encode gradients as they come where nobody looks at them."""
+        for lane in self._marked:
+            lane.marks.close()
+        for coded in self._coded.values():
+            coded.close()
+        # Where the host reads which of them are zero, to leave these out, it does so before they are encoded.
+        step.coded = {} if step.looks else self._coded
 
     def bucket_ready(self, bucket: Arrival) -> None:
         """Worker: take in a gradient bucket of the running step.
@@ -554,7 +587,8 @@ class Reducer(Engine):
         Buckets have their turn by index, and one that comes too early waits: so all ranks issue the same
         collectives in the same order, whatever the order of arrival on each of them.
         """
-        step = self._running
+        step = self._now
+        assert step is not None, "begin the step first"
         if bucket.failure is not None:
             step.fail(bucket.failure, f"bringing of buffer {bucket.index}")
         step.arrive(bucket)
@@ -562,28 +596,27 @@ class Reducer(Engine):
 
     def all_ready(self) -> None:
         """Worker: all gradients of the running step have come."""
-        step = self._running
+        step = self._now
+        assert step is not None, "begin the step first"
         step.all_arrived = True
-        for lane in self.layout.lanes:
-            if (coded := self._coded(step, lane)) is not None:
-                coded.close()
+        for coded in step.coded.values():
+            coded.close()
+        for lane in self._marked:
             step.note_marks(lane, self.placement.fetch)
-        self._post_unannounced(but=0)
-        if self._tells_means(step) or not rides(step.left_bytes, self.comm.world, self.layout.tuning):
+        while step.unannounced:
+            self.placement.post(step.unannounced.popleft())
+        if self._tells_means or not rides(step.left_bytes, self.comm.world, self.layout.tuning):
             self._send_small(step, step.tail_regions.keys())
         self._advance(step)
-
-    @property
-    def _running(self) -> Step:
-        assert self._now is not None, "begin the step first"
-        return self._now
 
     # -- the algorithm, and its stations in order
 
     def _advance(self, step: Step) -> None:
         """Worker: the algorithm. Do all that can be done by now; called whenever something has come."""
-        for bucket in step.next_turns() if self.broken is None else ():
-            plan = self.layout.bucket_plan(bucket.entries)
+        while step.turns and self.broken is None:
+            bucket = step.turns.popleft()
+            step.taken[bucket.index] = bucket
+            plan = self.layout.bucket_plan(bucket)
             for run in plan.runs:  # nothing is remembered of them: x is the gradient
                 self._compress_run(step, bucket, run)
             for share in plan.shares:
@@ -591,8 +624,8 @@ class Reducer(Engine):
             for unit in step.completed(plan.units):
                 self._compress_unit(step, unit)  # 2. payload = C(x), x keeps the rest; 3. aggregate payloads
             self._send_early(step, plan.names)
-        while self._come:
-            self.issue(self._decode, step, self._come.popleft())  # 4. mean of the payloads
+        while step.received:
+            self.issue(self._decode, step, step.received.popleft())  # 4. mean of the payloads
         if step.is_over or not step.all_arrived:
             return
         try:
@@ -611,66 +644,48 @@ class Reducer(Engine):
 
     def _compensate(self, step: Step, bucket: Arrival, share: LaneShare) -> None:
         """Worker, 1: add a bucket's gradients to what earlier steps have left unsent."""
-        lane, scale = share.lane, share.lane.scale(step.scale) / step.scale
-        grads = Gradients(bucket.buffer, share.pieces, scale)
+        lane, seen = share.lane, None
+        grads = Gradients(bucket.buffer, share.pieces, lane.scale(step.scale) / step.scale)
         try:
             with step.trace.compressing("encode", share.label):
-                if (coded := self._coded(step, lane)) is not None:
-                    coded.fold(grads, share.numbers, step.number)
-                    return
-                if step.is_late and lane.adds:
+                if lane.number in step.coded:
+                    step.coded[lane.number].fold(grads, share.numbers, step.number)
+                elif lane in self._marked:
                     lane.fold_marked(grads, share.numbers, step.number)
-                    return
-                seen = lane.fold(grads, step.number, self.comm.world)
+                else:
+                    seen = lane.fold(grads, step.number, self.comm.world)
         except BaseException as error:
             step.fail(error, f"fold of {share.label}")
-            return
-        step.note(share, seen, self.placement.fetch)
-
-    def _coded(self, step: Step, lane: Lane) -> CodedLane | None:
-        """Worker: how gradients of a lane are coded as they come: where nobody looks at them in between.
-
-        Where the host reads which of them are zero, to leave these out, it does so before they are encoded.
-        """
-        if not step.is_late or step.looks:
-            return None
-        return self.layout.coded(lane, self.comm.world, self._granularity)
-
-    def _coded_unit(self, step: Step, lane: Lane, unit: Unit) -> Coded | None:
-        """Worker: a unit of which all has come and been coded, with the way of its mean."""
-        coded = self._coded(step, lane)
-        if coded is None:
-            return None
-        places = step.places(self.layout.route(unit, step.taken))
-        return coded.unit(unit, places, step.scale / lane.scale(step.scale))
+        if seen is not None:
+            step.note(share, seen, self.placement.fetch)
 
     def _compress_unit(self, step: Step, unit: Unit) -> None:
         """Worker, 2 and 3: start the exchange of a unit, all of which is compensated; or let it rest."""
         lane = self.layout.lanes[unit.lane]
         plan = lane.plans[unit.index]
-        x = lane.x[unit.start : unit.stop]
+        x, route = lane.x[unit.start : unit.stop], self.layout.route(unit, step.taken)
+        scale, coded = lane.scale(step.scale), step.coded.get(unit.lane)
+        factor = step.scale / scale
         where = (unit.index, self.comm.rank, self.comm.world, self.env.seed, unit.lane, unit.parts)
         ctx = ExchangeContext(
             step.number,
             *where,
-            lane.scale(step.scale),
+            scale,
             lane.narrow,
             unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
             kept=lane.kept,
             replicas=self.env.replicas,
             see=step.hear,
             granularity=self._granularity,
-            coded=self._coded_unit(step, lane, unit),
+            coded=None if coded is None else coded.unit(unit, step.places(route), factor),
         ).keeping(plan.constants)
         if step.looks:
             self._look(step, lane, unit, x, ctx)
         agreed = plan.collectives(ctx, checked=self.comm.verifies)
-        route = self.layout.route(unit, step.taken)
         if not agreed.rounds:
             step.rest(route)
             return
-        factor = step.scale / ctx.scale
-        comm, place = step.observed(self.comm, plan.label), step.landing(route, x, factor)
+        comm, place = step.meter(self.comm, step.trace, plan.label), step.landing(route, x, factor)
         lands_itself = place is not None or ctx.coded is not None
         land = None if lands_itself else partial(step.land, route, factor=factor)
         self.issue(self._start, step, InFlight(plan, agreed, x, place, ctx, comm, plan.may_overflow, land))
@@ -698,7 +713,10 @@ class Reducer(Engine):
         where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
         ctx = ExchangeContext(step.number, *where, granularity=self._granularity).keeping(plan.constants)
         step.direct.append(region.numel())
-        comm, agreed = step.observed(self.comm, plan.label), plan.collectives(ctx, checked=self.comm.verifies)
+        comm, agreed = (
+            step.meter(self.comm, step.trace, plan.label),
+            plan.collectives(ctx, checked=self.comm.verifies),
+        )
         self.issue(self._start, step, InFlight(plan, agreed, region, region, ctx, comm, is_unseen=True))
 
     def issue(self, send: Callable[..., None], *arguments: Any) -> None:
@@ -732,19 +750,15 @@ class Reducer(Engine):
         if step.is_serial or exchange.finish is None or comm.last is None:
             self._decode(step, exchange)
         elif comm.announces:
-            comm.last.then(lambda: self.placement.post(lambda: self._came(step, exchange)))
+            comm.last.then(partial(self.placement.post, partial(self._received, step, exchange)))
         else:
-            self._unannounced.append(partial(self._came, step, exchange))
-            self._post_unannounced(but=self._granularity.under_way - 1)
+            step.unannounced.append(partial(self._received, step, exchange))
+            while len(step.unannounced) >= self._granularity.under_way:
+                self.placement.post(step.unannounced.popleft())
 
-    def _post_unannounced(self, but: int) -> None:
-        """Worker: decode the oldest exchanges whose end is not announced, `but` the last few."""
-        while len(self._unannounced) > but:
-            self.placement.post(self._unannounced.popleft())
-
-    def _came(self, step: Step, exchange: InFlight) -> None:
+    def _received(self, step: Step, exchange: InFlight) -> None:
         """Worker: the last collective of an exchange has ended, or is waited for in a stream."""
-        self._come.append(exchange)
+        step.received.append(exchange)
         self._advance(step)
 
     def _decode(self, step: Step, exchange: InFlight) -> None:
@@ -764,13 +778,6 @@ class Reducer(Engine):
             step.fail(error, f"decode of {label}")
         step.record(exchange.agreed, exchange.comm)
 
-    def _tells_means(self, step: Step) -> bool:
-        """Worker: whether the vote has to tell if means are finite: ranks with other shards see other means.
-
-        Of a late step they ask each other on the device, at its end.
-        """
-        return self._is_sharded and not step.is_late
-
     def _send_early(self, step: Step, names: Set[str]) -> None:
         """Worker: once they are all here, send the small gradients that can be under way beside units."""
         if early := self.layout.early:
@@ -781,7 +788,7 @@ class Reducer(Engine):
     def _send_small(self, step: Step, names: Set[str]) -> None:
         """Worker: send small gradients in an all-reduce of their own."""
         if regions := step.take_small(self.specs, names):
-            comm, latency = step.observed(self.comm, "small"), self.layout.tuning.latency
+            comm, latency = step.meter(self.comm, step.trace, "small"), self.layout.tuning.latency
             step.small.append(small := SmallReduce(regions, comm, step.device, latency=latency))
             self.issue(small.send)
 
@@ -789,13 +796,13 @@ class Reducer(Engine):
         """Worker, 5: send this rank's row, and the small gradients that are left."""
         facts = (*step.told, *self._controller.row(step, self.traffic.row))
         step.require_all_units(self.layout.lanes)
-        stale = step.buffers is not None and step.buffers.is_stale(late=step.is_late)
+        stale = any(each.is_stale(late=step.is_late) for each in step.carried)
         sound = step.is_late or step.is_finite()
-        if self._tells_means(step):
+        if self._tells_means:
             sound = step.small_are_finite() and sound
         finite = step.finite() if step.is_late else None
         row = RankReport(sound, step.error is not None, self.plan_number, facts, stale, step.computing_s)
-        comm = step.observed(self.comm, "tail")
+        comm = step.meter(self.comm, step.trace, "tail")
         regions = step.take_small(self.specs, step.tail_regions.keys())
         control = self._control
         apart = None if control is self.comm else MeteredComm(control, step.trace, "tail")
@@ -844,7 +851,7 @@ class Reducer(Engine):
             self._close(step, self._commit(step, verdict, finite))
 
     def _is_finite(self, step: Step, verdict: Verdict) -> bool:
-        """Worker: True if all ranks' gradients and all means of a step are finite; may wait for a device."""
+        """Worker: whether all gradients and means of a step are finite; may wait for a device."""
         if step.is_late:
             return all(bool(finite) for finite in (step.finite(), *(each.finite() for each in step.small)))
         return verdict.finite and step.is_finite() and all(each.is_finite() for each in step.small)
@@ -859,7 +866,7 @@ class Reducer(Engine):
         if shard is not None or not self.layout.is_plain:
             step.poison_unless(finite)
         step.measured_s = self.watch.mark_end()
-        step.outcome, counts = Outcome.LANDED, self.placement.fetch(finite)
+        step.outcome, step.is_over, counts = Outcome.LANDED, True, self.placement.fetch(finite)
         self._now = None
         self._deferred = lambda: self._end_deferred(step, verdict, counts)
         self.env.concluded(step)

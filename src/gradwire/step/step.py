@@ -7,7 +7,8 @@ transport is the exception: the step fails without a verdict, as do all later on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol, TypeAlias
@@ -18,6 +19,7 @@ from torch.autograd import profiler
 
 from gradwire.comm import Comm, Pending, Round
 from gradwire.errors import DAMAGED, GradwireError
+from gradwire.exchange.base import Finish
 from gradwire.kernels.compiler import compiled_s
 from gradwire.kernels.flagged import poison, zero_idle
 from gradwire.kernels.folding import Folded
@@ -25,10 +27,11 @@ from gradwire.kernels.range import is_finite
 from gradwire.measure.clock import BackwardWatch, Compressing, Trace, now_s
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times
+from gradwire.step.ahead import CodedLane
 from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.step.arrival import Arrival, InTurn, LaneShare, Route
 from gradwire.step.context import ExchangeContext, refuse
-from gradwire.step.plan import Collectives
+from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
 
 
@@ -90,6 +93,25 @@ class Passenger(Protocol):
         """Block until it is here. Raises `TransportError` when its collective failed."""
 
 
+@dataclass(eq=False)
+class InFlight:
+    """One exchange from its start to its decoded mean: `x` in, `mean` out."""
+
+    plan: ExchangePlan
+    agreed: Collectives
+    x: Tensor
+    mean: Tensor | None
+    """`None` until the start makes room for it, where it is not written into a bucket at once."""
+    ctx: ExchangeContext
+    comm: MeteredComm
+    is_unseen: bool
+    """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
+    land: Callable[[Tensor], None] | None = None
+    """Carries the mean to the buckets, where it is not written there at once."""
+    finish: Finish | None = None
+    """Waits for the last collective and decodes; `None` if the start has failed."""
+
+
 class Outcome(Enum):
     """The outcome of a step, or how far it has come. All ranks find the same one, but for a failure."""
 
@@ -100,9 +122,6 @@ class Outcome(Enum):
     COMMITTED = "memory has moved on on all ranks, and the means are in the buckets"
     NOT_FINITE = "something was not finite on some rank: no memory has moved, and no mean is finite"
     FAILED = "`backward()` raises; no memory has moved, unless the error came after the vote"
-
-
-_OPEN = (Outcome.RUNNING, Outcome.VOTING, Outcome.VOTED)
 
 
 @dataclass
@@ -118,11 +137,15 @@ class Step:
     before_s: float = 0.0
     """Seconds from the end of the pass before until then."""
     trace: Trace = field(default_factory=Trace)
+    meter: type[MeteredComm] = MeteredComm
+    """Wraps the comm of one exchange, so that the trace has what passes."""
     looks: list[Look] = field(default_factory=list)
     """An observer's function here sees every unit."""
     told: tuple[float, ...] = ()
     """Numbers of observers, in front of the facts in this rank's row."""
     arrivals: list[Arrival] = field(default_factory=list)
+    turns: deque[Arrival] = field(default_factory=deque)
+    """Those whose turn it is by index, for the reducer to take."""
     taken: dict[int, Arrival] = field(default_factory=dict)
     """Those that have had their turn, by index. Means go to where gradients came from."""
     names: set[str] = field(default_factory=set)
@@ -135,13 +158,19 @@ class Step:
     """Elements of each exchange that bypasses the lanes, in order."""
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
     """Small dense gradients that have come and not been sent."""
-    buffers: Passenger | None = None
-    """The model's own, such as BatchNorm's. The flat buffers of gradients are `arrivals`."""
+    carried: list[Passenger] = field(default_factory=list)
+    """The model's own buffers, such as BatchNorm's, where they travel. Those of gradients are `arrivals`."""
     stale: bool = False
     """Whether the model's buffers were out of date on some rank, so that they are of no use."""
     small: list[SmallReduce] = field(default_factory=list)
     """All that small gradients travel in."""
     all_arrived: bool = False
+    coded: Mapping[int, CodedLane] = field(default_factory=dict)
+    """Lanes whose gradients are encoded as they come, by number."""
+    received: deque[InFlight] = field(default_factory=deque)
+    """Exchanges whose last collective has ended, for the reducer to decode."""
+    unannounced: deque[Callable[[], None]] = field(default_factory=deque)
+    """Ends of exchanges whose last collective does not announce its own."""
     outstanding: int = 0
     """Exchanges that have begun and are not decoded."""
     decoding: int = 0
@@ -149,6 +178,8 @@ class Step:
     votes_apart: bool = False
     """Whether the vote waits until all means are decoded, even if no rank can fail alone any more."""
     outcome: Outcome = Outcome.RUNNING
+    is_over: bool = False
+    """Whether nothing is left to be done on the way to its outcome."""
     error: BaseException | None = None
     """The first error on this rank; once the step has failed, the one that `backward()` raises."""
     tail: VerdictReduce | None = None
@@ -203,7 +234,7 @@ class Step:
 
             step.trace = RangedTrace(recipe=plan.partition("(")[0])
         elif not is_timed:
-            step.trace = Untimed()
+            step.trace, step.meter = Untimed(), CountedComm
         step.started_s = min(watch.take_begun_s(), at_s)
         step.before_s = watch.before_s(step.started_s)
         return step
@@ -229,12 +260,7 @@ class Step:
         self.arrivals.append(arrival)
         self.last_arrival_s = max(self.last_arrival_s, arrival.at_s)
         self._in_turn.add(arrival)
-
-    def next_turns(self) -> Iterator[Arrival]:
-        """The buffers whose turn it is, by index."""
-        for arrival in self._in_turn.next_turns():
-            self.taken[arrival.index] = arrival
-            yield arrival
+        self.turns.extend(self._in_turn.next_turns())
 
     def times(self, specs: Sequence[ParameterSpec], watch: BackwardWatch) -> Times:
         """The times that this rank has measured, with parameters in the order of `specs`.
@@ -279,14 +305,15 @@ class Step:
 
     def landing(self, route: Route, like: Tensor, factor: float) -> Tensor | None:
         """Where the mean of a unit may be written at once: its own run of one bucket, if it has one."""
-        if len(route.runs) != 1 or factor != 1.0:
+        if len(route) != 1 or factor != 1.0:
             return None
-        (place,) = self.places(route)
+        [(index, begin, size)] = route
+        place = self.taken[index].buffer[begin : begin + size]
         return place if place.dtype == like.dtype else None
 
     def places(self, route: Route) -> list[Tensor]:
         """Where the mean of a unit goes: runs of buckets, one after the other."""
-        return [self.taken[index].buffer[begin : begin + size] for index, begin, size in route.runs]
+        return [self.taken[index].buffer[begin : begin + size] for index, begin, size in route]
 
     def rest(self, route: Route) -> None:
         """Nothing of a unit travels in this step: its mean is zero and all of it stays."""
@@ -369,11 +396,6 @@ class Step:
         return torch.stack([known, *flags, *marked]).all()
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to be done on the way to its outcome."""
-        return self.outcome not in _OPEN
-
-    @property
     def committed(self) -> bool:
         """Whether the step counts."""
         return self.outcome is Outcome.COMMITTED
@@ -414,11 +436,6 @@ class Step:
         here = [spec.name for spec in order if spec.name in names and spec.name in self.tail_regions]
         return [self.tail_regions.pop(name) for name in here]
 
-    def observed(self, comm: Comm, label: str) -> MeteredComm:
-        """`comm`, of which the trace notes what passes."""
-        kind = CountedComm if isinstance(self.trace, Untimed) else MeteredComm
-        return kind(comm, self.trace, label)
-
     @property
     def left_bytes(self) -> int:
         """Bytes of the small dense gradients that have not been sent."""
@@ -439,10 +456,11 @@ class Step:
 
     def receive_buffers(self, stale: bool) -> None:
         """Block until those of rank 0 are here; they are of no use if they are `stale` on any rank."""
-        if self.buffers is not None:
-            self.buffers.wait()
+        for each in self.carried:
+            each.wait()
         self.stale = stale
-        self.buffers = None if stale else self.buffers
+        if stale:
+            self.carried.clear()
 
     @property
     def device(self) -> torch.device:
@@ -451,7 +469,7 @@ class Step:
 
     def end(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """Take the final outcome. After a failure the means are NaN: half of a step is no gradient."""
-        self.outcome, self.error = outcome, error
+        self.outcome, self.error, self.is_over = outcome, error, True
         if error is not None:
             self.poison()
             if not hasattr(error, "__notes__"):

@@ -32,7 +32,8 @@ def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:
             offset += size
         buffers.append(torch.zeros(offset))
         step.arrive(Arrival(buffers[-1], tuple(entries), len(buffers) - 1))
-    assert len(list(step.next_turns())) == len(buckets)
+    assert len(step.turns) == len(buckets)
+    step.taken.update((each.index, each) for each in step.turns)
     return step, buffers
 
 
@@ -72,17 +73,6 @@ def test_a_unit_within_one_bucket_needs_no_copy() -> None:
     place = step.landing(route_of(unit, step.taken), torch.zeros(5), 1.0)
     assert place is not None
     assert place.data_ptr() == buffer[4:].data_ptr()
-
-
-def test_a_route_holds_until_a_bucket_has_other_entries_or_has_not_come() -> None:
-    (unit,) = _lane(2, 3).units
-    step, _ = _step({"p0": 2}, {"p1": 3})
-    route = route_of(unit, step.taken)
-    assert route.runs == ((0, 0, 2), (1, 0, 3))
-    assert route.holds(step.taken)
-    again, _ = _step({"p0": 2}, {"p1": 3})  # as after DDP has made its buckets anew
-    assert not route.holds(again.taken)
-    assert not route.holds({0: step.taken[0]})
 
 
 def test_a_unit_is_complete_when_all_its_pieces_are() -> None:

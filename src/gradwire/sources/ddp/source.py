@@ -248,7 +248,7 @@ class DDPBuckets(Source):
     def step_ended(self, step: Step) -> None:
         """Note whether the buffers have come, and which futures are due."""
         self._due, self._futures = self._futures, []
-        self._buffers.arrived(step.buffers is not None and step.error is None, step.stale)
+        self._buffers.arrived(bool(step.carried) and step.error is None, step.stale)
 
     def release(self) -> None:
         """Set every future, whatever happened. A finished rank under `join()` waits for nothing else."""
