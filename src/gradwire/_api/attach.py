@@ -46,6 +46,7 @@ from gradwire.step.context import Replicas, Replicated, read_by
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.fates import Skipped, Steps
 from gradwire.step.layout import Policy, build, is_alone
+from gradwire.step.on_device import DeviceBackward
 from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.shards import Shard
 from gradwire.step.step import Step
@@ -310,7 +311,7 @@ def _assemble(
         replicas=_transferred(replicas, transfer),
         uses=lambda: uses,
         replica=transports.parts[0].group if transports.parts else None,
-        buffers=source.passenger,
+        buffers=source.passenger if source.carries_buffers else None,
         check=lambda layout: source.suits(layout, backward.steps.optimizers),
         source_state=source.source_state,
         prepare=partial(prepare_for, rank=transports.everyone.rank, world=carry[-1].world),
@@ -341,7 +342,8 @@ def _assemble(
         raises=asked.guard_every > 0,
         may_differ=source.is_uneven,
     )
-    backward = Backward(source, worker, engine, calls, steps, level)
+    side = Backward if transports.device.is_host else DeviceBackward
+    backward = side(source, worker, engine, calls, steps, level)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     stop = weakref.finalize(source.model, worker.stop)
     decision = chosen.build().next

@@ -87,20 +87,23 @@ def _state_of(instance: Any) -> Callable[[], dict[str, Any]]:
 
 
 def _begin_backward(backward: Backward, entrance: Entrance, scaled: bool) -> Callable[..., None]:
+    device, watch = backward.placement.device, backward.engine.watch
+    begin: Callable[..., None] = watch.begin
+    if not device.is_host:
+        begin = partial(_begin, device, watch, backward.engine.env.begun)
+
     @untraced
     def hook(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
         if not torch.is_grad_enabled():
             return
         remembers = backward.engine.measuring or not backward.engine.layout.is_plain
-        if remembers and not scaled and _float16_autocast(backward.placement.device.where.type):
+        if remembers and not scaled and _float16_autocast(device.where.type):
             raise ValueError(
                 "float16 autocast without scaler=: the residual would carry the loss scale. Pass "
                 "gradwire.attach(…, scaler=GradScaler), or autocast to bfloat16."
             )
         # The loss is done when the gradient of the model's output arrives; where no output leads to it, the
         # end of the forward pass stands for that.
-        device, env = backward.placement.device, backward.engine.env
-        begin = partial(_begin, device, backward.engine.watch, env.begun)
         begin()
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:

@@ -74,6 +74,8 @@ class Source(ABC):
     """The device of the gradients."""
     left_out: frozenset[str] = frozenset()
     """Names of parameters that a wrapper was told to ignore."""
+    carries_buffers: bool = True
+    """Whether any step may have a `passenger`."""
     lending: Lending = groups
     """Makes process groups beside `group`."""
     source_state: SourceState | None = None

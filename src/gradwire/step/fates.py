@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
+from operator import is_
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -67,10 +68,22 @@ class _Record:
     """Whether the last exchange has left nothing but zeros for it."""
     used: tuple[weakref.ref[Tensor], int] | None = None
     """The first gradient that it used last, with its version."""
+    names: frozenset[str] = frozenset()
+    """Its parameters, as far as they are the model's."""
+    _named: list[tuple[Tensor, ...]] = field(default_factory=list)
+    """The parameters of each of its groups when `names` were looked up."""
 
     @property
     def has_made(self) -> bool:
         return self.has_stepped and (self.skipped is None or not bool(self.skipped()))
+
+    def named(self, names: Mapping[int, str]) -> frozenset[str]:
+        """`names` of its parameters by identity. Users add and change parameter groups while training."""
+        groups = [group["params"] for group in self.optimizer.param_groups]
+        if len(groups) != len(self._named) or not all(map(_are_same, groups, self._named)):
+            self._named = [tuple(group) for group in groups]
+            self.names = frozenset(names[id(each)] for group in groups for each in group if id(each) in names)
+        return self.names
 
 
 class Steps:
@@ -337,14 +350,12 @@ class Steps:
             and not self._may_differ()
         )
 
-    def _names_of(self, record: _Record) -> set[str]:
-        """Looked up when asked for: users add and change parameter groups while training."""
-        mine = (id(each) for group in record.optimizer.param_groups for each in group["params"])
-        return {self._names[each] for each in mine if each in self._names}
+    def _names_of(self, record: _Record) -> frozenset[str]:
+        return record.named(self._names)
 
     def _gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
-        found = {name: self._parameters[name].grad for name in names}
-        return {name: grad for name, grad in found.items() if grad is not None}
+        parameters = self._parameters
+        return {name: grad for name in names if (grad := parameters[name].grad) is not None}
 
     def _first_gradient(self, record: _Record) -> tuple[weakref.ref[Tensor], int] | None:
         for group in record.optimizer.param_groups:
@@ -362,7 +373,7 @@ class Steps:
             used = (each for each in others if each.has_made or each.is_inside)
             self._cleared |= cleared - {name for each in used for name in self._names_of(each)}
 
-    def _cleared_of(self, record: _Record, came: Came) -> set[str]:
+    def _cleared_of(self, record: _Record, came: Came) -> frozenset[str]:
         """The parameters of an optimizer whose gradient was taken away since the exchange.
 
         `None` says so by itself. Zeros do not: a unit that rests, or a choice of elements, brings zeros, too.
@@ -415,6 +426,10 @@ def _begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def _ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for listener in list(_LISTENERS.values()):
         listener.optimizer_ended(optimizer)
+
+
+def _are_same(parameters: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
+    return len(parameters) == len(known) and all(map(is_, parameters, known))
 
 
 def _same(one: tuple[weakref.ref[Tensor], int], other: tuple[weakref.ref[Tensor], int]) -> bool:

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -43,7 +42,7 @@ from gradwire.measure.clock import clock_of, now_s
 from gradwire.measure.link import is_apart
 from gradwire.measure.metered import MeteredComm
 from gradwire.memory import UNSENT, Gradients
-from gradwire.placement import HostDevice, Placement, TransferredBuffer, Waited
+from gradwire.placement import HostDevice, Placement
 from gradwire.recipes import Recipe
 from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.arrival import Arrival, DirectRun, LaneShare
@@ -55,7 +54,7 @@ from gradwire.step.fates import NOTHING_CAME, Came, Steps
 from gradwire.step.history import History
 from gradwire.step.step import InFlight, Outcome, Step
 from gradwire.step.verdict import RankReport, SmallReduce, Verdict, VerdictReduce, rides
-from gradwire.step.worker import Job, Worker, wait_until
+from gradwire.step.worker import Job, Worker
 
 T = TypeVar("T")
 
@@ -99,19 +98,10 @@ _AFTER_A_FAILURE = "a backward pass after a step that failed when its verdict wa
 _AFTER_NOTHING = "a backward pass after one that broke off before its first gradient"
 _AFTER_A_PART = "a backward pass after one that broke off"
 
-_CAPTURED = (
-    "this backward pass is captured into a graph, in which gradients cannot travel: a graph replays the same "
-    "launches, while steps differ in number, seed and plan. Capture the forward pass alone, or train without "
-    "graphs"
-)
 _BROKE_OFF = (
     "a backward pass broke off before all gradients were there: its step can get no verdict, and other ranks "
     "may wait for it. Start all ranks again, from their last checkpoint"
 )
-
-
-def _at_once() -> None:
-    """There is nothing to wait for."""
 
 
 class Backward:
@@ -121,6 +111,9 @@ class Backward:
     `close`, on autograd's thread. `close` queues a callback that waits for the step at the very end of the
     pass and raises its error there, so that errors keep their type. Outside a backward pass, where no
     callback can be queued, an error waits for the next `open`. `deliver` and `note` run on the worker.
+
+    This is the whole of it where gradients are on the CPU. `gradwire.step.on_device.DeviceBackward` adds what
+    a device needs: copies, waits and the order of streams.
     """
 
     def __init__(
@@ -144,9 +137,10 @@ class Backward:
         self.listeners: list[Callable[[], None]] = []
         """Called at the end of each backward pass that raises nothing, on its thread."""
         self._source, self._worker, self._stage = source, worker, stage or engine
-        self._held: list[tuple[Job, Callable[[Waited], None]]] = []
-        """A wait, and a function for the worker that follows it."""
-        self._transferred: list[TransferredBuffer] = []
+        self._held: list[Job] = []
+        """Jobs for the worker that are still to be posted."""
+        self._holds = False
+        """Whether jobs of this pass are held until all gradients are there."""
         self._ended = threading.Event()
         self._ended.set()
         self._all_given = self._is_landed = True
@@ -166,11 +160,8 @@ class Backward:
     # -- a backward pass, in the order of its events
 
     def before_forward(self) -> None:
-        """Training thread: after an interrupt that the user caught, land what is still to come.
-
-        See `open` for a graph.
-        """
-        if self._all_given and not (self._is_landed or self._is_captured):
+        """Training thread: after an interrupt that the user caught, land what is still to come."""
+        if self._all_given and not self._is_landed:
             self._land()
 
     def entered(self, came: Came = NOTHING_CAME) -> None:
@@ -185,13 +176,9 @@ class Backward:
         """Training thread: the first gradients of a step are there.
 
         Raises what the step before has not raised yet, and `GradwireError` where that cannot end, since not
-        all of its gradients came, or where this pass is captured into a graph.
+        all of its gradients came.
         """
         self._raise_pending()
-        # Before anything is asked of the device: while CUDA captures, it refuses waits, in its own words.
-        if self._is_captured:
-            self.calls.leave("a backward pass that is captured into a graph")
-            raise GradwireError(_CAPTURED)
         if not self._ended.is_set():
             self._refuse_what_broke_off()
         self.calls.require_order()
@@ -200,11 +187,9 @@ class Backward:
         self._ended.clear()
         self._all_given = self._is_landed = False
         self._placement = self.placement
-        # What the worker reads as the step begins, such as parameters, may still be written.
-        self._placement.transfer.follow()
-        self._transferred = []
-        at_s = now_s()
-        self._held = [(_at_once, lambda _: self._stage.begin_step(at_s))]
+        # In a step taken apart, communication would slow the computation that shares its cores.
+        self._holds = self.engine.is_serial or not self.overlap
+        self._hold(partial(self._stage.begin_step, now_s()))
 
     def _settle_before(self) -> None:
         """Training thread: let the worker know what became of the exchange before; then another recipe may
@@ -224,34 +209,19 @@ class Backward:
 
     def submit(self, bucket: Arrival) -> None:
         """Training thread: a gradient bucket is ready. It is the worker's until the step has ended."""
-        if self.engine.is_serial and not self._placement.memory.is_host:
-            # The host runs ahead of a device, and elsewhere a copy tells when the gradient was there.
-            bucket = replace(bucket, at_s=self.engine.watch.exact())
-        transferred = self._placement.transfer.start(bucket.index, bucket.buffer)
-        self._transferred.append(transferred)
-        self._held.append((transferred.ready, partial(self._take, bucket, transferred)))
-        # In a step taken apart, communication would slow the computation that shares its cores.
-        if self.overlap and not self.engine.is_serial:
+        self._hold(partial(self._stage.bucket_ready, bucket))
+        if not self._holds:
             self._post_held()
 
-    def _post_held(self) -> None:
-        """Training thread: post all that was brought, each once it is there. The worker goes on meanwhile."""
-        held, self._held = self._held, []
-        post, post_after = self._placement.post, self._placement.post_after
-        for ready, job in held:
-            if post_after is not None:
-                post_after(ready, job)
-            else:
-                post(partial(_once_there, ready, job))
+    def _hold(self, job: Job) -> None:
+        """Training thread: hold a job for the worker, which must not overtake those before it."""
+        self._held.append(job)
 
-    def _take(self, bucket: Arrival, transferred: TransferredBuffer, waited: Waited) -> None:
-        """Worker: the gradients are there, or could not be copied."""
-        failure = bucket.failure or waited.error
-        # Where nothing is waited for, or in a step taken apart, it is known better when they were there.
-        was_awaited = self._placement.post_after is not None and not self.engine.is_serial
-        if transferred.buffer is not bucket.buffer or failure is not bucket.failure or was_awaited:
-            bucket = replace(bucket, buffer=transferred.buffer, at_s=waited.at_s, failure=failure)
-        self._stage.bucket_ready(bucket)
+    def _post_held(self) -> None:
+        """Training thread: post all that is held."""
+        held, self._held = self._held, []
+        for job in held:
+            self._placement.post(job)
 
     def close(self) -> None:
         """Training thread: all gradients of the step have been brought, in a pass that waits at its end."""
@@ -261,12 +231,14 @@ class Backward:
         try:
             Variable._execution_engine.queue_callback(self._wait)
         except RuntimeError:  # "can only be installed during backward pass": see the class
-            if self._placement.wait is not None:  # or what is left to do would be done in the next pass
-                self._await_end()
+            self._outside_backward()
+
+    def _outside_backward(self) -> None:
+        """Training thread: all has been brought outside a backward pass; nothing waits for the step here."""
 
     def all_brought(self) -> None:
         """Training thread: as `close`, outside a backward pass: `finish` waits for the step."""
-        self._held.append((_at_once, lambda _: self._stage.all_ready()))
+        self._hold(self._stage.all_ready)
         self._post_held()
         self._all_given = True
 
@@ -302,14 +274,13 @@ class Backward:
 
     def _await_end(self) -> None:
         """Training thread: block until the step has ended."""
-        (self._placement.wait or self._worker.wait)(self._ended, self.calls.look)
+        self._worker.wait(self._ended, self.calls.look)
         self.calls.ended()
 
     def _land(self) -> None:
         """Training thread: take home what the last step brought, once it has ended."""
         if not self._ended.is_set():
             self._await_end()
-        self._placement.transfer.join()
         self._source.land()
         self._is_landed = True
 
@@ -331,18 +302,22 @@ class Backward:
         if step.has_failed_unheard:
             self._unheard = _AFTER_A_FAILURE
         try:
-            self._source.step_ended(step)
-            self.history.add(step)
-            for transferred in self._transferred:
-                transferred.copy_back()
+            self._conclude(step)
         except BaseException as error:  # of the device, for instance: this rank cannot go on
             self._error = self._error or error
             raise
         finally:
-            placement = self._placement  # the next step may have one of its own, once this one has ended
-            self._ended.set()
-            with placement.transfer.landing():
-                self._source.release()
+            self._release()
+
+    def _conclude(self, step: Step) -> None:
+        """Worker: tell of a step that has its outcome, while the backward pass still waits."""
+        self._source.step_ended(step)
+        self.history.add(step)
+
+    def _release(self) -> None:
+        """Worker: let the backward pass go on; the next step may begin at once."""
+        self._ended.set()
+        self._source.release()
 
     def note(self, step: Step) -> None:
         """Worker: a step counts, or does not."""
@@ -355,10 +330,6 @@ class Backward:
             self.event_log.changed()
 
     # -- a pass that breaks off
-
-    @property
-    def _is_captured(self) -> bool:
-        return self._placement.device.is_capturing()
 
     def broke_off(self) -> None:
         """Training thread: a pass has ended before its first gradient, and nothing of its step has been sent.
@@ -443,22 +414,11 @@ class Backward:
         return self.call(function)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Training thread: run `function` between steps, where the worker works; returns its result.
+        """Training thread: run `function` between steps, on the worker.
 
-        Raises its error. It comes after all that the caller has enqueued on a device, and before all that it
-        will.
+        Returns its result, or raises its error.
         """
-        placement = self.placement
-        placement.transfer.follow()
-        try:
-            return self._worker.call(partial(placement.at_work, function))
-        finally:
-            placement.transfer.join()
-
-
-def _once_there(ready: Job, job: Callable[[Waited], None]) -> None:
-    """Worker: wait, and then go on."""
-    job(wait_until(ready))
+        return self._worker.call(function)
 
 
 _MOMENTUM_TWICE = (

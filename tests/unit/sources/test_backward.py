@@ -28,6 +28,7 @@ from gradwire.step.arrival import Arrival, BucketEntry
 from gradwire.step.context import Fates
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.fates import Steps
+from gradwire.step.on_device import DeviceBackward
 from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker, wait_for
@@ -75,14 +76,16 @@ class ByName(Source):
         return {arrival.entries[0].name: arrival.buffer for arrival in arrivals}
 
 
-def _attached(source: Source, worker: Worker, placement: Placement, text: str) -> Backward:
+def _attached(
+    source: Source, worker: Worker, placement: Placement, text: str, side: type[Backward] = Backward
+) -> Backward:
     env = EngineEnvironment(
         placement,
         controller_for=controller_for,
         concluded=lambda step: backward.deliver(step),
         resolved=lambda step: backward.note(step),
     )
-    backward = Backward(source, worker, Reducer(source.specs, recipe(text), env))
+    backward = side(source, worker, Reducer(source.specs, recipe(text), env))
     return backward
 
 
@@ -160,7 +163,7 @@ def test_what_has_come_is_decoded_while_a_device_still_computes() -> None:
 
         transfer = Slow(len(source.specs) - 1, heard.decoded)
         placement = replace(host(heard, worker.post), transfer=transfer, post_after=worker.post_after)
-        backward = _attached(source, worker, placement, "topk(ratio=0.1)")
+        backward = _attached(source, worker, placement, "topk(ratio=0.1)", DeviceBackward)
         try:
             source.one_step(backward, gradients(comm.rank, 0), list(range(len(source.specs))))
             assert source.last_arrival_s > heard.decoded_s > 0.0, (

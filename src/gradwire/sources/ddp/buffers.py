@@ -51,6 +51,15 @@ class Buffers:
         hook = "by a hook of their own: " if hasattr(ddp, "buffer_hook") else ""
         return hook + ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self._listed(ddp))
 
+    def may_travel(self) -> bool:
+        """Whether there is something to carry, which DDP would broadcast before a forward pass.
+
+        DDP lists the buffers when it is made: where there are none it broadcasts none, whatever comes later.
+        """
+        ddp = self._ddp()
+        is_broadcast = ddp is not None and self._world > 1 and ddp.broadcast_buffers
+        return is_broadcast and bool(self._listed(ddp))
+
     def leave_to_ddp(self) -> None:
         """Carry nothing any more; between steps, on all ranks."""
         self._in_vain = _PATIENCE

@@ -171,6 +171,8 @@ class DDPBuckets(Source):
         self._group: dist.ProcessGroup = ddp.process_group
         self._buckets = BucketMap(ddp.module, self.specs, are_views=ddp.gradient_as_bucket_view)
         self._buffers = Buffers(ddp, self._group.rank(), self._group.size())
+        self.carries_buffers = self._buffers.may_travel()
+        self._carried = [self._buffers] if self.carries_buffers else []
         self._futures: list[_Promise] = []
         self._due: list[_Promise] = []
 
@@ -216,7 +218,7 @@ class DDPBuckets(Source):
         self._entrance = Entrance(ddp, backward.entered, trained)
         hooks = register_observers(self, backward, self._entrance, uses, scaled=scaled)
         hooks += [
-            ddp.register_forward_pre_hook(_before_forward(self._buffers)),
+            ddp.register_forward_pre_hook(_before_forward(self._carried)),
         ]
         fit = fit_buckets(engine, total_bytes)
         hooks.append(ddp.register_forward_pre_hook(untraced(fit)))
@@ -229,13 +231,14 @@ class DDPBuckets(Source):
         if bucket.index() == 0:
             self._entrance.opened()
             backward.open()
-            self._buffers.pack(backward.placement.transfer, backward.engine.is_serial)
+            for buffers in self._carried:
+                buffers.pack(backward.placement.transfer, backward.engine.is_serial)
         arrival = self._buckets.arrival(bucket)
         future = backward.placement.device.new_future()
         self._futures.append((future, bucket.buffer()))
         is_last = bucket.is_last()  # it gives up the interpreter's lock, for which the worker would compete
-        if is_last:
-            self._buffers.look(backward.placement.device)
+        for buffers in self._carried if is_last else ():
+            buffers.look(backward.placement.device)
         backward.submit(arrival)
         if is_last:
             backward.close()
@@ -248,7 +251,8 @@ class DDPBuckets(Source):
     def step_ended(self, step: Step) -> None:
         """Note whether the buffers have come, and which futures are due."""
         self._due, self._futures = self._futures, []
-        self._buffers.arrived(bool(step.carried) and step.error is None, step.stale)
+        for buffers in self._carried:
+            buffers.arrived(bool(step.carried) and step.error is None, step.stale)
 
     def release(self) -> None:
         """Set every future, whatever happened. A finished rank under `join()` waits for nothing else."""
@@ -258,7 +262,8 @@ class DDPBuckets(Source):
 
     def land(self) -> None:
         """Write the buffers that have come."""
-        self._buffers.land()
+        for buffers in self._carried:
+            buffers.land()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """DDP's own."""
@@ -274,13 +279,14 @@ class DDPBuckets(Source):
         self._buffers.leave_to_ddp()
 
 
-def _before_forward(buffers: Buffers) -> Callable[..., None]:
+def _before_forward(carried: Sequence[Buffers]) -> Callable[..., None]:
     """DDP need not broadcast what the last backward pass has brought."""
 
     @untraced
     def hook(ddp: DistributedDataParallel, _inputs: Any) -> None:
         if torch.is_grad_enabled() and not getattr(ddp, "_divide_by_initial_world_size", True):
             raise ValueError("join(divide_by_initial_world_size=False) has no effect under a hook; drop it")
-        buffers.before_forward(ddp)
+        for buffers in carried:
+            buffers.before_forward(ddp)
 
     return hook

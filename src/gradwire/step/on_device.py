@@ -1,0 +1,138 @@
+"""The training thread's side of the reducer where a device computes: copies, waits, and the order of streams.
+
+A kernel runs after the thread that enqueued it has gone on. So a gradient bucket that autograd hands over may
+still be computed, and means that the worker has enqueued may still be on their way into it. Each method does
+what `Backward` does, before or after what the device needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from gradwire.errors import GradwireError
+from gradwire.placement import TransferredBuffer, Waited
+from gradwire.step.arrival import Arrival
+from gradwire.step.reducer import Backward
+from gradwire.step.step import Step
+from gradwire.step.worker import Job, wait_until
+
+T = TypeVar("T")
+
+_CAPTURED = (
+    "this backward pass is captured into a graph, in which gradients cannot travel: a graph replays the same "
+    "launches, while steps differ in number, seed and plan. Capture the forward pass alone, or train without "
+    "graphs"
+)
+
+
+def _at_once() -> None:
+    """There is nothing to wait for."""
+
+
+class DeviceBackward(Backward):
+    """`Backward` for gradients of a device: what a placement says of copies, streams and waits is done here.
+
+    While CUDA captures a graph, it refuses waits in its own words: so a pass that is captured is refused
+    before anything is asked of the device.
+    """
+
+    _transferred: list[TransferredBuffer]
+    """Buckets of the running step, with their copies where they are copied."""
+    _waits: list[tuple[Job, Callable[[Waited], None]]]
+    """A wait, and a function for the worker that follows it."""
+
+    def before_forward(self) -> None:
+        if not (self._is_landed or self._is_captured):
+            super().before_forward()
+
+    def open(self) -> None:
+        """Raises `GradwireError` as well where this pass is captured into a graph."""
+        self._raise_pending()
+        if self._is_captured:
+            self.calls.leave("a backward pass that is captured into a graph")
+            raise GradwireError(_CAPTURED)
+        self._transferred, self._waits = [], []
+        super().open()
+        # What the worker reads as the step begins, such as parameters, may still be written.
+        self._placement.transfer.follow()
+
+    @property
+    def _is_captured(self) -> bool:
+        return self._placement.device.is_capturing()
+
+    def submit(self, bucket: Arrival) -> None:
+        """The bucket may still be computed: the worker gets it once it is there, or its copy."""
+        if self.engine.is_serial and not self._placement.memory.is_host:
+            # The host runs ahead of a device, and elsewhere a copy tells when the gradient was there.
+            bucket = replace(bucket, at_s=self.engine.watch.exact())
+        transferred = self._placement.transfer.start(bucket.index, bucket.buffer)
+        self._transferred.append(transferred)
+        self._waits.append((transferred.ready, partial(self._take, bucket, transferred)))
+        if not self._holds:
+            self._post_held()
+
+    def _hold(self, job: Job) -> None:
+        self._waits.append((_at_once, lambda _: job()))
+
+    def _post_held(self) -> None:
+        """Each job is posted once what it waits for is there. The worker goes on meanwhile."""
+        waits, self._waits = self._waits, []
+        post, post_after = self._placement.post, self._placement.post_after
+        for ready, job in waits:
+            if post_after is not None:
+                post_after(ready, job)
+            else:
+                post(partial(_once_there, ready, job))
+
+    def _take(self, bucket: Arrival, transferred: TransferredBuffer, waited: Waited) -> None:
+        """Worker: the gradients are there, or could not be copied."""
+        failure = bucket.failure or waited.error
+        # Where nothing is waited for, or in a step taken apart, it is known better when they were there.
+        was_awaited = self._placement.post_after is not None and not self.engine.is_serial
+        if transferred.buffer is not bucket.buffer or failure is not bucket.failure or was_awaited:
+            bucket = replace(bucket, buffer=transferred.buffer, at_s=waited.at_s, failure=failure)
+        self._stage.bucket_ready(bucket)
+
+    def _outside_backward(self) -> None:
+        """Where this thread runs the worker's jobs, those that are left would be done in the next pass."""
+        if self._placement.wait is not None:
+            self._await_end()
+
+    def _await_end(self) -> None:
+        """The thread waits as the placement says: it may have the worker's jobs to run meanwhile."""
+        (self._placement.wait or self._worker.wait)(self._ended, self.calls.look)
+        self.calls.ended()
+
+    def _land(self) -> None:
+        if not self._ended.is_set():
+            self._await_end()
+        self._placement.transfer.join()
+        super()._land()
+
+    def _conclude(self, step: Step) -> None:
+        super()._conclude(step)
+        for transferred in self._transferred:
+            transferred.copy_back()
+
+    def _release(self) -> None:
+        placement = self._placement  # the next step may have one of its own, once this one has ended
+        self._ended.set()
+        with placement.transfer.landing():
+            self._source.release()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """It comes after all that the caller has enqueued on a device, and before all that it will."""
+        placement = self.placement
+        placement.transfer.follow()
+        try:
+            return self._worker.call(partial(placement.at_work, function))
+        finally:
+            placement.transfer.join()
+
+
+def _once_there(ready: Job, job: Callable[[Waited], None]) -> None:
+    """Worker: wait, and then go on."""
+    job(wait_until(ready))
