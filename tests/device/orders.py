@@ -19,7 +19,7 @@ OTHERS = {
     ("comm/progress.py", "thread.join"),
     ("comm/threads.py", "thread.join"),
     ("step/reducer.py", "self.follow"),
-    ("step/reducer.py", "step.landing"),
+    ("step/reducer.py", "step.place_of"),
     ("step/reducer.py", "step.record"),
     ("step/worker.py", "self._thread.join"),
     ("kernels/device/common.py", "tl.join"),

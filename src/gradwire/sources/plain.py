@@ -309,7 +309,7 @@ class PlainParameters(Source):
                 "not sent in such steps, so ranks keep their own"
             )
 
-    def land(self) -> None:
+    def complete(self) -> None:
         """Write the buffers that have come, and means where a gradient is no view of its bucket."""
         beside, self._beside = self._beside, []
         for gradient, view in beside:

@@ -233,8 +233,8 @@ class Source(ABC):
     def release(self) -> None:
         """The step has ended. On the engine's thread, after `step_ended`; the next step may have begun."""
 
-    def land(self) -> None:
-        """Carry home what a step brought, once the backward pass is over, on the thread of that pass.
+    def complete(self) -> None:
+        """Bring to the model what a step has brought, on the thread of the backward pass, once that is over.
 
         May be called again without a step in between.
         """

@@ -45,7 +45,7 @@ class DeviceBackward(Backward):
     """A wait, and a function for the worker that follows it."""
 
     def before_forward(self) -> None:
-        if not (self._is_landed or self._is_captured):
+        if not (self._is_complete or self._is_captured):
             super().before_forward()
 
     def open(self) -> None:
@@ -106,11 +106,11 @@ class DeviceBackward(Backward):
         (self._placement.wait or self._worker.wait)(self._ended, self.calls.look)
         self.calls.ended()
 
-    def _land(self) -> None:
+    def _complete(self) -> None:
         if not self._ended.is_set():
             self._await_end()
         self._placement.transfer.join()
-        super()._land()
+        super()._complete()
 
     def _conclude(self, step: Step) -> None:
         super()._conclude(step)

@@ -72,8 +72,8 @@ class GradientSource(Protocol):
     def release(self) -> None:
         """Worker: the step has ended, and the next one may have begun."""
 
-    def land(self) -> None:
-        """Training thread: carry home what a step brought, once the backward pass is over."""
+    def complete(self) -> None:
+        """Training thread: bring to the model what a step has brought, once the backward pass is over."""
 
     def settle(self) -> None:
         """Training thread: a call is about to look at the model."""
@@ -143,7 +143,7 @@ class Backward:
         """Whether jobs of this pass are held until all gradients are there."""
         self._ended = threading.Event()
         self._ended.set()
-        self._all_given = self._is_landed = True
+        self._all_given = self._is_complete = True
         self._error: BaseException | None = None
         self._unheard = ""
         """Things that this rank has settled otherwise than as one step, and the others have not heard of."""
@@ -160,9 +160,9 @@ class Backward:
     # -- a backward pass, in the order of its events
 
     def before_forward(self) -> None:
-        """Training thread: after an interrupt that the user caught, land what is still to come."""
-        if self._all_given and not self._is_landed:
-            self._land()
+        """Training thread: after an interrupt that the user caught, complete the pass before."""
+        if self._all_given and not self._is_complete:
+            self._complete()
 
     def entered(self, came: Came = NOTHING_CAME) -> None:
         """Training thread: a backward pass has begun; only those that `came` have their gradient.
@@ -185,7 +185,7 @@ class Backward:
         self._settle_before()
         self.calls.steps += 1
         self._ended.clear()
-        self._all_given = self._is_landed = False
+        self._all_given = self._is_complete = False
         self._placement = self.placement
         # In a step taken apart, communication would slow the computation that shares its cores.
         self._holds = self.engine.is_serial or not self.overlap
@@ -244,7 +244,7 @@ class Backward:
 
     def _wait(self) -> None:
         """Training thread: wait for the step, at the end of the backward pass."""
-        self._wait_and_land()
+        self._wait_and_complete()
         # After the wrapper's own callbacks: it could not do without them in the next step, and then `p.grad`
         # holds the mean.
         last = self._tell if self._error is None else self._raise_pending
@@ -255,13 +255,13 @@ class Backward:
 
         Raises its error.
         """
-        self._wait_and_land()
+        self._wait_and_complete()
         self._raise_pending()
         self.resolve()
         self._tell()
 
-    def _wait_and_land(self) -> None:
-        """Training thread: note how long it waits for the step, and take the means home."""
+    def _wait_and_complete(self) -> None:
+        """Training thread: note how long it waits for the step, and complete the pass."""
         start_s = now_s()
         if profiler._is_profiler_enabled:
             with profiler.record_function("gradwire/wait"):
@@ -270,19 +270,19 @@ class Backward:
             self._await_end()
         self.history.waited(start_s, now_s())
         self.engine.watch.end()
-        self._land()
+        self._complete()
 
     def _await_end(self) -> None:
         """Training thread: block until the step has ended."""
         self._worker.wait(self._ended, self.calls.look)
         self.calls.ended()
 
-    def _land(self) -> None:
-        """Training thread: take home what the last step brought, once it has ended."""
+    def _complete(self) -> None:
+        """Training thread: once the last step has ended, bring to the model what it has brought."""
         if not self._ended.is_set():
             self._await_end()
-        self._source.land()
-        self._is_landed = True
+        self._source.complete()
+        self._is_complete = True
 
     def _raise_pending(self) -> None:
         """Training thread: raise the error of the last step, once."""
@@ -398,8 +398,8 @@ class Backward:
         """
         if not self._all_given:
             self._refuse_what_broke_off()
-        if not self._is_landed:
-            self._land()
+        if not self._is_complete:
+            self._complete()
         self.up_to_date()
 
     def together(self, what: str, function: Callable[[], T]) -> T:
@@ -645,7 +645,7 @@ class Reducer(Engine):
         if not agreed.rounds:
             step.rest(route)
             return
-        comm, place = step.meter(self.comm, step.trace, plan.label), step.landing(route, x, factor)
+        comm, place = step.meter(self.comm, step.trace, plan.label), step.place_of(route, x, factor)
         lands_itself = place is not None or ctx.coded is not None
         land = None if lands_itself else partial(step.land, route, factor=factor)
         self.issue(self._start, step, InFlight(plan, agreed, x, place, ctx, comm, plan.may_overflow, land))
@@ -799,7 +799,7 @@ class Reducer(Engine):
         if error is not None:
             self._close(step, Outcome.FAILED, error)
         elif deferred:
-            self._land(step, verdict)
+            self._defer(step, verdict)
         else:
             finite = self._is_finite(step, verdict)
             if finite:
@@ -816,8 +816,8 @@ class Reducer(Engine):
             return all(bool(finite) for finite in (step.finite(), *(each.finite() for each in step.small)))
         return verdict.finite and step.is_finite() and all(each.is_finite() for each in step.small)
 
-    def _land(self, step: Step, verdict: Verdict) -> None:
-        """Worker: end a step for the model before the host knows whether it counts."""
+    def _defer(self, step: Step, verdict: Verdict) -> None:
+        """Worker: end a step for the model, before the host knows whether it counts."""
         finite = torch.stack([step.finite(), *(each.finite() for each in step.small)]).all()
         if (shard := self.shard) is not None:
             finite = shard.all(finite)
@@ -826,14 +826,14 @@ class Reducer(Engine):
         if shard is not None or not self.layout.is_plain:
             step.poison_unless(finite)
         step.measured_s = self.watch.mark_end()
-        step.outcome, step.is_over, counts = Outcome.LANDED, True, self.placement.fetch(finite)
+        step.outcome, step.is_over, counts = Outcome.DEFERRED, True, self.placement.fetch(finite)
         self._now = None
         self._deferred = lambda: self._end_deferred(step, verdict, counts)
         self.env.concluded(step)
 
     def _end_deferred(self, step: Step, verdict: Verdict, counts: Callable[[], Tensor]) -> None:
-        """Worker: commit a step that has landed, or forget it; one that has failed since stays failed."""
-        if step.outcome is Outcome.LANDED:
+        """Worker: commit a deferred step, or forget it; one that has failed since stays failed."""
+        if step.outcome is Outcome.DEFERRED:
             self._end(step, self._commit(step, verdict, bool(counts())))
 
     def _commit(self, step: Step, verdict: Verdict, finite: bool) -> Outcome:

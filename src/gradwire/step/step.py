@@ -118,7 +118,7 @@ class Outcome(Enum):
     RUNNING = "gradients arrive and travel"
     VOTING = "this rank's row of the status vote is on its way"
     VOTED = "all rows are here; by a plain all-reduce some gradients may still travel"
-    LANDED = "the step has ended for the model, and a device knows whether it counts"
+    DEFERRED = "the step has ended for the model, and a device knows whether it counts"
     COMMITTED = "memory has moved on on all ranks, and the means are in the buckets"
     NOT_FINITE = "something was not finite on some rank: no memory has moved, and no mean is finite"
     FAILED = "`backward()` raises; no memory has moved, unless the error came after the vote"
@@ -303,7 +303,7 @@ class Step:
                 ready.append(unit)
         return ready
 
-    def landing(self, route: Route, like: Tensor, factor: float) -> Tensor | None:
+    def place_of(self, route: Route, like: Tensor, factor: float) -> Tensor | None:
         """Where the mean of a unit may be written at once: its own run of one bucket, if it has one."""
         if len(route) != 1 or factor != 1.0:
             return None

@@ -59,8 +59,8 @@ class ByName(Source):
     def release(self) -> None:
         self.calls.append("release")
 
-    def land(self) -> None:
-        self.calls.append("land")
+    def complete(self) -> None:
+        self.calls.append("complete")
 
     def one_step(self, backward: Backward, grads: dict[str, Tensor], order: list[int]) -> dict[str, Tensor]:
         """In any order of arrival; returns the means."""
@@ -107,7 +107,7 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Res
         # The thread that trains goes on before the engine's releases the step.
         assert source.calls[0] == f"settle {resolve == 'now'}"
         assert backward.engine.step == 1, "known at the latest when the step has to rest"
-        assert sorted(source.calls[1:]) == ["land", "release"]
+        assert sorted(source.calls[1:]) == ["complete", "release"]
         return means
 
     first, *others = run_ranks(3, rank)
@@ -180,7 +180,7 @@ class Nothing(Source):
     """No model, and nothing to take back."""
 
     def __init__(self) -> None:
-        self.landed = 0
+        self.completed = 0
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -189,8 +189,8 @@ class Nothing(Source):
     def begin(self, *_: Any, **_named: Any) -> None:
         """Nothing to register."""
 
-    def land(self) -> None:
-        self.landed += 1
+    def complete(self) -> None:
+        self.completed += 1
 
 
 class LeftOut(Steps):
@@ -326,7 +326,7 @@ def test_what_a_step_brought_lands_before_the_next_forward_pass_after_an_interru
     thread = _ending(backward, [])
     backward.before_forward()
     thread.join()
-    assert source.landed == 1
+    assert source.completed == 1
 
 
 def test_it_is_sound_between_steps_until_the_transport_breaks() -> None:

@@ -68,7 +68,7 @@ def test_late_is_now(text: str, run: str) -> None:
             expected, found = now.step(grads), late.step(grads)
             assert expected.error is None
             assert found.error is None
-            assert found.step.outcome is Outcome.LANDED, "not known yet"
+            assert found.step.outcome is Outcome.DEFERRED, "not known yet"
             assert bits(flat(found.mean)) == bits(flat(expected.mean))
             if step % 4 == 3:  # somebody asks between steps
                 late.engine.resolve()
@@ -97,7 +97,7 @@ def test_the_table_may_travel_over_a_comm_of_its_own() -> None:
         good = rig.step(brought(comm.rank, 0, {})).step
         bad = rig.step(brought(comm.rank, 1, {1: 1})).step
         assert good.outcome is Outcome.COMMITTED
-        assert bad.outcome is Outcome.LANDED
+        assert bad.outcome is Outcome.DEFERRED
         rig.engine.resolve()
         assert bad.outcome is Outcome.NOT_FINITE
         assert good.metered_bytes == good.predicted_bytes
@@ -166,7 +166,7 @@ def test_a_device_that_fails_while_a_step_is_resolved_ends_the_next_one(
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "int8", resolve="late")
-        assert rig.step(brought(comm.rank, 0, {})).step.outcome is Outcome.LANDED
+        assert rig.step(brought(comm.rank, 0, {})).step.outcome is Outcome.DEFERRED
         error = rig.step(brought(comm.rank, 1, {})).error
         assert isinstance(error, TransportError)
         assert "the device is gone" in str(error)

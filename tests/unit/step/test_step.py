@@ -56,7 +56,7 @@ def test_a_mean_lands_on_its_parameters_and_nowhere_else(
     (unit,) = _lane(2, 3).units
     step, buffers = _step(*buckets)
     route, mean = route_of(unit, step.taken), torch.arange(1.0, 6.0)
-    place = step.landing(route, torch.zeros(5), factor)
+    place = step.place_of(route, torch.zeros(5), factor)
     if place is None:
         step.land(route, mean, factor)
     else:
@@ -70,7 +70,7 @@ def test_a_mean_lands_on_its_parameters_and_nowhere_else(
 def test_a_unit_within_one_bucket_needs_no_copy() -> None:
     (unit,) = _lane(2, 3).units
     step, (buffer,) = _step({"x": 4, "p0": 2, "p1": 3})
-    place = step.landing(route_of(unit, step.taken), torch.zeros(5), 1.0)
+    place = step.place_of(route_of(unit, step.taken), torch.zeros(5), 1.0)
     assert place is not None
     assert place.data_ptr() == buffer[4:].data_ptr()
 

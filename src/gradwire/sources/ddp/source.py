@@ -260,7 +260,7 @@ class DDPBuckets(Source):
         for future, buffer in due:
             future.set_result(buffer)
 
-    def land(self) -> None:
+    def complete(self) -> None:
         """Write the buffers that have come."""
         for buffers in self._carried:
             buffers.land()
