@@ -4,7 +4,7 @@
 and share the wire, so none of their times is its own. But the step's last all-reduce, small and alone, is all
 latency, and the time in which anything was under way carried the step's bytes. Both are known when a step is
 over, and so travel with the next verdict. (Where the verdict goes with the last payload, its all-reduce is
-alone in every fifth step, for this purpose: see `is_apart`.) With them go the bytes, because ranks may send
+alone in every fifth step, for this purpose: see `votes_alone`.) With them go the bytes: ranks may send
 frames of different lengths, and how many latencies followed upon each other: an all-gather has half as many
 as an all-reduce, and two rounds in a row have those of both.
 
@@ -165,17 +165,17 @@ def _middle(points: list[Point]) -> Point:
     return sorted([x for x, _ in points])[half], sorted([seconds for _, seconds in points])[half]
 
 
-_APART_EVERY = 5
+_ALONE_EVERY = 5
 """Steps of which one sends its verdict alone. A prime: it meets units that rest in turns in all phases."""
 
 
-def is_apart(step: int) -> bool:
+def votes_alone(step: int) -> bool:
     """Whether the verdict of `step` goes after its payloads, even if it need not: its time is the latency.
 
-    >>> [step for step in range(12) if is_apart(step)]
+    >>> [step for step in range(12) if votes_alone(step)]
     [4, 9]
     """
-    return step % _APART_EVERY == _APART_EVERY - 1
+    return step % _ALONE_EVERY == _ALONE_EVERY - 1
 
 
 Row = tuple[float, float, float, float]

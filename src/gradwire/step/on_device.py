@@ -90,7 +90,7 @@ class DeviceBackward(Backward):
     def _take(self, bucket: Arrival, transferred: TransferredBuffer, waited: Waited) -> None:
         """Worker: the gradients are there, or could not be copied."""
         failure = bucket.failure or waited.error
-        # Where nothing is waited for, or in a step taken apart, it is known better when they were there.
+        # Where nothing is waited for, or in a serial step, it is known better when they were there.
         was_awaited = self._placement.post_after is not None and not self.engine.is_serial
         if transferred.buffer is not bucket.buffer or failure is not bucket.failure or was_awaited:
             bucket = replace(bucket, buffer=transferred.buffer, at_s=waited.at_s, failure=failure)

@@ -39,7 +39,7 @@ from gradwire.agreement.calls import Calls
 from gradwire.comm import owe_zeros
 from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
 from gradwire.measure.clock import clock_of, now_s
-from gradwire.measure.link import is_apart
+from gradwire.measure.link import votes_alone
 from gradwire.measure.metered import MeteredComm
 from gradwire.memory import UNSENT, Gradients
 from gradwire.placement import HostDevice, Placement
@@ -187,7 +187,7 @@ class Backward:
         self._ended.clear()
         self._all_given = self._is_complete = False
         self._placement = self.placement
-        # In a step taken apart, communication would slow the computation that shares its cores.
+        # In a serial step communication would slow the computation that shares its cores.
         self._holds = self.engine.is_serial or not self.overlap
         self._hold(partial(self._stage.begin_step, now_s()))
 
@@ -498,8 +498,8 @@ class Reducer(Engine):
         # Where nothing can fail on one rank alone any more, the vote goes with the last payload. But ranks
         # that share a replica wait for each other after it: there no lack of memory may come later. And now
         # and then it goes alone, because its time is all that tells the latency of the link.
-        tells_latency = step.is_timed and is_apart(step.number) and not self.layout.is_dense
-        step.votes_apart = step.is_serial or self._is_sharded or tells_latency
+        for_latency = step.is_timed and votes_alone(step.number) and not self.layout.is_dense
+        step.votes_last = step.is_serial or self._is_sharded or for_latency
         for observer in self.env.observers:
             observer.before(step, self.env)
         for begin in self._begins:
@@ -516,7 +516,7 @@ class Reducer(Engine):
         step.scale = self.env.loss_scale()
 
     def _time_exactly(self, step: Step) -> None:
-        """Worker: let the clock of collectives wait for a device, in a step that takes them apart."""
+        """Worker: let the clock of collectives wait for a device, in a serial step."""
         step.trace.exact = clock_of(self.placement.memory) if step.is_serial else None
 
     def _send_buffers(self, step: Step) -> None:
@@ -527,8 +527,8 @@ class Reducer(Engine):
             step.carried.append(carried)
             # What passes over other ranks than gradients do says nothing of their link.
             everyone = self.placement.everyone or self._control
-            apart = MeteredComm(everyone) if self._is_sharded else None
-            self.issue(carried.send, apart or step.meter(self.comm, step.trace, "buffers"))
+            beside = MeteredComm(everyone) if self._is_sharded else None
+            self.issue(carried.send, beside or step.meter(self.comm, step.trace, "buffers"))
             if carried.failure is not None:
                 step.fail(carried.failure, "pack of buffers")
 
@@ -591,7 +591,7 @@ class Reducer(Engine):
         try:
             if self.broken is not None:
                 raise self.broken
-            left = step.outstanding if step.votes_apart else step.decoding
+            left = step.outstanding if step.votes_last else step.decoding
             if left == 0 and step.outcome is Outcome.RUNNING:
                 self._vote(step)  # 5. does the step count, on all ranks?
             if step.outstanding == 0 and step.outcome is Outcome.VOTED:
@@ -765,8 +765,8 @@ class Reducer(Engine):
         comm = step.meter(self.comm, step.trace, "tail")
         regions = step.take_small(self.specs, step.tail_regions.keys())
         control = self._control
-        apart = None if control is self.comm else MeteredComm(control, step.trace, "tail")
-        step.tail = tail = VerdictReduce(regions, row, comm, step.device, apart, finite)
+        over_control = None if control is self.comm else MeteredComm(control, step.trace, "tail")
+        step.tail = tail = VerdictReduce(regions, row, comm, step.device, over_control, finite)
         step.small.append(tail)
         step.outcome = Outcome.VOTING
 

@@ -175,7 +175,7 @@ class Step:
     """Exchanges that have begun and are not decoded."""
     decoding: int = 0
     """Of the outstanding ones, those that may still fail on this rank alone."""
-    votes_apart: bool = False
+    votes_last: bool = False
     """Whether the vote waits until all means are decoded, even if no rank can fail alone any more."""
     outcome: Outcome = Outcome.RUNNING
     is_over: bool = False

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, Round, run_ranks
-from gradwire.measure.link import is_apart
+from gradwire.measure.link import votes_alone
 from gradwire.planning.profiler import DISCARDED, MEASURED, ORDINARY
 from tests.support.rig import ONE_BUCKET, REVERSED, SHAPES, Rig, gradients
 
@@ -63,7 +63,7 @@ def test_the_verdict_of_an_ordinary_step_goes_out_beside_the_last_bucket(text: s
 def test_a_step_taken_apart_has_one_collective_under_way() -> None:
     # Two exchanges within a bucket make three runs of it. In most steps the verdict goes with the last.
     found = _most_under_way("auto", ONE_BUCKET, policy={"middle.weight": "fp16"})
-    ordinary = [3 if is_apart(step) else 4 for step in range(UNTIL["auto"] - MEASURED)]
+    ordinary = [3 if votes_alone(step) else 4 for step in range(UNTIL["auto"] - MEASURED)]
     assert found == ordinary + MEASURED * [1]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gradwire.measure.clock import RoundTime
-from gradwire.measure.link import Traffic, is_apart, under_way
+from gradwire.measure.link import Traffic, under_way, votes_alone
 from gradwire.planning.change_detection import SOONEST, WINDOW
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Link
@@ -75,7 +75,7 @@ def test_tails_that_are_alone_now_and_then_tell_the_latency() -> None:
         seen += [step] * len(traffic.hear([traffic.row] * WORLD))
         # A tail that goes with the payloads ends with them.
         beside = replace(tail, start_s=gathers[1].start_s, stop_s=gathers[1].stop_s)
-        traffic.note([*gathers, tail if is_apart(step) else beside])
+        traffic.note([*gathers, tail if votes_alone(step) else beside])
         if step == 199:
             assert traffic.link is not None
             assert traffic.link.alpha_s == pytest.approx(link.alpha_s, rel=0.01)
