@@ -200,7 +200,7 @@ class PlainParameters(Source):
         if self._at_end() is None:  # no output has told that it enters, as of `model.forward(…)`
             refuse_changed(self._backward, self)
             self._begin(running=name)
-            self._backward.entered(came={name: self._is_new(name, parameter)})
+            self._backward.entered(written={name: self._is_new(name, parameter)})
         if not self.exchanges:
             return
         if not self._is_open:

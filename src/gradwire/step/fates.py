@@ -30,10 +30,10 @@ Optimizers: TypeAlias = tuple[torch.optim.Optimizer, ...]
 Skipped = Literal["drop", "keep"]
 """Whether a step without an optimizer step leaves no trace in the memory, or its unsent part is kept."""
 
-Came: TypeAlias = Mapping[str, bool]
+Written: TypeAlias = Mapping[str, bool]
 """Parameters whose gradient has been written in this pass already; was it `None` before?"""
 
-NOTHING_CAME: Came = {}
+NONE_WRITTEN: Written = {}
 
 _GLANCE = 1024
 """Elements that are looked at first, to see that a gradient is not zero."""
@@ -157,22 +157,22 @@ class Steps:
 
     # -- what happens, in the order of a step
 
-    def backward_begins(self, *, exchanges: bool, came: Came = NOTHING_CAME) -> None:
-        """No gradient of this pass has come but those that `came`: now it can be seen which were cleared.
+    def backward_begins(self, *, exchanges: bool, written: Written = NONE_WRITTEN) -> None:
+        """Of this pass no gradient is there but those in `written`: now it can be seen which were cleared.
 
         `exchanges` says whether this pass will exchange its gradients.
         """
         self._is_local |= not exchanges
-        self.look(came)
+        self.look(written)
 
-    def look(self, came: Came = NOTHING_CAME) -> None:
+    def look(self, written: Written = NONE_WRITTEN) -> None:
         """See which gradients have been cleared before their optimizer has stepped; at any time."""
         if not self._is_pending:
             return
         self._has_looked = True
         for record in self._records:
             if self._recognises(record) and not record.has_made:
-                self._clear(record, came)
+                self._clear(record, written)
 
     def fates(self) -> Fates | None:
         """Fates of the exchanges since the last one began; `None` if all are final, as usual.
@@ -366,14 +366,14 @@ class Steps:
                     return weakref.ref(grad), grad._version
         return None
 
-    def _clear(self, record: _Record, came: Came = NOTHING_CAME) -> None:
+    def _clear(self, record: _Record, written: Written = NONE_WRITTEN) -> None:
         """Note what was taken away from an optimizer, unless another one had used it, or is about to."""
-        if cleared := self._cleared_of(record, came):
+        if cleared := self._cleared_of(record, written):
             others = (each for each in (*self._records, *self._others) if each is not record)
             used = (each for each in others if each.has_made or each.is_inside)
             self._cleared |= cleared - {name for each in used for name in self._names_of(each)}
 
-    def _cleared_of(self, record: _Record, came: Came) -> frozenset[str]:
+    def _cleared_of(self, record: _Record, written: Written) -> frozenset[str]:
         """The parameters of an optimizer whose gradient was taken away since the exchange.
 
         `None` says so by itself. Zeros do not: a unit that rests, or a choice of elements, brings zeros, too.
@@ -381,10 +381,10 @@ class Steps:
         device is not read for that.
         """
         names = self._names_of(record)
-        there = self._gradients(names - came.keys())
+        there = self._gradients(names - written.keys())
         if there and self._device.is_host and not record.got_zeros and are_zero(there.values()):
             return names
-        return names - there.keys() - {name for name, was_cleared in came.items() if not was_cleared}
+        return names - there.keys() - {name for name, was_cleared in written.items() if not was_cleared}
 
 
 class Listener(Protocol):

@@ -50,7 +50,7 @@ from gradwire.step.context import ExchangeContext, Fates
 from gradwire.step.engine import Engine, Snapshot
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.event_log import EventLog
-from gradwire.step.fates import NOTHING_CAME, Came, Steps
+from gradwire.step.fates import NONE_WRITTEN, Steps, Written
 from gradwire.step.history import History
 from gradwire.step.step import InFlight, Outcome, Step
 from gradwire.step.verdict import RankReport, SmallReduce, Verdict, VerdictReduce, rides
@@ -164,13 +164,13 @@ class Backward:
         if self._all_given and not self._is_complete:
             self._complete()
 
-    def entered(self, came: Came = NOTHING_CAME) -> None:
-        """Training thread: a backward pass has begun; only those that `came` have their gradient.
+    def entered(self, written: Written = NONE_WRITTEN) -> None:
+        """Training thread: a backward pass has begun; only parameters in `written` have their gradient.
 
         May be called again in the same pass. While its step runs that says nothing.
         """
         if self._all_given:
-            self.steps.backward_begins(exchanges=self._source.is_exchanging, came=came)
+            self.steps.backward_begins(exchanges=self._source.is_exchanging, written=written)
 
     def open(self) -> None:
         """Training thread: the first gradients of a step are there.
@@ -770,13 +770,13 @@ class Reducer(Engine):
         step.small.append(tail)
         step.outcome = Outcome.VOTING
 
-        def came() -> None:
+        def voted() -> None:
             if not step.is_over:
                 step.outcome = Outcome.VOTED
             self._advance(step)
 
         placement = self.placement
-        tail.send(lambda: (placement.post_later or placement.post)(came))
+        tail.send(lambda: (placement.post_later or placement.post)(voted))
 
     def _finish(self, step: Step, *, deferred: bool) -> None:
         """Worker, 6: read all ranks' rows, and commit the step on all ranks, or on none.
