@@ -105,13 +105,13 @@ def test_places_that_cannot_be_are_told_without_a_read(count: int, numel: int) -
     with Elsewhere() as elsewhere:
         layout.add(There(payload), There(out), 1.0, lambda sound, text: told.append((sound, text)))
         step = Step(0, "plan")
-        step.hear(*told[0])
+        step.note_valid(*told[0])
         assert not elsewhere.reads
         assert not step.is_finite()  # that is the read, once a step
         assert elsewhere.reads
     assert not out.any()
     with pytest.raises(WireError, match=f"no choice of {count} of {numel} indices"):
-        Step(0, "plan").hear(told[0][0].inner, told[0][1])
+        Step(0, "plan").note_valid(told[0][0].inner, told[0][1])
 
 
 @dataclass(frozen=True)

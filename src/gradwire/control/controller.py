@@ -103,7 +103,7 @@ class RunningController:
     def before(self, step: Step, _env: EngineEnvironment) -> None:
         """Look at units if the judge wants to, or if it is the step to weigh."""
         if self._judge_looks(step.number) or self._is_weighed(step.number):
-            step.looks.append(self._look)
+            step.unit_observers.append(self._look)
 
     def _judge_looks(self, step: int) -> bool:
         watch = self._watch

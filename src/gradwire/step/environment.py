@@ -35,10 +35,10 @@ class StepObserver(Protocol):
     def before(self, step: Step, env: EngineEnvironment) -> None:
         """A step begins, and none of its gradients has been taken in.
 
-        What else it wants is asked of the step, and is gone with it: to see units (`looks`), or to tell the
-        other ranks something and to hear what they tell (`tell`). A look that raises fails the
-        step on all ranks. An error here ends this step and all later ones, because rows of other ranks may
-        have other lengths.
+        There an observer asks the step for what else it wants, which is gone with the step: to be called with
+        each unit (`Step.unit_observers`), or to tell the other ranks numbers and to compare theirs (`tell`).
+        An observer of units that raises fails the step on all ranks. An error here ends this step and all
+        later ones, because rows of other ranks may have other lengths.
         """
 
 

@@ -163,9 +163,9 @@ class Steps:
         `exchanges` says whether this pass will exchange its gradients.
         """
         self._is_local |= not exchanges
-        self.look(written)
+        self.note_cleared(written)
 
-    def look(self, written: Written = NONE_WRITTEN) -> None:
+    def note_cleared(self, written: Written = NONE_WRITTEN) -> None:
         """See which gradients have been cleared before their optimizer has stepped; at any time."""
         if not self._is_pending:
             return
@@ -185,7 +185,7 @@ class Steps:
         if is_usual and all(each.has_made for each in self._records):
             return None
         if not self._has_looked:
-            self.look()
+            self.note_cleared()
         final = set[str]()
         dropped, stands = set(self._cleared), set[str]()
         for record in (*self._records, *self._others):

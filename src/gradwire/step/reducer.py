@@ -386,7 +386,7 @@ class Backward:
         """
         self._source.settle()
         self.resolve()
-        self.steps.look()
+        self.steps.note_cleared()
         if self.settle() is None:
             self.call(lambda: self.engine.settle(Fates()))
 
@@ -539,7 +539,7 @@ class Reducer(Engine):
         for coded in self._coded.values():
             coded.close()
         # Where the host reads which of them are zero, to leave these out, it does so before they are encoded.
-        step.coded = {} if step.looks else self._coded
+        step.coded = {} if step.unit_observers else self._coded
 
     def bucket_ready(self, bucket: Arrival) -> None:
         """Worker: take in a gradient bucket of the running step.
@@ -591,7 +591,7 @@ class Reducer(Engine):
         try:
             if self.broken is not None:
                 raise self.broken
-            left = step.outstanding if step.votes_last else step.decoding
+            left = step.outstanding if step.votes_last else step.fallible
             if left == 0 and step.outcome is Outcome.RUNNING:
                 self._vote(step)  # 5. does the step count, on all ranks?
             if step.outstanding == 0 and step.outcome is Outcome.VOTED:
@@ -635,12 +635,12 @@ class Reducer(Engine):
             unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
             kept=lane.kept,
             replicas=self.env.replicas,
-            see=step.hear,
+            see=step.note_valid,
             granularity=self._granularity,
             coded=None if coded is None else coded.unit(unit, step.places(route), factor),
         ).keeping(plan.constants)
-        if step.looks:
-            self._look(step, lane, unit, x, ctx)
+        if step.unit_observers:
+            self._show(step, lane, unit, x, ctx)
         agreed = plan.collectives(ctx, checked=self.comm.verifies)
         if not agreed.rounds:
             step.rest(route)
@@ -650,12 +650,12 @@ class Reducer(Engine):
         land = None if lands_itself else partial(step.land, route, factor=factor)
         self.issue(self._start, step, InFlight(plan, agreed, x, place, ctx, comm, plan.may_overflow, land))
 
-    def _look(self, step: Step, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
+    def _show(self, step: Step, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         """Worker: show a unit to those who look on in this step."""
         try:
             with step.trace.compressing("encode", f"look at {unit}"):
-                for look in step.looks:
-                    look(lane, unit, x, ctx)
+                for observe in step.unit_observers:
+                    observe(lane, unit, x, ctx)
         except BaseException as error:
             step.fail(error, f"look at {unit}")
 
@@ -677,7 +677,7 @@ class Reducer(Engine):
             step.meter(self.comm, step.trace, plan.label),
             plan.collectives(ctx, checked=self.comm.verifies),
         )
-        self.issue(self._start, step, InFlight(plan, agreed, region, region, ctx, comm, is_unseen=True))
+        self.issue(self._start, step, InFlight(plan, agreed, region, region, ctx, comm, checks_mean=True))
 
     def issue(self, send: Callable[..., None], *arguments: Any) -> None:
         """Worker: call `send`, which needs the transport, unless that is broken."""
@@ -696,7 +696,7 @@ class Reducer(Engine):
         """
         plan, comm = exchange.plan, exchange.comm
         step.outstanding += 1
-        step.decoding += exchange.agreed.may_fail
+        step.fallible += exchange.agreed.may_fail
         try:
             with step.trace.compressing("encode", plan.label):
                 if exchange.mean is None:
@@ -730,8 +730,8 @@ class Reducer(Engine):
                     exchange.finish()
                     if exchange.land is not None:
                         exchange.land(exchange.mean)
-                    if exchange.is_unseen:
-                        step.look(exchange.mean)
+                    if exchange.checks_mean:
+                        step.check_finite(exchange.mean)
         except TransportError:
             raise
         except BaseException as error:

@@ -67,7 +67,7 @@ class CountedComm(MeteredComm):
         return pending
 
 
-Look: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
+UnitObserver: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
 """Sees a unit that has been folded, before its exchange works in it."""
 
 Compare: TypeAlias = Callable[[Sequence[tuple[float, ...]]], GradwireError | None]
@@ -104,8 +104,8 @@ class InFlight:
     """`None` until the start makes room for it, where it is not written into a bucket at once."""
     ctx: ExchangeContext
     comm: MeteredComm
-    is_unseen: bool
-    """Whether the mean has to be looked at: no fold has seen the gradient, or finite ones overflow."""
+    checks_mean: bool
+    """Whether the mean is checked for NaN and Inf: no fold has seen the gradient, or finite ones overflow."""
     land: Callable[[Tensor], None] | None = None
     """Carries the mean to the buckets, where it is not written there at once."""
     finish: Finish | None = None
@@ -139,8 +139,8 @@ class Step:
     trace: Trace = field(default_factory=Trace)
     meter: type[MeteredComm] = MeteredComm
     """Wraps the comm of one exchange, so that the trace has what passes."""
-    looks: list[Look] = field(default_factory=list)
-    """An observer's function here sees every unit."""
+    unit_observers: list[UnitObserver] = field(default_factory=list)
+    """Called with every unit of this step."""
     told: tuple[float, ...] = ()
     """Numbers of observers, in front of the facts in this rank's row."""
     arrivals: list[Arrival] = field(default_factory=list)
@@ -173,7 +173,7 @@ class Step:
     """Ends of exchanges whose last collective does not announce its own."""
     outstanding: int = 0
     """Exchanges that have begun and are not decoded."""
-    decoding: int = 0
+    fallible: int = 0
     """Of the outstanding ones, those that may still fail on this rank alone."""
     votes_last: bool = False
     """Whether the vote waits until all means are decoded, even if no rank can fail alone any more."""
@@ -329,7 +329,7 @@ class Step:
             place.copy_(mean[done : done + place.numel()])
             if torch.finfo(place.dtype).max < torch.finfo(mean.dtype).max:
                 # What has gathered over several steps may be too large for a single gradient's type.
-                self.look(place)
+                self.check_finite(place)
             done += place.numel()
 
     def fail(self, error: BaseException, where: str) -> None:
@@ -338,7 +338,7 @@ class Step:
             error.add_note(f"gradwire: step {self.number}, rank {self.rank}, {where}")
             self.error = error
 
-    def see(self, finite: bool | Tensor) -> None:
+    def note_finite(self, finite: bool | Tensor) -> None:
         """Note whether some values are finite: a bool, or a tensor of no dimension, which is not read yet."""
         if finite is not True:
             self._doubts.append(finite)
@@ -352,7 +352,7 @@ class Step:
         """
         lane, slots = share.lane, share.slots
         if self.is_late and isinstance(seen.idle, Tensor):
-            self.see(seen.finite)
+            self.note_finite(seen.finite)
             zero_idle(lane.x, share.pieces, seen.idle)
             flags = fetch(seen.idle)
             self.idle.append(
@@ -360,7 +360,7 @@ class Step:
             )
             return
         numbers, finite = seen.read()
-        self.see(finite)
+        self.note_finite(finite)
         found = [slots[number] for number in numbers]
         for slot in found:
             lane.x[slot.start : slot.stop].zero_()
@@ -373,16 +373,16 @@ class Step:
             flags = fetch(marks)
             self.idle.append((lane, lambda: [lane.slots[n] for n in lane.marks.idle(flags())]))
 
-    def hear(self, sound: Tensor, complaint: str) -> None:
+    def note_valid(self, sound: Tensor, complaint: str) -> None:
         """`ExchangeContext.see` of exchanges: raises at once, or notes for the verdict what a device saw."""
         if sound.is_cpu:
             refuse(sound, complaint)
         else:
-            self.see(sound)
+            self.note_finite(sound)
 
-    def look(self, values: Tensor) -> None:
+    def check_finite(self, values: Tensor) -> None:
         """Note whether `values` are finite."""
-        self.see(values.isfinite().all() if self.is_late else is_finite(values))
+        self.note_finite(values.isfinite().all() if self.is_late else is_finite(values))
 
     def is_finite(self) -> bool:
         """Whether all that was seen is; waits for a device that still has to find out."""
@@ -416,7 +416,7 @@ class Step:
         If ranks agree on sizes on the way, the bytes that were sent count for both.
         """
         self.outstanding -= 1
-        self.decoding -= agreed.may_fail
+        self.fallible -= agreed.may_fail
         planned = agreed.wire_bytes
         metered = comm.wire_bytes if self.is_timed or planned is None else planned
         self.metered_bytes += metered

@@ -81,7 +81,7 @@ class GradientWatch:
     def before(self, step: Step, _env: EngineEnvironment) -> None:
         """Keep the units of this step instead of those of the last one."""
         self.seen.clear()
-        step.looks.append(self.take)
+        step.unit_observers.append(self.take)
 
     def take(self, lane: Lane, _unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         """Take in a unit."""

@@ -18,7 +18,7 @@ class Looking:
 
     def before(self, step: Step, _env: EngineEnvironment) -> None:
         self.heard.append(f"step {step.number}")
-        step.looks.append(self._look)
+        step.unit_observers.append(self._look)
 
     def _look(self, _lane: object, unit: object, *_: object) -> None:
         self.heard.append(str(unit))

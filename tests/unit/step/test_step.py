@@ -95,8 +95,8 @@ def test_the_first_failure_is_kept_with_its_context() -> None:
 def test_what_is_finite_is_read_from_tensors_when_it_is_asked_for() -> None:
     step, _ = _step()
     flag = torch.tensor(True)
-    step.see(True)
-    step.see(flag)
+    step.note_finite(True)
+    step.note_finite(flag)
     assert step.is_finite()
     flag.fill_(False)  # as a device would, later
     assert not step.is_finite()

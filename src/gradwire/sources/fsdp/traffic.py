@@ -211,7 +211,7 @@ class Traffic:
 
     def up_to_date(self) -> None:
         """Count what optimizers have made so far, and nothing of what they have not."""
-        self.steps.look()
+        self.steps.note_cleared()
         self.settle()
 
     @property
