@@ -219,7 +219,7 @@ class Lane:
         """The type of its parameters if values may travel in it and it is shorter than the planes'."""
         return self.slots[0].spec.narrow_for(self.memory)
 
-    def scale(self, loss_scale: float) -> float:
+    def scale_of(self, loss_scale: float) -> float:
         """How many times too large the gradients are that its exchange gets."""
         return loss_scale if self.memory.as_arrived else 1.0
 

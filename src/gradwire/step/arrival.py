@@ -81,7 +81,7 @@ class InTurn:
 
 
 @dataclass(eq=False)
-class DirectRun:
+class DirectShare:
     """Neighbours in a bucket that bypass the arena with the same exchange."""
 
     exchange: Exchange
@@ -137,7 +137,7 @@ class BucketPlan:
     """The destination of everything in a bucket. `units` come with how many of their parameters are in it."""
 
     entries: tuple[BucketEntry, ...]
-    runs: tuple[DirectRun, ...]
+    direct: tuple[DirectShare, ...]
     shares: tuple[LaneShare, ...]
     units: tuple[tuple[Unit, int], ...]
 
@@ -150,7 +150,7 @@ class BucketPlan:
 def bucket_plan(
     entries: tuple[BucketEntry, ...], slots: Mapping[str, tuple[Lane, Slot]], direct: Mapping[str, Exchange]
 ) -> BucketPlan:
-    """Sort the entries of one bucket: by lane, in the order of the bucket, or into runs."""
+    """Sort the entries of one bucket: by lane in the order of the bucket, or by exchange without a lane."""
     lanes: defaultdict[Lane, list[tuple[BucketEntry, Slot]]] = defaultdict(list)
     # By lane and number: a unit's own hash goes through all of its pieces.
     units: Counter[tuple[Lane, int]] = Counter()
@@ -162,7 +162,7 @@ def bucket_plan(
     shares = (_share(lane, members) for lane, members in lanes.items())
     counted = [(lane.units[index], count) for (lane, index), count in units.items()]
     counted.sort(key=lambda item: (item[0].lane, item[0].index))
-    return BucketPlan(entries, tuple(_runs(entries, direct)), tuple(shares), tuple(counted))
+    return BucketPlan(entries, tuple(_direct(entries, direct)), tuple(shares), tuple(counted))
 
 
 def _share(lane: Lane, members: Sequence[tuple[BucketEntry, Slot]]) -> LaneShare:
@@ -170,10 +170,10 @@ def _share(lane: Lane, members: Sequence[tuple[BucketEntry, Slot]]) -> LaneShare
     return LaneShare(lane, tuple(slot for _entry, slot in members), pieces)
 
 
-def _runs(entries: Sequence[BucketEntry], direct: Mapping[str, Exchange]) -> list[DirectRun]:
+def _direct(entries: Sequence[BucketEntry], direct: Mapping[str, Exchange]) -> list[DirectShare]:
     together = groupby(entries, key=lambda entry: id(direct.get(entry.name)))
     groups = [tuple(group) for _exchange, group in together]
-    return [DirectRun(direct[group[0].name], group) for group in groups if group[0].name in direct]
+    return [DirectShare(direct[group[0].name], group) for group in groups if group[0].name in direct]
 
 
 Route: TypeAlias = tuple[tuple[int, int, int], ...]

@@ -45,7 +45,7 @@ from gradwire.memory import UNSENT, Gradients
 from gradwire.placement import HostDevice, Placement
 from gradwire.recipes import Recipe
 from gradwire.step.arena import Lane, ParameterSpec, Unit
-from gradwire.step.arrival import Arrival, DirectRun, LaneShare
+from gradwire.step.arrival import Arrival, DirectShare, LaneShare
 from gradwire.step.context import ExchangeContext, Fates
 from gradwire.step.engine import Engine, Snapshot
 from gradwire.step.environment import EngineEnvironment
@@ -513,7 +513,7 @@ class Reducer(Engine):
     def _ask_loss_scale(self, step: Step) -> None:
         """Worker: ask for the loss scale that the gradients of a step carry."""
         assert self.env.loss_scale is not None, "or it would not be asked"
-        step.scale = self.env.loss_scale()
+        step.loss_scale = self.env.loss_scale()
 
     def _time_exactly(self, step: Step) -> None:
         """Worker: let the clock of collectives wait for a device, in a serial step."""
@@ -577,8 +577,8 @@ class Reducer(Engine):
             bucket = step.turns.popleft()
             step.taken[bucket.index] = bucket
             plan = self.layout.bucket_plan(bucket)
-            for run in plan.runs:  # nothing is remembered of them: x is the gradient
-                self._compress_run(step, bucket, run)
+            for share in plan.direct:  # nothing is remembered of them: x is the gradient
+                self._compress_direct(step, bucket, share)
             for share in plan.shares:
                 self._compensate(step, bucket, share)  # 1. x = c · unsent + gradient
             for unit in step.completed(plan.units):
@@ -605,7 +605,7 @@ class Reducer(Engine):
     def _compensate(self, step: Step, bucket: Arrival, share: LaneShare) -> None:
         """Worker, 1: add a bucket's gradients to what earlier steps have left unsent."""
         lane, seen = share.lane, None
-        grads = Gradients(bucket.buffer, share.pieces, lane.scale(step.scale) / step.scale)
+        grads = Gradients(bucket.buffer, share.pieces, lane.scale_of(step.loss_scale) / step.loss_scale)
         try:
             with step.trace.compressing("encode", share.label):
                 if lane.number in step.coded:
@@ -624,8 +624,8 @@ class Reducer(Engine):
         lane = self.layout.lanes[unit.lane]
         plan = lane.plans[unit.index]
         x, route = lane.x[unit.start : unit.stop], self.layout.route(unit, step.taken)
-        scale, coded = lane.scale(step.scale), step.coded.get(unit.lane)
-        factor = step.scale / scale
+        scale, coded = lane.scale_of(step.loss_scale), step.coded.get(unit.lane)
+        factor = step.loss_scale / scale
         where = (unit.index, self.comm.rank, self.comm.world, self.env.seed, unit.lane, unit.parts)
         ctx = ExchangeContext(
             step.number,
@@ -659,17 +659,17 @@ class Reducer(Engine):
         except BaseException as error:
             step.fail(error, f"look at {unit}")
 
-    def _compress_run(self, step: Step, bucket: Arrival, run: DirectRun) -> None:
+    def _compress_direct(self, step: Step, bucket: Arrival, share: DirectShare) -> None:
         """Worker, 2 and 3: start the exchange of neighbours in a bucket, in place; small ones wait.
 
         It belongs to no lane: its context says -1.
         """
-        region = bucket.buffer[run.region]
+        region = bucket.buffer[share.region]
         wide = region.dtype == torch.float64 or region.nbytes >= self.layout.tuning.small_bytes
         if not wide and not self.layout.is_plain:
-            step.tail_regions.update(zip(run.names, region.split_with_sizes(run.sizes), strict=True))
+            step.tail_regions.update(zip(share.names, region.split_with_sizes(share.sizes), strict=True))
             return
-        plan = run.plan(bucket.buffer.dtype)
+        plan = share.plan(bucket.buffer.dtype)
         where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
         ctx = ExchangeContext(step.number, *where, granularity=self._granularity).keeping(plan.constants)
         step.direct.append(region.numel())

@@ -130,7 +130,7 @@ class Step:
 
     number: int
     plan: str
-    scale: float = 1.0
+    loss_scale: float = 1.0
     """The loss scale that its gradients carry."""
     started_s: float = 0.0
     """When its backward pass began."""
