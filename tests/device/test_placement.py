@@ -350,7 +350,7 @@ def test_a_trial_of_auto_runs_where_its_numbers_are_read(
     monkeypatch.setattr("gradwire.control.auto.codec_cost", cost)
     monkeypatch.setattr("gradwire.control.warmup.surveyed", lambda facts, *_: _dense_is_slow(facts))
     monkeypatch.setattr("gradwire.recipes.auto.CANDIDATES", {tried: 0.01})
-    monkeypatch.setattr(Step, "lasted_s", lambda step: 0.1 if tried in step.plan else 1.0)
+    monkeypatch.setattr(Step, "lasted_s", lambda step: 0.1 if tried in step.recipe else 1.0)
 
     def rank(comm: ThreadComm) -> tuple[set[tuple[bool, str]], list[bool]]:
         device, seen = Near(), set[tuple[bool, str]]()
@@ -361,7 +361,7 @@ def test_a_trial_of_auto_runs_where_its_numbers_are_read(
             )  # fmt: skip
             for step in range(40):
                 where = rig.engine.placement.name
-                plan = rig.step(gradients(comm.rank, step)).step.plan
+                plan = rig.step(gradients(comm.rank, step)).step.recipe
                 seen.add((tried in plan, where))
                 if tried in plan:
                     break

@@ -142,7 +142,7 @@ def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(
             rig.step(gradients(comm.rank, step))
             clean.step(gradients(comm.rank, step))
         for parameter, element in spots.items():
-            before, plan, number = rig.planes, rig.engine.plan_number, rig.engine.step
+            before, plan, number = rig.planes, rig.engine.fingerprint, rig.engine.step
             grads = gradients(comm.rank, 2)
             if comm.rank == world - 1:
                 grads[parameter][element] = bad
@@ -152,7 +152,7 @@ def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(
             assert not any(
                 outcome.mean[each].isfinite().any() for each in NAMES if outcome.mean[each].numel()
             )
-            assert (rig.engine.plan_number, rig.engine.step) == (plan, number)
+            assert (rig.engine.fingerprint, rig.engine.step) == (plan, number)
             assert all(torch.equal(now, before[each]) for each, now in rig.planes.items())
         again, expected = rig.step(gradients(comm.rank, 2)), clean.step(gradients(comm.rank, 2))
         assert torch.equal(again.flat(), expected.flat())

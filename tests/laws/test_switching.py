@@ -70,7 +70,7 @@ def test_what_has_no_memory_is_preceded_by_a_step_that_sends_all_that_is_unsent(
         total = torch.zeros(0)
         for step in range(5):
             outcome = rig.step(gradients(comm.rank, step))
-            plans.append(outcome.step.plan.partition("(")[0])
+            plans.append(outcome.step.recipe.partition("(")[0])
             total = outcome.flat() if step == 0 else total + outcome.flat()
             if step == 1:
                 switch(rig.engine, "dense", _unchecked)

@@ -14,7 +14,7 @@ from gradwire.step import verdict as verdict_of
 from gradwire.step.verdict import RankReport, VerdictReduce
 from tests.support.looped import looped
 
-FINE = RankReport(finite=True, failed=False, plan=7, facts=(0.1, 0.0, 0.0, 0.0), computing_s=0.25)
+FINE = RankReport(finite=True, failed=False, fingerprint=7, facts=(0.1, 0.0, 0.0, 0.0), computing_s=0.25)
 ROWS = (
     FINE,
     replace(FINE, finite=False),

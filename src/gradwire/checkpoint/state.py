@@ -121,7 +121,7 @@ def _copied(engine: Reducer) -> dict[str, Any]:
         "rank": engine.env.control.rank,
         "world": engine.env.control.world,
         "layout": layout_hash(engine.specs),
-        "plan": engine.plan,
+        "plan": engine.running,
         "why": layout.main.why,
         "step": engine.step,
         "memory": planes.pop(UNSENT),
@@ -359,9 +359,9 @@ def _digest(kept: Mapping[str, Mapping[str, Tensor]]) -> str:
 
 def _warn_of_another_recipe(engine: Reducer) -> None:
     asked = engine.recipe.build()
-    if asked.next is None and engine.plan not in (None, asked.text):
+    if asked.next is None and engine.running not in (None, asked.text):
         warnings.warn(
-            f"the loaded state goes on with {short(str(engine.plan))}, not with the recipe "
+            f"the loaded state goes on with {short(str(engine.running))}, not with the recipe "
             f"{short(asked.text)} given to attach",
             GradwireWarning,
             stacklevel=2,

@@ -241,7 +241,7 @@ class Shard:
     def _at(self, ctx: ExchangeContext, stage: int, unsent: Tensor | None) -> ExchangeContext:
         unit = 2 * (ctx.unit * _MOST_SEGMENTS * ctx.world + self.number) + stage
         here = replace(ctx, unit=unit, parts=self.parts, unsent=unsent)
-        return here.keeping(self.constants[stage])
+        return here.with_constants(self.constants[stage])
 
 
 @dataclass(frozen=True)

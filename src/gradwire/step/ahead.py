@@ -148,7 +148,7 @@ def coded_lane(lane: Lane, world: int, granularity: Granularity) -> CodedLane | 
     units = []
     for unit, plan in zip(lane.units, lane.plans, strict=True):
         ctx = ExchangeContext(0, unit.index, 0, world, parts=unit.parts, granularity=granularity)
-        coders = ahead(unit.numel, lane.dtype, ctx.keeping(plan.constants))
+        coders = ahead(unit.numel, lane.dtype, ctx.with_constants(plan.constants))
         if coders is None:
             return None
         units.append(coders)

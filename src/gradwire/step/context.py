@@ -245,7 +245,7 @@ class ExchangeContext:
     coded: Coded | None = field(default=None, compare=False, repr=False)
     constants: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def keeping(self, constants: dict[Hashable, Any]) -> ExchangeContext:
+    def with_constants(self, constants: dict[Hashable, Any]) -> ExchangeContext:
         """Let `once` keep its values in `constants`, which belong to the unit; changes the context in place.
 
         A context that is derived from it (`dataclasses.replace`) keeps its values by itself.

@@ -27,7 +27,7 @@ from gradwire.step.context import Fates
 from gradwire.step.environment import Controller, EngineEnvironment, Heard, Rows
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
 from gradwire.step.shards import Shard
-from gradwire.step.verdict import plan_number
+from gradwire.step.verdict import fingerprint
 
 META = torch.device("meta")
 
@@ -41,7 +41,7 @@ class Snapshot:
 
     layout: Layout
     step: int
-    plan: str | None
+    running: str | None
     controller: Controller
     env: EngineEnvironment
     placement: Placement
@@ -52,7 +52,7 @@ class Engine:
     """The installed recipe of one attached model; `env` is all that it needs from outside.
 
     A `Controller` changes what runs, in the same step on all ranks, because it sees only numbers from
-    verdicts. `plan` is the text of what runs, `None` while dense steps are measured.
+    verdicts. `running` is the text of the recipe that runs, `None` while dense steps are measured.
     """
 
     def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: EngineEnvironment) -> None:
@@ -83,9 +83,9 @@ class Engine:
         controller = env.controller_for(
             layout, env, placement, self.watch, self._hear, self.layout_of, self.health
         )
-        plan = layout.main.text if decision is None else None
+        running = layout.main.text if decision is None else None
         step, facts = (self.step, self.facts) if step is None else (step, None)
-        return Snapshot(layout, step, plan, controller, env, placement, facts)
+        return Snapshot(layout, step, running, controller, env, placement, facts)
 
     def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
         """The layout of parameters under another composition, by default where that would run."""
@@ -161,17 +161,22 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """The present state, for `restore`. A layout that is installed in between has planes of its own."""
         return Snapshot(
-            self.layout, self.step, self.plan, self._controller, self.env, self.placement, self.facts
+            self.layout, self.step, self.running, self._controller, self.env, self.placement, self.facts
         )
 
     def restore(self, saved: Snapshot) -> None:
         """Run what was `prepared`, or go on as if nothing had run since `snapshot`."""
         self._following = None
-        self.layout, self.step, self.plan, self.facts = saved.layout, saved.step, saved.plan, saved.facts
+        self.layout, self.step, self.running, self.facts = (
+            saved.layout,
+            saved.step,
+            saved.running,
+            saved.facts,
+        )
         self._controller, self.env, self.placement = saved.controller, saved.env, saved.placement
         self.comm, self._control, self._is_sharded = self.placement.comm, self.env.control, self.env.sharded
         self._granularity = self.placement.granularity
-        self._plan = plan_number(self.layout.main.text, self.layout.cuts, self.measuring)
+        self._recipe_number = fingerprint(self.layout.main.text, self.layout.cuts, self.measuring)
         self._timed_until = self.step + _FIRST
         watch = self.layout.main.watch
         # Anew for each layout: under another one, messages had other sizes.
@@ -240,9 +245,9 @@ class Engine:
         return by_times or step < self._timed_until or step % every == every - 1
 
     @property
-    def plan_number(self) -> int:
+    def fingerprint(self) -> int:
         """Fingerprint of all that must agree between ranks before a step counts."""
-        return plan_number(self.step, self._plan)
+        return fingerprint(self.step, self._recipe_number)
 
     def _hear(self, step: int, rows: Rows) -> Heard:
         """Take what all ranks said of the link; what it is taken to be, and its change."""

@@ -26,11 +26,11 @@ _STEPS = 24
 class EventLog:
     """Speaks on rank 0 only, at level INFO; other ranks decide the same in the same step.
 
-    `plan` is what was told last to run.
+    `running` is what was told last to run.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self.plan, self.complaints = engine, engine.plan, 0
+        self._engine, self.running, self.complaints = engine, engine.running, 0
         self._speaks = engine.env.control.rank == 0
         self._has_warned = False
 
@@ -44,11 +44,13 @@ class EventLog:
 
     def changed(self) -> None:
         """Something else runs from the next step on: an adaptive recipe has decided, or went back."""
-        engine, self.plan = self._engine, self._engine.plan
+        engine, self.running = self._engine, self._engine.running
         if self._speaks:
             main = engine.layout.main
             why = what_runs(engine)[1] if engine.layout.alone else main.why
-            _LOG.info("from step %d on: %s; %s", engine.step, short(engine.plan or str(engine.recipe)), why)
+            _LOG.info(
+                "from step %d on: %s; %s", engine.step, short(engine.running or str(engine.recipe)), why
+            )
             if main.warning:  # in the log only: a user may have made Python's warnings errors
                 _LOG.warning("%s", main.warning)
         self._placed()
@@ -97,7 +99,7 @@ class EventLog:
 def what_runs(engine: Engine) -> tuple[str, str]:
     """The recipe that runs, and why."""
     if engine.layout.alone:
-        return engine.plan or str(engine.recipe), "one rank: nothing to send, so gradients are dense"
+        return engine.running or str(engine.recipe), "one rank: nothing to send, so gradients are dense"
     if engine.measuring:
         return f"{short(str(engine.recipe))} (measuring, dense so far)", "dense steps are being measured"
     return engine.layout.main.text, engine.layout.main.why
@@ -123,7 +125,7 @@ def account(engine: Engine) -> str:
     Never raises: this rank would stop, and its peers would wait.
     """
     dense_bytes = sum(spec.numel * spec.dtype.itemsize for spec in engine.specs)
-    size, recipe = bytes_text(dense_bytes), short(engine.plan or str(engine.recipe))
+    size, recipe = bytes_text(dense_bytes), short(engine.running or str(engine.recipe))
     if engine.layout.alone:
         return f"{recipe}, one rank: nothing to send of {size}"
     if engine.measuring:

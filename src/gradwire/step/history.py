@@ -33,9 +33,9 @@ class Cost:
 
 
 class History:
-    """The last 50 steps under the plan in force, and the spans of the last one that was timed.
+    """The last 50 steps under the recipe that runs, and the spans of the last one that was timed.
 
-    Three sums are over all steps, under whatever plan. `skipped` is how many did not count, `compile_s` the
+    Three sums are over all steps, under whatever recipe. `skipped` is how many did not count, `compile_s` the
     seconds of compiling kernels, and `predicted_bytes` what a rank should have sent.
     """
 
@@ -45,16 +45,16 @@ class History:
         self.skipped = 0
         self.compile_s = 0.0
         self.predicted_bytes = 0.0
-        self._plan = ""
+        self._recipe = ""
         self._costs: deque[Cost] = deque(maxlen=WINDOW)
         self._is_timed = True
         self._compress_s = 0.0
         """Of the last step that was timed."""
 
     def add(self, step: Step) -> None:
-        """Note a step; forgets older ones that ran under another plan."""
-        if step.plan != self._plan:
-            self._plan = step.plan
+        """Note a step; forgets older ones that ran under another recipe."""
+        if step.recipe != self._recipe:
+            self._recipe = step.recipe
             self._costs.clear()
         self.compile_s += compiled_s() - step.compiled_before_s
         self.predicted_bytes += step.predicted_bytes

@@ -203,7 +203,7 @@ class Backward:
             self.calls.begin(unheard, self.engine.step)
         if not self.engine.is_resolved:
             self.call(self.engine.catch_up)
-            if self.engine.plan != self.event_log.plan:
+            if self.engine.running != self.event_log.running:
                 self.event_log.changed()
         self.steps.exchange_begins(fates, compresses=not self.engine.layout.is_plain)
 
@@ -326,7 +326,7 @@ class Backward:
             self.event_log.skipped(step.number, self.history.skipped)
         if len(self.engine.health.complaints) != self.event_log.complaints:
             self.event_log.unhealthy()
-        if self.engine.plan != self.event_log.plan:
+        if self.engine.running != self.event_log.running:
             self.event_log.changed()
 
     # -- a pass that breaks off
@@ -638,7 +638,7 @@ class Reducer(Engine):
             see=step.note_valid,
             granularity=self._granularity,
             coded=None if coded is None else coded.unit(unit, step.places(route), factor),
-        ).keeping(plan.constants)
+        ).with_constants(plan.constants)
         if step.unit_observers:
             self._show(step, lane, unit, x, ctx)
         agreed = plan.collectives(ctx, checked=self.comm.verifies)
@@ -671,7 +671,9 @@ class Reducer(Engine):
             return
         plan = share.plan(bucket.buffer.dtype)
         where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
-        ctx = ExchangeContext(step.number, *where, granularity=self._granularity).keeping(plan.constants)
+        ctx = ExchangeContext(step.number, *where, granularity=self._granularity).with_constants(
+            plan.constants
+        )
         step.direct.append(region.numel())
         comm, agreed = (
             step.meter(self.comm, step.trace, plan.label),
@@ -761,7 +763,7 @@ class Reducer(Engine):
         if self._tells_means:
             sound = step.small_are_finite() and sound
         finite = step.finite() if step.is_late else None
-        row = RankReport(sound, step.error is not None, self.plan_number, facts, stale, step.computing_s)
+        row = RankReport(sound, step.error is not None, self.fingerprint, facts, stale, step.computing_s)
         comm = step.meter(self.comm, step.trace, "tail")
         regions = step.take_small(self.specs, step.tail_regions.keys())
         control = self._control

@@ -129,7 +129,8 @@ class Step:
     """The current step. Only the engine's thread writes to it; other threads see it once it has ended."""
 
     number: int
-    plan: str
+    recipe: str
+    """The text of the composition that runs in it."""
     loss_scale: float = 1.0
     """The loss scale that its gradients carry."""
     started_s: float = 0.0
@@ -218,7 +219,7 @@ class Step:
     def begun(
         cls,
         number: int,
-        plan: str,
+        recipe: str,
         watch: BackwardWatch,
         at_s: float,
         *,
@@ -228,11 +229,11 @@ class Step:
         is_timed: bool = True,
     ) -> Step:
         """A step whose first gradients are there since `at_s`."""
-        step = cls(number, plan, rank=rank, is_late=is_late, is_serial=is_serial, is_timed=is_timed)
+        step = cls(number, recipe, rank=rank, is_late=is_late, is_serial=is_serial, is_timed=is_timed)
         if profiler._is_profiler_enabled:
             from gradwire.measure.ranges import RangedTrace  # loaded by those who profile
 
-            step.trace = RangedTrace(recipe=plan.partition("(")[0])
+            step.trace = RangedTrace(recipe=recipe.partition("(")[0])
         elif not is_timed:
             step.trace, step.meter = Untimed(), CountedComm
         step.started_s = min(watch.take_begun_s(), at_s)
@@ -473,7 +474,7 @@ class Step:
         if error is not None:
             self.poison()
             if not hasattr(error, "__notes__"):
-                error.add_note(f"gradwire: step {self.number}, rank {self.rank}, {self.plan}")
+                error.add_note(f"gradwire: step {self.number}, rank {self.rank}, {self.recipe}")
 
     def poison(self) -> None:
         """Make the mean non-finite on this rank as on all others, so that every GradScaler skips."""

@@ -29,7 +29,7 @@ def rides(left_bytes: int, world: int, tuning: Tuning) -> bool:
     return left_bytes <= tuning.riding_bytes or shortest_sum(world) == "library"
 
 
-def plan_number(*parts: object) -> int:
+def fingerprint(*parts: object) -> int:
     """24 bits over everything that must be equal on all ranks: exact in a float32."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=3).digest()
     return int.from_bytes(digest, "little")
@@ -41,7 +41,7 @@ class RankReport:
 
     finite: bool
     failed: bool
-    plan: int
+    fingerprint: int
     facts: tuple[float, ...] = ()
     stale: bool = False
     """The model's buffers have changed since they were sent."""
@@ -57,7 +57,7 @@ class RankReport:
         values = [
             float(not self.finite),
             float(self.failed),
-            float(self.plan),
+            float(self.fingerprint),
             float(self.stale),
             self.computing_s,
             *self.facts,
@@ -95,11 +95,11 @@ class Verdict:
 
     def error(self) -> GradwireError | None:
         """Why no rank may go on, or `None`."""
-        plans = [row.plan for row in self.rows]
-        if len(set(plans)) > 1:
+        fingerprints = [row.fingerprint for row in self.rows]
+        if len(set(fingerprints)) > 1:
             return RanksDisagree(
-                f"plan or step differ between ranks (fingerprints by rank: {plans}). Was a state loaded on "
-                "some ranks only, or from different steps?"
+                f"plan or step differ between ranks (fingerprints by rank: {fingerprints}). Was a state "
+                "loaded on some ranks only, or from different steps?"
             )
         failed = [rank for rank, row in enumerate(self.rows) if row.failed]
         if failed:

@@ -124,7 +124,7 @@ def test_a_composition_of_the_users_own_is_switched_to() -> None:
         rig = Rig(comm, "int8")
         rig.step(gradients(comm.rank, 0))
         switch(rig.engine, own, _unchecked)
-        return rig.step(gradients(comm.rank, 1)).step.plan
+        return rig.step(gradients(comm.rank, 1)).step.recipe
 
     assert run_ranks(2, rank) == ["mine", "mine"]
 
@@ -137,7 +137,7 @@ def test_the_last_of_several_switches_counts() -> None:
         rig.step(gradients(comm.rank, 0))
         for text in ("dense", "fp16", "bf16"):
             switch(rig.engine, text, _unchecked)
-        return [rig.step(gradients(comm.rank, step)).step.plan for step in range(1, 4)]
+        return [rig.step(gradients(comm.rank, step)).step.recipe for step in range(1, 4)]
 
     last = recipe("bf16").build().text
     assert run_ranks(2, rank) == [["local_every(interval=1)", last, last]] * 2

@@ -150,10 +150,10 @@ def _refused(load: Callable[[Comm], object], world: int) -> list[Exception]:
 
     def rank(comm: Comm) -> Exception:
         rig = _rig(comm, 1)
-        engine, before, plan = rig.engine, rig.planes, rig.engine.plan
+        engine, before, plan = rig.engine, rig.planes, rig.engine.running
         with pytest.raises((ValueError, RanksDisagree)) as caught:
             state.load(engine, load(comm))
-        assert (engine.step, engine.plan, engine.measuring) == (1, plan, False)
+        assert (engine.step, engine.running, engine.measuring) == (1, plan, False)
         assert rig.planes.keys() == before.keys()
         assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
         return caught.value

@@ -523,7 +523,7 @@ def test_a_state_of_before_a_decision_is_taken_up_by_a_fixed_recipe(text: str, w
         state.load(rig.engine, states)
         errors = [rig.step(gradients(comm.rank, step)).error for step in range(1, 13)]
         assert not any(errors)
-        return rig.engine.plan.split("(")[0], rig.engine.step
+        return rig.engine.running.split("(")[0], rig.engine.step
 
     assert run_ranks(2, rank) == [(text.split("(")[0], 13)] * 2
 

@@ -60,7 +60,7 @@ def _ratios(every: Callable[[int], None], steps: int) -> list[list[tuple[int, fl
             every(step)
             outcome = rig.step(gradients(comm.rank, step))
             assert outcome.error is None
-            ratio = recipe(outcome.step.plan).options["ratio"]
+            ratio = recipe(outcome.step.recipe).options["ratio"]
             if not ratios or ratios[-1][1] != ratio:
                 ratios.append((step, ratio))
         return ratios
@@ -90,7 +90,7 @@ def training(link: dict[str, Link], monkeypatch: pytest.MonkeyPatch) -> dict[str
 
     def lasted_s(step: Step) -> float:
         backward_s = takes["backward"]
-        return max(backward_s, takes["sending"]) if step.plan == "dense" else 1.1 * backward_s
+        return max(backward_s, takes["sending"]) if step.recipe == "dense" else 1.1 * backward_s
 
     def surveyed(facts: Facts, *_: object) -> Facts:
         numel = tuple(spec.numel for spec in specs())
@@ -118,7 +118,7 @@ def _plans(
             if step == resumes_at:
                 rig, before = Rig(comm, "auto", tuning=tuning), rig
                 state.load(rig.engine, state.save(before.engine))
-            plans.append(rig.engine.plan)
+            plans.append(rig.engine.running)
             assert rig.step(gradients(comm.rank, step)).error is None
         return plans
 

@@ -49,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Ran]]:
                 ran.is_serial.append(rig.engine.is_serial)
                 outcome = rig.step(gradients(comm.rank, step))
                 assert outcome.error is None
-                ran.plans.append(outcome.step.plan)
+                ran.plans.append(outcome.step.recipe)
                 ran.means.append(outcome.flat().tolist())
             return ran._replace(why=rig.engine.layout.main.why, facts=rig.engine.facts)
 

@@ -154,7 +154,7 @@ def test_another_composition_takes_over_everything_unsent() -> None:
         for step in range(STEPS):
             grads = gradients(comm.rank, step)
             outcome = rig.step(grads)
-            plans.append(outcome.step.plan.split("(")[0])
+            plans.append(outcome.step.recipe.split("(")[0])
             for name in outcome.memory:
                 here = grads[name].double() / 1.0 - outcome.mean[name].double()
                 given[name] = given.get(name, torch.zeros_like(here)) + here

@@ -163,7 +163,7 @@ def test_a_codec_whose_payloads_change_from_step_to_step_sends_what_was_announce
         constants: dict[Hashable, Any] = {}
         for number in range(5):
             metered = MeteredComm(comm)
-            ctx = ExchangeContext(number, 0, comm.rank, comm.world).keeping(constants)
+            ctx = ExchangeContext(number, 0, comm.rank, comm.world).with_constants(constants)
             x, mean = torch.full((10,), comm.rank + number + 0.0), torch.empty(10)
             run(exchange, x, mean, metered, ctx)
             assert tuple(metered.rounds) == exchange.rounds(10, torch.float32, ctx)

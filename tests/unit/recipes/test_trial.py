@@ -229,7 +229,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     takes = {"dense": 0.2, "local_every": 0.2}
 
     def lasted_s(step: Step) -> float:
-        return takes[_name(step.plan)] * (1.1 if step.small[-1].comm.rank == 1 else 1.0)
+        return takes[_name(step.recipe)] * (1.1 if step.small[-1].comm.rank == 1 else 1.0)
 
     def surveyed(facts: Facts, *_: object) -> Facts:
         numel = tuple(spec.numel for spec in specs())
@@ -270,7 +270,7 @@ def _run(world: int, steps: int = STEPS, idle: int = 0) -> list[Ran]:
                 grads["first.weight"].zero_()
             outcome = rig.step(grads)
             assert outcome.error is None
-            plans.append(_name(outcome.step.plan))
+            plans.append(_name(outcome.step.recipe))
             for name in missing:
                 missing[name] += grads[name].double() - outcome.mean[name].double()
         facts = rig.engine.facts
@@ -477,7 +477,7 @@ def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> Non
         for step in range(3):
             rig.step(gradients(comm.rank, step, dtype))
         rig.engine.follow(dense())
-        plans = [rig.step(gradients(comm.rank, step, dtype)).step.plan for step in range(3, 6)]
+        plans = [rig.step(gradients(comm.rank, step, dtype)).step.recipe for step in range(3, 6)]
         assert not rig.memory
         return plans
 

@@ -206,7 +206,7 @@ def _engine(**other: Any) -> Any:
         "begin_step": print,
         "bucket_ready": print,
         "all_ready": print,
-        "plan": "dense",
+        "running": "dense",
         "layout": SimpleNamespace(is_plain=True),
         "watch": SimpleNamespace(end=print),
         "broken": None,

@@ -12,10 +12,10 @@ from gradwire.control.forecast import main_lane
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.tuning import USUAL, Tuning
-from gradwire.step.verdict import HEADER, RankReport, SmallReduce, Verdict, VerdictReduce, plan_number
+from gradwire.step.verdict import HEADER, RankReport, SmallReduce, Verdict, VerdictReduce, fingerprint
 from tests.support.rig import Outcome, Rig, gradients
 
-FINE = RankReport(finite=True, failed=False, plan=7)
+FINE = RankReport(finite=True, failed=False, fingerprint=7)
 
 
 def _sent(regions: list[torch.Tensor], row: RankReport, comm: Comm) -> VerdictReduce:
@@ -108,7 +108,7 @@ def test_different_plans_are_a_disagreement_even_when_a_rank_failed() -> None:
 
 
 def test_a_plan_number_is_exact_in_float32_and_sees_every_part() -> None:
-    numbers = {plan_number(step, text) for step in range(50) for text in ("dense", "topk")}
+    numbers = {fingerprint(step, text) for step in range(50) for text in ("dense", "topk")}
     assert len(numbers) == 100
     assert all(torch.tensor(float(number), dtype=torch.float32).item() == number for number in numbers)
 
