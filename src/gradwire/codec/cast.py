@@ -66,14 +66,6 @@ def wire_type(wanted: torch.dtype | None, own: torch.dtype, ctx: ExchangeContext
     return own if short is None or short.itemsize >= own.itemsize else short
 
 
-def saturating_cast(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """`values` in `dtype`, saturated at its largest number; Inf stays Inf and NaN stays NaN."""
-    if dtype == values.dtype:
-        return values
-    limit = torch.finfo(dtype).max
-    return torch.where(values.isinf(), values, values.clamp(-limit, limit)).to(dtype)
-
-
 def cast_for_sum(values: Tensor, world: int, dtype: torch.dtype) -> Tensor:
     """`values` in the shorter type, so that the sum of as many as there are ranks cannot overflow.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import Codec
-from gradwire.codec.cast import check_wire_type, saturating_cast, wire_type
+from gradwire.codec.cast import check_wire_type, wire_type
 from gradwire.codec.indices import (
     elias_fano_planes,
     index_form,
@@ -27,7 +27,7 @@ from gradwire.codec.indices import (
     unpack_indices,
 )
 from gradwire.codec.select.base import Selector, check_fixed_size
-from gradwire.kernels.chosen import add_chosen, average_chosen, take_chosen
+from gradwire.kernels.chosen import add_chosen, average_chosen, saturating_cast, take_chosen
 from gradwire.kernels.payload import Shape
 from gradwire.kernels.places import add_at, take
 from gradwire.laws import Laws, joint_phase, phase_of

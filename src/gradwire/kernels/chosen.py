@@ -62,7 +62,7 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     >>> payload.tolist(), x
     ([1, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0], tensor([1., 0., 3.]))
     """
-    values = _narrowed(x[indices.long()], shape.dtype)
+    values = saturating_cast(x[indices.long()], shape.dtype)
     payload = torch.zeros(shape.bytes, dtype=torch.uint8, device=x.device)
     words, room = shape.parts(payload)
     words.copy_(_packed(indices, shape))
@@ -162,7 +162,12 @@ def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
     return choice(indices, sound & as_many, planes.numel)
 
 
-def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
+def saturating_cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """`values` in `dtype`, saturated at its largest number; Inf stays Inf and NaN stays NaN.
+
+    >>> saturating_cast(torch.tensor([1.0, 1e6, torch.inf]), torch.float16)
+    tensor([1.0000e+00, 6.5504e+04,        inf], dtype=torch.float16)
+    """
     if dtype == values.dtype:
         return values
     limit = torch.finfo(dtype).max

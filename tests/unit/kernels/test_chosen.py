@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.codec.cast import saturating_cast
 from gradwire.codec.sparse import SparseLayout
 from gradwire.errors import WireError
-from gradwire.kernels.chosen import add_chosen, take_chosen
+from gradwire.kernels.chosen import add_chosen, saturating_cast, take_chosen
 from gradwire.kernels.cpu.halves import narrow, widen
 from gradwire.kernels.places import add_at
 from tests.support.inputs import KINDS
