@@ -21,7 +21,7 @@ from gradwire.memory import Gradients, Memory, Planes
 from gradwire.placement import Resolve
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
-from gradwire.step.arrival import BucketEntry
+from gradwire.step.arena import Slot
 from gradwire.step.context import ExchangeContext
 from gradwire.step.layout import Layout
 from tests.support.looped import looped
@@ -289,7 +289,7 @@ def test_an_error_of_our_own_ends_the_step_instead_of_hanging(
         rig = Rig(comm, "topk(ratio=0.1)")
         honest, seen = Layout.bucket_plan, []
 
-        def broken(layout: Layout, entries: tuple[BucketEntry, ...]) -> Any:
+        def broken(layout: Layout, entries: tuple[Slot, ...]) -> Any:
             seen.append(entries)
             if len(seen) == bucket + 1:
                 raise KeyError("a mistake in the engine")

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -23,8 +22,8 @@ from gradwire.planning.cuts import even_cuts
 from gradwire.planning.tuning import USUAL
 from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeReducer
-from gradwire.step.arena import ParameterSpec
-from gradwire.step.arrival import Arrival, BucketEntry
+from gradwire.step.arena import ParameterSpec, Slot, slots_of
+from gradwire.step.arrival import Arrival
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.reducer import Reducer
 from gradwire.step.step import Step
@@ -243,11 +242,10 @@ class Rig:
 
 
 @cache
-def _entries(names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[BucketEntry, ...]:
+def _entries(names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Slot, ...]:
     """The same tuple in every step, by which the engine knows a bucket again, as of a source."""
-    starts = accumulate(sizes, initial=0)
-    return tuple(
-        BucketEntry(name, start, size) for name, start, size in zip(names, starts, sizes, strict=False)
+    return slots_of(
+        [ParameterSpec(name, (size,), torch.float32, size) for name, size in zip(names, sizes, strict=True)]
     )
 
 
@@ -258,7 +256,7 @@ def _arrival(grads: Mapping[str, Tensor], names: Sequence[str], index: int) -> A
 
 def _means(arrivals: Sequence[Arrival]) -> dict[str, Tensor]:
     return {
-        entry.name: arrival.buffer[entry.offset : entry.offset + entry.numel].clone()
+        entry.spec.name: arrival.buffer[entry.start : entry.stop].clone()
         for arrival in arrivals
         for entry in arrival.entries
     }

@@ -212,8 +212,8 @@ class Scales:
         coefficient = lane.memory.coefficient(step)
         self._thrown_away = 1.0 - coefficient
         first, sizes = (
-            places[unit.pieces[0].slot.spec.name],
-            [piece.stop - piece.start for piece in unit.pieces],
+            places[unit.parts[0].name],
+            [part.numel for part in unit.parts],
         )
         weighing.add(x, unsent, coefficient=coefficient, first=first, sizes=sizes)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from gradwire.step.arena import ParameterSpec
-from gradwire.step.arrival import Arrival, BucketEntry
+from gradwire.step.arena import ParameterSpec, Slot, slots_of
+from gradwire.step.arrival import Arrival
 
 CAP_BYTES = 25 * 2**20
 """DDP's own default."""
@@ -74,17 +73,13 @@ class Bucket:
         rows: Mapping[str, int] | None = None,
     ) -> None:
         """`rows` says how many rows of a parameter there are; the rows beyond are filled with zeros."""
-        starts = tuple(accumulate((spec.numel for spec in specs), initial=0))
         self.index = index
-        self.buffer = torch.zeros(starts[-1], dtype=specs[0].dtype, device=device)
         # The same tuple in every step, by which the engine knows it again.
-        self.entries = tuple(
-            BucketEntry(spec.name, start, spec.numel) for spec, start in zip(specs, starts, strict=False)
-        )
+        self.entries = slots_of(specs)
+        self.buffer = torch.zeros(self.entries[-1].stop, dtype=specs[0].dtype, device=device)
         self._beyond: dict[str, Tensor] = {}
-        placed = zip(self.entries, specs, strict=True)
         self.views = {
-            spec.name: self._view(entry, spec, (rows or {}).get(spec.name)) for entry, spec in placed
+            entry.spec.name: self._view(entry, (rows or {}).get(entry.spec.name)) for entry in self.entries
         }
         """Views by parameter name, in the parameters' shapes.
 
@@ -97,16 +92,16 @@ class Bucket:
         """Whose gradient has not come in this step."""
         self.failure: BaseException | None = None
 
-    def _view(self, entry: BucketEntry, spec: ParameterSpec, rows: int | None) -> Tensor:
-        whole = spec.shaped(self.buffer[entry.offset : entry.offset + entry.numel])
-        if rows is None or rows == spec.shape[0]:
+    def _view(self, entry: Slot, rows: int | None) -> Tensor:
+        whole = entry.spec.shaped(self.buffer[entry.start : entry.stop])
+        if rows is None or rows == entry.spec.shape[0]:
             return whole
-        self._beyond[entry.name] = whole[rows:]
+        self._beyond[entry.spec.name] = whole[rows:]
         return whole[:rows]
 
     def begin(self) -> None:
         """A step begins: nothing has come."""
-        self.missing, self.failure = {entry.name for entry in self.entries}, None
+        self.missing, self.failure = {entry.spec.name for entry in self.entries}, None
 
     def fill(self, name: str, gradient: Tensor | None) -> bool:
         """Copy a parameter's gradient in, unless it lies here already; none counts as zeros.

@@ -253,7 +253,7 @@ class PlainParameters(Source):
         total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
         groups = assigned(self.specs, cap_for(total_bytes, wanted))
         self._buckets = [Bucket(index, group, self.device, self.rows) for index, group in enumerate(groups)]
-        self._homes = {entry.name: bucket for bucket in self._buckets for entry in bucket.entries}
+        self._homes = {entry.spec.name: bucket for bucket in self._buckets for entry in bucket.entries}
 
     def _finish(self) -> None:
         """The backward pass is over: fill in what has not come, and bring what is left."""

@@ -1,8 +1,8 @@
 """Flat memory in which unsent gradient lives, keyed by parameter and never by bucket.
 
 Vocabulary: a *slot* is where one parameter lies; a *lane* is a run of slots that share an exchange; a
-*cut* is a boundary between two *units*; a unit is what one exchange agrees on at a time; a *piece* is what
-a unit holds of one slot. A *plane* holds one number for each element of a lane, such as what is unsent:
+*cut* is a boundary between two *units*; a unit is what one exchange agrees on at a time; a *part* is what
+a unit holds of one parameter. A *plane* holds one number for each element of a lane, such as what is unsent:
 *committed* planes are what the last good step left, *working* planes are the current step's. The *error-fed*
 gradient is a step's gradient plus what is unsent.
 
@@ -108,7 +108,7 @@ def layout_hash(specs: Sequence[ParameterSpec]) -> str:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a parameter in its lane: elements [start, stop)."""
+    """The place of a parameter in flat memory, its lane or a gradient bucket: elements [start, stop)."""
 
     spec: ParameterSpec
     start: int
@@ -120,15 +120,6 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The part [start, stop) of a slot's parameter that lies in a unit."""
-
-    slot: Slot
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
 class Unit:
     """Elements [start, stop) of a lane, exchanged together."""
 
@@ -136,19 +127,11 @@ class Unit:
     index: int
     start: int
     stop: int
-    pieces: tuple[Piece, ...]
+    parts: tuple[Part, ...]
 
     @property
     def numel(self) -> int:
         return self.stop - self.start
-
-    @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """Its pieces as an exchange may know them."""
-        return tuple(
-            Part(piece.slot.spec.name, piece.slot.spec.shape, piece.start, piece.stop)
-            for piece in self.pieces
-        )
 
     def __str__(self) -> str:
         return f"lane {self.lane} unit {self.index}"
@@ -185,8 +168,8 @@ class Lane:
         self.plans = tuple(ExchangePlan(str(unit), exchange, unit.numel, self.dtype) for unit in self.units)
         self.units_of: dict[str, tuple[Unit, ...]] = {slot.spec.name: () for slot in self.slots}
         for unit in self.units:
-            for piece in unit.pieces:
-                self.units_of[piece.slot.spec.name] += (unit,)
+            for part in unit.parts:
+                self.units_of[part.name] += (unit,)
         names = self.memory.planes
         kept = memory_dtype or self.dtype
         self.committed = {name: torch.zeros(self.numel, dtype=kept, device=device) for name in names}
@@ -353,7 +336,7 @@ def units_of(slots: Sequence[Slot], cuts: Iterable[int], grain: int, lane: int =
         inner = {cut // grain * grain for cut in inner}
     bounds, starts = sorted({0, numel} | inner), [slot.start for slot in slots]
     return tuple(
-        Unit(lane, index, start, stop, _pieces(slots, starts, ends[1:], start, stop))
+        Unit(lane, index, start, stop, _parts(slots, starts, ends[1:], start, stop))
         for index, (start, stop) in enumerate(pairwise(bounds))
     )
 
@@ -364,11 +347,16 @@ def _nearest(ends: Sequence[int], cut: int) -> int:
     return min(ends[above - 1], ends[above], key=lambda end: abs(end - cut))
 
 
-def _pieces(
+def _parts(
     slots: Sequence[Slot], starts: Sequence[int], stops: Sequence[int], start: int, stop: int
-) -> tuple[Piece, ...]:
+) -> tuple[Part, ...]:
     overlapping = slots[bisect_right(stops, start) : bisect_left(starts, stop)]
     return tuple(
-        Piece(slot, max(start, slot.start) - slot.start, min(stop, slot.stop) - slot.start)
+        Part(
+            slot.spec.name,
+            slot.spec.shape,
+            max(start, slot.start) - slot.start,
+            min(stop, slot.stop) - slot.start,
+        )
         for slot in overlapping
     )

@@ -23,15 +23,6 @@ from gradwire.step.plan import ExchangePlan
 
 
 @dataclass(frozen=True)
-class BucketEntry:
-    """A parameter's place in a bucket's buffer: elements [offset, offset + numel)."""
-
-    name: str
-    offset: int
-    numel: int
-
-
-@dataclass(frozen=True)
 class Arrival:
     """Gradients that are ready since `at_s`, in a flat buffer, which receives their mean in place.
 
@@ -40,7 +31,7 @@ class Arrival:
     """
 
     buffer: Tensor
-    entries: tuple[BucketEntry, ...]
+    entries: tuple[Slot, ...]
     index: int
     at_s: float = field(default_factory=now_s)
     failure: BaseException | None = None
@@ -85,7 +76,7 @@ class DirectShare:
     """Neighbours in a bucket that bypass the arena with the same exchange."""
 
     exchange: Exchange
-    entries: tuple[BucketEntry, ...]
+    entries: tuple[Slot, ...]
     _plan: ExchangePlan | None = None
 
     def plan(self, dtype: torch.dtype) -> ExchangePlan:
@@ -97,17 +88,16 @@ class DirectShare:
     @cached_property
     def region(self) -> slice:
         """The elements of the bucket that they take."""
-        last = self.entries[-1]
-        return slice(self.entries[0].offset, last.offset + last.numel)
+        return slice(self.entries[0].start, self.entries[-1].stop)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        return tuple(entry.name for entry in self.entries)
+        return tuple(entry.spec.name for entry in self.entries)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Elements of each parameter."""
-        return tuple(entry.numel for entry in self.entries)
+        return tuple(entry.spec.numel for entry in self.entries)
 
 
 @dataclass(frozen=True)
@@ -136,7 +126,7 @@ class LaneShare:
 class BucketPlan:
     """The destination of everything in a bucket. `units` come with how many of their parameters are in it."""
 
-    entries: tuple[BucketEntry, ...]
+    entries: tuple[Slot, ...]
     direct: tuple[DirectShare, ...]
     shares: tuple[LaneShare, ...]
     units: tuple[tuple[Unit, int], ...]
@@ -144,36 +134,37 @@ class BucketPlan:
     @cached_property
     def names(self) -> frozenset[str]:
         """The parameters in the bucket."""
-        return frozenset(entry.name for entry in self.entries)
+        return frozenset(entry.spec.name for entry in self.entries)
 
 
 def bucket_plan(
-    entries: tuple[BucketEntry, ...], slots: Mapping[str, tuple[Lane, Slot]], direct: Mapping[str, Exchange]
+    entries: tuple[Slot, ...], slots: Mapping[str, tuple[Lane, Slot]], direct: Mapping[str, Exchange]
 ) -> BucketPlan:
     """Sort the entries of one bucket: by lane in the order of the bucket, or by exchange without a lane."""
-    lanes: defaultdict[Lane, list[tuple[BucketEntry, Slot]]] = defaultdict(list)
+    lanes: defaultdict[Lane, list[tuple[Slot, Slot]]] = defaultdict(list)
     # By lane and number: a unit's own hash goes through all of its pieces.
     units: Counter[tuple[Lane, int]] = Counter()
     for entry in entries:
-        if entry.name in slots:
-            lane, slot = slots[entry.name]
+        if entry.spec.name in slots:
+            lane, slot = slots[entry.spec.name]
             lanes[lane].append((entry, slot))
-            units.update((lane, unit.index) for unit in lane.units_of[entry.name])
+            units.update((lane, unit.index) for unit in lane.units_of[entry.spec.name])
     shares = (_share(lane, members) for lane, members in lanes.items())
     counted = [(lane.units[index], count) for (lane, index), count in units.items()]
     counted.sort(key=lambda item: (item[0].lane, item[0].index))
     return BucketPlan(entries, tuple(_direct(entries, direct)), tuple(shares), tuple(counted))
 
 
-def _share(lane: Lane, members: Sequence[tuple[BucketEntry, Slot]]) -> LaneShare:
-    pieces = Pieces((slot.start, entry.offset, entry.numel) for entry, slot in members)
+def _share(lane: Lane, members: Sequence[tuple[Slot, Slot]]) -> LaneShare:
+    pieces = Pieces((slot.start, entry.start, entry.spec.numel) for entry, slot in members)
     return LaneShare(lane, tuple(slot for _entry, slot in members), pieces)
 
 
-def _direct(entries: Sequence[BucketEntry], direct: Mapping[str, Exchange]) -> list[DirectShare]:
-    together = groupby(entries, key=lambda entry: id(direct.get(entry.name)))
+def _direct(entries: Sequence[Slot], direct: Mapping[str, Exchange]) -> list[DirectShare]:
+    together = groupby(entries, key=lambda entry: id(direct.get(entry.spec.name)))
     groups = [tuple(group) for _exchange, group in together]
-    return [DirectShare(direct[group[0].name], group) for group in groups if group[0].name in direct]
+    named = [(group[0].spec.name, group) for group in groups]
+    return [DirectShare(direct[name], group) for name, group in named if name in direct]
 
 
 Route: TypeAlias = tuple[tuple[int, int, int], ...]
@@ -188,15 +179,15 @@ def route_of(unit: Unit, taken: Mapping[int, Arrival]) -> Route:
     >>> from gradwire.step.arena import ParameterSpec, slots_of, units_of
     >>> specs = [ParameterSpec(name, (size,), torch.float32, size) for name, size in (("v", 2), ("w", 3))]
     >>> (unit,) = units_of(slots_of(specs), (), 1)
-    >>> entries = BucketEntry("v", 1, 2), BucketEntry("w", 3, 3)
+    >>> entries = tuple(Slot(spec, start) for spec, start in zip(specs, (1, 3)))
     >>> route_of(unit, {4: Arrival(torch.zeros(6), entries, 4)})
     ((4, 1, 5),)
     """
-    found = {entry.name: (index, entry) for index, each in taken.items() for entry in each.entries}
+    found = {entry.spec.name: (index, entry) for index, each in taken.items() for entry in each.entries}
     route: list[tuple[int, int, int]] = []
-    for piece in unit.pieces:
-        index, entry = found[piece.slot.spec.name]
-        begin, size = entry.offset + piece.start, piece.stop - piece.start
+    for part in unit.parts:
+        index, entry = found[part.name]
+        begin, size = entry.start + part.start, part.numel
         last, first, length = route[-1] if route else (-1, 0, 0)
         if size and (last, first + length) == (index, begin):
             route[-1] = index, first, length + size

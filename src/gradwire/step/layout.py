@@ -177,8 +177,8 @@ class Layout:
         if len(units) < 2:
             return frozenset()
         place = {spec.name: number for number, spec in enumerate(self.specs)}
-        last = max(units, key=lambda unit: place[unit.pieces[-1].slot.spec.name])
-        first = place[last.pieces[0].slot.spec.name]
+        last = max(units, key=lambda unit: place[unit.parts[-1].name])
+        first = place[last.parts[0].name]
         ahead = [spec for spec in self.specs[:first] if spec.name in self.direct and self._is_small(spec)]
         large_enough = 4 * sum(spec.numel for spec in ahead) >= self.tuning.early_bytes
         return frozenset(spec.name for spec in ahead if large_enough)

@@ -577,8 +577,8 @@ class Reducer(Engine):
             bucket = step.turns.popleft()
             step.taken[bucket.index] = bucket
             plan = self.layout.bucket_plan(bucket)
-            for share in plan.direct:  # nothing is remembered of them: x is the gradient
-                self._compress_direct(step, bucket, share)
+            for direct in plan.direct:  # nothing is remembered of them: x is the gradient
+                self._compress_direct(step, bucket, direct)
             for share in plan.shares:
                 self._compensate(step, bucket, share)  # 1. x = c · unsent + gradient
             for unit in step.completed(plan.units):

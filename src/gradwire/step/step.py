@@ -269,7 +269,7 @@ class Step:
         A parameter that was not watched was ready with its bucket, or, in no bucket, at the end.
         """
         arrived_s = {
-            entry.name: each.at_s - self.started_s for each in self.arrivals for entry in each.entries
+            entry.spec.name: each.at_s - self.started_s for each in self.arrivals for entry in each.entries
         }
         backward_s = self.last_arrival_s - self.started_s
         known = {**arrived_s, **watch.ready_s()}
@@ -299,7 +299,7 @@ class Step:
         ready = []
         for unit, more in units:
             key = (unit.lane, unit.index)
-            self.missing[key] = self.missing.get(key, len(unit.pieces)) - more
+            self.missing[key] = self.missing.get(key, len(unit.parts)) - more
             if self.missing[key] == 0:
                 ready.append(unit)
         return ready

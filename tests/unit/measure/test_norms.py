@@ -32,8 +32,8 @@ def test_the_gradient_is_found_again_in_what_a_fold_makes(
     weighing = Weighing(len(SIZES), CPU, memory.weight)
     for unit in lane.units:
         here = slice(unit.start, unit.stop)
-        sizes = [piece.stop - piece.start for piece in unit.pieces]
-        first = lane.slots.index(unit.pieces[0].slot)
+        sizes = [part.numel for part in unit.parts]
+        first = [slot.spec.name for slot in lane.slots].index(unit.parts[0].name)
         unsent = lane.committed[UNSENT][here]
         weighing.add(lane.x[here], unsent, coefficient=coefficient, first=first, sizes=sizes)
     for found, wanted in zip(weighing.norms(), (gradient, left * memory.weight), strict=True):

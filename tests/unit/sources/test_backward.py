@@ -24,7 +24,8 @@ from gradwire.placement.transfer import BufferTransfer, TransferredBuffer
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.source import Source
-from gradwire.step.arrival import Arrival, BucketEntry
+from gradwire.step.arena import Slot
+from gradwire.step.arrival import Arrival
 from gradwire.step.context import Fates
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.fates import Steps
@@ -66,14 +67,14 @@ class ByName(Source):
         """In any order of arrival; returns the means."""
         backward.open()
         arrivals = [
-            Arrival(grads[spec.name].clone(), (BucketEntry(spec.name, 0, spec.numel),), index)
+            Arrival(grads[spec.name].clone(), (Slot(spec, 0),), index)
             for index, spec in enumerate(self.specs)
         ]
         for index in order:
             backward.submit(arrivals[index])
         backward.close()
         backward.rest()
-        return {arrival.entries[0].name: arrival.buffer for arrival in arrivals}
+        return {arrival.entries[0].spec.name: arrival.buffer for arrival in arrivals}
 
 
 def _attached(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from gradwire.sources.ddp.source import BucketMap
 from gradwire.step.arena import specs_of
-from gradwire.step.arrival import BucketEntry
 
 
 @dataclass
@@ -44,7 +43,8 @@ def _model() -> tuple[nn.Module, BucketMap]:
 def test_entries_lie_one_after_the_other() -> None:
     model, buckets = _model()
     arrival = buckets.arrival(FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6), last=True))
-    assert arrival.entries == (BucketEntry("1.weight", 0, 3), BucketEntry("0.bias", 3, 3))
+    places = [(entry.spec.name, entry.start, entry.stop) for entry in arrival.entries]
+    assert places == [("1.weight", 0, 3), ("0.bias", 3, 6)]
     assert arrival.index == 0
 
 
@@ -52,7 +52,7 @@ def test_rebuilt_buckets_are_looked_at_anew() -> None:
     model, buckets = _model()
     buckets.arrival(FakeBucket(0, [model[0].bias, model[1].weight], torch.zeros(6)))
     arrival = buckets.arrival(FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6)))
-    assert [entry.name for entry in arrival.entries] == ["1.weight", "0.bias"]
+    assert [entry.spec.name for entry in arrival.entries] == ["1.weight", "0.bias"]
 
 
 def test_a_bucket_without_parameters_is_the_one_seen_last() -> None:
@@ -78,4 +78,5 @@ def test_a_tied_parameter_goes_by_its_first_name() -> None:
     model[1].weight = model[0].weight
     buckets = BucketMap(model, specs_of(model))
     arrival = buckets.arrival(FakeBucket(0, [model[1].weight], torch.zeros(4)))
-    assert arrival.entries == (BucketEntry("0.weight", 0, 4),)
+    [entry] = arrival.entries
+    assert (entry.spec.name, entry.start, entry.stop) == ("0.weight", 0, 4)

@@ -10,7 +10,7 @@ import torch
 from gradwire.comm import Comm, run_ranks
 from gradwire.sources.nodes.level import Packing
 from gradwire.sources.nodes.members import Members, NodeTable, agreed, neighbours
-from gradwire.step.arrival import BucketEntry
+from gradwire.step.arena import slots_of
 from gradwire.step.shards import shards_of
 from tests.support.rig import specs
 
@@ -86,16 +86,13 @@ def test_auto_reads_what_the_launcher_says(
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
 def test_a_buffer_is_packed_in_rows_of_shards_and_back(parts: int) -> None:
-    shards, entries, offset = shards_of(specs(), parts), [], 0
-    for shard in shards:
-        entries.append(BucketEntry(shard.name, offset, shard.whole.numel))
-        offset += shard.whole.numel
-    packing, buffer = Packing(tuple(entries), shards, parts), torch.arange(1.0, 1.0 + offset)
+    shards, entries = shards_of(specs(), parts), slots_of(specs())
+    packing, buffer = Packing(entries, shards, parts), torch.arange(1.0, 1.0 + entries[-1].stop)
     rows = packing.pack(buffer)
     assert rows.shape == (parts, sum(shard.numel for shard in shards))
     assert rows[rows != 0].sort().values.equal(buffer)
     for shard, entry in zip(shards, packing.entries, strict=True):
-        own = rows[:, entry.offset : entry.offset + entry.numel].reshape(-1)[: shard.whole.numel]
+        own = rows[:, entry.start : entry.stop].reshape(-1)[: shard.whole.numel]
         assert own.diff().eq(1).all()
     back = torch.zeros_like(buffer)
     packing.unpack(rows, back)

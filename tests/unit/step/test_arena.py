@@ -82,11 +82,12 @@ def test_units_tile_the_lane_and_pieces_tile_the_parameters(sizes: list[int], cu
 
 def test_a_piece_lies_where_its_unit_says() -> None:
     lane = _lane([3, 4, 5], (5,))
+    begins = {slot.spec.name: slot.start for slot in lane.slots}
     for unit in lane.units:
         offset = unit.start
-        for piece in unit.pieces:
-            assert piece.slot.start + piece.start == offset
-            offset += piece.stop - piece.start
+        for part in unit.parts:
+            assert begins[part.name] + part.start == offset
+            offset += part.numel
         assert offset == unit.stop
 
 

@@ -12,8 +12,8 @@ from gradwire.codec.sparse import sparse
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
-from gradwire.step.arena import Lane, ParameterSpec
-from gradwire.step.arrival import Arrival, BucketEntry, route_of
+from gradwire.step.arena import Lane, ParameterSpec, slots_of
+from gradwire.step.arrival import Arrival, route_of
 from gradwire.step.step import Outcome, Step
 from tests.support.rig import Rig, gradients
 
@@ -26,12 +26,11 @@ def _lane(*sizes: int) -> Lane:
 def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:
     step, buffers = Step(0, "plan"), []
     for bucket in buckets:
-        entries, offset = [], 0
-        for name, size in bucket.items():
-            entries.append(BucketEntry(name, offset, size))
-            offset += size
-        buffers.append(torch.zeros(offset))
-        step.arrive(Arrival(buffers[-1], tuple(entries), len(buffers) - 1))
+        entries = slots_of(
+            [ParameterSpec(name, (size,), torch.float32, size) for name, size in bucket.items()]
+        )
+        buffers.append(torch.zeros(sum(bucket.values())))
+        step.arrive(Arrival(buffers[-1], entries, len(buffers) - 1))
     assert len(step.turns) == len(buckets)
     step.taken.update((each.index, each) for each in step.turns)
     return step, buffers

@@ -57,8 +57,9 @@ class Buffers:
         DDP lists the buffers when it is made: where there are none it broadcasts none, whatever comes later.
         """
         ddp = self._ddp()
-        is_broadcast = ddp is not None and self._world > 1 and ddp.broadcast_buffers
-        return is_broadcast and bool(self._listed(ddp))
+        if ddp is None or self._world == 1 or not ddp.broadcast_buffers:
+            return False
+        return bool(self._listed(ddp))
 
     def leave_to_ddp(self) -> None:
         """Carry nothing any more; between steps, on all ranks."""

@@ -6,7 +6,6 @@ DDP looks at the signature of its communication hook, `DDPBuckets.on_bucket`: th
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
@@ -19,8 +18,8 @@ from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
 from gradwire.sources.source import Source
-from gradwire.step.arena import ParameterSpec, specs_of
-from gradwire.step.arrival import Arrival, BucketEntry
+from gradwire.step.arena import ParameterSpec, Slot, slots_of, specs_of
+from gradwire.step.arrival import Arrival
 from gradwire.step.reducer import Backward
 from gradwire.step.step import Passenger, Step
 from gradwire.untraced import untraced
@@ -44,7 +43,7 @@ class BucketMap:
         self._strides = {
             spec.name: spec.shaped(torch.empty(spec.numel, device="meta")).stride() for spec in specs
         }
-        self._seen: dict[int, tuple[BucketEntry, ...]] = {}
+        self._seen: dict[int, tuple[Slot, ...]] = {}
         self._keys: dict[int, list[int]] = {}
 
     def arrival(self, bucket: GradBucket) -> Arrival:
@@ -59,7 +58,7 @@ class BucketMap:
         if is_new:
             self._seen[index] = self._entries(index, parameters)
         entries = self._seen[index]
-        if buffer.is_sparse or buffer.numel() != sum(entry.numel for entry in entries):
+        if buffer.is_sparse or buffer.numel() != sum(entry.spec.numel for entry in entries):
             raise ValueError(
                 f"bucket {index} of {buffer.numel()} elements is sparse or does not match its parameters; "
                 "use sparse=False in embeddings"
@@ -72,9 +71,7 @@ class BucketMap:
         return Arrival(buffer, entries, index, failure=failure)
 
     @torch.no_grad()
-    def _bring_home(
-        self, buffer: Tensor, parameters: Sequence[Tensor], entries: tuple[BucketEntry, ...]
-    ) -> None:
+    def _bring_home(self, buffer: Tensor, parameters: Sequence[Tensor], entries: tuple[Slot, ...]) -> None:
         """Put gradients back into `buffer` that have got other memory since DDP made them views of it.
 
         DDP knows its views by the tensors, in which users change the memory: after `p.grad.data = …` it takes
@@ -82,32 +79,28 @@ class BucketMap:
         """
         start, itemsize = buffer.data_ptr(), buffer.itemsize
         for parameter, entry in zip(parameters, entries, strict=True):
-            name, grad, address = entry.name, parameter.grad, start + entry.offset * itemsize
+            name, grad, address = entry.spec.name, parameter.grad, start + entry.start * itemsize
             if grad is not None and grad.data_ptr() == address and grad.stride() == self._strides[name]:
                 continue
-            place = self._specs[name].shaped(buffer[entry.offset : entry.offset + entry.numel])
+            place = entry.spec.shaped(buffer[entry.start : entry.stop])
             if grad is None:
                 place.zero_()
             else:
                 place.copy_(grad.clone())
                 grad.data = place
 
-    def _entries(self, index: int, parameters: Sequence[Tensor]) -> tuple[BucketEntry, ...]:
+    def _entries(self, index: int, parameters: Sequence[Tensor]) -> tuple[Slot, ...]:
         unknown = [tuple(p.shape) for p in parameters if id(p) not in self._names]
         if unknown:
             raise ValueError(
                 f"bucket {index} holds parameters of shape {unknown} that were frozen when gradwire "
                 "was attached; freeze before building DistributedDataParallel"
             )
-        offsets = accumulate((p.numel() for p in parameters), initial=0)
-        return tuple(
-            BucketEntry(self._names[id(p)], offset, p.numel())
-            for p, offset in zip(parameters, offsets, strict=False)
-        )
+        return slots_of([self._specs[self._names[id(p)]] for p in parameters])
 
     @torch.no_grad()
     def _out_of_order(
-        self, buffer: Tensor, entries: Sequence[BucketEntry], parameters: Sequence[Tensor]
+        self, buffer: Tensor, entries: Sequence[Slot], parameters: Sequence[Tensor]
     ) -> ValueError | None:
         """The error where gradients lie in `buffer` by other strides than those that parameters have now.
 
@@ -115,16 +108,16 @@ class BucketMap:
         by those of today. `p.grad` still is what DDP has copied, so a permutation of it gives that away.
         """
         for entry, parameter in zip(entries, parameters, strict=True):
-            gradient, spec = parameter.grad, self._specs[entry.name]
+            gradient, spec = parameter.grad, entry.spec
             if gradient is None or len(spec.shape) < 2:
                 continue
-            flat = buffer[entry.offset : entry.offset + entry.numel].nan_to_num()
+            flat = buffer[entry.start : entry.stop].nan_to_num()
             gradient = gradient.nan_to_num()  # NaN equals nothing
             if torch.equal(spec.shaped(flat), gradient):
                 continue
             if torch.equal(flat.sort().values, gradient.flatten().sort().values):
                 return ValueError(
-                    f"the memory format of {entry.name!r} has changed since DistributedDataParallel was "
+                    f"the memory format of {spec.name!r} has changed since DistributedDataParallel was "
                     "built, whose buckets have another order: elements of its gradient would change places. "
                     "Call .to(memory_format=…) before wrapping the model"
                 )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -23,8 +22,8 @@ from gradwire.comm import Pending
 from gradwire.errors import DAMAGED, TransportError
 from gradwire.measure.metered import MeteredComm
 from gradwire.placement import Placement
-from gradwire.step.arena import ParameterSpec
-from gradwire.step.arrival import Arrival, BucketEntry, InTurn
+from gradwire.step.arena import ParameterSpec, Slot, slots_of
+from gradwire.step.arrival import Arrival, InTurn
 from gradwire.step.reducer import Reducer
 from gradwire.step.shards import shards_of
 from gradwire.step.step import Outcome, Step
@@ -37,26 +36,23 @@ _ATTEMPTS = 3
 class Packing:
     """How the parameters of one buffer lie in `parts` rows: row s has shard s of each, in the same order."""
 
-    def __init__(self, entries: tuple[BucketEntry, ...], shards: Sequence[ParameterSpec], parts: int) -> None:
+    def __init__(self, entries: tuple[Slot, ...], shards: Sequence[ParameterSpec], parts: int) -> None:
         """`shards` are those of the entries' parameters."""
         self.source, self.parts = entries, parts
-        sizes = [shard.numel for shard in shards]
-        starts = list(accumulate(sizes, initial=0))
-        self.numel = starts[-1]
+        self.numel = sum(shard.numel for shard in shards)
         """Elements of a row."""
-        named = zip(entries, starts, sizes, strict=False)
-        self.entries = tuple(BucketEntry(entry.name, start, size) for entry, start, size in named)
+        self.entries = slots_of(shards)
         """The entries of this rank's row."""
         self._runs = [
             (
-                entry.offset + number * to.numel,
-                to.offset,
-                min(to.numel, entry.numel - number * to.numel),
+                entry.start + number * to.spec.numel,
+                to.start,
+                min(to.spec.numel, entry.spec.numel - number * to.spec.numel),
                 number,
             )
             for entry, to in zip(entries, self.entries, strict=True)
             for number in range(parts)
-            if entry.numel > number * to.numel
+            if entry.spec.numel > number * to.spec.numel
         ]
 
     def rows(self, like: Tensor) -> Tensor:
@@ -165,7 +161,7 @@ class NodeReducer:
     def _packing(self, arrival: Arrival) -> Packing:
         known = self._packings.get(arrival.index)
         if known is None or known.source is not arrival.entries:
-            shards = [self._named[entry.name] for entry in arrival.entries]
+            shards = [self._named[entry.spec.name] for entry in arrival.entries]
             known = self._packings[arrival.index] = Packing(arrival.entries, shards, self._parts)
         return known
 
