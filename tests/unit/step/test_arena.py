@@ -70,17 +70,17 @@ def test_the_layout_hash_sees_order_names_shapes_and_types(other: list[Parameter
     ("sizes", "cuts"),
     [([5], ()), ([3, 4, 5], (3, 7)), ([3, 4, 5], (1, 5, 11)), ([1, 1, 1], (1, 2)), ([7, 0, 2], (7,))],
 )
-def test_units_tile_the_lane_and_pieces_tile_the_parameters(sizes: list[int], cuts: tuple[int, ...]) -> None:
+def test_units_tile_the_lane_and_parts_tile_the_parameters(sizes: list[int], cuts: tuple[int, ...]) -> None:
     lane = _lane(sizes, cuts)
     covered = list(itertools.chain.from_iterable(range(u.start, u.stop) for u in lane.units))
     assert covered == list(range(sum(sizes)))
     for slot in lane.slots:
-        pieces = [p for u in lane.units_of[slot.spec.name] for p in u.pieces if p.slot is slot]
-        elements = list(itertools.chain.from_iterable(range(p.start, p.stop) for p in pieces))
+        parts = [p for u in lane.units_of[slot.spec.name] for p in u.parts if p.name == slot.spec.name]
+        elements = list(itertools.chain.from_iterable(range(p.start, p.stop) for p in parts))
         assert elements == list(range(slot.spec.numel))
 
 
-def test_a_piece_lies_where_its_unit_says() -> None:
+def test_a_part_lies_where_its_unit_says() -> None:
     lane = _lane([3, 4, 5], (5,))
     begins = {slot.spec.name: slot.start for slot in lane.slots}
     for unit in lane.units:
