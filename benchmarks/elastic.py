@@ -1,17 +1,29 @@
 """Rounds whose replicas are killed and come back: gradwire's `members=` beside torchft's own DiLoCo.
 
-    python -m benchmarks.elastic --rounds 40 --kill-every 10 --recipe int4
+    python -m benchmarks.elastic --rounds 40 --kill-every 10 --rate 100mbit --latency 50ms --json FILE
 
-Processes on this machine share it, over the loopback or over an emulated link:
+Each member is a process in a network namespace of its own, behind an emulated link. So is the lighthouse.
+Both peers train the same model on the same data. One member is killed after every so many rounds of the
+first member, at a drawn moment, and starts again three rounds later. The first one is never killed.
 
-    gradwire net run --mode relay --rate 100mbit --delay 50ms -- python -m benchmarks.elastic …
+For each peer, lines say
 
-Both sides train the same model on the same data with the same kills, which come after the same rounds of the
-first member. For each round of the members that live, a line says how long it took and what it sent. The last
-lines say how long the round in which a member died took, and how many files and threads there were after the
-second round and at the end.
+- seconds from one round to the next, on the first member, without those of its evaluations: undisturbed, and
+  where a member was killed. A round whose result is thrown away is part of the next;
+- bytes that left a member's interface in an undisturbed round, with headers, heartbeats and questions;
+- open files (sockets among them), threads and resident memory, after the second round and at the end;
+- losses on the held-out text after equal numbers of rounds, and the seconds until torchft's last loss;
+- of gradwire, seconds of healing beside those that its bytes take at the link's rate.
 
-Needs torchft (`pip install 'gradwire[elastic]'`). `--peers gradwire` leaves torchft's DiLoCo out.
+Losses with churn, beside those without:
+
+    python -m benchmarks.elastic --losses --seeds 0 1 2 3 4 --rounds 20 --kill-every 5 --json FILE
+
+Three runs for each seed: undisturbed, with kills, and undisturbed with members in the reverse order, which
+changes the order of summation and random rounding, and nothing else. Losses are compared at equal numbers of
+steps that a round has counted. The line says the mean of the paired differences, and its standard error.
+
+Needs Linux, and torchft (`pip install 'gradwire[elastic]'`). `--peers gradwire` leaves torchft's DiLoCo out.
 """
 
 from __future__ import annotations
@@ -19,192 +31,443 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import gradwire
+from gradwire.lab import emulate
+from gradwire.lab.emulate.topology import address
 from gradwire.lab.workloads.catalogue import workload
 
-EVERY = 30
+PORT = 29510
+AWAY = 3
+"""Rounds after which a killed member starts again."""
+HEADROOM = 0.02
+"""A loss so little above another is reached."""
+
+Note = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Play:
+    """One run of one peer: a member's place is its share of the data, and its name gives its rank."""
+
+    peer: str
+    recipe: str
+    model: str
+    members: int
+    rounds: int
+    every: int
+    look_every: int
+    seed: int
+    timeout_s: float
+    kill_every: int
+    """0 for none."""
+    is_reversed: bool = False
+
+    def name(self, place: int) -> str:
+        """Of the member at `place`."""
+        return f"site-{self.members - 1 - place if self.is_reversed else place}"
+
+
+@dataclass
+class Outcome:
+    """The things that members have noted, by place, and kills: place and time."""
+
+    play: Play
+    notes: list[list[Note]] = field(default_factory=list)
+    kills: list[tuple[int, float]] = field(default_factory=list)
 
 
 def main() -> None:
     """Run each peer with the kills, and print what its members have noted."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--kill-every", type=int, default=10)
+    parser.add_argument("--every", type=int, default=30, help="steps in a round")
+    parser.add_argument("--kill-every", type=int, default=10, help="rounds")
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--recipe", default="int4")
     parser.add_argument("--model", default="chargpt")
-    parser.add_argument("--heartbeat-timeout", type=float, default=3.0)
-    parser.add_argument("--peers", nargs="+", default=["gradwire", "torchft"])
-    parser.add_argument("--member", nargs=4, metavar=("PEER", "NAME", "URL", "NOTES"))
+    parser.add_argument("--rate", default="unlimited", help="of each member's link: 100mbit")
+    parser.add_argument("--latency", default="0", help="one way: 50ms")
+    parser.add_argument("--heartbeat-timeout", default="3s")
+    parser.add_argument("--grace", default="30s")
+    parser.add_argument("--timeout", type=float, default=60.0, help="of the first exchange, in seconds")
+    parser.add_argument("--look-every", type=int, default=1, help="rounds from evaluation to evaluation")
+    parser.add_argument(
+        "--peers", nargs="+", default=["gradwire", "torchft"], choices=["gradwire", "torchft"]
+    )
+    parser.add_argument("--losses", action="store_true", help="compare losses with churn and without")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--json", type=Path, help="write all that members have noted to this file")
+    parser.add_argument("--member", nargs=3, metavar=("PLAY", "PLACE", "FOLDER"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.member:
-        peer, name, url, notes = asked.member
-        _MEMBERS[peer](asked, name, url, Path(notes))
+        play, place, folder = asked.member
+        train(Play(**json.loads(play)), int(place), Path(folder))
         return
-    for peer in asked.peers:
-        with tempfile.TemporaryDirectory() as folder:
-            play(asked, peer, Path(folder))
+    if emulate.enter() == "backend":
+        parser.error("members need network namespaces: see gradwire net check")
+    kept: list[Outcome] = []
+
+    def played(peer: str, seed: int, **options: Any) -> Outcome:
+        settings = {"kill_every": asked.kill_every, **options}
+        play = Play(
+            peer,
+            asked.recipe,
+            asked.model,
+            asked.members,
+            asked.rounds,
+            asked.every,
+            asked.look_every,
+            seed,
+            asked.timeout,
+            **settings,
+        )
+        kept.append(run(play, asked))
+        if asked.json is not None:
+            asked.json.write_text(json.dumps([asdict(each) for each in kept]))
+        return kept[-1]
+
+    if asked.losses:
+        compare_losses(asked, played)
+    else:
+        for seed in asked.seeds:
+            outcomes = []
+            for peer in asked.peers:
+                outcomes.append(played(peer, seed))
+                report(outcomes[-1], emulate.parse_rate(asked.rate))
+            if len(outcomes) > 1:
+                compare_times(*outcomes)
 
 
-def play(asked: argparse.Namespace, peer: str, folder: Path) -> None:
-    """Start a lighthouse and all members; kill one now and then, and start it again three rounds later."""
-    from torchft.coordination import LighthouseServer
+# -- a run
 
-    server = LighthouseServer(
-        bind="127.0.0.1:0",
-        min_replicas=1,
-        join_timeout_ms=10_000,
-        heartbeat_timeout_ms=round(1e3 * asked.heartbeat_timeout),
-    )
-    url = f"http://127.0.0.1:{server.address().rpartition(':')[2].strip('/')}"
-    names = [f"site-{number}" for number in range(asked.members)]
 
-    def start(name: str) -> subprocess.Popen[bytes]:
-        own = ["--member", peer, name, url, str(folder / f"{name}.jsonl")]
-        return subprocess.Popen([sys.executable, "-m", "benchmarks.elastic", *sys.argv[1:], *own])
+def run(play: Play, asked: argparse.Namespace) -> Outcome:
+    """Start a lighthouse and all members; kill one now and then, and start it again."""
+    link = emulate.EmulatedLink(emulate.parse_rate(asked.rate), emulate.parse_delay(asked.latency))
+    outcome, draw = Outcome(play), random.Random(play.seed)
+    with (
+        tempfile.TemporaryDirectory() as name,
+        emulate.EmulatedNetwork(play.members + 1, link, emulate.enter()) as network,
+    ):
+        folder = Path(name)
 
-    running, down = {name: start(name) for name in names}, dict[str, int]()
-    first, seen, kills = folder / f"{names[0]}.jsonl", 0, list[tuple[str, float]]()
-    try:
-        while running[names[0]].poll() is None:
+        def start(place: int) -> subprocess.Popen[Any]:
+            own = ["--member", json.dumps(asdict(play)), str(place), str(folder)]
+            with (folder / f"{place}.log").open("ab") as log:
+                return network.popen(
+                    place, [sys.executable, "-m", "benchmarks.elastic", *own], stdout=log, stderr=log
+                )
+
+        lighthouse = ["lighthouse", "--at-least", "1", "--bind", f"{address(play.members)}:{PORT}"]
+        lighthouse += ["--grace", asked.grace, "--heartbeat-timeout", asked.heartbeat_timeout]
+        with (folder / "lighthouse.log").open("ab") as log:
+            command = [sys.executable, "-m", "gradwire", *lighthouse]
+            network.popen(play.members, command, stdout=log, stderr=log)
+        running, down = {place: start(place) for place in range(play.members)}, dict[int, int]()
+        first, seen = folder / "0.jsonl", 0
+        is_begun = False
+        while running[0].poll() is None:
             time.sleep(0.05)
+            is_begun = is_begun or _let_begin(folder, play.members)
             now = len(noted(first))
-            for name in [name for name, since in down.items() if now >= since + 3]:
-                running[name] = start(name)
-                del down[name]
-            if now != seen and now % asked.kill_every == asked.kill_every - 1 and now < asked.rounds - 4:
-                victim = names[1 + (now // asked.kill_every) % (len(names) - 1)]
+            for place in [place for place, since in down.items() if now >= since + AWAY]:
+                running[place] = start(place)
+                del down[place]
+            is_time = play.kill_every and now % play.kill_every == play.kill_every - 1
+            if now > seen and is_time and now < play.rounds - AWAY - 1:
+                victim = 1 + (now // play.kill_every) % (play.members - 1)
+                time.sleep(draw.uniform(0.0, noted(first)[-1]["period_s"]))
                 running[victim].send_signal(signal.SIGKILL)
                 running[victim].wait()
-                kills.append((victim, time.time()))
+                outcome.kills.append((victim, time.time()))
                 down[victim] = now
-            seen = now
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
-        server.shutdown()
-    report(peer, noted(first), kills)
+            seen = max(seen, now)
+        for place, process in running.items():
+            if process.poll():
+                told = (folder / f"{place}.log").read_text(errors="replace").splitlines()[-12:]
+                print(f"{play.name(place)} ended with {process.poll()}:", *told, sep="\n  ", file=sys.stderr)
+        if running[0].poll():
+            raise SystemExit(1)
+        outcome.notes = [noted(folder / f"{place}.jsonl") for place in range(play.members)]
+    return outcome
 
 
-def noted(path: Path) -> list[dict[str, Any]]:
+def _let_begin(folder: Path, members: int) -> bool:
+    """Whether all members are here: then their first round is one of all."""
+    are_here = all((folder / f"{place}.here").exists() for place in range(members))
+    if are_here:
+        (folder / "go").touch()
+    return are_here
+
+
+def noted(path: Path) -> list[Note]:
     """The rounds that a member has noted."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def report(peer: str, rounds: list[dict[str, Any]], kills: list[tuple[str, float]]) -> None:
-    """Print the rounds of the first member, and those in which somebody died."""
-    for each in rounds:
-        print(f"{peer}: {each}")
-    hit = {next((i for i, each in enumerate(rounds) if each["at"] > at), -1) for _name, at in kills}
-    usual = median(each["seconds"] for i, each in enumerate(rounds) if i not in hit)
-    told = ", ".join(f"{rounds[i]['seconds']:.2f}" for i in sorted(hit - {-1}))
-    print(f"{peer}: a round takes {usual:.2f} s, one with a death {told or '-'} s")
-    if len(rounds) > 2:
-        second, last = rounds[1], rounds[-1]
-        print(f"{peer}: files {second['files']} to {last['files']}, threads {second['threads']} to ", end="")
-        print(f"{last['threads']}, loss {last['loss']:.4f}")
+# -- figures
 
 
-class Notes:
-    """A line for each round: seconds beside computation, loss, files, threads."""
+def periods(outcome: Outcome) -> tuple[list[Note], list[Note]]:
+    """Rounds of the first member that nothing disturbed, and those in which a member was killed."""
+    rounds, ends = outcome.notes[0], [each["at"] for each in outcome.notes[0]]
+    hit = {next((i for i, end in enumerate(ends) if end > at), -1) for _place, at in outcome.kills}
+    usual = [
+        each
+        for i, each in enumerate(rounds)
+        if i > 1 and i not in hit and each["members"] == rounds[i - 1]["members"] and not each["events"]
+    ]
+    return usual, [rounds[i] for i in sorted(hit - {-1})]
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.round_s = path, 0.0
 
-    def write(self, loss: float, sent: float, members: int) -> None:
-        """Note a round that took `round_s` seconds."""
+def report(outcome: Outcome, rate_bit_s: float | None) -> None:
+    """Print the figures of a run."""
+    play, (usual, killed) = outcome.play, periods(outcome)
+    who = f"{play.peer}, {play.recipe}" if play.peer == "gradwire" else play.peer
+    first, usual_s = outcome.notes[0], median(each["period_s"] for each in usual)
+    rounds = {each["round"] for each in usual}
+    sent = [each["sent_bytes"] for notes in outcome.notes for each in notes if each["round"] in rounds]
+    inside = median(
+        min(each["waited_s"] for notes in outcome.notes for each in notes if each["round"] == round_)
+        for round_ in rounds
+    )
+    told = ", ".join(f"{each['period_s'] - usual_s:+.2f}" for each in killed)
+    print(
+        f"{who}: {len(first)} rounds in {first[-1]['at'] - first[0]['at']:.0f} s, {len(killed)} with a kill"
+    )
+    print(f"{who}: a round takes {usual_s:.2f} s, of which {inside:.2f} s inside of step()")
+    print(f"{who}: a kill costs {told or '-'} s")
+    print(f"{who}: {median(sent) / 1e6:.3f} MB leave a member in a round")
+    print(
+        f"{who}: after round {first[1]['round']} and at the end: files {first[1]['files']}, "
+        f"{first[-1]['files']}; threads {first[1]['threads']}, {first[-1]['threads']}; "
+        f"MB {first[1]['resident_bytes'] / 1e6:.0f}, {first[-1]['resident_bytes'] / 1e6:.0f}"
+    )
+    looks = ", ".join(f"{each['round']}: {each['test_loss']:.4f}" for each in first if "test_loss" in each)
+    print(f"{who}: losses {looks}")
+    for notes in outcome.notes:
+        for what, names, seconds, moved in (event for each in notes for event in each["events"]):
+            if what == "healed" and list(names) == [notes[0]["name"]]:
+                least = f", its bytes alone {8 * moved / rate_bit_s:.2f} s" if rate_bit_s else ""
+                print(f"{who}: healing {names[0]} took {seconds:.2f} s for {moved / 1e6:.1f} MB{least}")
+        if (events := [event for each in notes for event in each["events"]]) and notes is outcome.notes[0]:
+            failed = sum(what == "failed" for what, *_ in events)
+            print(f"{who}: {failed} exchanges of the first member failed")
+
+
+def compare_times(one: Outcome, other: Outcome) -> None:
+    """The first one's seconds until the last loss of the other."""
+    looks, theirs = ([each for each in of.notes[0] if "test_loss" in each] for of in (one, other))
+    target = theirs[-1]["test_loss"] + HEADROOM
+    there = next((each for each in looks if each["test_loss"] <= target), None)
+    their_s = theirs[-1]["at"] - other.notes[0][0]["began"]
+    if there is None:
+        print(f"{one.play.peer} does not come to {target:.4f}")
+        return
+    own_s = there["at"] - one.notes[0][0]["began"]
+    print(
+        f"{one.play.peer} is at {other.play.peer}'s last loss and {HEADROOM}, {target:.4f}, after "
+        f"{own_s:.1f} s, {own_s / their_s:.2f} of its {their_s:.1f} s"
+    )
+
+
+def compare_losses(asked: argparse.Namespace, played: Any) -> None:
+    """Print paired differences of last losses, of kills and of another order, over the seeds."""
+    differences: dict[str, list[float]] = defaultdict(list)
+    for seed in asked.seeds:
+        plain = curve(played("gradwire", seed, kill_every=0))
+        for what, options in {"churn": {}, "order": {"kill_every": 0, "is_reversed": True}}.items():
+            counted, losses = curve(played("gradwire", seed, **options))
+            differences[what].append(losses[-1] - float(np.interp(counted[-1], *plain)))
+        print(f"seed {seed}: loss {plain[1][-1]:.4f}", end="")
+        print("".join(f", {what} {found[-1]:+.4f}" for what, found in differences.items()), flush=True)
+    for what, found in differences.items():
+        error = f" ± {stdev(found) / len(found) ** 0.5:.4f}" if len(found) > 1 else ""
+        print(f"{what}: {fmean(found):+.4f}{error}")
+
+
+def curve(outcome: Outcome) -> tuple[Sequence[float], Sequence[float]]:
+    """Steps that rounds have counted so far, and losses, where the first member has looked."""
+    counted: dict[int, int] = defaultdict(int)
+    for each in (each for notes in outcome.notes for each in notes):
+        counted[each["round"]] += each["steps"]
+    looks = [each for each in outcome.notes[0] if "test_loss" in each]
+    steps = [sum(n for at, n in counted.items() if at <= each["round"]) for each in looks]
+    return steps, [each["test_loss"] for each in looks]
+
+
+# -- a member
+
+
+class Member:
+    """One process: the model, its data, and a line for each round."""
+
+    def __init__(self, play: Play, place: int, folder: Path) -> None:
+        torch.set_num_threads(1)
+        self.play, self.place, self._folder = play, place, folder
+        self.name = play.name(place)
+        self.task = workload(play.model)
+        self.model = self.task.model(play.seed)
+        self.optimizer = self.task.optimizer(self.model.parameters())
+        self._data = self.task.batches(place, play.members, play.seed)
+        self.waited_s = 0.0
+
+    def wait_for_others(self) -> None:
+        """At the start of the run; a member that starts again goes on at once."""
+        (self._folder / f"{self.place}.here").touch()
+        while not (self._folder / "go").exists():
+            time.sleep(0.02)
+        self._began = time.time()
+        self._last_s, self._sent, self._steps = time.perf_counter(), sent_bytes(), 0
+
+    def step(self) -> None:
+        """One local step, and the round if one is due."""
+        self.optimizer.zero_grad()
+        self.task.loss(self.model, next(self._data)).backward()
+        start_s = time.perf_counter()
+        self.optimizer.step()
+        self.waited_s += time.perf_counter() - start_s
+
+    def note(self, round_: int, steps: int, members: int, events: list[Any], shown: nn.Module) -> None:
+        """A round has landed, which has counted `steps` of this member."""
+        now_s, sent = time.perf_counter(), sent_bytes()
         told = {
-            "seconds": self.round_s,
-            "loss": loss,
-            "bytes": sent,
+            "name": self.name,
+            "round": round_,
+            "steps": steps,
             "members": members,
+            "period_s": now_s - self._last_s,
+            "waited_s": self.waited_s,
+            "sent_bytes": sent - self._sent,
             "files": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
+            "resident_bytes": resident_bytes(),
+            "events": events,
+            "began": self._began,
             "at": time.time(),
         }
-        with self.path.open("a") as file:
+        if self.place == 0 and round_ % self.play.look_every == 0:
+            told["test_loss"] = self.task.evaluate(shown)["test_loss"]
+        with (self._folder / f"{self.place}.jsonl").open("a") as file:
             file.write(json.dumps(told) + "\n")
+        self._last_s, self._sent, self.waited_s = time.perf_counter(), sent, 0.0
 
 
-def _job(asked: argparse.Namespace, name: str) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    """The model, its optimizer, and a function that makes a backward pass and returns the loss."""
-    torch.set_num_threads(1)
-    task, number = workload(asked.model), int(name.rpartition("-")[2])
-    model = task.model(seed=0)
-    data = task.batches(number, asked.members, seed=0)
-    optimizer = task.optimizer(model.parameters())
-
-    def backward() -> float:
-        optimizer.zero_grad()
-        loss = task.loss(model, next(data))
-        loss.backward()
-        return float(loss)
-
-    return model, optimizer, backward
+def sent_bytes() -> int:
+    """Bytes that have left this member's interface."""
+    found = emulate.counters()
+    assert found is not None, "in a network namespace"
+    return found.tx_bytes
 
 
-def _gradwire(asked: argparse.Namespace, name: str, url: str, path: Path) -> None:
-    model, optimizer, backward = _job(asked, name)
-    members, notes = gradwire.members.torchft(url, name=name), Notes(path)
-    wire = gradwire.outer(model, optimizer, asked.recipe, every=EVERY, members=members)
-    seen = wire.rounds
-    while wire.rounds < asked.rounds:
-        loss = backward()
-        start_s = time.perf_counter()
-        optimizer.step()
-        notes.round_s = time.perf_counter() - start_s
+def resident_bytes() -> int:
+    """Memory of this process."""
+    [line] = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("VmRSS")]
+    return int(line.split()[1]) * 1024
+
+
+def train(play: Play, place: int, folder: Path) -> None:
+    """One member, until there were enough rounds."""
+    _MEMBERS[play.peer](Member(play, place, folder), f"http://{address(play.members)}:{PORT}")
+
+
+def _gradwire(member: Member, url: str) -> None:
+    play = member.play
+    members = _once_there(lambda: gradwire.members.torchft(url, name=member.name))
+    member.wait_for_others()
+    wire = gradwire.outer(
+        member.model,
+        member.optimizer,
+        play.recipe,
+        every=play.every,
+        members=members,
+        timeout_s=play.timeout_s,
+    )
+    seen, told, counted = wire.rounds, 0, wire.attempts
+    while wire.rounds < play.rounds:
+        member.step()
         if wire.rounds != seen:
             seen = wire.rounds
-            notes.write(loss, wire.report().wire_bytes_per_step, len(wire.members))
+            events = [[e.what, e.who, e.seconds, e.sent_bytes] for e in wire.events[told:]]
+            told = len(wire.events)
+            with wire.shared_parameters():
+                member.note(seen, wire.attempts - counted, len(wire.members), events, member.model)
+            counted = wire.attempts
     wire.detach()
 
 
-def _torchft(asked: argparse.Namespace, name: str, url: str, path: Path) -> None:
+def _torchft(member: Member, url: str) -> None:
+    import socket
     from datetime import timedelta
 
+    play, here = member.play, address(member.place)
+    socket.gethostname = lambda: here  # torchft tells others this name, which stands for no address here
     from torchft import Manager, ProcessGroupGloo
     from torchft.local_sgd import DiLoCo
 
-    model, optimizer, backward = _job(asked, name)
+    model, limit = member.model, timedelta(seconds=play.timeout_s)
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port), RANK="0", WORLD_SIZE="1")
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=60)),
-        load_state_dict=lambda state: model.load_state_dict(state["model"]),
-        state_dict=lambda: {"model": model.state_dict()},
-        min_replica_size=1,
-        use_async_quorum=False,
-        replica_id=name,
-        lighthouse_addr=url,
-        timeout=timedelta(seconds=60),
+    store = torch.distributed.TCPStore(here, 0, is_master=True, wait_for_workers=False)
+    manager = _once_there(
+        lambda: Manager(
+            pg=ProcessGroupGloo(timeout=limit),
+            load_state_dict=lambda state: model.load_state_dict(state["model"]),
+            state_dict=lambda: {"model": model.state_dict()},
+            min_replica_size=1,
+            use_async_quorum=False,
+            replica_id=member.name,
+            lighthouse_addr=url,
+            hostname=here,
+            store_addr=here,
+            store_port=store.port,
+            rank=0,
+            world_size=1,
+            timeout=limit,
+            quorum_timeout=timedelta(seconds=600),
+        )
     )
-    notes = Notes(path)
-    floats = sum(each.numel() for each in model.parameters())
-    with DiLoCo(manager, [model], optimizer, outer, sync_every=EVERY):
-        while manager.current_step() < asked.rounds:
-            seen, loss = manager.current_step(), backward()
-            start_s = time.perf_counter()
-            optimizer.step()
-            notes.round_s = time.perf_counter() - start_s
+    member.wait_for_others()
+    with DiLoCo(manager, [model], member.optimizer, outer, sync_every=play.every, use_bucketization=True):
+        while manager.current_step() < play.rounds:
+            seen = manager.current_step()
+            member.step()
             if manager.current_step() != seen:
-                count = max(manager.num_participants(), 1)
-                notes.write(loss, 8.0 * floats * (count - 1) / count, count)
+                # One that has just been healed sends zeros.
+                steps = play.every if manager.current_step() == seen + 1 else 0
+                member.note(manager.current_step(), steps, manager.num_participants(), [], model)
     manager.shutdown()
+
+
+def _once_there(connect: Any) -> Any:
+    """The result of `connect`, once the lighthouse has started."""
+    until_s = time.monotonic() + 60.0
+    while True:
+        try:
+            return connect()
+        except Exception:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.2)
 
 
 _MEMBERS = {"gradwire": _gradwire, "torchft": _torchft}
