@@ -73,7 +73,7 @@ def test_where_triton_can_launch_nothing_the_contract_computes_and_it_is_said_on
     def no_compiler(_where: torch.device) -> None:
         raise RuntimeError("Failed to find C compiler")
 
-    monkeypatch.setattr("gradwire.kernels.device.flagged.try_out", no_compiler)
+    monkeypatch.setattr("gradwire.kernels.device.trial.try_out", no_compiler)
     triton_is(True, monkeypatch)
     with caplog.at_level("WARNING", logger="gradwire"):
         assert computed_by_the_contract()

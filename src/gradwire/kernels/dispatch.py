@@ -157,7 +157,7 @@ def _launches(where: torch.device) -> bool:
     if find_spec("triton") is None:
         return False
     try:
-        import_module("gradwire.kernels.device.flagged").try_out(where)
+        import_module("gradwire.kernels.device.trial").try_out(where)
     except Exception as error:  # or the first step would fail on all ranks
         _LOG.warning("Triton runs no kernels here, so plain torch computes instead, more slowly: %r", error)
         return False

@@ -34,12 +34,6 @@ def zero_idle(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
     return None
 
 
-def try_out(where: torch.device | None) -> None:
-    """Launch a kernel on the GPU `where`, or raise why there can be none; elsewhere do nothing."""
-    if where is not None and where.type == "cuda":
-        poison([torch.zeros(1, device=where)], torch.zeros((), dtype=torch.bool, device=where))
-
-
 @triton.jit(do_not_specialize=["count"])
 def _poison(rows, count, bad, TILE: tl.constexpr):
     """NaN into memory at addresses (address, 16-bit words), unless `bad` is 0.
