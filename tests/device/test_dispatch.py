@@ -42,6 +42,7 @@ def _nothing_is_known() -> Iterator[None]:
         known.cache_clear()
 
 
+@pytest.mark.rest
 def test_tensors_on_the_cpu_import_nothing_of_it() -> None:
     done = subprocess.run([sys.executable, "-c", ON_THE_CPU], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="kernels for devices need Triton")
 from tests.device.there import device
 
 
-@looped("draw", CHOICES, few=3)
+@looped("draw", CHOICES, few=1)
 def test_the_largest_of_each_chunk_is_that_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
     # Fewer chunks than a program has, more than one program, and one chunk of more than one tile.
     for n, chunks in (

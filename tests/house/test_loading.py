@@ -7,6 +7,8 @@ import subprocess
 import sys
 from importlib import import_module
 
+import pytest
+
 from gradwire import recipes
 from gradwire.recipes.catalogue import MODULES as HOMES
 from tests.support.source import MODULES
@@ -19,6 +21,7 @@ json.dump(sorted(sys.modules), sys.stdout)
 """
 
 
+@pytest.mark.rest
 def test_dense_loads_no_other_recipe_and_no_other_exchange() -> None:
     done = subprocess.run([sys.executable, "-c", DENSE], capture_output=True, check=True, text=True)
     loaded = json.loads(done.stdout)

@@ -413,6 +413,7 @@ def test_kernels_of_an_adaptive_one_are_prepared_as_early_as_it_knows_them(
     assert before == [True]
 
 
+@pytest.mark.rest
 def test_compiling_is_logged_and_stands_in_the_report_where_a_step_waited_for_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,6 +19,7 @@ from gradwire.planning.links import straight_line
 AXES = Axes("bytes", "ms")
 
 
+@pytest.mark.rest
 def test_two_codecs_are_measured_printed_drawn_and_written(tmp_path: Path) -> None:
     options = ["--budget", "0.01", "--picture", str(tmp_path / "a.svg"), "--json", str(tmp_path / "a.json")]
     done = CliRunner().invoke(app, ["probe", "--codecs", "fp16;topk(ratio=0.05)", *options])

@@ -79,6 +79,7 @@ def test_an_abort_ends_what_runs_here_and_on_other_ranks() -> None:
     assert [each.result() for each in met(3, body)] == ["broken"] * 3
 
 
+@pytest.mark.rest
 def test_a_meeting_leaves_no_thread_or_file_behind() -> None:
     def held() -> tuple[int, int]:
         gc.collect()

@@ -47,11 +47,13 @@ def test_a_group_has_the_terms_of_the_models() -> None:
     assert borrow(patient) is ours
 
 
+@pytest.mark.rest
 def test_a_group_of_the_users_is_not_lent() -> None:
     give_back(dist.new_group())
     assert borrow(_world()) is not borrow(_world())
 
 
+@pytest.mark.rest
 def test_a_group_that_was_ended_is_not_lent() -> None:
     ended = borrow(_world())
     give_back(ended)

@@ -40,6 +40,7 @@ def test_kernels_and_references_agree(count: int, numel: int, low_bits: int, dty
         assert same(found, unpack_elias_fano.plain(packed, planes))
 
 
+@pytest.mark.rest
 @looped("pattern", ["uniform", "run", "every other"])
 def test_planes_end_anywhere_in_a_word(pattern: str) -> None:
     # A block whose place lies across two words may be the last one: about one size in 30 shows it.

@@ -152,6 +152,7 @@ def test_gradients_have_the_true_shapes_and_are_finite():
     assert all(float(grad.std()) > 0 for grad in grads)
 
 
+@pytest.mark.rest
 def test_gradients_differ_between_ranks_steps_seeds_and_tensors_and_repeat_otherwise():
     work = emulated("emulated(mobilenet_v2, shrink=4, time_scale=0.01)")
     reference = gradients(work)
