@@ -1,6 +1,6 @@
-"""Do all ranks mean the same? Asked at attach and when a state is loaded, with messages of fixed size.
+"""Comparison of arguments and states on all ranks, at attach and when a state is loaded.
 
-They are on the CPU: the comm is the engine's `control`.
+Messages have a fixed size. They are on the CPU: the comm is the engine's `control`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
 
 
 def require_success(failure: BaseException | None, what: str, comm: Comm) -> None:
-    """Raise `failure`, if there is one on this rank, and `PeerFailed` if there is one on another.
+    """Raise the error of this rank, or `PeerFailed` if another rank has one.
 
-    `what` completes "rank 1 could not". One all-gather of 128 bytes per rank.
+    One all-gather of 128 bytes per rank.
+
+    Args:
+        failure: the error of this rank, if there is one.
+        what: completes "rank 1 could not".
+        comm: over the ranks that wait for each other.
     """
     texts = [
         _text(row)
@@ -53,10 +58,16 @@ def require_success(failure: BaseException | None, what: str, comm: Comm) -> Non
 
 
 def on_all_ranks(function: Callable[[], T], what: str, comm: Comm) -> T:
-    """Return the result of `function` once it has returned on every rank; else raise as `require_success`.
+    """Call `function`, and return its result once it has returned on every rank; else raise as
+    `require_success`.
 
-    For what may fail on one rank alone, of memory or in a user's code, while the others would go on to a
-    collective. `function` itself must not issue any.
+    For calls that may fail on one rank alone, for lack of memory or in a user's code, while the others would
+    go on to a collective.
+
+    Args:
+        function: must not issue a collective.
+        what: completes "rank 1 could not".
+        comm: over the ranks that wait for each other.
     """
     failure: BaseException | None = None
     try:
@@ -83,7 +94,7 @@ def require_accepted(refusal: Exception | None, comm: Comm) -> None:
 
 
 def damage(pending: Pending) -> Exception | None:
-    """Wait for a collective; the error if its bytes were damaged, for `require_undamaged`."""
+    """Wait for a collective. Returns the error if its bytes were damaged, for `require_undamaged`."""
     try:
         pending.wait()
     except DAMAGED as error:
@@ -92,10 +103,9 @@ def damage(pending: Pending) -> Exception | None:
 
 
 def require_undamaged(found: Iterable[Exception | None], control: Comm) -> None:
-    """Raise on all ranks if one has found damage in several collectives, of which all have taken place.
+    """Raise on all ranks if one of them has found damage in collectives that have all taken place.
 
-    Some ranks may not know: those of other nodes, and all but the receiver. Where damage is not looked for
-    nothing is asked.
+    Only the receiver knows of damage. Without checksums nothing is asked.
     """
     failures = [each for each in found if each is not None]
     if control.verifies:
@@ -128,7 +138,7 @@ class OptimizerText:
 
     @classmethod
     def of(cls, optimizers: Collection[torch.optim.Optimizer]) -> OptimizerText:
-        """The texts of all optimizers, groups numbered through. Raises what a strange optimizer raises."""
+        """The texts of all optimizers, with groups numbered through. Passes an optimizer's own errors on."""
         kinds = [f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" for optimizer in optimizers]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         options = {

@@ -45,7 +45,7 @@ class Board:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> Board:
-        """One in the store of `group`: made on all its ranks, in the same order."""
+        """A board in the store of `group`: made on all its ranks, in the same order."""
         number = _made[group] = _made.get(group, 0) + 1
         store = PrefixStore(f"gradwire/{group.group_name}/{number}", _store_of(group))
         return cls(store, group.rank(), group.size(), _timeout_s(group))
@@ -65,11 +65,11 @@ class Board:
         return {rank: text.decode() for rank, text in texts if text is not None}
 
     def count(self, page: str, more: int) -> int:
-        """Add to the number that ranks share on `page`, 0 at first; what it is then."""
+        """Add to the number that ranks share on `page`, 0 at first. Returns the sum."""
         return self._ask(lambda: self._store.add(f"{page}/count", more))
 
     def clear(self, page: str) -> None:
-        """Forget this rank's text on `page`, and the number. Not every store can: then they stay."""
+        """Remove this rank's text on `page`, and the number, if the store can."""
         for key in (f"{page}/{self.rank}", f"{page}/count"):
             # What stays behind is overwritten or of no use, and the next question meets a store that is lost.
             with suppress(TransportError):
@@ -100,7 +100,7 @@ class Board:
 
 
 def _store_of(group: dist.ProcessGroup) -> Store:
-    """Its own, or where it is a group in Python, which has none, that of all groups."""
+    """The store of a group, or that of all groups if it is a group in Python, which has none."""
     with suppress(RuntimeError, AttributeError):
         own: Store | None = group.get_group_store()
         if own is not None:

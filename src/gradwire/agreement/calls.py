@@ -1,4 +1,4 @@
-"""Calls that all ranks must make: each says what it is before it moves bytes.
+"""Calls that all ranks must make: each writes its name on a board before it moves bytes.
 
 A rank that calls something while another is in a step, or in another call, finds that out here: within
 seconds, with the names of ranks and calls. Their collectives never meet.
@@ -29,7 +29,7 @@ _PATIENCE = 3
 
 
 class CallEntry(NamedTuple):
-    """The last call of a rank, or the step that it is in."""
+    """The last call of a rank, or its present step."""
 
     what: str
     """The call, with the step that it was made at; empty in a step."""
@@ -50,7 +50,7 @@ class Calls:
     """
 
     def __init__(self, board: Board | None) -> None:
-        """Without a board, for a single rank, nothing is asked."""
+        """`board` is `None` for a single rank, which asks nothing."""
         self.steps = 0
         self._board, self._made, self._looks = board, 0, 0
         self._lost = ""
@@ -95,9 +95,9 @@ class Calls:
             board.clear(self._told.popleft())
 
     def leave(self, what: str) -> None:
-        """This rank gives a step up before it has begun, because it is in `what`.
+        """Give up a step before it begins, because this rank is in `what`.
 
-        Ranks that are in the step hear of it as of a call. Where all ranks give it up, nothing is lost.
+        Ranks that are in the step take it for a call. If all ranks give it up, nothing is lost.
         """
         if self._board is not None:
             page, self._made = str(self._made), self._made + 1
@@ -105,7 +105,8 @@ class Calls:
                 _put(self._board, page, CallEntry(what, self.steps))
 
     def look(self) -> None:
-        """While a step is waited for, twice a second: raise `RanksDisagree` if a rank is in a call instead.
+        """Raise `RanksDisagree` if a rank is in a call while this one waits for a step; called twice a
+        second.
 
         A rank in a call that has begun fewer steps than this one will never bring what the step needs.
         """
@@ -128,7 +129,7 @@ class Calls:
             raise
 
     def ended(self) -> None:
-        """A step is no longer waited for."""
+        """Note that the wait for a step has ended."""
         self._looks = 0
 
     def require_order(self) -> None:

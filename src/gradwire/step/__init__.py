@@ -1,32 +1,49 @@
-"""The path of a gradient, from a full bucket to a committed mean. It knows no wrapper.
+"""The path of a gradient, from a full gradient bucket to a committed mean. Nothing here knows a wrapper.
 
-**Begin with reducer.py.** It is the only state machine: `Backward` for the training thread, `Reducer` for the
-worker. `Reducer._advance` has the algorithm in six numbered lines. The other files are what it calls, in the
-order in which a gradient gets there:
+**The path begins at `DDPBuckets.on_bucket`** (`gradwire/sources/ddp/source.py`), the communication hook that
+DDP calls for each gradient bucket. It calls `Backward.open` for the first bucket, `Backward.submit` for each,
+and `Backward.close` for the last. Other sources do the same. **From there, read reducer.py.** It is the only
+state machine: `Backward` is the side of the training thread, `Reducer` the side of the worker. On the worker
+`Reducer._advance` has the algorithm in six numbered lines.
 
-- worker.py: the thread, with its queue of jobs. Where a device computes, another one waits for gradients.
-- arrival.py: a gradient bucket, and where all of it goes. A *share* goes to a lane, which has a memory. A
-  *run* goes past the lanes, which is called *direct*: its exchange works in the bucket itself. A small run
-  beside lanes waits for the vote.
-- layout.py makes lanes of recipe and policy, before the first step.
-- arena.py: a lane is compensated (line 1) by its `Memory` (`gradwire/memory.py`). x lies in the arena.
-- plan.py: all of a unit's exchange that stays the same from step to step. context.py: which unit it is, on
-  which rank and in which step. The exchange itself (lines 2 to 4) is in `exchange/`, its codec in `codec/`.
-- step.py: the state of one step: what has come, where means go, its first error, its outcome.
+**The path ends at `Backward.deliver`.** `gradwire.attach` (`_assemble` in `_api/attach.py`) ties the two
+sides together: it makes the `EngineEnvironment`, whose `concluded` is `Backward.deliver` and whose `resolved`
+is `Backward.note`. The reducer calls these for each step. `deliver` sets the event for which the training
+thread waits, and lets the source set DDP's futures.
+
+The other files are in the order in which a gradient gets to them:
+
+- worker.py: the thread, with its queue of jobs. on_device.py is the training thread's side where a device
+  computes: another thread waits for gradients then.
+- arrival.py: a gradient bucket, and the place of each gradient in it. A *lane share* goes to a lane, which
+  has a memory. A *direct share* bypasses the lanes: its exchange works in the bucket itself. A small direct
+  share beside lanes waits for the vote.
+- layout.py: lanes, made of recipe and policy before the first step.
+- arena.py: a lane, which is compensated (line 1) by its `Memory` (`gradwire/memory.py`). x lies in the arena.
+- plan.py: everything about a unit's exchange that stays the same from step to step. context.py: the unit, the
+  rank and the step of an exchange. The exchange itself (lines 2 to 4) is in `exchange/`, its codec in
+  `codec/`.
+- ahead.py: gradients that a device encodes bucket by bucket. marks.py: findings that stay on a device.
+- step.py: the state of one step: buckets, places of means, the first error, the outcome.
 - verdict.py: the rows of the status vote (line 5), and small gradients, which travel beside them.
-- fates.py: what optimizers make of a finished step.
-- history.py and event_log.py: what a run tells.
+- fates.py: the optimizers' part: which gradients of a finished step they have used.
+- history.py and event_log.py: costs and events of a run.
 
-engine.py is what changes between steps only: the installed recipe, with its memory. environment.py has all
-that it is built with: placement, optimizer, buffers, reporting.
+engine.py has the installed recipe with its memory, which changes between steps only. `Reducer` is derived
+from its `Engine`, and the rest of the tree says *engine* for both. environment.py has everything that an
+engine is built with, and the protocols of features: a *step observer* is in a list while it is on, and a
+*controller* decides which recipe follows. `Reducer._features` lists the features of the installed recipe. A
+feature that is off is in neither list, and no step asks for it.
 
-Words for what becomes of a step:
+Words for the outcome of a step:
 
-- It is *concluded* when its means are on their way to the model, or when it has failed: `Outcome` says which.
+- It is *concluded* when its means are on their way to the model, or when it has failed: see `Outcome`.
 - It is *resolved* when the host knows whether it counts: most often before it is concluded. A *late* step is
-  resolved when the next one begins, so that the host need not wait for a device.
+  *deferred*: it is resolved when the next one begins, so that the host need not wait for a device.
 - It is *settled* when optimizers have used its means, or have left them out. Until then a commit can be
-  undone, and parameters whose gradient no optimizer has used yet are *open*.
-- A unit *rests* in a step in which its exchange sends nothing. A slot is *idle* in a step that brings nothing
-  but zeros for it: its memory stays as it is.
+  undone. Parameters whose gradient no optimizer has used yet are *open*.
+- A mean *lands* when it is written to the place from which the gradients came. A backward pass is *complete*
+  when the training thread has what the step has brought.
+- A unit *rests* in a step in which its exchange sends nothing. A slot is *idle* in a step in which its
+  gradient is zero throughout: its memory stays as it is.
 """

@@ -1,8 +1,8 @@
-"""Gradients coded as they come: folded into the memory and encoded in one pass, bucket by bucket.
+"""Compensation and encoding of gradients in one pass, bucket by bucket, on a device.
 
-Blocks never lie in two parameters, so that what a bucket brings can be coded before all of its unit is there.
-Codes go to a room of the whole lane, in which each unit has the rows that its exchange sends. It lives from
-the first bucket of a step to the last one.
+No block lies in two parameters, so a bucket can be encoded before all of its unit is there. Codes go to a
+room of the whole lane, in which each unit has the rows that its exchange sends. The room lives from the first
+bucket of a step to the last one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GRAIN = 16
 
 
 class _Segment(NamedTuple):
-    """A segment of a unit: where its rows begin in the room, its elements in the unit, and its coder."""
+    """A segment of a unit: the start of its rows in the room, its elements in the unit, and its coder."""
 
     start: int
     here: slice
@@ -41,10 +41,10 @@ class _Segment(NamedTuple):
 
 
 class CodedLane:
-    """How the gradients of a lane are coded as they come, and what they have come to in the present step."""
+    """Encodes the gradients of a lane as they come, and keeps the codes of the running step."""
 
     def __init__(self, lane: Lane, units: Sequence[Sequence[RowCoder]]) -> None:
-        """`units` have the coders of each unit's segments, one after the other."""
+        """Lay out a room for the codes. `units` are the coders of each unit's segments, in order."""
         self._lane = lane
         self._room: Tensor | None = None
         self._runs = defaultdict[int, list[tuple[int, int, int, int]]](list)
@@ -72,9 +72,15 @@ class CodedLane:
         return bisect_right(self._starts, element) - 1
 
     def _lay_out(self, table: ShardedBlocks, begin: int, first: int) -> int:
-        """Note where shards of the lane's elements from `begin` on go; returns the element behind them.
+        """Give rows to the shards of a segment.
 
-        Bytes that no code takes become zero with slot number `first`.
+        Args:
+            table: of the segment.
+            begin: its first element in the lane.
+            first: the number of the slot with which bytes that no code takes become zero.
+
+        Returns:
+            The element of the lane after the segment.
         """
         for number, shard in enumerate(table.shards):
             start = self._bytes + number * table.row_bytes
@@ -89,7 +95,13 @@ class CodedLane:
         return begin
 
     def fold(self, grads: Gradients, numbers: Sequence[int], step: int) -> None:
-        """Fold gradients of the slots with these `numbers`, and encode what that makes."""
+        """Compensate gradients, and encode them.
+
+        Args:
+            grads: of a bucket.
+            numbers: of their slots, in the order of the pieces.
+            step: counts committed steps.
+        """
         lane = self._lane
         if self._room is None:
             self._room = torch.empty(self._bytes, dtype=torch.uint8, device=lane.x.device)
@@ -110,9 +122,12 @@ class CodedLane:
         return CodedPieces(pieces, numbers, runs, zeros, *self._rule)
 
     def unit(self, unit: Unit, places: Sequence[Tensor], factor: float) -> Coded | None:
-        """A unit of which all has come, for its exchange; `None` if nothing was coded in this step.
+        """The codes of a complete unit, for its exchange; `None` if nothing was encoded in this step.
 
-        Its mean goes times `factor` to `places`.
+        Args:
+            unit: all of its gradients have been encoded.
+            places: stretches of buckets in which its mean lands, in order.
+            factor: multiplies the mean.
         """
         room = self._room
         if room is None:
@@ -125,12 +140,12 @@ class CodedLane:
         return Coded(tuple(each.rows(room) for each in segments), land)
 
     def close(self) -> None:
-        """All gradients of the step have come, or it is over: all that is sent has been handed out."""
+        """Release the room: all gradients of the step have been encoded, or the step is over."""
         self._room = None
 
 
 def _within(places: Sequence[Tensor], here: slice) -> list[Tensor]:
-    """The places of a stretch of a unit's elements, which have these `places` one after the other."""
+    """The parts of `places`, which hold a unit in order, that hold the elements `here` of it."""
     found, begin = [], 0
     for place in places:
         low, high = max(here.start - begin, 0), min(here.stop - begin, place.numel())
@@ -141,7 +156,13 @@ def _within(places: Sequence[Tensor], here: slice) -> list[Tensor]:
 
 
 def coded_lane(lane: Lane, world: int, granularity: Granularity) -> CodedLane | None:
-    """How gradients of a `lane` are coded as they come; `None` if its memory or its exchange cannot."""
+    """The encoder of gradients as they come; `None` if the lane's memory or exchange allows none.
+
+    Args:
+        lane: has the units.
+        world: the number of ranks.
+        granularity: of the device.
+    """
     ahead = getattr(lane.exchange, "ahead", None)
     if ahead is None or not lane.adds or lane.dtype is not torch.float32 or not lane.units:
         return None

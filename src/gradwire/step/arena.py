@@ -46,7 +46,7 @@ class ParameterSpec:
 
     @property
     def whole(self) -> ParameterSpec:
-        """The parameter itself, by which policies go."""
+        """The parameter itself, to which policies apply."""
         return self.shard_of or self
 
     def shaped(self, flat: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def specs_of(module: nn.Module, ignored: Iterable[str] = ()) -> tuple[ParameterS
 
 
 def _stride_of(parameter: Tensor) -> tuple[int, ...] | None:
-    """The strides that DDP gives the gradient: those of a dense parameter; else `None`, for rows."""
+    """The strides that DDP gives the gradient of a dense parameter; `None` for row order."""
     if parameter.is_contiguous() or not is_dense(parameter):
         return None
     return tuple(parameter.stride())
@@ -140,10 +140,8 @@ class Unit:
 class Lane:
     """The slots of one exchange with the planes of its memory, by name.
 
-    `cuts` are the inner cut points in elements; an exchange may move them to its grain. `committed` is what
-    the last good exchange left, in `memory_dtype` (that of the planes by default); `working` belongs to the
-    current one, which needs the plane `UNSENT` even if nothing is remembered of it. `kept` is what the
-    exchange keeps by parameter.
+    `committed` planes are those of the last committed exchange. `working` planes belong to the running one,
+    which needs the plane `UNSENT` even without a memory. `kept` is the exchange's own state, by parameter.
 
     A commit can be undone until the next fold, because the planes that it replaced still exist. Slots that
     stay open longer have copies of what they had before: `settle`.
@@ -158,6 +156,16 @@ class Lane:
         device: torch.device,
         memory_dtype: torch.dtype | None = None,
     ) -> None:
+        """Allocate the planes, and cut the units.
+
+        Args:
+            number: of the lane.
+            specs: its parameters, in order, all of one type.
+            exchange: of all its units; has a memory.
+            cuts: inner cut points in elements. They move to the exchange's grain.
+            device: of the planes.
+            memory_dtype: of committed planes, by default that of working ones.
+        """
         assert exchange.memory is not None, "only exchanges with a memory live in the arena"
         self.number = number
         self.exchange, self.memory = exchange, exchange.memory
@@ -182,19 +190,19 @@ class Lane:
         self.marks = Marks(len(self.slots), device)
         self._numbers = {slot.spec.name: number for number, slot in enumerate(self.slots)}
         self._replaced: dict[str, Tensor] = {}
-        """Planes as they were before the last commit."""
+        """Planes before the last commit."""
         self._held: dict[str, dict[str, Tensor]] = {}
-        """By open parameter: its planes as they were before its first exchange that is still open."""
+        """By open parameter: its planes before its first exchange that is still open."""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all planes, and of what the exchange keeps."""
+        """Bytes of all planes, and of the exchange's own state."""
         groups = (self.committed, self.working, *self.kept.committed.values())
         return sum(tensor.nbytes for group in groups for tensor in group.values())
 
     @property
     def x(self) -> Tensor:
-        """The error-fed gradient (numel,) of the current step; after its exchange, the unsent part."""
+        """The error-fed gradient (numel,) of the running step; after its exchange, the unsent part."""
         return self.working[UNSENT]
 
     @cached_property
@@ -203,24 +211,27 @@ class Lane:
         return self.slots[0].spec.narrow_for(self.memory)
 
     def scale_of(self, loss_scale: float) -> float:
-        """How many times too large the gradients are that its exchange gets."""
+        """The factor in the gradients that its exchange gets: the loss scale, or 1."""
         return loss_scale if self.memory.as_arrived else 1.0
 
     def fold(self, grads: Gradients, step: int, world: int) -> Folded:
-        """Memory plus gradients, into the working planes; pieces begin as slots do."""
+        """Write memory plus gradients to the working planes; each piece begins where a slot does."""
         return self.memory.fold(self.working, self.committed, grads, step, world)
 
     def fold_marked(self, grads: Gradients, numbers: Sequence[int], step: int) -> None:
-        """As `fold`, of the slots with these `numbers`, but that what a device finds stays there: in `marks`.
+        """As `fold`, but leave the findings on the device, in `marks`. Idle slots become zero.
 
-        The memory only `adds`. All of slots without a gradient becomes zero.
+        Args:
+            grads: of a bucket. The memory only `adds` them.
+            numbers: of their slots, in the order of the pieces.
+            step: counts committed steps.
         """
         old, coefficient = self.committed.get(UNSENT), self.memory.coefficient(step)
         marks = self.marks.begun()[:-1]
         fold_marked(self.x, old, grads.bucket, coefficient, grads.scale, grads.pieces, numbers, marks)
 
     def numbers_of(self, slots: Iterable[Slot]) -> tuple[int, ...]:
-        """Where slots stand among all of the lane."""
+        """Numbers of slots among all of the lane."""
         return tuple([self._numbers[slot.spec.name] for slot in slots])
 
     @cached_property
@@ -229,11 +240,10 @@ class Lane:
         return Pieces((slot.start, slot.start, slot.spec.numel) for slot in self.slots)
 
     def commit(self, idle: Iterable[Slot]) -> None:
-        """Make what this exchange leaves the memory; `idle` slots keep what they had, and what is left of
-        them.
+        """Make the working planes the committed ones. `idle` slots keep their old memory, and add their rest.
 
-        They have brought zeros. The rest in them was sent in this rank's name all the same: the owner of a
-        shard keeps the rounding error of the mean (`exchange.scatter_reduce`).
+        An idle slot has brought zeros. It may have a rest all the same: the owner of a shard keeps the
+        rounding error of the mean (`exchange.scatter_reduce`).
         """
         rests = [(slot, self.x[slot.start : slot.stop].clone()) for slot in idle]
         self.kept.commit()
@@ -251,19 +261,19 @@ class Lane:
                 self._replaced[name] = _exchanged(old, new)
 
     def forget_unsent(self) -> None:
-        """All unsent gradient has been handed over: nothing is left of it. `settle` can undo that, too."""
+        """Set the unsent gradient to zero: `flush` has handed it over. `settle` can undo that, too."""
         self._replaced = {UNSENT: self.committed[UNSENT].clone()}
         self.committed[UNSENT].zero_()
 
     def begin(self) -> None:
-        """The next folds write where the replaced planes are: from now on the last commit is final."""
+        """Make the last commit final: the next folds overwrite the planes that it replaced."""
         self._replaced = {}
         self.kept.begin()
 
     def settle(self, fates: Fates) -> None:
-        """Undo the last commit and earlier open ones for what was dropped; keep a way back for what is open.
+        """Undo the last commit, and earlier open ones, for dropped parameters; keep a way back for open ones.
 
-        Only slots that were dropped or are open are copied.
+        Only slots of dropped and of open parameters are copied.
         """
         for slot in self.slots:
             name, here = slot.spec.name, slice(slot.start, slot.stop)
@@ -282,16 +292,16 @@ class Lane:
 
     @property
     def held(self) -> Set[str]:
-        """The open parameters: an optimizer has still to use gradients of earlier exchanges."""
+        """The open parameters: no optimizer has used their gradients of earlier exchanges yet."""
         return self._held.keys()
 
     def final(self, slot: Slot, plane: str) -> Tensor:
-        """A committed plane of a slot, flat, without what is still open; a view."""
+        """A committed plane of a slot, flat, without open exchanges; a view."""
         held = self._held.get(slot.spec.name, {})
         return held[plane] if plane in held else self.committed[plane][slot.start : slot.stop]
 
     def hold(self, slot: Slot, planes: Mapping[str, Tensor]) -> None:
-        """The slot is open; before that, it had these `planes`."""
+        """Note that a slot is open, and its `planes` before that."""
         self._held[slot.spec.name] = dict(planes)
 
 
@@ -300,7 +310,7 @@ _BLOCK = 1 << 20
 
 
 def _exchanged(narrow: Tensor, wide: Tensor) -> Tensor:
-    """Write `wide` (numel,) to `narrow`; returns what `narrow` had, in the memory of `wide`.
+    """Write `wide` (numel,) to `narrow`. Returns the old content of `narrow`, in the memory of `wide`.
 
     Going up, an element of the shorter type is written where the wider ones have been read already.
 
@@ -317,15 +327,20 @@ def _exchanged(narrow: Tensor, wide: Tensor) -> Tensor:
 
 
 def slots_of(specs: Sequence[ParameterSpec]) -> tuple[Slot, ...]:
-    """Where parameters lie in a lane: one after the other."""
+    """Slots of parameters that lie one after the other."""
     starts = accumulate((spec.numel for spec in specs), initial=0)
     return tuple(Slot(spec, start) for spec, start in zip(specs, starts, strict=False))
 
 
 def units_of(slots: Sequence[Slot], cuts: Iterable[int], grain: int, lane: int = 0) -> tuple[Unit, ...]:
-    """The units between `cuts`, which move to where the `grain` of an exchange allows one.
+    """The units between `cuts`, which move down to a multiple of `grain`, or to the nearest end of a
+    parameter.
 
-    Down to a multiple of it, or to the nearest end of a parameter.
+    Args:
+        slots: of the lane.
+        cuts: inner cut points in elements.
+        grain: of the exchange.
+        lane: its number.
     """
     ends = [0, *(slot.stop for slot in slots)]
     numel = ends[-1]
@@ -342,7 +357,7 @@ def units_of(slots: Sequence[Slot], cuts: Iterable[int], grain: int, lane: int =
 
 
 def _nearest(ends: Sequence[int], cut: int) -> int:
-    """The nearest of ascending `ends`; of two that are as near the lower. 0 < cut < the last."""
+    """The nearest of ascending `ends`, and the lower one of two as near. 0 < cut < the last."""
     above = bisect_left(ends, cut)
     return min(ends[above - 1], ends[above], key=lambda end: abs(end - cut))
 

@@ -1,6 +1,6 @@
-"""Gradients that arrive in a flat buffer, and where everything in it goes.
+"""Gradient buckets, and the place of each gradient in lanes and units.
 
-The latter is worked out once, because the same buffers come in every step.
+Places are worked out once, because the same buckets come in every step.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gradwire.step.plan import ExchangePlan
 
 @dataclass(frozen=True)
 class Arrival:
-    """Gradients that are ready since `at_s`, in a flat buffer, which receives their mean in place.
+    """A gradient bucket, ready since `at_s`: a flat buffer, in which its mean lands.
 
-    The buffers of a step are numbered from 0; `index` is the same on all ranks, whatever the order in which
-    they arrive. The time is that of the source, and the engine may get to the buffer later.
+    The buckets of a step are numbered from 0. `index` is the same on all ranks, whatever the order of
+    arrival.
     """
 
     buffer: Tensor
@@ -35,11 +35,11 @@ class Arrival:
     index: int
     at_s: float = field(default_factory=now_s)
     failure: BaseException | None = None
-    """Why there is nothing worth reading. Peers wait, so it is exchanged nevertheless; the step fails."""
+    """The error of bringing it. Peers wait, so it is exchanged nevertheless; the step fails."""
 
 
 class InTurn:
-    """The buckets of a step that wait for their turn, by index: all ranks take them in the same order.
+    """The buckets of a step that wait for their turn by index, so that all ranks take them in the same order.
 
     >>> buckets = InTurn()
     >>> for index in (1, 2, 0):
@@ -55,7 +55,7 @@ class InTurn:
         self._turn = 0
 
     def add(self, arrival: Arrival) -> None:
-        """Note a bucket, whose turn may come later."""
+        """Add a bucket, whose turn may come later."""
         self._waiting[arrival.index] = arrival
 
     def next_turns(self) -> Iterator[Arrival]:
@@ -73,7 +73,7 @@ class InTurn:
 
 @dataclass(eq=False)
 class DirectShare:
-    """Neighbours in a bucket that bypass the arena with the same exchange."""
+    """Neighbours in a bucket that bypass the arena, by one exchange."""
 
     exchange: Exchange
     entries: tuple[Slot, ...]
@@ -102,9 +102,9 @@ class DirectShare:
 
 @dataclass(frozen=True)
 class LaneShare:
-    """The part of a bucket that belongs to a lane: piece number i is the whole gradient of slot number i.
+    """The gradients of a bucket that belong to a lane: piece number i is the whole gradient of slot number i.
 
-    These `pieces` are for a fold. They are not those of the arena, which end where a unit does.
+    These `pieces` are for compensation. Those of the arena end where a unit does.
     """
 
     lane: Lane
@@ -113,18 +113,18 @@ class LaneShare:
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """Which of the lane's slots they are."""
+        """Numbers of the slots in the lane."""
         return self.lane.numbers_of(self.slots)
 
     @cached_property
     def label(self) -> str:
-        """For timelines and notes of errors."""
+        """Name in timelines and notes of errors."""
         return labelled([slot.spec.name for slot in self.slots])
 
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """The destination of everything in a bucket. `units` come with how many of their parameters are in it."""
+    """The places of all gradients in a bucket. `units` come with the number of their parameters in it."""
 
     entries: tuple[Slot, ...]
     direct: tuple[DirectShare, ...]

@@ -1,7 +1,4 @@
-"""Knowledge of an exchange beside its tensor, and the random numbers that follow from it.
-
-Which unit it is, on which rank and in which step; the state that it keeps; what all replicas hold alike.
-"""
+"""The context of an exchange: its unit, rank and step, its state, and its random numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _MOST_CONSTANTS = 64
 
 @dataclass(frozen=True)
 class Part:
-    """Elements [start, stop) of the parameter `name`, which has this `shape`: what a unit holds of it."""
+    """The part of a parameter in a unit: elements [start, stop) of `name`, which has this `shape`."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,7 +35,7 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether that is all of the parameter."""
+        """Whether it is the whole parameter."""
         return self.numel == math.prod(self.shape)
 
 
@@ -62,9 +59,9 @@ Kept: TypeAlias = "dict[str, dict[str, Tensor | None]]"
 
 
 class ExchangeState:
-    """State that an exchange keeps by parameter, such as PowerSGD's factors; the same on all ranks.
+    """An exchange's own state by parameter, such as PowerSGD's factors; the same on all ranks.
 
-    A tensor that a step puts here becomes visible once the step has been committed.
+    A tensor that a step puts here becomes visible when the step is committed.
 
     >>> import torch
     >>> kept = ExchangeState()
@@ -80,9 +77,9 @@ class ExchangeState:
         self.committed: dict[str, dict[str, Tensor]] = {}
         self._working: dict[str, dict[str, Tensor]] = {}
         self._replaced: Kept = {}
-        """Memory that the last commit replaced, by parameter and kind; `None` where there was nothing."""
+        """Tensors that the last commit replaced, by parameter and kind; `None` where there was none."""
         self._held: Kept = {}
-        """By open parameter and kind: what there was before its first exchange that is still open."""
+        """By open parameter and kind: the tensor before its first exchange that is still open."""
 
     def get(self, kind: str, name: str) -> Tensor | None:
         """The tensor of the last committed step, read only; `None` if there is none."""
@@ -93,7 +90,7 @@ class ExchangeState:
         self._working.setdefault(kind, {})[name] = tensor
 
     def commit(self) -> None:
-        """Make visible what was put since the last commit."""
+        """Make visible the tensors that were put since the last commit."""
         self._replaced = {}
         for kind, tensors in self._working.items():
             known = self.committed.setdefault(kind, {})
@@ -103,7 +100,7 @@ class ExchangeState:
         self.discard()
 
     def begin(self) -> None:
-        """From now on the last commit is final where it is not held open."""
+        """Make the last commit final, except for open parameters."""
         self._replaced = {}
 
     def settle(self, fates: Fates) -> None:
@@ -126,7 +123,7 @@ class ExchangeState:
             self.committed.get(kind, {}).pop(name, None)
 
     def final(self) -> dict[str, dict[str, Tensor]]:
-        """Committed memory, by kind and parameter, without what is still open."""
+        """The committed state by kind and parameter, without open exchanges."""
         found = ExchangeState()
         found.committed = {kind: dict(tensors) for kind, tensors in self.committed.items()}
         for name, before in self._held.items():
@@ -135,7 +132,13 @@ class ExchangeState:
         return {kind: tensors for kind, tensors in found.committed.items() if tensors}
 
     def adopt(self, name: str, other: ExchangeState, where: torch.device) -> None:
-        """Take over at once what another has committed for the parameter `name`, to the device `where`."""
+        """Take over the committed state of a parameter.
+
+        Args:
+            name: of the parameter.
+            other: has the state.
+            where: the device to which it is copied.
+        """
         for kind, tensors in other.committed.items():
             if name in tensors:
                 self.committed.setdefault(kind, {})[name] = tensors[name].to(where)
@@ -145,7 +148,7 @@ class ExchangeState:
             }
 
     def discard(self) -> None:
-        """Forget what was put since the last commit."""
+        """Forget the tensors that were put since the last commit."""
         self._working = {}
 
 
@@ -168,7 +171,7 @@ Replicas = Callable[[str], Replicated | None]
 
 
 def read_by(read: Callable[[Tensor], Tensor], replicas: Replicas) -> Replicas:
-    """`replicas` whose parameters and states are passed through `read`, which copies them to the reader."""
+    """`replicas` with parameters and states copied by `read`."""
 
     def found(name: str) -> Replicated | None:
         known = replicas(name)
@@ -188,10 +191,10 @@ def _unknown(_name: str) -> None:
 
 @dataclass(frozen=True)
 class Coded:
-    """A unit that was encoded as it came (`gradwire.step.ahead`): what is left of it is in x already.
+    """The codes of a unit that was encoded bucket by bucket (`gradwire.step.ahead`); x has the rest already.
 
-    By segment (`gradwire.exchange.scatter_reduce`): `rows` are what it sends, and `land` carries what comes
-    back, the means that all owners have coded, to where the gradients came from.
+    By segment (`gradwire.exchange.scatter_reduce`): `rows` are sent, and `land` decodes the means of all
+    owners into the buckets.
     """
 
     rows: tuple[Tensor, ...]
@@ -199,11 +202,11 @@ class Coded:
 
 
 See = Callable[[Tensor, str], None]
-"""Takes whether a payload is valid, as a 0-dimensional bool, and what is wrong if it is not."""
+"""Takes whether a payload is valid, as a 0-dimensional bool, and the complaint if it is not."""
 
 
 def refuse(sound: Tensor, complaint: str) -> None:
-    """Raise `WireError` with the `complaint` unless `sound`, which the host reads and so waits for.
+    """Raise `WireError` with the `complaint` unless `sound`, for which the host waits.
 
     >>> refuse(torch.tensor(True), "nothing")
     """
@@ -213,7 +216,7 @@ def refuse(sound: Tensor, complaint: str) -> None:
 
 @dataclass(frozen=True)
 class ExchangeContext:
-    """Which unit is exchanged, on which rank and in which step, and all that may be used beside the tensor.
+    """Unit, rank and step of an exchange, and everything else that it may use beside its tensor.
 
     `step` counts committed steps, which are the optimizer's: several exchanges before one optimizer step have
     the same number. `unit` is the unit's number within its lane, `lane` the lane's number. An exchange that
@@ -246,7 +249,7 @@ class ExchangeContext:
     constants: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def with_constants(self, constants: dict[Hashable, Any]) -> ExchangeContext:
-        """Let `once` keep its values in `constants`, which belong to the unit; changes the context in place.
+        """Let `once` keep its values in `constants`, which belong to the unit. Changes the context in place.
 
         A context that is derived from it (`dataclasses.replace`) keeps its values by itself.
         """
@@ -254,7 +257,7 @@ class ExchangeContext:
         return self
 
     def once(self, make: Callable[..., T], *of: Hashable) -> T:
-        """`make(self, *of)`, computed once for this unit and kept while the recipe runs.
+        """Compute `make(self, *of)` once for this unit, and keep it while the recipe runs.
 
         It may depend on the unit's parts, the rank and the world, and on nothing that changes from step to
         step. An exchange without lane has another number as its unit where buckets come in another order.
@@ -305,7 +308,7 @@ def number_from(*key: int | str) -> int:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill a piece of memory without gap or overlap, in whatever order.
+    """Whether the elements of a tensor fill a piece of memory without gap or overlap, in any order.
 
     >>> is_dense(torch.zeros(4, 6).T), is_dense(torch.zeros(4, 6)[:, ::2])
     (True, False)

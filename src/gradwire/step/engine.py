@@ -1,4 +1,4 @@
-"""The recipe that is installed on one rank, with its memory: a reducer runs it, a checkpoint holds it.
+"""The installed recipe of one rank, with its memory: a reducer runs it, a checkpoint holds it.
 
 All of it changes between steps only, in the same one on all ranks.
 """
@@ -37,7 +37,7 @@ _FIRST = 64
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A layout, with its memory, that an engine runs or could run from a step on: for `restore`."""
+    """A layout with its memory, and everything else that `Engine.restore` installs."""
 
     layout: Layout
     step: int
@@ -49,9 +49,9 @@ class Snapshot:
 
 
 class Engine:
-    """The installed recipe of one attached model; `env` is all that it needs from outside.
+    """The installed recipe of one attached model, built with `env`.
 
-    A `Controller` changes what runs, in the same step on all ranks, because it sees only numbers from
+    A `Controller` changes the recipe, in the same step on all ranks, because it sees only numbers of
     verdicts. `running` is the text of the recipe that runs, `None` while dense steps are measured.
     """
 
@@ -70,9 +70,10 @@ class Engine:
     # -- plans: changed between steps only, on all ranks in the same one
 
     def prepared(self, layout: Layout, step: int | None = None) -> Snapshot:
-        """A snapshot of `layout`, with the memory that it has, for `restore`; from `step` on, or else as now.
+        """A snapshot of `layout` with its memory, for `restore`; from `step` on, by default the present one.
 
-        All that can fail is done here, and nothing changes: ranks can agree before any of them goes on.
+        Everything that can fail is done here, and nothing changes: so ranks can agree before any of them goes
+        on.
         """
         decision, env, placement = layout.main.next, self.env, self.env.placed(layout)
         env.compile_for(layout)
@@ -97,9 +98,10 @@ class Engine:
         return build(self.specs, composition, env.policy, device, *given)
 
     def layout_to_run(self, asked: Layout, *, owing: bool = False) -> Layout:
-        """`asked`, or what runs instead of it on a rank alone; `owing` as for `uncompressed`.
+        """The layout `asked`, or the dense one that a single rank runs instead; `owing` as for
+        `uncompressed`.
 
-        Of dense steps that measure, what their decision is about counts.
+        For dense steps that measure, the composition that they decide about counts.
         """
         following = asked.main.next
         aim = asked if following is None or following.about is None else self.layout_of(following.about, META)
@@ -109,11 +111,11 @@ class Engine:
         return asked
 
     def install(self, composition: Composition) -> None:
-        """Change what runs. Memory moves along by parameter name; what is unsent may not be dropped."""
+        """Run another composition. Memory moves along by name; unsent gradient may not be dropped."""
         self.restore(self.successor(composition))
 
     def follow(self, following: Composition) -> None:
-        """Change what runs, to `first_of` it (a collective)."""
+        """Run `first_of(following)`. A collective."""
         self._following, first = None, self.first_of(following)
         self.install(first) if first is not None else None
 
@@ -138,13 +140,13 @@ class Engine:
         return not homeless or slowest(self.env.control, [float(left)]) == [0.0]
 
     def successor(self, composition: Composition) -> Snapshot:
-        """`composition`, `prepared` with the memory of what runs now."""
+        """A snapshot of `composition`, with the present memory."""
         layout = self.layout_of(composition)
         layout.take_over(self.layout)
         return self.prepared(self.remembering(layout))
 
     def remembering(self, asked: Layout) -> Layout:
-        """`layout_to_run`, with the memory of `asked`. On a rank alone the next step sends all of it."""
+        """`layout_to_run`, with the memory of `asked`. On a single rank the next step sends all of it."""
         owing = any(bool(lane.committed[UNSENT].any()) for lane in asked.lanes if UNSENT in lane.committed)
         here = self.layout_to_run(asked, owing=owing)
         if here is not asked:
@@ -152,7 +154,7 @@ class Engine:
         return here
 
     def retired(self) -> Snapshot:
-        """Plain all-reduce, whatever the policy, `prepared` without any memory."""
+        """A snapshot of the plain all-reduce, whatever the policy, without memory."""
         env = self.env
         device, given = env.usual.memory.where, (env.memory_dtype, env.tuning)
         made = self.prepared(build(self.specs, dense(), None, device, env.world, *given))
@@ -165,7 +167,7 @@ class Engine:
         )
 
     def restore(self, saved: Snapshot) -> None:
-        """Run what was `prepared`, or go on as if nothing had run since `snapshot`."""
+        """Install a snapshot: one that was `prepared`, or an earlier state."""
         self._following = None
         self.layout, self.step, self.running, self.facts = (
             saved.layout,
@@ -188,11 +190,11 @@ class Engine:
     # -- what becomes of a step, once optimizers have stepped or not
 
     def begin_anew(self) -> None:
-        """No exchange waits for an optimizer."""
+        """Forget exchanges that wait for an optimizer."""
         self._is_counted = self._is_open = False
 
     def settle(self, fates: Fates) -> bool:
-        """Make final, undo, or keep open what exchanges have committed; whether a whole step was undone.
+        """Make commits final, undo them, or keep them open. Returns whether a whole step was undone.
 
         `step` counts optimizer steps. An exchange is taken to make one until this says that it has not.
         Several exchanges before an optimizer steps have one number, and go back together.
@@ -210,7 +212,7 @@ class Engine:
 
     @property
     def is_counted(self) -> bool:
-        """Whether an exchange has been counted as a step for which no optimizer has answered yet."""
+        """Whether an exchange counts as a step, and no optimizer has stepped since."""
         return self._is_counted
 
     @property
@@ -221,24 +223,24 @@ class Engine:
 
     @property
     def late(self) -> float | None:
-        """Steps' worth of gradient that wait in memory under what runs; `None` before that is known."""
+        """Steps' worth of gradient that wait in memory; `None` before it is known."""
         return self._controller.late
 
     @property
     def measuring(self) -> bool:
-        """Whether dense steps still find out what to do."""
+        """Whether dense steps are measured, before a decision."""
         return self._controller.measuring
 
     @property
     def is_serial(self) -> bool:
-        """Whether communication of this step waits for its computation, so that each is timed alone."""
+        """Whether communication waits for computation in this step, so that each is timed alone."""
         return self._controller.is_serial
 
     def times(self, step: int) -> bool:
-        """Whether a step of this number is timed, and its bytes are metered; the same on all ranks.
+        """Whether the step of this number is timed, and its bytes are metered; the same on all ranks.
 
-        All are while dense steps are measured, and where a judge goes by times. Of others the first ones
-        under a recipe are.
+        All steps are, while dense steps are measured and where a judge goes by times. Otherwise the first
+        ones under a recipe are, and then one in `EngineEnvironment.timed_every`.
         """
         main, every = self.layout.main, self.env.timed_every
         by_times = main.watch is not None or self.measuring
@@ -246,11 +248,11 @@ class Engine:
 
     @property
     def fingerprint(self) -> int:
-        """Fingerprint of all that must agree between ranks before a step counts."""
+        """24 bits over step, recipe and cuts, which must agree between ranks before a step counts."""
         return fingerprint(self.step, self._recipe_number)
 
     def _hear(self, step: int, rows: Rows) -> Heard:
-        """Take what all ranks said of the link; what it is taken to be, and its change."""
+        """Update the estimate of the link by the rows of all ranks. Returns it, and its change, if any."""
         if not any(map(any, rows)):  # the step before was not timed
             return self._link, None
         changes = self.traffic.hear(rows)

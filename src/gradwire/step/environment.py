@@ -1,4 +1,4 @@
-"""The values that an engine is built with: placement, the model's optimizer and buffers, reporting.
+"""The environment of an engine: placement, the model's optimizer and buffers, features, reporting.
 
 Environment variables are another matter: `gradwire.environment` has those.
 """
@@ -26,14 +26,14 @@ from gradwire.step.step import Passenger, Step
 
 
 class StepObserver(Protocol):
-    """Looks on at steps: checks, figures and copies that no step needs. One that is off is not in the list.
+    """A feature that observes steps, such as a guard. It is in a list while it is on.
 
-    All that it does runs on the engine's thread. It changes neither gradients nor memory, and issues no
-    collective, but for what it hands to `Step.tell`, which all ranks call in the same step.
+    It runs on the engine's thread, changes neither gradients nor memory, and issues no collective. It may
+    call `Step.tell`, if all ranks do so in the same step.
     """
 
     def before(self, step: Step, env: EngineEnvironment) -> None:
-        """A step begins, and none of its gradients has been taken in.
+        """Observe a step that begins; none of its gradients has been taken in.
 
         There an observer asks the step for what else it wants, which is gone with the step: to be called with
         each unit (`Step.unit_observers`), or to tell the other ranks numbers and to compare theirs (`tell`).
@@ -43,25 +43,26 @@ class StepObserver(Protocol):
 
 
 Rows = Sequence[Sequence[float]]
-"""The facts in a verdict, by rank."""
+"""Numbers of a verdict, by rank."""
 
 Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
 """The assumed link, and its change, before and after, if it has just changed."""
 
 
 class Controller(StepObserver, Protocol):
-    """One rank's side of a decision. All calls are on the engine's thread.
+    """Decides which recipe follows. All calls are on the engine's thread.
 
-    The facts of a rank ride in its row of the verdict; how many there are depends on agreed numbers alone.
+    A rank's numbers travel in its row of the verdict. How many there are depends on agreed numbers alone, so
+    all ranks decide the same.
     """
 
     @property
     def measuring(self) -> bool:
-        """Whether dense steps still find out what to do."""
+        """Whether dense steps are measured, before a decision."""
 
     @property
     def is_serial(self) -> bool:
-        """Whether communication of this step waits for its computation, so that each is timed alone."""
+        """Whether communication waits for computation in this step, so that each is timed alone."""
 
     @property
     def facts(self) -> Facts | None:
@@ -69,17 +70,26 @@ class Controller(StepObserver, Protocol):
 
     @property
     def late(self) -> float | None:
-        """Steps' worth of gradient that wait; `None` before that is known, 0 where nothing is remembered."""
+        """Steps' worth of gradient that wait; `None` before it is known, 0 without a memory."""
 
     @property
     def looks_on(self) -> bool:
         """Whether `before` has something to do in any step."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
-        """This rank's facts. `link` is what the previous step's rounds say of the link."""
+        """This rank's numbers, first those of the `link`, which follow from the rounds of the step before."""
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
-        """Take all ranks' facts of a step that had a verdict; what is to run from now on, if that changes."""
+        """Observe a step that had a verdict.
+
+        Args:
+            step: the one that has ended.
+            rows: all ranks' numbers.
+            committed: whether it counts.
+
+        Returns:
+            The composition that follows, or `None` if the present one goes on.
+        """
 
 
 class ControllerFor(Protocol):
@@ -96,30 +106,40 @@ class ControllerFor(Protocol):
         health: Health,
         /,
     ) -> Controller:
-        """The controller while `layout` runs. `hear(step, rows)` takes what all ranks said of the link, and
-        `layout_of` lays parameters out for another composition."""
+        """The controller while `layout` runs.
+
+        Args:
+            layout: of the parameters.
+            env: of the engine.
+            placement: where `layout` runs.
+            watch: times backward passes.
+            hear: called with a step's number and all ranks' numbers of the link; returns the link, and its
+                change.
+            layout_of: lays parameters out for another composition.
+            health: collects signs that training suffers.
+        """
 
 
 class SourceState(Protocol):
-    """State that checkpoints hold beside the engine's. Called between steps, on the engine's thread."""
+    """State of a source, for checkpoints. Called between steps, on the engine's thread."""
 
     def save(self) -> dict[str, Any]:
-        """This rank's state: tensors and plain values, which the caller copies."""
+        """This rank's state, in tensors and plain values, which the caller copies."""
 
     def save_mean(self) -> dict[str, Any]:
-        """State that is the same on all ranks. Raises `ValueError` when that is not enough to go on from."""
+        """The state that is the same on all ranks. Raises `ValueError` if it is not enough to go on from."""
 
     def prepared(self, saved: Mapping[str, Any], *, own: bool) -> tuple[str, Callable[[], None]]:
-        """A text about `saved`, the same on all ranks, and a function that takes it up; this changes nothing.
+        """Validate `saved`, without a change.
 
-        `own` says whether it is this rank's, and not another one's or a mean. Raises `ValueError` where it
-        has no place here.
+        `own` says whether it is this rank's state, and not another one's or a mean. Returns a text to compare
+        across ranks, and a function that applies the state. Raises `ValueError` if the state does not fit.
         """
 
 
 @dataclass(frozen=True)
 class EngineEnvironment:
-    """Built before the engine and passed to its constructor. The functions are called on the engine's thread.
+    """Everything that an engine gets from outside. The functions are called on the engine's thread.
 
     `usual` is the placement of most layouts, and of all if there is no `on_host`; see `placed`. Both have the
     same `control` comm, and comms over the same ranks. Where several ranks share a replica, each with a shard
@@ -158,33 +178,34 @@ class EngineEnvironment:
     prepare: Callable[[Layout, Device], None] = lambda _layout, _memory: None
     """Compiles the kernels of a layout that will run with its memory on that device."""
     on_link: Callable[[float], None] = lambda _byte_s: None
-    """Hears after each step how many seconds a byte takes on the link, once that is known."""
+    """Called after each step with the seconds per byte of the link, once they are known."""
     observers: list[StepObserver] = field(default_factory=list)
-    """Those that are on. The thread that trains changes the list, between steps."""
+    """Features that are on. The training thread changes the list, between steps."""
     source_state: SourceState | None = None
     """State of the source, for checkpoints."""
     replica: dist.ProcessGroup | None = None
     """The group of ranks that hold the shards of a replica, where they are processes and hold shards."""
 
     def placed(self, layout: Layout) -> Placement:
-        """Where `layout` runs: on the host, if it reads numbers there, and gradients may be carried there.
+        """The placement of `layout`: on the host, if it reads numbers there, and gradients may be carried
+        there.
 
-        It follows from the layout alone, and so is the same on all ranks.
+        It follows from the layout alone, so it is the same on all ranks.
         """
         return self.usual if self.on_host is None or layout.stays_on_device else self.on_host
 
     def compile_for(self, layout: Layout) -> None:
-        """Compile the kernels of a layout that will run, for where that will be."""
+        """Compile the kernels of a layout, for the device where it will run."""
         self.prepare(layout, self.placed(layout).memory)
 
     @property
     def control(self) -> Comm:
-        """The comm of the verdict, and of everything else that ranks agree on, in tensors on the CPU."""
+        """The comm of verdicts and other agreements, for tensors on the CPU."""
         return self.usual.control
 
     @property
     def world(self) -> int:
-        """How many ranks exchange gradients."""
+        """The number of ranks that exchange gradients."""
         return self.usual.comm.world
 
     @property

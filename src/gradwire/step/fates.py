@@ -31,7 +31,7 @@ Skipped = Literal["drop", "keep"]
 """Whether a step without an optimizer step leaves no trace in the memory, or its unsent part is kept."""
 
 Written: TypeAlias = Mapping[str, bool]
-"""Parameters whose gradient has been written in this pass already; was it `None` before?"""
+"""Parameters whose gradient has been written in this pass already, and whether it was `None` before."""
 
 NONE_WRITTEN: Written = {}
 
@@ -53,7 +53,7 @@ _INSIDE = (
 
 @dataclass
 class _Record:
-    """One optimizer, and what it has done since the last exchange began."""
+    """The steps of one optimizer since the last exchange began."""
 
     optimizer: torch.optim.Optimizer
     has_ever_stepped: bool = False
@@ -65,9 +65,9 @@ class _Record:
     is_new: bool = False
     """Whether an exchange has begun since it stepped last."""
     got_zeros: bool = False
-    """Whether the last exchange has left nothing but zeros for it."""
+    """Whether all its gradients were zero after the last exchange."""
     used: tuple[weakref.ref[Tensor], int] | None = None
-    """The first gradient that it used last, with its version."""
+    """The first gradient of its last step, with its version."""
     names: frozenset[str] = frozenset()
     """Its parameters, as far as they are the model's."""
     _named: list[tuple[Tensor, ...]] = field(default_factory=list)
@@ -78,7 +78,7 @@ class _Record:
         return self.has_stepped and (self.skipped is None or not bool(self.skipped()))
 
     def named(self, names: Mapping[int, str]) -> frozenset[str]:
-        """`names` of its parameters by identity. Users add and change parameter groups while training."""
+        """Look up its parameters in `names`, again if parameter groups have changed."""
         groups = [group["params"] for group in self.optimizer.param_groups]
         if len(groups) != len(self._named) or not all(map(_are_same, groups, self._named)):
             self._named = [tuple(group) for group in groups]
@@ -87,13 +87,7 @@ class _Record:
 
 
 class Steps:
-    """Follows the optimizers of one attached model; on the thread that trains, or autograd's.
-
-    `parameters` are by the names that memories go by. With "keep" as `skipped`, a step without an optimizer
-    step is taken for one that was made elsewhere. `may_differ` tells whether ranks may take different
-    numbers of steps. With `raises`, an optimizer step without an exchange is an error; for a rank `alone` it
-    is nothing unusual.
-    """
+    """Follows the optimizers of one attached model, on the training thread or autograd's."""
 
     def __init__(
         self,
@@ -106,10 +100,21 @@ class Steps:
         raises: bool = False,
         may_differ: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Follow `optimizers`; `watch` registers the hooks.
+
+        Args:
+            parameters: by the names of their memory.
+            optimizers: those that the user has given.
+            device: of the gradients.
+            skipped: with "keep", a step without an optimizer step is taken for one that was made elsewhere.
+            alone: there is one rank, for which an optimizer step without an exchange is usual.
+            raises: an optimizer step without an exchange is an error, and no warning.
+            may_differ: whether ranks may take different numbers of steps, as under `join()`.
+        """
         self.dropped = 0
-        """Whole steps that were left out so far."""
+        """The number of whole steps that were left out."""
         self.in_a_row = 0
-        """Those since an optimizer has stepped."""
+        """The number of steps that were left out since an optimizer has stepped."""
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._parameters, self._device = parameters, device
         self._records = [_Record(each) for each in optimizers]
@@ -127,7 +132,7 @@ class Steps:
 
     @property
     def optimizers(self) -> Optimizers:
-        """Those that are followed."""
+        """The followed optimizers."""
         return tuple(each.optimizer for each in self._records)
 
     def watch(self, model: nn.Module) -> None:
@@ -158,7 +163,8 @@ class Steps:
     # -- what happens, in the order of a step
 
     def backward_begins(self, *, exchanges: bool, written: Written = NONE_WRITTEN) -> None:
-        """Of this pass no gradient is there but those in `written`: now it can be seen which were cleared.
+        """Note which gradients were cleared, before this pass writes new ones; those in `written` are there
+        already.
 
         `exchanges` says whether this pass will exchange its gradients.
         """
@@ -166,7 +172,7 @@ class Steps:
         self.note_cleared(written)
 
     def note_cleared(self, written: Written = NONE_WRITTEN) -> None:
-        """See which gradients have been cleared before their optimizer has stepped; at any time."""
+        """Note which gradients have been cleared before their optimizer has stepped; at any time."""
         if not self._is_pending:
             return
         self._has_looked = True
@@ -205,13 +211,13 @@ class Steps:
         return Fates(frozenset(dropped), self._open, made=bool(final))
 
     def settled(self, fates: Fates, *, is_dropped: bool) -> None:
-        """The memory is as `fates` say; `is_dropped` if a whole step was left out."""
+        """Note that memory was settled by `fates`; `is_dropped` if a whole step was left out."""
         self._cleared |= fates.dropped
         self.dropped += is_dropped
         self.in_a_row += is_dropped
 
     def exchange_begins(self, fates: Fates | None, *, compresses: bool) -> None:
-        """Gradients are on their way, and `fates` of earlier ones have been settled."""
+        """Note that an exchange begins, and that `fates` of earlier ones have been settled."""
         goes_on = fates is not None and not fates.made and bool(fates.open)
         self._passes = self._passes + compresses if goes_on else 1
         self._is_pending, self._has_looked, self._is_dropping, self._is_local = True, False, False, False
@@ -222,13 +228,13 @@ class Steps:
             record.has_stepped, record.skipped, record.is_new = False, None, True
 
     def exchange_ended(self) -> None:
-        """The means are in `p.grad`, where a host can look at them."""
+        """Note which optimizers got nothing but zeros: the means are in `p.grad`."""
         if self._device.is_host:
             for record in self._records:
                 record.got_zeros = are_zero(self._gradients(self._names_of(record)).values())
 
     def drop(self) -> None:
-        """The user leaves the step out: gradients that no optimizer has used are not used any more.
+        """Leave the step out, as the user asks: gradients that no optimizer has used will not be used.
 
         Raises `ValueError` if all of them have been used.
         """
@@ -243,20 +249,19 @@ class Steps:
         self._is_dropping = True
 
     def forget(self) -> None:
-        """Leave out of account what was exchanged so far: another state was loaded, or nothing is unsent."""
+        """Forget earlier exchanges: another state was loaded, or nothing is unsent."""
         self._is_pending, self._open, self._is_dropping = False, frozenset(), False
         self._cleared = set()
 
     def retire(self) -> None:
-        """Gradients travel as without gradwire until a recipe compresses again. Until then all exchanges are
-        final, and no step lacks one."""
+        """Take all exchanges for final, and miss none, until a recipe compresses again."""
         self.forget()
         self._is_retired = True
 
     # -- hooks of optimizers
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Any optimizer is about to step. One that was not given may be inside another, or around it."""
+        """Note a step that begins. An optimizer that was not given may be inside another, or around it."""
         known = (*self._records, *self._others)
         if not self._is_pending or any(each.is_inside or each.optimizer is optimizer for each in known):
             return
@@ -266,7 +271,7 @@ class Steps:
             self._before(record)
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped. If it was not given, those that share parameters with it are known to be used."""
+        """Note a step that has ended. An optimizer not given stands for those with its parameters."""
         record = next((each for each in self._others if each.optimizer is optimizer), None)
         if record is None:
             return
@@ -293,7 +298,7 @@ class Steps:
         )
 
     def _before(self, record: _Record) -> None:
-        """Gradients that are gone now leave no trace in the parameters, whatever the step does."""
+        """Note gradients that are gone before the optimizer steps: they leave no trace in the parameters."""
         record.is_inside = True
         if self._is_pending and not record.has_stepped and self._recognises(record, inside=True):
             self._clear(record)
@@ -317,7 +322,7 @@ class Steps:
         record.used = self._first_gradient(record)
 
     def _check_unseen(self, record: _Record) -> None:
-        """It has stepped, and no exchange has begun since it stepped last."""
+        """Warn or raise after a step of an optimizer for which no exchange has begun since its last one."""
         first = self._first_gradient(record)
         if first is None or (record.used is not None and _same(first, record.used)):
             return  # nothing was used, or gradients that it had used before
@@ -367,14 +372,14 @@ class Steps:
         return None
 
     def _clear(self, record: _Record, written: Written = NONE_WRITTEN) -> None:
-        """Note what was taken away from an optimizer, unless another one had used it, or is about to."""
+        """Note the cleared gradients of an optimizer, unless another one has used them, or is about to."""
         if cleared := self._cleared_of(record, written):
             others = (each for each in (*self._records, *self._others) if each is not record)
             used = (each for each in others if each.has_made or each.is_inside)
             self._cleared |= cleared - {name for each in used for name in self._names_of(each)}
 
     def _cleared_of(self, record: _Record, written: Written) -> frozenset[str]:
-        """The parameters of an optimizer whose gradient was taken away since the exchange.
+        """The parameters of an optimizer whose gradient was cleared since the exchange.
 
         `None` says so by itself. Zeros do not: a unit that rests, or a choice of elements, brings zeros, too.
         Only where all gradients of the optimizer have become zero, `zero_grad(set_to_none=False)` is meant. A
@@ -388,13 +393,13 @@ class Steps:
 
 
 class Listener(Protocol):
-    """Hears of the steps of every optimizer in this process."""
+    """Is told of the steps of every optimizer in this process."""
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to step."""
+        """Note that it is about to step."""
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped."""
+        """Note that it has stepped."""
 
 
 _LISTENERS: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
@@ -402,13 +407,13 @@ _LISTENERS: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictio
 
 
 def listen(listener: Listener) -> None:
-    """Let it hear, as long as it lives. torch must not lose a hook while it goes through them."""
+    """Tell `listener` of all steps, as long as it lives. torch must not lose a hook while it calls them."""
     _hear_of_all()
     _LISTENERS[id(listener)] = listener
 
 
 def stop_listening(listener: Listener) -> None:
-    """The inverse."""
+    """Tell it no more."""
     _LISTENERS.pop(id(listener), None)
 
 
@@ -437,13 +442,13 @@ def _same(one: tuple[weakref.ref[Tensor], int], other: tuple[weakref.ref[Tensor]
 
 
 def local(gradient: Tensor) -> Tensor:
-    """The part on this rank, of a sharded one."""
+    """The part of a gradient on this rank."""
     to_local = getattr(gradient, "to_local", None)
     here: Tensor = gradient if to_local is None else to_local()
     return here.detach()
 
 
 def are_zero(gradients: Collection[Tensor]) -> bool:
-    """Whether all elements are; most often a glance at the first ones shows that they are not."""
+    """Whether all elements are zero. Most often a glance at the first ones shows that they are not."""
     looks = product((_GLANCE, None), gradients)
     return not any(bool(local(each).flatten()[:limit].any()) for limit, each in looks)

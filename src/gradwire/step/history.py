@@ -35,8 +35,8 @@ class Cost:
 class History:
     """The last 50 steps under the recipe that runs, and the spans of the last one that was timed.
 
-    Three sums are over all steps, under whatever recipe. `skipped` is how many did not count, `compile_s` the
-    seconds of compiling kernels, and `predicted_bytes` what a rank should have sent.
+    Three sums are over all steps. `skipped` is how many did not count, `compile_s` the
+    seconds of compiling kernels, and `predicted_bytes` the bytes that a rank should have sent.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class History:
         self._costs: deque[Cost] = deque(maxlen=WINDOW)
         self._is_timed = True
         self._compress_s = 0.0
-        """Of the last step that was timed."""
+        """Seconds of encoding and decoding in the last step that was timed."""
 
     def add(self, step: Step) -> None:
         """Note a step; forgets older ones that ran under another recipe."""
@@ -73,7 +73,7 @@ class History:
         self.skipped += step.outcome is Outcome.NOT_FINITE
 
     def waited(self, start_s: float, stop_s: float) -> None:
-        """Note that the end of the last backward pass waited for the verdict."""
+        """Note the time in which the end of the last backward pass waited for the verdict."""
         if self._costs:
             self._costs[-1].exposed_comm_s = stop_s - start_s
         if self._is_timed:

@@ -1,4 +1,4 @@
-"""The way of each parameter: lanes from recipe and policy, and the parameters that bypass the arena.
+"""The layout of parameters: lanes from recipe and policy, and parameters that bypass the arena.
 
 A rank alone has nothing to send, so it compresses nothing: its gradients are dense, whatever the recipe.
 Recipes that do more than compress go on as they are: where the optimizer would miss the momentum that is
@@ -62,7 +62,7 @@ def by_size(smallest: int = TINY_ELEMENTS, recipe: str = "dense") -> Callable[[P
 
 
 def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
-    """Turn any form of policy into a function of the parameter. Raises `TypeError` for anything else."""
+    """Turn a policy of any form into a function of the parameter. Raises `TypeError` for anything else."""
     if policy is None:
         return by_size(recipe=TINY)
     if callable(policy):
@@ -85,7 +85,7 @@ def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which exchange runs for which parameter: lanes with memory in the arena, and exchanges without.
+    """The exchange of each parameter: lanes with memory in the arena, and exchanges without.
 
     `main` is the composition of the recipe in use; a policy may give some parameters another one. `direct`
     has the exchanges without memory, by the name of the parameter. On a rank `alone` everything is dense,
@@ -109,17 +109,17 @@ class Layout:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Nothing is remembered: whole buckets travel in place."""
+        """Whether nothing has a memory: whole buckets travel in place."""
         return not self.lanes
 
     @cached_property
     def is_dense(self) -> bool:
-        """Plain, and every exchange is DDP's own."""
+        """Whether it is plain, and every exchange is DDP's own."""
         return self.is_plain and all(isinstance(exchange, Dense) for exchange in self.direct.values())
 
     @cached_property
     def stays_on_device(self) -> bool:
-        """Whether nothing in it reads a number on the host, which would have to wait for a device."""
+        """Whether nothing in it reads a number on the host, which would wait for a device."""
         exchanges = {
             id(each): each for each in (*(lane.exchange for lane in self.lanes), *self.direct.values())
         }
@@ -154,7 +154,13 @@ class Layout:
         return known
 
     def coded(self, lane: Lane, world: int, granularity: Granularity) -> CodedLane | None:
-        """How gradients of a lane are coded as they come, among `world` ranks; `None` if they cannot be."""
+        """The encoder of a lane's gradients as they come; `None` if there is none.
+
+        Args:
+            lane: of this layout.
+            world: the number of ranks.
+            granularity: of the device.
+        """
         key = lane.number, world, granularity
         if key not in self._coded:
             self._coded[key] = coded_lane(lane, world, granularity)
@@ -167,7 +173,8 @@ class Layout:
 
     @cached_property
     def early(self) -> frozenset[str]:
-        """Small dense parameters that are there before the last unit can be: those ahead of all of its own.
+        """Small dense parameters whose gradients are there before the last unit: they come ahead of all of
+        its own.
 
         None where they are too few to be worth an all-reduce. Chosen by the model alone, because a ring adds
         in an order that depends on the position; which of them are neighbours in a bucket and, together, wide
@@ -188,7 +195,7 @@ class Layout:
         return spec.dtype != torch.float64 and size < self.tuning.small_bytes
 
     def take_over(self, old: Layout) -> None:
-        """Fill the memory from another layout's, by parameter name; what is unsent may not be dropped.
+        """Copy the memory of another layout, by parameter name. Unsent gradient may not be dropped.
 
         The other may have its memory on another device.
         """
@@ -208,7 +215,7 @@ class Layout:
                     here.hold(place, self._held_from(lane, slot))
 
     def _held_from(self, lane: Lane, slot: Slot) -> dict[str, Tensor]:
-        """The planes of an open slot of another layout's `lane` before it was open, for this layout."""
+        """The planes that an open slot of another layout's `lane` had before, converted for this layout."""
         name = slot.spec.name
         here = self.slots[name][0]
         held = {plane: self.memory(name, plane).clone() for plane in self.planes_of(name)}
@@ -219,16 +226,16 @@ class Layout:
         return held
 
     def final(self, name: str, plane: str = UNSENT) -> Tensor:
-        """A committed plane of a parameter without what is still open, flat; a view."""
+        """A committed plane of a parameter without open exchanges, flat; a view."""
         lane, slot = self.slots[name]
         return lane.final(slot, plane)
 
     def planes_of(self, name: str) -> tuple[str, ...]:
-        """Which planes a parameter has; none when nothing is remembered of it."""
+        """The planes of a parameter; none without a memory."""
         return self.slots[name][0].memory.planes if name in self.slots else ()
 
     def homeless_in(self, other: Layout) -> tuple[str, ...]:
-        """The parameters whose unsent gradient is remembered here, and would not be in `other`."""
+        """The parameters whose unsent gradient has a plane here, and none in `other`."""
         return tuple(
             name
             for name in self.slots
@@ -245,10 +252,20 @@ def build(
     memory_dtype: torch.dtype | None = None,
     tuning: Tuning = USUAL,
 ) -> Layout:
-    """Assign every parameter to a lane of its recipe and type, whose committed planes are of `memory_dtype`.
+    """Assign every parameter to a lane of its recipe and type, or to an exchange without a lane.
 
-    Where lanes are cut depends on the `world`, the number of ranks, and on the `tuning`. A recipe without
-    memory takes its tiny tensors along: whole buckets travel in place.
+    A recipe without memory takes its tiny tensors along: whole buckets travel in place.
+
+    Args:
+        specs: the parameters, in layout order.
+        main: the composition of the recipe in use.
+        policy: gives some parameters another recipe.
+        device: of the memory.
+        world: the number of ranks, by which lanes are cut.
+        memory_dtype: of committed planes, by default that of working ones.
+        tuning: of sizes.
+
+    Raises `ValueError` for a recipe that would forget unsent gradient.
     """
     choose = chooser(policy)
     tiny = main.tiny if main.exchange.memory is not None else None
@@ -288,7 +305,7 @@ def build(
 
 
 def is_alone(comm: Comm) -> bool:
-    """Whether there is no other rank, so that nothing is sent."""
+    """Whether there is a single rank, which sends nothing."""
     return comm.world == 1
 
 
@@ -300,10 +317,13 @@ def only_compresses(layout: Layout) -> bool:
 def uncompressed(
     asked: Layout, device: torch.device, memory_dtype: torch.dtype | None, *, owing: bool
 ) -> Layout:
-    """The recipe that a single rank runs instead of `asked`: dense gradients.
+    """The dense layout that a single rank runs instead of `asked`.
 
-    With `owing` there is a memory for all, of which the first gradient of a parameter takes everything along;
-    nothing is left in it.
+    Args:
+        asked: the layout of the recipe.
+        device: of the memory.
+        memory_dtype: of committed planes.
+        owing: unsent gradient is left. Then all parameters have a memory, which their first gradient empties.
     """
     dense_ = replace(plain(), exchange=remember(dense(), Residual(whole=True)) if owing else dense())
     ran = build(asked.specs, dense_, lambda _: None, device, 1, memory_dtype, asked.tuning)

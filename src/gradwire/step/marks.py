@@ -1,4 +1,4 @@
-"""Findings of kernels on a device in the gradients of a step, without a word to the host."""
+"""Findings of kernels in the gradients of a step, which stay on the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Marks:
-    """(2 · count + 2,) int32, for a lane of `count` slots.
+    """A lane's marks (2 · count + 2,) int32, for `count` slots.
 
     Those of `gradwire.kernels.folding.fold_marked`, then the one of `gradwire.kernels.blocks.land_shards`.
     The last two are of the whole lane, and 0 as long as all is finite.
@@ -19,7 +19,7 @@ class Marks:
         self._are_open = False
 
     def begun(self) -> Tensor:
-        """Those of the present step: zeros when it first asks."""
+        """The marks of the running step, which begin with zeros."""
         if self._values is None:
             self._values = torch.empty(2 * self._count + 2, dtype=torch.int32, device=self._device)
         if not self._are_open:
@@ -28,11 +28,11 @@ class Marks:
         return self._values
 
     def close(self) -> Tensor | None:
-        """All gradients of the step have come, or it is over: its marks, if there are any."""
+        """End the marks of the step. Returns them, if anything was marked."""
         was_open, self._are_open = self._are_open, False
         return self._values if was_open else None
 
     def idle(self, values: Tensor) -> list[int]:
-        """The numbers of the slots that have brought no gradient, by marks that are on the host."""
+        """Numbers of the idle slots, by marks that are on the host."""
         flags = values[self._count : 2 * self._count].tolist()
         return [number for number, is_idle in enumerate(flags) if is_idle]

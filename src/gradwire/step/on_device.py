@@ -29,11 +29,11 @@ _CAPTURED = (
 
 
 def _at_once() -> None:
-    """There is nothing to wait for."""
+    """Wait for nothing."""
 
 
 class DeviceBackward(Backward):
-    """`Backward` for gradients of a device: what a placement says of copies, streams and waits is done here.
+    """`Backward` for gradients of a device: copies, streams and waits, as the placement says.
 
     While CUDA captures a graph, it refuses waits in its own words: so a pass that is captured is refused
     before anything is asked of the device.
@@ -64,7 +64,7 @@ class DeviceBackward(Backward):
         return self._placement.device.is_capturing()
 
     def submit(self, bucket: Arrival) -> None:
-        """The bucket may still be computed: the worker gets it once it is there, or its copy."""
+        """Hand the bucket to the worker once it is computed and, where it is copied, its copy is there."""
         if self.engine.is_serial and not self._placement.memory.is_host:
             # The host runs ahead of a device, and elsewhere a copy tells when the gradient was there.
             bucket = replace(bucket, at_s=self.engine.watch.exact())
@@ -78,7 +78,7 @@ class DeviceBackward(Backward):
         self._waits.append((_at_once, lambda _: job()))
 
     def _post_held(self) -> None:
-        """Each job is posted once what it waits for is there. The worker goes on meanwhile."""
+        """Post each job once its wait is over. The worker goes on meanwhile."""
         waits, self._waits = self._waits, []
         post, post_after = self._placement.post, self._placement.post_after
         for ready, job in waits:
@@ -88,7 +88,13 @@ class DeviceBackward(Backward):
                 post(partial(_once_there, ready, job))
 
     def _take(self, bucket: Arrival, transferred: TransferredBuffer, waited: Waited) -> None:
-        """Worker: the gradients are there, or could not be copied."""
+        """Worker: take in a bucket after its wait.
+
+        Args:
+            bucket: as it was submitted.
+            transferred: where the worker works on it.
+            waited: the end of the wait, and its error.
+        """
         failure = bucket.failure or waited.error
         # Where nothing is waited for, or in a serial step, it is known better when they were there.
         was_awaited = self._placement.post_after is not None and not self.engine.is_serial
@@ -97,12 +103,12 @@ class DeviceBackward(Backward):
         self._stage.bucket_ready(bucket)
 
     def _outside_backward(self) -> None:
-        """Where this thread runs the worker's jobs, those that are left would be done in the next pass."""
+        """Wait for the end, if this thread runs the worker's jobs: they would run in the next pass."""
         if self._placement.wait is not None:
             self._await_end()
 
     def _await_end(self) -> None:
-        """The thread waits as the placement says: it may have the worker's jobs to run meanwhile."""
+        """Wait as the placement says: this thread may run the worker's jobs meanwhile."""
         (self._placement.wait or self._worker.wait)(self._ended, self.calls.look)
         self.calls.ended()
 
@@ -124,7 +130,7 @@ class DeviceBackward(Backward):
             self._source.release()
 
     def call(self, function: Callable[[], T]) -> T:
-        """It comes after all that the caller has enqueued on a device, and before all that it will."""
+        """Run `function` after the work that the caller has enqueued on the device, and before later work."""
         placement = self.placement
         placement.transfer.follow()
         try:

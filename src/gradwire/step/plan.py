@@ -1,4 +1,4 @@
-"""The plan of an exchange: all of it that stays the same from step to step, worked out once."""
+"""The plan of an exchange: everything that stays the same from step to step, worked out once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Collectives:
     """The collectives of an exchange in the steps of one phase."""
 
     rounds: tuple[Round, ...]
-    """In order, the same on all ranks. None of them: the unit rests."""
+    """In order, the same on all ranks. If there is none, the unit rests."""
     wire_bytes: float | None
     """Bytes that a rank sends, in the mean; `None` where ranks agree on sizes on the way."""
     may_fail: bool
@@ -36,7 +36,7 @@ class Collectives:
 class ExchangePlan:
     """The plan of one exchange of `numel` elements of `dtype`: of a unit, or of neighbours in a bucket.
 
-    `constants` are what the exchange itself keeps (`ExchangeContext.once`).
+    `constants` are values of the exchange itself (`ExchangeContext.once`).
     """
 
     label: str

@@ -10,8 +10,8 @@ that are exchanged together. `Reducer._advance` has these lines as code:
 5. *status vote*: one row per rank in the last all-reduce. Finite? Failed? Which step and plan?
 6. *finish*: unsent = x on all ranks, or on none, and the means go to the model.
 
-A recipe says what c and C are, and by which collectives ranks agree. 2 and 3 are its exchange's `start`, and
-4 is the function that this returns. Gradients that nothing is remembered of begin with 2.
+The recipe determines c, C and the collectives. 2 and 3 are its exchange's `start`, and 4 is the function that
+`start` returns. Gradients without a memory begin with 2.
 
 There are two threads, and a class for the side of each. `Backward` is the side of the *training thread*:
 autograd's hooks hand it gradient buckets, and at the end of the backward pass it waits for the step.
@@ -60,27 +60,27 @@ T = TypeVar("T")
 
 
 class GradientSource(Protocol):
-    """The part of a source that hears of its steps: see `gradwire.sources.source.Source`."""
+    """The calls that a source gets for each step: see `gradwire.sources.source.Source`."""
 
     @property
     def is_exchanging(self) -> bool:
         """Training thread: whether a backward pass exchanges gradients now."""
 
     def step_ended(self, step: Step) -> None:
-        """Worker: a step has its outcome, while the backward pass still waits."""
+        """Worker: take the outcome of a step, while the backward pass still waits."""
 
     def release(self) -> None:
-        """Worker: the step has ended, and the next one may have begun."""
+        """Worker: let autograd go on. The step has ended, and the next one may have begun."""
 
     def complete(self) -> None:
         """Training thread: bring to the model what a step has brought, once the backward pass is over."""
 
     def settle(self) -> None:
-        """Training thread: a call is about to look at the model."""
+        """Training thread: bring the model up to date, before a call that reads it."""
 
 
 class Stage(Protocol):
-    """Takes gradient buckets on the worker: the reducer, or what adds them up inside a node before it."""
+    """Takes gradient buckets on the worker: the reducer, or the sum inside a node that comes before it."""
 
     def begin_step(self, at_s: float) -> None:
         """Worker: begin a step whose first gradients are there since `at_s`."""
@@ -89,7 +89,7 @@ class Stage(Protocol):
         """Worker: take in a gradient bucket of the running step."""
 
     def all_ready(self) -> None:
-        """Worker: all gradients of the running step have come."""
+        """Worker: go on after the last gradient bucket of the running step."""
 
 
 _LEFT_OUT = "a backward pass after a step that was left out"
@@ -125,10 +125,16 @@ class Backward:
         steps: Steps | None = None,
         stage: Stage | None = None,
     ) -> None:
-        """`engine` calls `deliver` when a step has ended, and `note` when it is known whether it counts.
+        """Connect the two threads.
 
-        `calls` tells of other ranks' calls; without it none is looked for. `steps` follow the optimizers;
-        without them every exchange is a step. A `stage` gets the buckets in the place of `engine`.
+        Args:
+            source: brings the gradients, and takes the means back.
+            worker: the thread of `engine`.
+            engine: the reducer. Its environment calls `deliver` when a step has ended, and `note` when it is
+                known whether the step counts.
+            calls: of other ranks. Without them a step that waits in vain waits until the group's timeout.
+            steps: follow the optimizers. Without them every exchange is a step.
+            stage: gets the gradient buckets in the place of `engine`.
         """
         self.engine, self.calls = engine, calls or Calls(None)
         self.steps = steps or Steps({}, (), HostDevice())
@@ -146,9 +152,9 @@ class Backward:
         self._all_given = self._is_complete = True
         self._error: BaseException | None = None
         self._unheard = ""
-        """Things that this rank has settled otherwise than as one step, and the others have not heard of."""
+        """Calls that the other ranks have not heard of yet: this rank rolled back or merged an exchange."""
         self._broke_off = ""
-        """Likewise of a pass that broke off before it began a step."""
+        """Likewise a pass that broke off before its first gradient."""
         self._has_left = False
         self._placement = self.placement
 
@@ -165,18 +171,19 @@ class Backward:
             self._complete()
 
     def entered(self, written: Written = NONE_WRITTEN) -> None:
-        """Training thread: a backward pass has begun; only parameters in `written` have their gradient.
+        """Training thread: note that a backward pass has begun. Only parameters in `written` have their
+        gradient.
 
-        May be called again in the same pass. While its step runs that says nothing.
+        May be called again in the same pass, and has no effect while its step runs.
         """
         if self._all_given:
             self.steps.backward_begins(exchanges=self._source.is_exchanging, written=written)
 
     def open(self) -> None:
-        """Training thread: the first gradients of a step are there.
+        """Training thread: begin a step, whose first gradients are there.
 
-        Raises what the step before has not raised yet, and `GradwireError` where that cannot end, since not
-        all of its gradients came.
+        Raises the error of the step before, if nothing has raised it yet, and `GradwireError` if that step
+        cannot end, since not all of its gradients came.
         """
         self._raise_pending()
         if not self._ended.is_set():
@@ -192,8 +199,7 @@ class Backward:
         self._hold(partial(self._stage.begin_step, now_s()))
 
     def _settle_before(self) -> None:
-        """Training thread: let the worker know what became of the exchange before; then another recipe may
-        run, elsewhere."""
+        """Training thread: commit or undo the exchange before, and install the recipe that follows."""
         fates = self.settle()
         unheard = ", ".join(each for each in (self._broke_off, self._unheard) if each)
         # Over a broken transport this step fails like all that follow, and the others may be gone.
@@ -208,13 +214,13 @@ class Backward:
         self.steps.exchange_begins(fates, compresses=not self.engine.layout.is_plain)
 
     def submit(self, bucket: Arrival) -> None:
-        """Training thread: a gradient bucket is ready. It is the worker's until the step has ended."""
+        """Training thread: hand a gradient bucket to the worker, who owns it until the step has ended."""
         self._hold(partial(self._stage.bucket_ready, bucket))
         if not self._holds:
             self._post_held()
 
     def _hold(self, job: Job) -> None:
-        """Training thread: hold a job for the worker, which must not overtake those before it."""
+        """Training thread: hold a job for the worker, behind those that are held already."""
         self._held.append(job)
 
     def _post_held(self) -> None:
@@ -224,7 +230,7 @@ class Backward:
             self._placement.post(job)
 
     def close(self) -> None:
-        """Training thread: all gradients of the step have been brought, in a pass that waits at its end."""
+        """Training thread: end the intake of gradients; the pass will wait for its step at its end."""
         self.all_brought()
         # Not before everything is there: a reentrant checkpoint nests backward passes, and at the end of an
         # inner one there may be gradients that only the outer one will deliver.
@@ -234,10 +240,10 @@ class Backward:
             self._outside_backward()
 
     def _outside_backward(self) -> None:
-        """Training thread: all has been brought outside a backward pass; nothing waits for the step here."""
+        """Training thread: outside a backward pass, no callback can wait for the step."""
 
     def all_brought(self) -> None:
-        """Training thread: as `close`, outside a backward pass: `finish` waits for the step."""
+        """Training thread: end the intake outside a backward pass; `finish` waits for the step."""
         self._hold(self._stage.all_ready)
         self._post_held()
         self._all_given = True
@@ -251,17 +257,14 @@ class Backward:
         Variable._execution_engine.queue_callback(last)
 
     def finish(self) -> None:
-        """Training thread: outside a backward pass, return once the step has ended, and is resolved.
-
-        Raises its error.
-        """
+        """Training thread: wait outside a backward pass until the step is resolved. Raises its error."""
         self._wait_and_complete()
         self._raise_pending()
         self.resolve()
         self._tell()
 
     def _wait_and_complete(self) -> None:
-        """Training thread: note how long it waits for the step, and complete the pass."""
+        """Training thread: wait for the step, time that, and complete the pass."""
         start_s = now_s()
         if profiler._is_profiler_enabled:
             with profiler.record_function("gradwire/wait"):
@@ -291,7 +294,7 @@ class Backward:
             raise error
 
     def _tell(self) -> None:
-        """Training thread: the means are in `p.grad`."""
+        """Training thread: call those that want to know that means are in `p.grad`."""
         self.steps.exchange_ended()
         for listener in self.listeners:
             listener()
@@ -320,7 +323,7 @@ class Backward:
         self._source.release()
 
     def note(self, step: Step) -> None:
-        """Worker: a step counts, or does not."""
+        """Worker: log that a step counts or not, and the news that came with it."""
         self.history.resolved(step)
         if not step.committed:
             self.event_log.skipped(step.number, self.history.skipped)
@@ -332,15 +335,16 @@ class Backward:
     # -- a pass that breaks off
 
     def broke_off(self) -> None:
-        """Training thread: a pass has ended before its first gradient, and nothing of its step has been sent.
+        """Training thread: note that a pass has ended before its first gradient. Nothing of its step was
+        sent.
 
-        Where the same has happened on all ranks they go on. If it has not, the next pass of this rank must
-        not complete the others' step.
+        If that happened on all ranks, they go on. If not, the next pass of this rank must not complete the
+        others' step.
         """
         self._broke_off = _AFTER_NOTHING
 
     def _refuse_what_broke_off(self) -> NoReturn:
-        """Training thread: raise, and tell ranks that wait in the step, as if this one had not begun it."""
+        """Training thread: raise, and tell the ranks that wait in the step that this one left it."""
         if not self._has_left:
             self._has_left = True
             self.calls.steps -= 1
@@ -355,9 +359,10 @@ class Backward:
         return self._all_given and self._ended.is_set() and self.engine.broken is None
 
     def settle(self) -> Fates | None:
-        """Training thread: undo in the memory what optimizers have left out since the last exchange.
+        """Training thread: undo exchanges whose gradients no optimizer has used.
 
-        Nothing is asked of other ranks: they hear of it when the next exchange begins, or the next call.
+        Other ranks hear of that when the next exchange or call begins. Returns the fates by which memory was
+        settled, and `None` if all is final.
         """
         fates = self.steps.fates()
         if fates is None:
@@ -380,10 +385,7 @@ class Backward:
             self.call(self.engine.resolve)
 
     def up_to_date(self) -> None:
-        """Training thread: count what optimizers have made so far, and nothing of what they have not.
-
-        On this rank alone.
-        """
+        """Training thread: count the steps that optimizers have made so far, on this rank alone."""
         self._source.settle()
         self.resolve()
         self.steps.note_cleared()
@@ -391,7 +393,7 @@ class Backward:
             self.call(lambda: self.engine.settle(Fates()))
 
     def rest(self) -> None:
-        """Training thread: return when no step is running: nothing else may be asked of the ranks meanwhile.
+        """Training thread: wait until no step is running, before anything else is asked of other ranks.
 
         If the user caught an interrupt inside `backward()`, that step is still running; it ends on all ranks.
         Raises `GradwireError` where it cannot end, since not all of its gradients came.
@@ -403,9 +405,13 @@ class Backward:
         self.up_to_date()
 
     def together(self, what: str, function: Callable[[], T]) -> T:
-        """Training thread: run `function` as `call` does, once all ranks have come to the same call, `what`.
+        """Training thread: run `function` as `call` does, once all ranks are in the same call.
 
-        With the errors of `rest` and of `Calls.begin`. Raises `GradwireError` inside a backward pass.
+        Args:
+            what: the name of the call, the same on all ranks.
+            function: runs on the worker.
+
+        Raises the errors of `rest` and of `Calls.begin`, and `GradwireError` inside a backward pass.
         """
         self.calls.require_between_steps(what)
         self.rest()
@@ -430,29 +436,29 @@ _MOMENTUM_TWICE = (
 class Reducer(Engine):
     """The worker's side: one step after the other.
 
-    All of it runs on one thread at a time, so that every rank issues the same collectives in the same order.
-    That is the worker's or a test's own. Where collectives are work in a stream, the thread that trains runs
-    it. `begin_step`, `bucket_ready` and `all_ready` do not raise for what goes wrong in a step:
-    `EngineEnvironment.concluded` is handed the step with its outcome.
+    All of it runs on one thread at a time, so that every rank issues the same collectives in the same order:
+    on the worker, or on the training thread where collectives are work in a stream. `begin_step`,
+    `bucket_ready` and `all_ready` do not raise the errors of a step: `EngineEnvironment.concluded` gets the
+    step with its outcome.
     """
 
     def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: EngineEnvironment) -> None:
         self.broken: TransportError | None = None
-        """Why nothing can be issued any more; it ends this step and all later ones."""
+        """The error of a broken transport, which ends this step and all later ones."""
         self._now: Step | None = None
         self._deferred: Callable[[], None] | None = None
-        """Commits the last step, or forgets it, where that is still to be done."""
+        """Commits or forgets the last step, if it is deferred."""
         super().__init__(specs, recipe, env)
 
     def restore(self, saved: Snapshot) -> None:
-        """Install a recipe, with all that is worked out for its steps."""
+        """Install a recipe, and work out everything that its steps have in common."""
         super().restore(saved)
         lanes, self._is_late = self.layout.lanes, self.placement.resolves_late and not self.measuring
         self._tells_means = self._is_sharded and not self._is_late
-        """Whether the vote has to tell if means are finite: ranks with other shards see other means. Of late
-        steps they ask each other on the device, at its end."""
+        """Whether the vote has to tell if means are finite: ranks with other shards see other means. In late
+        steps they tell each other on the device, at the end."""
         self._marked = [lane for lane in lanes if lane.adds] if self._is_late else []
-        """Lanes in whose gradients a device finds what is idle and finite, and tells it at the end."""
+        """Lanes of which a device marks idle slots, and whether all is finite."""
         coded = [
             (lane.number, self.layout.coded(lane, self.comm.world, self._granularity))
             for lane in self._marked
@@ -462,7 +468,7 @@ class Reducer(Engine):
         self._begins = tuple(self._features())
 
     def _features(self) -> Iterator[Callable[[Step], None]]:
-        """All that a step under the installed recipe begins with. A feature that is off is not among it."""
+        """Yield the features of the installed recipe, each of which a step calls when it begins."""
         if any(lane.memory.covers_momentum for lane in self.layout.lanes):
             yield self._refuse_momentum_twice
         if self.env.loss_scale is not None:
@@ -506,21 +512,21 @@ class Reducer(Engine):
             begin(step)
 
     def _refuse_momentum_twice(self, step: Step) -> None:
-        """Worker: fail a step whose momentum has gradients in it that no optimizer has used yet."""
+        """Worker: fail the step if a momentum already has gradients in it that no optimizer has used yet."""
         if any(lane.held for lane in self.layout.lanes if lane.memory.covers_momentum):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin")
 
     def _ask_loss_scale(self, step: Step) -> None:
-        """Worker: ask for the loss scale that the gradients of a step carry."""
+        """Worker: get the loss scale that the gradients carry."""
         assert self.env.loss_scale is not None, "or it would not be asked"
         step.loss_scale = self.env.loss_scale()
 
     def _time_exactly(self, step: Step) -> None:
-        """Worker: let the clock of collectives wait for a device, in a serial step."""
+        """Worker: time collectives of a serial step by a clock that waits for the device."""
         step.trace.exact = clock_of(self.placement.memory) if step.is_serial else None
 
     def _send_buffers(self, step: Step) -> None:
-        """Worker: broadcast the model's buffers, where a step has any."""
+        """Worker: broadcast the model's buffers, if the step has any."""
         assert self.env.buffers is not None, "or there would be none"
         carried = self.env.buffers()
         if carried is not None:
@@ -533,7 +539,7 @@ class Reducer(Engine):
                 step.fail(carried.failure, "pack of buffers")
 
     def _begin_marks(self, step: Step) -> None:
-        """Worker: begin what a device marks, and encode gradients as they come where nobody looks at them."""
+        """Worker: clear marks; encode gradients as they come, unless observers want units."""
         for lane in self._marked:
             lane.marks.close()
         for coded in self._coded.values():
@@ -555,7 +561,7 @@ class Reducer(Engine):
         self._advance(step)
 
     def all_ready(self) -> None:
-        """Worker: all gradients of the running step have come."""
+        """Worker: go on after the last gradient bucket of the running step."""
         step = self._now
         assert step is not None, "begin the step first"
         step.all_arrived = True
@@ -572,7 +578,7 @@ class Reducer(Engine):
     # -- the algorithm, and its stations in order
 
     def _advance(self, step: Step) -> None:
-        """Worker: the algorithm. Do all that can be done by now; called whenever something has come."""
+        """Worker: the algorithm. Called after each event; does everything that is possible by then."""
         while step.turns and self.broken is None:
             bucket = step.turns.popleft()
             step.taken[bucket.index] = bucket
@@ -603,7 +609,7 @@ class Reducer(Engine):
             self._close(step, Outcome.FAILED, error)
 
     def _compensate(self, step: Step, bucket: Arrival, share: LaneShare) -> None:
-        """Worker, 1: add a bucket's gradients to what earlier steps have left unsent."""
+        """Worker, 1: add the gradients of a bucket to the unsent gradient of a lane."""
         lane, seen = share.lane, None
         grads = Gradients(bucket.buffer, share.pieces, lane.scale_of(step.loss_scale) / step.loss_scale)
         try:
@@ -620,7 +626,7 @@ class Reducer(Engine):
             step.note(share, seen, self.placement.fetch)
 
     def _compress_unit(self, step: Step, unit: Unit) -> None:
-        """Worker, 2 and 3: start the exchange of a unit, all of which is compensated; or let it rest."""
+        """Worker, 2 and 3: start the exchange of a compensated unit, or let it rest."""
         lane = self.layout.lanes[unit.lane]
         plan = lane.plans[unit.index]
         x, route = lane.x[unit.start : unit.stop], self.layout.route(unit, step.taken)
@@ -651,7 +657,15 @@ class Reducer(Engine):
         self.issue(self._start, step, InFlight(plan, agreed, x, place, ctx, comm, plan.may_overflow, land))
 
     def _show(self, step: Step, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
-        """Worker: show a unit to those who look on in this step."""
+        """Worker: show a unit to the observers of this step. An error of theirs fails the step.
+
+        Args:
+            step: the running one.
+            lane: has the unit.
+            unit: all of it is compensated.
+            x: its error-fed gradient (unit.numel,), read only.
+            ctx: of its exchange.
+        """
         try:
             with step.trace.compressing("encode", f"look at {unit}"):
                 for observe in step.unit_observers:
@@ -660,9 +674,9 @@ class Reducer(Engine):
             step.fail(error, f"look at {unit}")
 
     def _compress_direct(self, step: Step, bucket: Arrival, share: DirectShare) -> None:
-        """Worker, 2 and 3: start the exchange of neighbours in a bucket, in place; small ones wait.
+        """Worker, 2 and 3: start the exchange of a direct share in place; a small one waits for the vote.
 
-        It belongs to no lane: its context says -1.
+        It belongs to no lane: the lane of its context is -1.
         """
         region = bucket.buffer[share.region]
         wide = region.dtype == torch.float64 or region.nbytes >= self.layout.tuning.small_bytes
@@ -682,7 +696,7 @@ class Reducer(Engine):
         self.issue(self._start, step, InFlight(plan, agreed, region, region, ctx, comm, checks_mean=True))
 
     def issue(self, send: Callable[..., None], *arguments: Any) -> None:
-        """Worker: call `send`, which needs the transport, unless that is broken."""
+        """Worker: call `send`, unless the transport is broken; note if it breaks now."""
         if self.broken is None:
             try:
                 send(*arguments)
@@ -690,11 +704,12 @@ class Reducer(Engine):
                 self.broken = error
 
     def _start(self, step: Step, exchange: InFlight) -> None:
-        """Worker: compress and issue; the last collective stays in flight.
+        """Worker, 2 and 3: compress and issue; the last collective stays in flight.
 
         In a serial step each exchange ends before the next begins, so that the duration of its collective is
-        the wire's own. Where the end of a collective is not announced, to decode would make a stream wait for
-        its bytes. So that is enqueued after the start of the next ones: as many as the granularity says.
+        the wire's own. If the transport does not announce the end of a collective, decoding makes a stream
+        wait for its bytes. So decoding is enqueued after the start of the next exchanges, as many as the
+        granularity says.
         """
         plan, comm = exchange.plan, exchange.comm
         step.outstanding += 1
@@ -719,12 +734,12 @@ class Reducer(Engine):
                 self.placement.post(step.unannounced.popleft())
 
     def _received(self, step: Step, exchange: InFlight) -> None:
-        """Worker: the last collective of an exchange has ended, or is waited for in a stream."""
+        """Worker: go on after the last collective of an exchange, or after the wait for it in a stream."""
         step.received.append(exchange)
         self._advance(step)
 
     def _decode(self, step: Step, exchange: InFlight) -> None:
-        """Worker, 4: make the mean of what has come, and count the bytes."""
+        """Worker, 4: decode the mean, and count the bytes."""
         label = exchange.plan.label
         try:
             with step.trace.compressing("decode", label):
@@ -741,7 +756,7 @@ class Reducer(Engine):
         step.record(exchange.agreed, exchange.comm)
 
     def _send_early(self, step: Step, names: Set[str]) -> None:
-        """Worker: once they are all here, send the small gradients that can be under way beside units."""
+        """Worker: send the early small gradients (`Layout.early`), once all of them are there."""
         if early := self.layout.early:
             step.names |= names
             if step.names >= early:
@@ -834,14 +849,23 @@ class Reducer(Engine):
         self.env.concluded(step)
 
     def _end_deferred(self, step: Step, verdict: Verdict, counts: Callable[[], Tensor]) -> None:
-        """Worker: commit a deferred step, or forget it; one that has failed since stays failed."""
+        """Worker: commit a deferred step, or forget it. If it has failed since, it stays failed.
+
+        Args:
+            step: the deferred one.
+            verdict: all ranks' rows.
+            counts: whether all was finite; may wait for a device.
+        """
         if step.outcome is Outcome.DEFERRED:
             self._end(step, self._commit(step, verdict, bool(counts())))
 
     def _commit(self, step: Step, verdict: Verdict, finite: bool) -> Outcome:
-        """Worker: make what the step leaves the memory, if it was `finite`.
+        """Worker: make the working memory the committed one, if the step was `finite`.
 
-        That is the same answer on all ranks: reduced values are, and all else is in the verdict.
+        Args:
+            step: has all its means.
+            verdict: all ranks' rows.
+            finite: the same on all ranks, because means and rows are.
         """
         if finite:
             for lane in self.layout.lanes:
@@ -852,7 +876,7 @@ class Reducer(Engine):
         return Outcome.COMMITTED if finite else Outcome.NOT_FINITE
 
     def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
-        """Worker: let the controller see the facts of a step, and run what it wants to follow."""
+        """Worker: hand the facts of a step to the controller, and install the recipe that follows."""
         rows = [row.facts[len(step.told) :] for row in verdict.rows]
         following = self._following = self._controller.observe(step, rows, committed=committed)
         self.facts = self._controller.facts or self.facts
@@ -861,13 +885,13 @@ class Reducer(Engine):
             self.follow(following)
 
     def _close(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
-        """Worker: give the running step its outcome, and hand it on."""
+        """Worker: end the running step, and conclude it."""
         self._now = None
         self._end(step, outcome, error)
         self.env.concluded(step)
 
     def _end(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
-        """Worker: give a step its final outcome."""
+        """Worker: give a step its final outcome; unless it has failed, it is resolved."""
         step.end(outcome, error)
         if outcome is not Outcome.FAILED and step.is_timed:
             self.traffic.note(step.trace.rounds)
@@ -906,10 +930,11 @@ class Reducer(Engine):
         return is_dropped
 
     def crash(self, error: BaseException) -> None:
-        """Worker: nothing can go on, because the transport broke, or by an error of our own outside any
-        exchange, with which the order is lost.
+        """Worker: end this step, once all of its gradients are there, and all later ones with a
+        `TransportError`.
 
-        This step, once all of it has come, and all later ones end with a `TransportError`.
+        For a broken transport, and for an error outside any exchange, which loses the order of collectives.
+        A collective of buffers that is in flight is not waited for: what it would bring is not used.
         """
         if not isinstance(error, TransportError):
             broken = TransportError(f"internal error: {error!r}")

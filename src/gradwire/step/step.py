@@ -1,7 +1,7 @@
 """The state of one step, from its first bucket to its verdict; dropped as a whole afterwards.
 
-Errors on this rank go to `Step.fail`, because the rank must issue all rounds that its peers wait for. It
-reports them in its row of the verdict, and the verdict decides the step's outcome on all ranks. A broken
+`Step.fail` keeps the first error on this rank, which still issues all collectives for which its peers wait.
+Its row of the verdict reports the error, and the verdict decides the step's outcome on all ranks. A broken
 transport is the exception: the step fails without a verdict, as do all later ones (`Reducer.broken`).
 """
 
@@ -39,13 +39,13 @@ class Untimed(Trace):
     """The trace of a step that is not timed."""
 
     def compressing(self, _what: Literal["encode", "decode"], _unit: str) -> Compressing:
-        """Nothing that takes time."""
+        """Measure nothing."""
         return _UNTIMED
 
 
 class _Untimed(Compressing):
     def __init__(self) -> None:
-        """There is no trace."""
+        """Do without a trace."""
 
     def __enter__(self) -> None:
         pass
@@ -58,7 +58,7 @@ _UNTIMED = _Untimed()
 
 
 class CountedComm(MeteredComm):
-    """Notes which rounds were issued, which `owe_zeros` has to know, and no times."""
+    """Counts the rounds that were issued, for `owe_zeros`, and takes no times."""
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Start the round."""
@@ -68,29 +68,29 @@ class CountedComm(MeteredComm):
 
 
 UnitObserver: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
-"""Sees a unit that has been folded, before its exchange works in it."""
+"""Called with a compensated unit, before its exchange works in it."""
 
 Compare: TypeAlias = Callable[[Sequence[tuple[float, ...]]], GradwireError | None]
-"""Reads numbers of all ranks, by rank; why the step fails on all of them, if it does."""
+"""Reads numbers of all ranks, by rank. Returns the error with which the step fails on all of them, if any."""
 
 
 class Passenger(Protocol):
     """Tensors that travel beside a step's gradients, from one rank to all, such as the model's buffers."""
 
     failure: BaseException | None
-    """Why there is nothing worth sending. The peers wait for it, so something is sent nevertheless."""
+    """The error of packing. Peers wait for the collective, so something is sent nevertheless."""
 
     def is_stale(self, *, late: bool) -> bool:
-        """Whether what was packed is out of date on this rank; if `late`, in the step before.
+        """Whether the packed tensors are out of date on this rank.
 
-        Only the latter waits for no device.
+        If `late`, the answer is that of the step before, and no device is waited for.
         """
 
     def send(self, comm: Comm) -> None:
         """Issue its collective. Raises `TransportError`."""
 
     def wait(self) -> None:
-        """Block until it is here. Raises `TransportError` when its collective failed."""
+        """Block until the collective has ended. Raises `TransportError` when it failed."""
 
 
 @dataclass(eq=False)
@@ -113,7 +113,7 @@ class InFlight:
 
 
 class Outcome(Enum):
-    """The outcome of a step, or how far it has come. All ranks find the same one, but for a failure."""
+    """The outcome of a step, or its stage. All ranks find the same outcome, unless a rank fails alone."""
 
     RUNNING = "gradients arrive and travel"
     VOTING = "this rank's row of the status vote is on its way"
@@ -126,7 +126,7 @@ class Outcome(Enum):
 
 @dataclass
 class Step:
-    """The current step. Only the engine's thread writes to it; other threads see it once it has ended."""
+    """The running step. Only the worker writes to it; other threads see it once it has ended."""
 
     number: int
     recipe: str
@@ -136,7 +136,7 @@ class Step:
     started_s: float = 0.0
     """When its backward pass began."""
     before_s: float = 0.0
-    """Seconds from the end of the pass before until then."""
+    """Seconds from the end of the backward pass before to `started_s`."""
     trace: Trace = field(default_factory=Trace)
     meter: type[MeteredComm] = MeteredComm
     """Wraps the comm of one exchange, so that the trace has what passes."""
@@ -146,25 +146,25 @@ class Step:
     """Numbers of observers, in front of the facts in this rank's row."""
     arrivals: list[Arrival] = field(default_factory=list)
     turns: deque[Arrival] = field(default_factory=deque)
-    """Those whose turn it is by index, for the reducer to take."""
+    """Buckets whose turn it is by index, for the reducer to take."""
     taken: dict[int, Arrival] = field(default_factory=dict)
-    """Those that have had their turn, by index. Means go to where gradients came from."""
+    """Buckets that have been taken, by index. Means land in them."""
     names: set[str] = field(default_factory=set)
-    """The parameters in them, where small gradients may go early (`Layout.early`)."""
+    """Parameters in taken buckets, where small gradients may go early (`Layout.early`)."""
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
     """Pieces that are still to be folded, by the numbers of lane and unit."""
     idle: list[tuple[Lane, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
-    """Slots without a gradient; to call one of these may wait for a device."""
+    """Functions that return the slots without a gradient, and may wait for a device."""
     direct: list[int] = field(default_factory=list)
     """Elements of each exchange that bypasses the lanes, in order."""
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
-    """Small dense gradients that have come and not been sent."""
+    """Small dense gradients that are there and not sent yet."""
     carried: list[Passenger] = field(default_factory=list)
-    """The model's own buffers, such as BatchNorm's, where they travel. Those of gradients are `arrivals`."""
+    """The model's buffers, such as BatchNorm's, if they travel in this step."""
     stale: bool = False
-    """Whether the model's buffers were out of date on some rank, so that they are of no use."""
+    """Whether the model's buffers were out of date on some rank, and are not used."""
     small: list[SmallReduce] = field(default_factory=list)
-    """All that small gradients travel in."""
+    """The all-reduces of small gradients."""
     all_arrived: bool = False
     coded: Mapping[int, CodedLane] = field(default_factory=dict)
     """Lanes whose gradients are encoded as they come, by number."""
@@ -175,7 +175,7 @@ class Step:
     outstanding: int = 0
     """Exchanges that have begun and are not decoded."""
     fallible: int = 0
-    """Of the outstanding ones, those that may still fail on this rank alone."""
+    """Outstanding exchanges that may still fail on this rank alone."""
     votes_last: bool = False
     """Whether the vote waits until all means are decoded, even if no rank can fail alone any more."""
     outcome: Outcome = Outcome.RUNNING
@@ -191,7 +191,7 @@ class Step:
     """Sent within the node; all other bytes go between nodes."""
     last_arrival_s: float = 0.0
     computing_by_rank_s: tuple[float, ...] = ()
-    """The verdict's rows about it; empty without a verdict."""
+    """`computing_s` of all ranks; empty without a verdict."""
     compiled_before_s: float = field(default_factory=compiled_s)
     rank: int = 0
     """The number that names this rank in messages."""
@@ -205,14 +205,14 @@ class Step:
     `Engine.late` is another matter: how much gradient waits in memory.
     """
     has_failed_unheard: bool = False
-    """Whether this rank failed when its verdict was out, in which others may have committed the step."""
+    """Whether this rank failed after its vote, in a step that other ranks may have committed."""
     measured_s: Callable[[], float] | None = None
-    """A device's word on `lasted_s`, where the host goes on before the step has ended there."""
+    """`lasted_s` as a device measures it, if the host goes on before the step has ended there."""
     _comparisons: list[tuple[slice, Compare]] = field(default_factory=list)
-    """With the place in the row of what each one reads."""
+    """Each with the slice of a row that it reads."""
     _doubts: list[bool | Tensor] = field(default_factory=list)
     _marks: list[Tensor] = field(default_factory=list)
-    """Of each lane that a device marks two: 0 as long as all is finite, what is still to land, too."""
+    """Two marks of each lane that a device marks: 0 as long as gradients and means are finite."""
     _in_turn: InTurn = field(default_factory=InTurn)
 
     @classmethod
@@ -228,7 +228,18 @@ class Step:
         is_serial: bool = False,
         is_timed: bool = True,
     ) -> Step:
-        """A step whose first gradients are there since `at_s`."""
+        """Begin a step.
+
+        Args:
+            number: of committed steps before it.
+            recipe: the text of the composition that runs.
+            watch: times the backward pass.
+            at_s: since when its first gradients are there.
+            rank: the number that names this rank in messages.
+            is_late: the step is resolved when the next one begins.
+            is_serial: communication waits for computation.
+            is_timed: work and collectives are timed.
+        """
         step = cls(number, recipe, rank=rank, is_late=is_late, is_serial=is_serial, is_timed=is_timed)
         if profiler._is_profiler_enabled:
             from gradwire.measure.ranges import RangedTrace  # loaded by those who profile
@@ -250,14 +261,14 @@ class Step:
         self._comparisons.append((slice(begin, len(self.told)), compare))
 
     def compare(self, verdict: Verdict) -> GradwireError | None:
-        """Why the step fails on all ranks by what they have told, if it does."""
+        """The error with which the step fails on all ranks by the numbers that they told, if any."""
         for place, compare in self._comparisons:
             if (error := compare([row.facts[place] for row in verdict.rows])) is not None:
                 return error
         return None
 
     def arrive(self, arrival: Arrival) -> None:
-        """Note a flat buffer, whose turn may come later."""
+        """Take in a gradient bucket, whose turn may come later."""
         self.arrivals.append(arrival)
         self.last_arrival_s = max(self.last_arrival_s, arrival.at_s)
         self._in_turn.add(arrival)
@@ -287,7 +298,7 @@ class Step:
         return self.before_s + self.last_arrival_s - self.started_s
 
     def exposed(self, took_s: float) -> float:
-        """The share of the time since the step before in which nothing was left to compute here.
+        """The share of the time since the step before in which this rank had nothing left to compute.
 
         `took_s` is how long it `lasted_s`. On the rank that computes longest, that is what communication adds
         to the step; others wait for that rank, too.
@@ -295,7 +306,7 @@ class Step:
         return 1.0 - self.computing_s / max(self.before_s + took_s, 1e-12)
 
     def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
-        """Note how many more pieces of each of `units` are folded; returns those complete now."""
+        """Count compensated pieces of `units`, each with a number of them. Returns the units complete now."""
         ready = []
         for unit, more in units:
             key = (unit.lane, unit.index)
@@ -305,7 +316,14 @@ class Step:
         return ready
 
     def place_of(self, route: Route, like: Tensor, factor: float) -> Tensor | None:
-        """Where the mean of a unit may be written at once: its own run of one bucket, if it has one."""
+        """The place into which an exchange may decode the mean of a unit, if that is one stretch of one
+        bucket.
+
+        Args:
+            route: of the unit.
+            like: has the type of the mean.
+            factor: the loss scale, if the mean must still be multiplied by it.
+        """
         if len(route) != 1 or factor != 1.0:
             return None
         [(index, begin, size)] = route
@@ -313,16 +331,22 @@ class Step:
         return place if place.dtype == like.dtype else None
 
     def places(self, route: Route) -> list[Tensor]:
-        """Where the mean of a unit goes: runs of buckets, one after the other."""
+        """The stretches of buckets in which the mean of a unit lands, in order."""
         return [self.taken[index].buffer[begin : begin + size] for index, begin, size in route]
 
     def rest(self, route: Route) -> None:
-        """Nothing of a unit travels in this step: its mean is zero and all of it stays."""
+        """Let a unit rest: its mean is zero, and all of its gradient stays unsent."""
         for place in self.places(route):
             place.zero_()
 
     def land(self, route: Route, mean: Tensor, factor: float) -> None:
-        """Carry the mean of a unit to the buckets, times the loss scale if the fold divided it out."""
+        """Write the mean of a unit to the buckets.
+
+        Args:
+            route: of the unit.
+            mean: (unit.numel,), changed in place.
+            factor: the loss scale, if compensation divided it out.
+        """
         if factor != 1.0:
             mean *= factor
         done = 0
@@ -334,22 +358,27 @@ class Step:
             done += place.numel()
 
     def fail(self, error: BaseException, where: str) -> None:
-        """Keep the first failure, with its context added once."""
+        """Keep the first error, with step, rank and place as a note."""
         if self.error is None and not self.is_over:
             error.add_note(f"gradwire: step {self.number}, rank {self.rank}, {where}")
             self.error = error
 
     def note_finite(self, finite: bool | Tensor) -> None:
-        """Note whether some values are finite: a bool, or a tensor of no dimension, which is not read yet."""
+        """Note whether values are finite: a bool, or a tensor of no dimension that is not read yet."""
         if finite is not True:
             self._doubts.append(finite)
 
     def note(self, share: LaneShare, seen: Folded, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
-        """Note what a fold saw. Slots that are idle send nothing, and keep their memory.
+        """Note the findings of a fold. Idle slots send nothing, and keep their memory.
 
-        DDP throws away what a hook returns for unused parameters, and join() sends zeros from finished ranks:
-        no memory may be spent on them. A late step does not wait for a device that knows which they are: it
-        lets it `fetch` them for the commit.
+        DDP discards the mean of unused parameters, and join() sends zeros from finished ranks: no memory may
+        be spent on them. A late step does not wait for the device that knows the idle slots: it fetches them
+        for the commit.
+
+        Args:
+            share: the folded gradients.
+            seen: the findings.
+            fetch: copies a tensor to the host without waiting, and returns a function that waits for it.
         """
         lane, slots = share.lane, share.slots
         if self.is_late and isinstance(seen.idle, Tensor):
@@ -368,14 +397,14 @@ class Step:
         self.idle.append((lane, lambda: found))
 
     def note_marks(self, lane: Lane, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
-        """As `note`, of all of a lane that a device has marked."""
+        """Note the marks of a device on a lane, as `note` does the findings of a fold."""
         if (marks := lane.marks.close()) is not None:
             self._marks.append(marks[-2:])
             flags = fetch(marks)
             self.idle.append((lane, lambda: [lane.slots[n] for n in lane.marks.idle(flags())]))
 
     def note_valid(self, sound: Tensor, complaint: str) -> None:
-        """`ExchangeContext.see` of exchanges: raises at once, or notes for the verdict what a device saw."""
+        """The `see` of exchanges: raises at once on the CPU; notes a device's finding for the verdict."""
         if sound.is_cpu:
             refuse(sound, complaint)
         else:
@@ -386,7 +415,7 @@ class Step:
         self.note_finite(values.isfinite().all() if self.is_late else is_finite(values))
 
     def is_finite(self) -> bool:
-        """Whether all that was seen is; waits for a device that still has to find out."""
+        """Whether all noted values are finite; waits for a device if necessary."""
         return all(self._doubts)
 
     def finite(self) -> Tensor:
@@ -402,7 +431,7 @@ class Step:
         return self.outcome is Outcome.COMMITTED
 
     def require_all_units(self, lanes: Sequence[Lane]) -> None:
-        """Raise if a unit never became complete or never had its turn, because it was not exchanged."""
+        """Fail if a unit never became complete or a bucket never had its turn: it was not exchanged."""
         complete = list(self.missing.values()).count(0)
         if not self._in_turn.is_empty or complete != sum(len(lane.units) for lane in lanes):
             error = GradwireError(
@@ -412,9 +441,9 @@ class Step:
             self.fail(error, "end of the step")
 
     def record(self, agreed: Collectives, comm: MeteredComm) -> None:
-        """An exchange has been decoded. Add its bytes: as metered, and as it predicts them.
+        """Add the bytes of a decoded exchange: as metered, and as predicted.
 
-        If ranks agree on sizes on the way, the bytes that were sent count for both.
+        For collectives whose size is negotiated at run time, the bytes actually sent count as both.
         """
         self.outstanding -= 1
         self.fallible -= agreed.may_fail
@@ -443,7 +472,7 @@ class Step:
         return 4 * sum(region.numel() for region in self.tail_regions.values())
 
     def receive_small(self) -> None:
-        """Block until all small means are here; where they are damaged, the step fails on all ranks."""
+        """Block until all small means are here. Damaged ones fail the step on all ranks."""
         for small in self.small:
             try:
                 small.wait()
@@ -456,7 +485,7 @@ class Step:
         return all(small.is_finite() for small in self.small)
 
     def receive_buffers(self, stale: bool) -> None:
-        """Block until those of rank 0 are here; they are of no use if they are `stale` on any rank."""
+        """Block until rank 0's buffers are here. If any rank's are `stale`, they are not used."""
         for each in self.carried:
             each.wait()
         self.stale = stale
@@ -477,10 +506,10 @@ class Step:
                 error.add_note(f"gradwire: step {self.number}, rank {self.rank}, {self.recipe}")
 
     def poison(self) -> None:
-        """Make the mean non-finite on this rank as on all others, so that every GradScaler skips."""
+        """Overwrite all means with NaN, as all ranks do, so that every GradScaler skips."""
         for arrival in self.arrivals:
             arrival.buffer.fill_(torch.nan)
 
     def poison_unless(self, finite: Tensor) -> None:
-        """Poison where `finite`, a bool of no dimension, is false, without reading it here."""
+        """Poison the means if `finite`, a bool of no dimension, is false; the host does not read it."""
         poison([arrival.buffer for arrival in self.arrivals], ~finite)

@@ -25,12 +25,18 @@ HEADER = 5
 
 
 def rides(left_bytes: int, world: int, tuning: Tuning) -> bool:
-    """Whether small gradients of this many bytes, left at the end, go out with the verdict."""
+    """Whether small gradients go out with the verdict, and not in an all-reduce of their own.
+
+    Args:
+        left_bytes: of those that are left when all gradients are there.
+        world: the number of ranks.
+        tuning: has the limit.
+    """
     return left_bytes <= tuning.riding_bytes or shortest_sum(world) == "library"
 
 
 def fingerprint(*parts: object) -> int:
-    """24 bits over everything that must be equal on all ranks: exact in a float32."""
+    """24 bits over `parts`, which must be equal on all ranks: exact in a float32."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=3).digest()
     return int.from_bytes(digest, "little")
 
@@ -44,9 +50,9 @@ class RankReport:
     fingerprint: int
     facts: tuple[float, ...] = ()
     stale: bool = False
-    """The model's buffers have changed since they were sent."""
+    """Whether the model's buffers have changed since they were sent."""
     computing_s: float = 0.0
-    """From the end of its last step to its last gradient of this one."""
+    """Seconds from the end of its last step to its last gradient of this one."""
 
     @property
     def width(self) -> int:
@@ -68,13 +74,13 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All rows."""
+    """All ranks' rows."""
 
     rows: tuple[RankReport, ...]
 
     @classmethod
     def read(cls, table: Tensor) -> Verdict:
-        """Take a summed table apart."""
+        """Read the rows of a summed table."""
         rows = table.tolist()
         return cls(
             tuple(
@@ -90,11 +96,11 @@ class Verdict:
 
     @property
     def stale(self) -> bool:
-        """Whether the buffers that were sent are out of date."""
+        """Whether the model's buffers that were sent are out of date on some rank."""
         return any(row.stale for row in self.rows)
 
     def error(self) -> GradwireError | None:
-        """Why no rank may go on, or `None`."""
+        """The error with which the step fails on all ranks, or `None`."""
         fingerprints = [row.fingerprint for row in self.rows]
         if len(set(fingerprints)) > 1:
             return RanksDisagree(
@@ -141,7 +147,7 @@ class SmallReduce:
         return self.buffer[: sum(self._sizes)]
 
     def send(self, ended: Callable[[], None] = lambda: None) -> None:
-        """Issue the all-reduce; of `ended` see `Pending.then`. Raises `TransportError`."""
+        """Issue the all-reduce, and call `ended` at its end (`Pending.then`). Raises `TransportError`."""
         self._pending = self.comm.all_reduce(self.buffer, self.algorithm)
         self._pending.then(ended)
 
@@ -155,11 +161,11 @@ class SmallReduce:
         return is_finite(self._gradients)
 
     def finite(self) -> Tensor:
-        """`is_finite` as a 0-dimensional bool, which the host has not read."""
+        """`is_finite` as a 0-dimensional bool that the host has not read."""
         return self._gradients.isfinite().all()
 
     def land(self) -> None:
-        """Write the means back to where the gradients came from."""
+        """Write the means to the buckets."""
         if self._regions:
             # In one call, as above.
             torch._foreach_copy_(self._regions, self._gradients.split_with_sizes(self._sizes))
@@ -201,7 +207,7 @@ class VerdictReduce(SmallReduce):
         row.write(self._table, said.rank)
 
     def send(self, ended: Callable[[], None] = lambda: None) -> None:
-        """Issue what carries gradients and table; `ended` as for `SmallReduce`. Raises `TransportError`."""
+        """Issue the all-reduces, and call `ended` at their end. Raises `TransportError`."""
         if self._control is None:
             super().send(ended)
             return
@@ -214,11 +220,11 @@ class VerdictReduce(SmallReduce):
             said.then(ended)
 
     def verdict(self) -> Verdict:
-        """The ranks' rows. Raises `TransportError` when an all-reduce failed."""
+        """Wait for the ranks' rows. Raises `TransportError` when an all-reduce failed."""
         self.wait()
         self._said.wait()
         return Verdict.read(self._table)
 
     def finite(self) -> Tensor:
-        """Whether no rank has said otherwise, either."""
+        """Whether small means are finite, and every rank's gradients, as a 0-dimensional bool."""
         return super().finite() & (self._doubts == 0.0).all()

@@ -15,7 +15,7 @@ from gradwire.placement import Waited
 T = TypeVar("T")
 Job = Callable[[], None]
 AWAKE_S = 0.5
-"""After so long whoever waits looks whether there is still something to wait for."""
+"""Seconds after which a thread that waits checks whether the worker is alive."""
 
 
 class Worker:
@@ -28,12 +28,19 @@ class Worker:
         begun: Job = lambda: None,
         awake_s: float = AWAKE_S,
     ) -> None:
-        """`begun` runs first on the thread, `ended` last; who waits for it looks every `awake_s`."""
+        """Start the thread.
+
+        Args:
+            crashed: takes the error that a job raises.
+            ended: runs last on the thread.
+            begun: runs first on the thread.
+            awake_s: seconds between two checks of a thread that waits.
+        """
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._begun = begun
         self._waiter: Worker | None = None
         self.crashed, self._ended, self._awake_s = crashed, ended, awake_s
-        """Takes what a job raises."""
+        """Takes the error that a job raises."""
         self.is_connected = True
         """Whether no `call` has broken the transport so far."""
         self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
@@ -47,7 +54,7 @@ class Worker:
     def post_after(self, ready: Job, job: Callable[[Waited], None]) -> None:
         """Queue `job` once `ready` has returned, which may block, in the order of these calls and of `call`.
 
-        Another thread waits for that, so that the worker does what else is posted meanwhile.
+        Another thread waits, so that the worker does other jobs meanwhile.
         """
         if self._waiter is None:
             self._waiter = Worker(lambda error: self.post(lambda: self.crashed(error)), begun=self._begun)
@@ -122,7 +129,7 @@ class Worker:
 
 
 def wait_until(ready: Job) -> Waited:
-    """Call `ready`, which may block."""
+    """Call `ready`, which may block. Returns the time of its end, and its error."""
     error: BaseException | None = None
     try:
         ready()
@@ -134,10 +141,15 @@ def wait_until(ready: Job) -> Waited:
 def wait_for(
     event: threading.Event, look: Callable[[], None] = lambda: None, awake_s: float = AWAKE_S
 ) -> None:
-    """Wait without a limit, but wake up every `awake_s`, for `look` and for signals.
+    """Wait for `event` without a limit, but wake up for signals.
 
     Python acts on Ctrl-C between two instructions. One that arrives just before an endless wait is noted and
     has no effect until that ends, which may be the timeout of a process group.
+
+    Args:
+        event: ends the wait.
+        look: called at each wake-up; ends the wait by raising.
+        awake_s: seconds between two wake-ups.
     """
     while not event.wait(awake_s):
         look()
