@@ -105,6 +105,28 @@ def test_what_comes_damaged_by_way_of_the_host_fails_the_step_on_all_ranks() -> 
     assert not own_counts
 
 
+def test_checksums_are_counted_once_whatever_a_message_goes_through() -> None:
+    """Where ranks hold shards, gradients travel over another comm than verdicts."""
+
+    def rank(comm: ThreadComm) -> list[tuple[float, float]]:
+        device, counted = Near(), []
+        for control, inside in ((None, None), (CheckedComm(comm), CheckedComm(comm))):
+            between = CheckedComm(comm)
+            placement = staged(between, print, device, control, inside)
+            comms = [placement.comm, placement.control, *([] if inside is None else [placement.inside])]
+            with device.watching(), device.using(device.new_stream()):
+                for each in comms:
+                    assert each is not None
+                    each.all_gather(torch.empty(WORLD, 100), torch.ones(100)).wait()
+            sent = {id(each): each for each in (between, control, inside) if each is not None}
+            counted.append((placement.checksum_bytes, sum(each.overhead_bytes for each in sent.values())))
+        return counted
+
+    for (alone, once), (sharded, thrice) in run_ranks(WORLD, rank):
+        assert alone == once > 0
+        assert sharded == thrice == 1.5 * once
+
+
 def brought(device: Simulated, *, follows: bool = True) -> list[str]:
     """One gradient of the default stream is brought, reduced in the engine's, and read in the default one."""
     transfer = StreamTransfer(device, follows=follows)

@@ -198,6 +198,11 @@ class Comm(ABC):
     overhead_bytes = 0.0
     """The bytes sent beside payloads so far, in the sense of `Round.wire_bytes`."""
 
+    @property
+    def carrier(self) -> Comm:
+        """The comm that counts `overhead_bytes`: itself, unless it hands copies to another one."""
+        return self
+
     @abstractmethod
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Start one collective: `tensor` is handed in, `out` takes what comes. Does not block.

@@ -68,8 +68,8 @@ class Placement:
     @property
     def checksum_bytes(self) -> float:
         """The bytes of checksums among all bytes sent so far."""
-        comms = {self.comm, self.control, self.inside} - {None}
-        return sum(each.overhead_bytes for each in comms if each is not None)
+        comms = (self.comm, self.control, self.inside)
+        return sum(each.overhead_bytes for each in {each.carrier for each in comms if each is not None})
 
     @property
     def granularity(self) -> Granularity:

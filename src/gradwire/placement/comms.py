@@ -52,6 +52,11 @@ class StagedComm(Comm):
         self.announces, self.connections = comm.announces, comm.connections
         self._comm, self._room, self._ready = comm, room, ready
 
+    @property
+    def carrier(self) -> Comm:
+        """The carrier of the comm for copies."""
+        return self._comm.carrier
+
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Copy `tensor` there, and issue once that is done."""
         # A device copies to and from pinned memory in a stream; for memory that is not pinned the host waits.
