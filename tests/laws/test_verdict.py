@@ -19,7 +19,7 @@ ROWS = (
     FINE,
     replace(FINE, finite=False),
     replace(FINE, failed=True),
-    replace(FINE, plan=2**24 - 1),
+    replace(FINE, fingerprint=2**24 - 1),
     replace(FINE, stale=True),
     replace(FINE, computing_s=1e9),
     # Facts may be anything. Added to something else than zeros they would not come as they were said.
