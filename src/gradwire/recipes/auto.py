@@ -1,9 +1,9 @@
-"""auto: the fastest of the recipes that leave little of the gradient late, as trials find it.
+"""auto: the fastest recipe within a limit of lateness, found by trials.
 
-First, dense steps are timed as a whole. If communication hides in them, dense stays. Otherwise some more are
-timed in parts, and the cost model predicts a step of every candidate, which says what is worth a trial. A
-trial is training: it measures what a step takes here, and how much of the gradient is late
-(`gradwire.recipes.trial`). The choice is a pure function of numbers that all ranks have agreed on
+First, dense steps are timed as a whole. If communication hides in them, dense stays. Otherwise some more
+steps are timed in parts, and the cost model predicts a step of every candidate. The predictions decide which
+trials are worth it. A trial is training: it measures the step time and the lateness of a recipe
+(`gradwire.recipes.trial`). The choice is a pure function of numbers on which all ranks agree
 (`gradwire.planning.choice`).
 """
 
@@ -54,12 +54,12 @@ CANDIDATES: dict[str, float] = {
     "covap(interval=4)": 1.4,
     "efsignsgd": 5.0,
 }
-"""The recipes with their assumed lateness: how many steps' worth of gradient wait in memory. It orders trials
-and is shown nowhere. Trainings of two models have shown the order; between what ran there it is estimated.
-Casts have no memory, and count with their error."""
+"""Recipes with their assumed lateness, in steps' worth of gradient that wait in memory. It orders trials and
+is never shown. The order comes from trainings of two models, with interpolated values for the rest. Casts
+have no memory and count with their error."""
 
 WITHIN_ANY = 0.005
-"""The assumed error up to which a recipe without memory is within any limit. It is not measured there."""
+"""Assumed error up to which a recipe without memory is within any limit. It is not measured."""
 
 
 @register
@@ -127,10 +127,11 @@ def comparison_of(facts: Facts, target: float, late: float) -> Comparison:
 def dense_where_hidden(
     exposed: Sequence[float], target: float, late: float, again: Again
 ) -> Composition | None:
-    """Dense, where so small a share of a step is `exposed` that dense certainly reaches `target`.
+    """Dense, if the `exposed` shares of steps are so small that dense certainly reaches `target`; else
+    `None`.
 
-    The upper bound of the share counts, by how much steps vary. That computing may be slower beside
-    communication is not in it.
+    The test uses the upper confidence bound of the share. It ignores that communication may slow down
+    computation.
     """
     most = median(exposed) + CERTAIN * error_of(deviation(exposed), len(exposed))
     if most >= 1.0 - target:
@@ -140,7 +141,7 @@ def dense_where_hidden(
 
 
 def may_be_within(late: float, assumed: float) -> bool:
-    """Whether a recipe of that assumed lateness, or error, is tried where `late` is the limit."""
+    """True if a recipe with this assumed lateness, or error, is worth a trial under the limit `late`."""
     return assumed <= max(ASSUMED_OFF * late, WITHIN_ANY)
 
 

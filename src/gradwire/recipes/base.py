@@ -33,12 +33,17 @@ Judge = Callable[[StepObservation], "Composition | None"]
 
 @dataclass(frozen=True)
 class Watch:
-    """The observations that a composition wants of its steps, and the judge of them.
+    """A composition's measurements of its own steps, and their judge.
 
-    Every `every`-th committed step `look` makes `looks` numbers of each unit's error-fed gradient.
-    `judge(watched)` makes a judge, which sees only what all ranks have agreed on and must be a function of
-    that alone. It hears if the time of link or steps changes by the share `link_change`. A watch that `ends`
-    tries things out: the recipe is not decided before it is done.
+    Args:
+        judge: a function from the sizes of the lane to a judge. The judge sees only numbers on which ranks
+            agree, and must depend on nothing else.
+        every: steps between two measurements.
+        look: the measurement: `looks` numbers of a unit's error-fed gradient (numel,).
+        looks: the number of these.
+        ends: True for a trial. The recipe counts as undecided until it has ended.
+        link_change: the share by which the time of the link or of steps must change to be reported to the
+            judge.
     """
 
     judge: Callable[[Watched], Judge]
@@ -51,20 +56,24 @@ class Watch:
 
 @dataclass(frozen=True)
 class Composition:
-    """The exchange of a lane and its cuts. `why` is one sentence for the report.
+    """The exchange of a lane, with its cuts; `build` of a recipe returns it.
 
     Without a `cutter`, units of whole matrices are cut while a cut is worth its messages (`fitted_cuts`). In
-    other recipes, a unit is also the range of a choice of elements or of a scale, so other cuts would change
-    the result. There the cuts are fixed (`ramped_cuts`). In rounds of local steps all gradients come at once.
-    More units would hide nothing there and cost latencies, so there are as few as `unit_elements` allows. A
-    lane of fewer than `whole_below` elements is one unit.
+    other recipes, a unit is also the range of a selection or of a scale, so other cuts would change the
+    result; there the cuts are fixed (`ramped_cuts`). In rounds of local steps, all gradients come at once.
+    More units would hide nothing and cost latencies, so there are as few as `unit_elements` allows.
 
-    `tiny` is the recipe of vectors and tiny tensors beside it, unless a policy says otherwise. With a `watch`
-    it may be followed by another, at a verdict, which takes over everything unsent. `text` parses back to the
-    composition, because checkpoints carry it; what `register` decorates need not give it. One that also runs
-    on a rank `alone` hands the optimizer something else than gradients, such as signs. One with a `next`
-    decision is dense: its steps are measured until the decision has what it needs. `table` are the recipes
-    among which it was chosen, for the report. Rank 0 logs a `warning` when it begins to run.
+    - `whole_below`: a lane with fewer elements is one unit.
+    - `tiny`: the recipe of vectors and tiny tensors, unless a policy says otherwise.
+    - `watch`: may name the next composition, at a verdict. That one takes over all unsent gradient.
+    - `text`: parses back to the composition; checkpoints contain it. Functions decorated by `register` need
+      not set it.
+    - `alone`: the composition also runs on a single rank, because it passes something else than gradients to
+      the optimizer, such as signs.
+    - `next`: a decision; the composition is dense, and its steps are measured until the decision has its
+      facts.
+    - `table`: the recipes considered, for the report. `why`: one sentence for the report. `warning`: logged
+      by rank 0 at the start.
     """
 
     exchange: Exchange
@@ -118,21 +127,22 @@ def _announced(
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision after dense steps have been measured: `decide` makes the next composition from their facts.
+    """Decision after measured dense steps: `decide` makes the next composition from their facts.
 
-    It may need more than the times of such steps. Facts then have the cost of the codec of `about`
-    (`Facts.codec`), how often each weight is used (`uses`, `Facts.uses`), or how long `whole_steps` take, in
-    which communication overlaps with the backward pass (`Facts.dense_s`).
+    A decision may request more facts than the times of steps: the codec cost of the recipe `about`
+    (`Facts.codec`), the `uses` of each weight (`Facts.uses`), or the duration of `whole_steps`, in which
+    communication overlaps with the backward pass (`Facts.dense_s`).
 
-    One that chooses among other recipes names these `candidates`, whose kernels are compiled before any step.
-    It gets their forecasts (`Facts.forecasts`), and those of recipes that it has only `foreseen` and may not
-    take.
+    A decision among other recipes lists them as `candidates`; their kernels are compiled before the first
+    step. It gets their forecasts (`Facts.forecasts`), and those of recipes that are only `foreseen` and
+    cannot be chosen.
 
-    With `whole_steps`, it may also be made before any step is taken apart: `hidden` gets the shares of whole
-    steps in which the slowest rank waited for communication, and makes what runs if they are small enough;
-    `None` to go on measuring. There are no facts then.
+    With `whole_steps`, `hidden` may decide before any step is timed in parts. It gets the shares of whole
+    steps in which the slowest rank waited for communication, without facts. It returns the composition to run
+    if they are small enough, else `None`.
 
-    A run that goes on from a checkpoint begins with what was decided before: `resume` makes of it what runs.
+    When a run resumes from a checkpoint, `resume` makes the composition from the text of the earlier
+    decision.
     """
 
     decide: Callable[[Facts], Composition]

@@ -1,18 +1,18 @@
 """int8, fp8, int4: all-reduce of codes in blocks, with a scale for each block.
 
-Papers: int8 is of Dettmers 2016 and Dettmers et al. 2022, the 8-bit float e4m3 of Micikevicius et al. 2022;
-Dettmers and Zettlemoyer 2023 compare block sizes of int4.
+Papers: int8 by Dettmers 2016 and Dettmers et al. 2022; the 8-bit float e4m3 by Micikevicius et al. 2022;
+block sizes of int4 compared by Dettmers and Zettlemoyer 2023.
 
-Differences from the papers, all three: theirs is quantization alone; here it goes through an all-to-all and
-an all-gather, with a float32 sum between them (see `gradwire.exchange.scatter_reduce`). Error feedback is
-ours, and on. It costs one more gradient-sized buffer, and 0.2 ns per element for the fold that reads it (5 ms
-for 25 M elements).
+Differences from the papers, for all three: the papers have quantization alone. Here it is part of an
+all-to-all and an all-gather, with a float32 sum between them (see `gradwire.exchange.scatter_reduce`). Error
+feedback is added, and on by default. It costs one more gradient-sized buffer, and 0.2 ns per element for the
+fold that reads it (5 ms for 25 M elements).
 
-- int8: without error feedback what is below 1/254 of its block's maximum would never be sent.
+- int8: without error feedback, values below 1/254 of their block's maximum would never be sent.
 - fp8: the scale of a block maps its maximum to 448. Rounding to 4 significant bits errs by 2.6 % in every
   step, four times as much as int8 on normal numbers.
-- int4: gradients, not weights; integers -7 … 7. Without error feedback most values would never be sent: on
-  normal numbers everything below a fifth of the standard deviation is 0.
+- int4: for gradients, not weights; integers -7 … 7. Without error feedback, most values would never be sent:
+  on normal numbers, everything below a fifth of the standard deviation becomes 0.
 """
 
 from gradwire.codec.blocks import blocks

@@ -1,11 +1,11 @@
-"""fp16, bf16: all-reduce in half precision, bf16 on gloo too (torch refuses its own hook there by name).
+"""fp16, bf16: all-reduce in half precision; bf16 on gloo too (torch refuses its own hook there by name).
 
-Differences from torch's `fp16_compress_hook`: the mean is taken before the cast as there, and an overflow is
-agreed on by all ranks before anything is committed.
+Differences from torch's `fp16_compress_hook`: as there, the mean is taken before the cast. All ranks agree on
+an overflow before anything is committed.
 
-With `bf16(sum="fp32")` only what travels is bfloat16: all-to-all, one sum in float32, all-gather (see
-`gradwire.exchange.scatter_reduce`). The bytes are those of an all-reduce. A value is rounded twice, whatever
-the number of ranks; in an all-reduce every addition rounds once more. Megatron-LM's
+With `bf16(sum="fp32")`, only payloads are bfloat16: all-to-all, one sum in float32, all-gather (see
+`gradwire.exchange.scatter_reduce`). The bytes are those of an all-reduce. A value is rounded twice for any
+number of ranks; in an all-reduce, every addition rounds once more. Megatron-LM's
 `reduce_scatter_with_fp32_accumulation` is the first half of it.
 """
 

@@ -1,4 +1,6 @@
-"""The module of each recipe. It is imported when one of its recipes is first used, and registers them all."""
+"""Table of recipes and their modules. A module is imported when one of its recipes is first used, and
+registers all of its recipes.
+"""
 
 MODULES = {
     "acpsgd": "gradwire.recipes.low_rank",
@@ -79,5 +81,5 @@ GROUPS = {
     "dimensions": ["acpsgd", "powersgd"],
     "measured": ["auto", "flexible", "mergecomp"],
 }
-"""By what they send: whole values, chosen elements, in some steps only, fewer bits, fewer dimensions; or what
-measurement decides."""
+"""Recipes by kind of payload: whole values, selected elements, in some steps only, fewer bits, fewer
+dimensions, or decided by measurement."""

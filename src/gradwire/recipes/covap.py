@@ -1,21 +1,21 @@
-"""covap: send each unit once in I steps, I as large as communication is longer than computation.
+"""covap: sends each unit once in I steps; I is the ratio of communication to computation, rounded up.
 
 Meng et al. 2023, "Near-Linear Scaling Data Parallel Training with Overlapping-Aware Gradient Compression".
 
 Differences from the paper:
 
-- By default cuts are placed so that each phase carries equal bytes (`sharding="balanced"`), where they cost
-  least if gradients' ready times have been measured, else spread over the whole backward pass. "paper" shards
-  units of twice the median or more instead.
-- The step of a cycle in which a unit travels is drawn anew every few cycles, so that turns are 1 to 2I − 1
-  steps apart. "paper" is the paper's fixed `order` of equal intervals (its formula; the example in III-A
-  counts otherwise), which never sends a unit whose parameters have gradients in the other steps only.
-- CCR is the median of three dense steps, not that of one, in which buckets go out after the backward pass. It
-  is rounded to `ccr_decimals` before it is rounded up. A measured interval is at most 64.
-- The schedule's numbers are those of the authors' code; the paper gives none. That code adds the residual
-  whole when a unit that is not cut is sent. Here c counts then, too, as the paper says, so less is delivered
-  while c < 1.
-- Norms, biases and other tiny tensors travel densely every step.
+- By default, cuts give all phases equal bytes (`sharding="balanced"`). If ready times were measured, they are
+  placed for the shortest step, else spread over the whole backward pass. "paper" shards units of at least
+  twice the median instead.
+- The step of a cycle in which a unit is sent is drawn again every few cycles, so that two turns are 1 to 2I −
+  1 steps apart. "paper" is the paper's fixed `order` with equal intervals (its formula; the example in III-A
+  counts differently). It never sends a unit whose parameters have gradients in the other steps only.
+- CCR is the median over three dense steps in which buckets are sent after the backward pass; the paper takes
+  one step. It is rounded to `ccr_decimals`, then rounded up. A measured interval is at most 64.
+- The schedule's numbers come from the authors' code; the paper gives none. That code adds the whole residual
+  when a unit that is not cut is sent. Here c applies then, too, as in the paper, so less is delivered while c
+  < 1.
+- Norms, biases and other tiny tensors are sent densely in every step.
 """
 
 from collections.abc import Sequence
@@ -93,11 +93,12 @@ def covap(
 
 @dataclass(frozen=True)
 class Options:
-    """All options but the interval and how it is measured.
+    """All options except the interval and its measurement.
 
-    Units of `unit_mb`, the first a 25th, are sharded by "paper", not by "off". `edges` are the shares of all
-    elements at which the segments end of which "balanced" sends a part each. The schedule's coefficient is
-    min(init_value + ⌊step / ascend_steps⌋ · ascend_range, 1); what is `None` is as published (`schedule`).
+    Units of `unit_mb`, the first one a 25th of that, are sharded with "paper" and not with "off". `edges` are
+    the shares of all elements at which the segments of "balanced" end. The schedule's coefficient is
+    min(init_value + ⌊step / ascend_steps⌋ · ascend_range, 1). `None` stands for the published value
+    (`schedule`).
     """
 
     sharding: Sharding = "balanced"
@@ -141,7 +142,7 @@ class Options:
 
     @property
     def unit_elements(self) -> int:
-        """Of float32, at least one."""
+        """Elements of float32 in a unit, at least one."""
         return max(1, round(self.unit_mb * (1 << 18)))
 
 
@@ -171,7 +172,7 @@ def _cutter(interval: int, options: Options) -> Cutter:
 
 
 def schedule(interval: int, options: Options) -> Residual:
-    """The schedule that `options` say, else one of the two in the authors' code: the paper gives no values.
+    """The schedule of `options`, or else one of the two in the authors' code: the paper gives no values.
 
     Section III-D: init_value, ascend_range and ascend_steps.
     """
@@ -188,7 +189,7 @@ FRESH = 5
 names no number."""
 
 LONGEST = 64
-"""No measured interval is longer: tiny models measure absurd CCRs, and a unit must travel now and then."""
+"""Largest measured interval: tiny models have absurd CCRs, and a unit must be sent now and then."""
 
 
 def from_facts(facts: Facts, options: Options, decimals: int = 1) -> Composition:

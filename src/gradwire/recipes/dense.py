@@ -21,7 +21,7 @@ def dense() -> Composition:
 
 
 def measured_for(decision: Decision) -> Composition:
-    """Dense steps that are measured until `decision` has what it needs.
+    """Dense steps, measured until `decision` has its facts.
 
     >>> measured_for(Decision(lambda facts: dense())).text
     'dense'

@@ -15,10 +15,10 @@ AGAIN = 10
 
 
 def sending_unsent(following: Composition) -> Composition:
-    """Dense gradients that take all that is unsent along, and then `following`.
+    """A dense composition that sends all unsent gradient, and then proposes `following`.
 
-    One step suffices, unless the gradient of a parameter is zero on a rank: that keeps its memory there. A
-    checkpoint saved meanwhile goes on with `local_every(interval=1)`, which sends the same.
+    One step suffices, unless a parameter's gradient is zero on a rank, which keeps its memory there. A
+    checkpoint saved meanwhile resumes with `local_every(interval=1)`, which sends the same.
 
     >>> from gradwire.recipes.dense import dense
     >>> sending_unsent(dense()).text
@@ -26,7 +26,7 @@ def sending_unsent(following: Composition) -> Composition:
     """
     return replace(
         local_every(interval=1),
-        # Whole: 16-bit types would leave what they round off.
+        # Whole: 16-bit types would leave their rounding errors.
         exchange=remember(Dense(), Residual(whole=True)),
         why=f"{following.why}; sending what is unsent",
         table=following.table,
@@ -36,9 +36,9 @@ def sending_unsent(following: Composition) -> Composition:
 
 @dataclass(frozen=True)
 class _Proposing:
-    """Proposes `following` after the first step and then every `AGAIN` steps; the engine waits for all ranks.
+    """Proposes `following` after the first step, then every `AGAIN` steps. The engine waits for all ranks.
 
-    A value, so that the engine can tell whether this is what runs already.
+    A value type, so that the engine can compare it with the running one.
     """
 
     following: Composition

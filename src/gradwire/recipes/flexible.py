@@ -1,15 +1,14 @@
-"""flexible: AR-Topk's ratio and collective, chosen again whenever the link or the gradient changes.
+"""flexible: AR-Topk's ratio and collective, chosen again when the link or the gradient changes.
 
 Tyagi and Swany 2023, "Flexible communication for optimal distributed learning over unpredictable networks",
 sections 3-D and 3-E. Differences from the paper:
 
-- By default the ratio with the most gain per second is taken, not a knee (`rule`), and a change of the gain
-  plans anew, not of the link alone (`trigger`). `flexible(rule='knee', trigger='link')` is nearest to the
-  paper.
-- Compression is taken to be as long at all ratios, as in the authors' code.
-- The gain is that of the exact choice, whatever is chosen by `inner`, from a histogram of the live gradient.
-- The link is told from the steps' own collectives, and every way to send is tried for a few steps.
-- What is unsent moves on to the next choice whole; the ring is the library's. More in
+- By default, the ratio with the most gain per second is chosen, not a knee (`rule`), and a change of the gain
+  starts a new plan, too (`trigger`). `flexible(rule='knee', trigger='link')` is nearest to the paper.
+- Compression counts as equally long at all ratios, as in the authors' code.
+- The gain is that of an exact top-k, from a histogram of the live gradient, for any selector `inner`.
+- The steps' own collectives measure the link, and every collective is tried for a few steps.
+- The whole unsent gradient moves on to the next choice. The ring is the library's. See
   `gradwire.planning.flexible`.
 """
 
@@ -163,7 +162,8 @@ def rounds_of(
 
 
 def energies(x: Tensor, ratios: Sequence[float]) -> list[float]:
-    """‖x‖² and what of it the top-k at each ratio would send, from one histogram; zeros if x is not finite.
+    """‖x‖², and the energy that a top-k at each ratio would send, from one histogram; zeros if x is not
+    finite.
 
     >>> import torch
     >>> energies(torch.tensor([3.0, 1.0, 0.0, 0.0]), [0.25])
@@ -191,7 +191,7 @@ def _judge(
             return None
         following = compose(choice, f"step {shown.step}: {controller.why}")
         assert following.watch is not None
-        # The same judge goes on, with what it has seen: a new one would try all ways again.
+        # The judge goes on with its measurements: a new one would try all collectives again.
         return replace(following, watch=replace(following.watch, judge=lambda _watched: judge))
 
     return judge

@@ -1,10 +1,10 @@
-"""local_every: gradients add up on every rank, and one all-reduce in k steps brings their mean.
+"""local_every: gradients add up on every rank; one all-reduce in k steps sends their sum.
 
-GComp (section 7.6) and others compare with it. Differences from plain gradient accumulation: the optimizer is
-stepped all the same and sees zeros in between, so the learning rate's schedule keeps its count; what arrives
-is the sum over the k steps, as error feedback has it, not their mean. Which step of k it is changes from time
-to time, so that parameters which have gradients in some steps only travel, too. With `order="paper"` it is
-always the same.
+GComp (section 7.6) and others use it for comparison. Differences from plain gradient accumulation: the
+optimizer steps all the same and sees zeros in between, so the learning rate's schedule keeps its count. The
+result is the sum over the k steps, as with error feedback, not their mean. The step of the cycle changes from
+time to time, so that parameters with gradients in some steps only are sent, too. With `order="paper"` it is
+always the same step.
 """
 
 from gradwire.exchange.compose import every, remember

@@ -12,9 +12,9 @@ from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.recipes.base import Composition
 
 TOGETHER = 1 << 17
-"""Elements below which a lane is one unit. They come in one of DDP's buckets as a rule, when the backward
-pass ends, so that more units would hide nothing. Where recipes choose elements it is otherwise: there each
-unit is a range of the choice, and a choice from all leaves whole layers out."""
+"""Size in elements below which a lane is one unit. Such a lane usually comes in one of DDP's buckets, when
+the backward pass ends, so more units would hide nothing. Recipes that select elements differ: each unit is
+a range of the selection there, and a selection over everything leaves out whole layers."""
 
 Collective = Literal["all_reduce", "all_gather"]
 

@@ -1,14 +1,14 @@
 """powersgd, acpsgd: low-rank factors of every matrix, by one step of power iteration.
 
-Papers: PowerSGD is of Vogels et al. 2019. ACP-SGD takes its two factors in turns, one per step (Zhang, Zhang,
-Shi, Chu and Li 2023).
+Papers: PowerSGD by Vogels et al. 2019. ACP-SGD computes one of the two factors per step, in turns (Zhang,
+Zhang, Shi, Chu and Li 2023).
 
-Differences from the papers: see `gradwire.exchange.low_rank`; beyond that, vectors and tiny tensors travel
-densely, as all do in PowerSGD's paper that are no matrices.
+Differences from the papers: see `gradwire.exchange.low_rank`. Also, vectors and tiny tensors are sent
+densely, as all non-matrices are in PowerSGD's paper.
 
-- powersgd: a matrix is compressed wherever that makes it smaller (torch's hook asks for a factor of 2). There
-  is no dense start unless `warmup_steps` asks for one, as in the paper; torch's hook sends its first 1000
-  steps densely, which is safer and, on a link that needs compression, slow.
+- powersgd: a matrix is compressed if that makes it smaller (torch's hook asks for a factor of 2). There is no
+  dense start unless `warmup_steps` asks for one, as in the paper. torch's hook sends its first 1000 steps
+  densely, which is safer and, on a link that needs compression, slow.
 """
 
 from gradwire.exchange.compose import remember, warm

@@ -1,13 +1,13 @@
 """mergecomp: any recipe, with planned cuts.
 
 Wang et al. 2021, "MergeComp: A Compression Scheduler for Scalable Communication-Efficient Distributed
-Training". Differences from the paper: by default the cuts are the best for a codec that works beside the
-backward pass, as the engine's does (`gradwire.planning.merge_worker`). Beside a training, on shared cores and
-cold caches, a group costs more than its codec takes alone. How much more is unknown, so real steps decide
-between that plan, one for dearer calls, and one group. In the paper's own cost model, the codec holds up the
-backward pass, in encoding and decoding (`gradwire.planning.merge`). `split="exact"` is the optimum of that
-model, `split="search"` the paper's search on it, and `split="timed"` that search by timing real iterations;
-it says beforehand how many. Vectors and tiny tensors travel densely beside the groups.
+Training". Differences from the paper: by default, the cuts are optimal for a codec that runs beside the
+backward pass, as the engine's does (`gradwire.planning.merge_worker`). Beside a training, on shared cores
+with cold caches, a group costs more than its codec costs alone, by an unknown factor. So real steps decide
+between this plan, one for more expensive calls, and one group. In the paper's own cost model, encoding and
+decoding hold up the backward pass (`gradwire.planning.merge`). `split="exact"` is the optimum of that model,
+`split="search"` the paper's search on it, and `split="timed"` that search on timed iterations, whose number
+it announces. Vectors and tiny tensors are sent densely beside the groups.
 """
 
 from __future__ import annotations
@@ -158,9 +158,10 @@ def _trying(search: TimedMerge, trying: Composition, asked: Asked, watched: Watc
 
 
 def _planned(asked: Asked, inner: str, split: Split, groups: int, alpha: float, facts: Facts) -> Composition:
-    """The lane's tensors are known once it has been built, so the first steps under it are in one group.
+    """Composition with planned cuts. The first steps are in one group, because a built lane is needed to
+    plan.
 
-    That is what its text says until all is decided, because a checkpoint may be taken before.
+    Its text says one group until the decision, because a checkpoint may be saved before.
     """
     base, single = _inner(inner), mergecomp(inner, split="even", groups=1)
     if facts.network is None or facts.codec is None:
@@ -198,7 +199,7 @@ def _best(
 
 
 def ready_times(facts: Facts, sizes: Sequence[int]) -> BackwardTiming:
-    """Of the parameters of `sizes` elements, which are some of all, in the same order."""
+    """Ready times of the parameters with `sizes` elements, a subset of all, in the same order."""
     every, ready_s, reached = facts.backward, [], 0.0
     if every is None:
         raise ValueError("no ready times were measured")
@@ -206,14 +207,14 @@ def ready_times(facts: Facts, sizes: Sequence[int]) -> BackwardTiming:
     at = 0
     for size in sizes:
         at = numel.index(size, at) + 1
-        # A group is sent in order, so a tensor counts when all before it are there, too.
+        # A group is sent in order, so a tensor is ready when all before it are.
         reached = max(reached, every.ready_s[at - 1])
         ready_s.append(reached)
     return BackwardTiming(every.before_s, tuple(ready_s), tuple(sizes), every.total_s)
 
 
 def cost_of(exchange: Exchange, facts: Facts, watched: Watched) -> GroupCost:
-    """Encoding a group, sending it, and decoding all payloads of it, as lines over its elements."""
+    """Costs of a group as lines over its elements: encoding, sending, and decoding of all payloads."""
     assert facts.network is not None, "links are measured first"
     assert facts.codec is not None, "so is the codec"
     decode, payloads = facts.codec.decode, facts.payloads
@@ -225,18 +226,18 @@ def cost_of(exchange: Exchange, facts: Facts, watched: Watched) -> GroupCost:
 
 
 DEARER = 10.0
-"""Times that a call of a codec may take beside a training what it takes alone: this for a network of 0.2 M
-elements whose two ranks fill two cores (1.24 ms per group against 0.13), less where cores are free."""
+"""Factor by which a call of a codec may cost more beside a training than alone. Measured for a network of 0.2
+M elements whose two ranks fill two cores (1.24 ms per group against 0.13); less if cores are free."""
 
 
 def dearer(cost: GroupCost) -> GroupCost:
-    """With what a call costs `DEARER` times as high, and what an element costs as it is."""
+    """`cost` with `DEARER` times the cost of a call, and the same cost of an element."""
     encode, decode = (replace(line, base_s=DEARER * line.base_s) for line in (cost.encode, cost.decode))
     return GroupCost(encode, cost.communicate, decode)
 
 
 def sending(exchange: Exchange, network: Network, world: int) -> Line:
-    """A line through what the rounds of a small and of a large group take."""
+    """Line through the times of the rounds of a small and of a large group."""
     small, large = (_seconds(exchange, numel, network, world) for numel in _ENDS)
     slope_s = max(large - small, 0.0) / (_ENDS[1] - _ENDS[0])
     return Line(max(small - slope_s * _ENDS[0], 0.0), slope_s)

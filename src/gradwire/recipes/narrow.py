@@ -11,9 +11,9 @@ from gradwire.codec.sparse import sparse, sparse_coded
 from gradwire.kernels.layouts import BlockKind
 
 Values = Literal["full", "fp16", "bf16"]
-"""For values that are summed on their way, or stay what they are."""
+"""Formats of values that are summed in a collective, or sent as they are."""
 CodedValues = Literal["full", "fp16", "bf16", "int8", "int4", "int2"]
-"""For values that every rank sends to all others."""
+"""Formats of values that every rank sends to all others."""
 BLOCK = 64
 """Values per scale of int8 and int4, a sixteenth of a byte each, and per two levels of int2."""
 _DTYPES = {"full": None, "fp16": torch.float16, "bf16": torch.bfloat16}

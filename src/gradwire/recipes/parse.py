@@ -27,12 +27,12 @@ def names() -> tuple[str, ...]:
 
 
 def entries() -> tuple[RecipeEntry, ...]:
-    """All recipes with their options and one-line summaries. Imports the modules of all."""
+    """All recipes, with options and one-line summaries. Imports all recipe modules."""
     return tuple(_entry(name) for name in names())
 
 
 def _entry(name: str) -> RecipeEntry:
-    """The recipe of that name, which is one of `names()`."""
+    """The entry of a recipe; `name` is one of `names()`."""
     if name not in REGISTRY:
         import_module(MODULES[name])
     return REGISTRY[name]
@@ -56,7 +56,7 @@ class Recipe:
         return f"{self.name}({inside})" if inside else self.name
 
     def build(self) -> Composition:
-        """The composition that runs at first, and for good unless its `next` or its `watch` changes it."""
+        """The first composition to run. It stays, unless its `next` or its `watch` replaces it."""
         return self.made if self.made is not None else _entry(self.name).build(**self.options)
 
 
@@ -97,9 +97,9 @@ def recipe(text: str | Recipe | Composition) -> Recipe:
 
 
 def short(text: str) -> str:
-    """A recipe's text as a person would write it: without the options that have their defaults.
+    """A recipe's text in its shortest form: without options that have their defaults.
 
-    It parses to the same composition. A text that no registered recipe has stays as it is.
+    It parses to the same composition. Texts of recipes that are not registered are returned unchanged.
 
     >>> short("int4(block=128, feedback=True, collective='all_gather')")
     "int4(collective='all_gather')"
@@ -110,14 +110,14 @@ def short(text: str) -> str:
         parsed = recipe(text)
     except ValueError:  # a user's own, or words on what is measured
         return text
-    # Of equal values, 1 and 1.0 among them, the text of the composition has only one.
+    # The text of the composition has one spelling of equal values, such as 1 and 1.0.
     default = {key: repr(value) for key, value in _entry(parsed.name).options.items()}
     kept = {key: value for key, value in parsed.options.items() if repr(value) != default[key]}
     return str(Recipe(parsed.name, kept))
 
 
 def _taken(composition: Composition) -> Recipe:
-    """The registered recipe that `composition` is by its text, or one of the user's own."""
+    """The registered recipe with the text of `composition`, or a user's own one."""
     text = composition.text
     if not text:
         raise ValueError(
@@ -144,9 +144,9 @@ def _with_its_name(name: str, options: dict[str, Any], known: tuple[str, ...]) -
 
 
 def steady(text: str, role: str) -> Composition:
-    """The composition of a fixed recipe, for a `role` in which nothing may change.
+    """The composition of a fixed recipe, for a `role` that allows no changes.
 
-    Raises `ValueError` for a recipe that measures first, and for one that changes while it runs.
+    Raises `ValueError` for a recipe that measures first, or that changes while it runs.
 
     >>> steady("auto", "policy")
     Traceback (most recent call last):

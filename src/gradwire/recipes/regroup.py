@@ -9,9 +9,9 @@ from gradwire.recipes.mergecomp import mergecomp
 
 
 def fewer_cuts(exchange: Exchange, numel: int, units: int) -> tuple[Cuts, ...]:
-    """Up to five ways to cut a lane of `numel` elements into fewer than `units` units.
+    """Up to five sets of cuts of a lane of `numel` elements into fewer than `units` units.
 
-    None where units take turns, because their number is then part of the recipe.
+    Empty if units take turns: their number is part of the recipe then.
 
     >>> from gradwire.recipes.parse import steady
     >>> [fewer_cuts(steady(text, "inner").exchange, 160, 3) for text in ("int8", "covap(interval=4)")]

@@ -1,4 +1,4 @@
-"""scalecom: one worker's choice for all ranks, in turn, with a low-pass filter on what waits.
+"""scalecom: one rank in turn selects for all ranks, with a low-pass filter on the memory.
 
 Chen et al. 2020, "ScaleCom: scalable sparsified gradient compression for communication-efficient distributed
 training": CLT-k (section 2, equation 3), the low-pass filter (equation 5), chunk-wise selection and rates per
@@ -7,18 +7,18 @@ layer (section 4), a dense start.
 Differences from the paper:
 
 - The leader's top-k of each layer is exact, as CLT-k is defined; the paper sorts by chunks, to save time.
-  With `keep` that is so here: the `keep` largest of every keep·rate elements, which lie far apart
-  (`gradwire.codec.select.rates`).
-- Indices are spread by an all-reduce of packed places (`gradwire.exchange.leader`), with no parameter server.
-- The order of turns is drawn anew every three cycles (`gradwire.exchange.turns`).
-- Vectors and tiny tensors travel densely.
-- The memory holds gradients as they came, and the optimizer multiplies what is late by its present rate. The
-  paper's text speaks of gradients "after scaling by step size", so that its memory would hold what a rate of
-  then had scaled. Both are the same at a constant rate. The other reading is no option: only the optimizer
-  knows the rate, and what it makes of a gradient (momentum, Adam) is not proportional to it.
+  `keep` selects by chunks here, too: the `keep` largest of every keep·rate elements, which are spread over
+  the layer (`gradwire.codec.select.rates`).
+- An all-reduce of packed indices broadcasts them (`gradwire.exchange.leader`), with no parameter server.
+- The order of leaders is drawn again every three cycles (`gradwire.exchange.turns`).
+- Vectors and tiny tensors are sent densely.
+- The memory holds gradients as they came, and the optimizer multiplies late gradients by its present rate.
+  The paper's text speaks of gradients "after scaling by step size", so its memory would contain the rate of
+  their own step. Both agree at a constant rate. The other variant is not possible: only the optimizer knows
+  the rate, and its update (momentum, Adam) is not proportional to it.
 - The dense start lasts `warmup_steps`, not one to five epochs, whose length is unknown here.
-- Layers have the same `rate` unless `rates` says otherwise, which with "auto" follows from what the first
-  forward pass does with each weight.
+- All layers have the same `rate`, unless `rates` gives others. `rates="auto"` computes them from the uses of
+  each weight in the first forward pass.
 """
 
 from collections.abc import Callable

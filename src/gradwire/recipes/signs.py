@@ -1,16 +1,16 @@
 """efsignsgd, onebit: one bit per element, and one scale or two means, with error feedback.
 
-Papers: efsignsgd is of Karimireddy, Rebjock, Stich and Jaggi 2019, onebit of Seide, Fu, Droppo, Li and Yu
-2014. By a vote of the ranks, without error feedback: `gradwire.contrib.signs_by_vote`.
+Papers: efsignsgd by Karimireddy, Rebjock, Stich and Jaggi 2019, onebit by Seide, Fu, Droppo, Li and Yu 2014.
+`gradwire.contrib.signs_by_vote` has votes of the ranks, without error feedback.
 
-Differences from the papers, both: every rank's bits are gathered; vectors and tiny tensors travel densely,
-unless a policy says otherwise; a parameter that a cut divides has its scale or means in each of the two
-units, unless `layers` keeps it whole.
+Differences from the papers, for both: every rank's bits are gathered. Vectors and tiny tensors are sent
+densely, unless a policy says otherwise. A parameter divided by a cut has its scale or means in each of the
+two units, unless `layers` keeps it whole.
 
-- efsignsgd: the paper's server averages the signs. The memory holds gradient, not gradient times learning
-  rate, so a schedule of the rate acts on what was left from the step in which it is sent on.
-- onebit: two means per parameter, not per column; the paper aggregates stripes and quantizes the sums again;
-  no warm-up on plain gradients and no AdaGrad of its own.
+- efsignsgd: the paper's server averages the signs. The memory holds gradients, not gradients times learning
+  rate, so a schedule of the rate applies to the unsent part in the step in which it is sent.
+- onebit: two means per parameter, not per column. The paper aggregates stripes and quantizes the sums again.
+  There is no warm-up on plain gradients and no AdaGrad.
 """
 
 from gradwire.codec.signs import one_bit, sign

@@ -1,8 +1,8 @@
 """topk: each rank sends its own largest elements (Aji and Heafield 2017; Stich et al. 2018).
 
-Differences from the papers: the choice is made per unit, and only with `fused` over the whole gradient;
-indices and values share one buffer, so there is one collective per unit; values may travel in 16, 8 or 4
-bits; with `reuse` the threshold is taken from what the last step left.
+Differences from the papers: the selection is made per unit, and over the whole gradient only with `fused`.
+Indices and values share one buffer, so there is one collective per unit. Values may have 16, 8 or 4 bits.
+With `reuse`, the threshold comes from the previous step's unsent part.
 """
 
 from gradwire.codec.select.base import Selector

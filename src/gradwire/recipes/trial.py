@@ -1,13 +1,13 @@
-"""A recipe on trial: some steps of training under it, which measure its time and its lateness.
+"""Trials: some steps of training under a recipe, which measure its time and its lateness.
 
-A trial is timed as dense steps were, from the start of the backward pass to the verdict on the slowest rank.
-It ends when more steps would hardly change the decision (`Comparison.is_clear`) and its lateness is known,
-and at once when that is above the limit. What was measured replaces what was predicted and assumed. Verdicts
-carry the numbers, so all ranks judge the same ones in the same step.
+Steps of a trial are timed like dense ones, from the start of the backward pass to the verdict on the slowest
+rank. A trial ends when more steps would hardly change the decision (`Comparison.is_clear`) and its lateness
+is known. If the lateness exceeds the limit, it ends at once. Measurements replace predictions and
+assumptions. Verdicts carry the numbers, so all ranks judge the same ones in the same step.
 
-Unsent gradient moves along from one recipe to the next; before a recipe without memory, it is sent first. The
+Unsent gradient moves from one recipe to the next; before a recipe without memory, it is sent first. The
 recipe that stays is watched. If its lateness stays above the limit, a milder one follows. If its link or its
-steps change, everything is measured anew; so it is for dense.
+step time changes, everything is measured again. The same holds for dense.
 """
 
 import logging
@@ -29,12 +29,13 @@ SKIPPED = 2
 COUNTED = 9
 """Steps whose median is compared at most."""
 FEWEST = 5
-"""Steps whose median is compared at least: two that were disturbed do not count, and they tell how much steps
-vary. Where too much is late, one is enough."""
+"""Least number of steps in a median: two disturbed steps do not matter, and the spread can be estimated. If
+the lateness exceeds the limit, one step is enough."""
 MOST_TRIALS = 4
 """Trials at most. Then the best of the tried recipes runs, or dense."""
 DECIDED = 80
-"""Steps, with those that measure, after which the best of the tried recipes stays, or dense."""
+"""Number of steps, including measured dense ones, after which the best of the recipes tried stays, or dense.
+"""
 PATIENCE = 1.25
 """Times the limit above which lateness, a median over many looks, is too much where a recipe stays."""
 
@@ -46,12 +47,17 @@ _LOG = logging.getLogger("gradwire")
 def on_trial(
     text: str, comparison: Comparison, again: Again, number: int = 1, left: int = DECIDED
 ) -> Composition:
-    """The option `text` of `comparison` as trial `number`, with `left` steps for it and all others.
+    """The option `text` of `comparison`, on trial.
 
-    `again` makes what decides anew.
+    Args:
+        text: the text by which the recipe runs.
+        comparison: all options, with the results of earlier trials.
+        again: makes the composition that decides again.
+        number: number of the trial, from 1.
+        left: steps for this trial and all following ones.
 
-    A checkpoint saved during the trial carries the text by which it runs. A run that resumes from it keeps
-    the recipe without a trial.
+    A checkpoint saved during the trial contains the text. A run that resumes from it keeps the recipe without
+    a trial.
     """
     chosen = steady(comparison.option(text).text, "candidate")
     judge = partial(_judge_of, text, comparison, again, number, left)
@@ -99,10 +105,10 @@ def _judge_of(
 
 
 def _settled(text: str, known: Comparison, again: Again) -> Composition:
-    """The best of what was tried, after `text`; dense where none is left."""
+    """The best of the recipes tried, after `text`; dense if none is left."""
     best = known.best()
     if best is None:
-        # Not a warning: the choice is as it should be, and every rank would print it.
+        # Logged, not warned: the choice is right, and every rank would print the warning.
         _LOG.info("back to dense: %s", said_of(known, text))
         dense_s = known.dense_s
         stays = f"dense stays, {ms_text(known.before_s + dense_s)} a step{known.missed(dense_s)}"
@@ -126,10 +132,12 @@ def _milder(text: str, known: Comparison, again: Again, late: float) -> Composit
 def watched(
     chosen: Composition, again: Again, limit: float, milder: Callable[[float], Composition] | None = None
 ) -> Composition:
-    """`chosen`, which stays until link or steps have changed, or more of the gradient is late than `limit`.
+    """`chosen`, which stays until link or step time change, or its lateness exceeds `limit`.
 
-    `again` makes the next decision. `milder` makes what follows where too much is late, of how much that is;
-    without it, as in a run that resumes, everything is measured anew.
+    Args:
+        again: makes the next decision, after new measurements.
+        milder: returns the fallback for a lateness above the limit, in steps' worth of gradient. Without it,
+            as in a resumed run, everything is measured again.
     """
     judge = partial(_watching, chosen.text, again, limit, milder)
     return replace(chosen, watch=Watch(judge, every=1))
@@ -142,10 +150,11 @@ def _watching(
     milder: Callable[[float], Composition] | None,
     watched: Watched,
 ) -> Judge:
-    """Decides anew once the link or the steps have changed, but not before `Tuning` lets it.
+    """A judge that decides again once the link or the step time has changed, but not before `Tuning` allows
+    it.
 
-    Lateness waits for nothing. Where training suffers (`planning.health`), dense follows at once, and
-    stays.
+    Lateness above the limit counts at once. If training suffers (`gradwire.planning.health`), dense follows at
+    once, and stays.
     """
     kept = watched.tuning.kept_dense_steps if text == dense().text else watched.tuning.kept_steps
     steps, changed = count(1), False
