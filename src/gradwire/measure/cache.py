@@ -1,8 +1,9 @@
-"""Measured numbers on disk, for the next run on the same machine.
+"""Cache of measured numbers on disk, for the next run on the same machine.
 
-One small JSON file per key under `$XDG_CACHE_HOME/gradwire` (`~/.cache/gradwire`), written beside and moved
-into place, so that ranks which store at once leave one whole file. An entry that cannot be read counts as
-absent, and one that cannot be written is not kept: a cache saves time and must never be a reason to fail.
+Each key has a small JSON file under `$XDG_CACHE_HOME/gradwire` (`~/.cache/gradwire`). A file is written
+beside its destination and moved there, so that ranks which write at the same time leave a complete one. An
+unreadable entry counts as absent, and an entry that cannot be written is dropped: a cache saves time and must
+never cause a failure.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def cores() -> int:
 
 
 def fingerprint() -> dict[str, str]:
-    """All that a cached time must have in common with this process."""
+    """Properties of this process that a cached time depends on."""
     return {
         "processor": processor(),
         "cores": str(cores()),
@@ -51,7 +52,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def numba_version() -> str:
-    """Without importing it, which a rank on a device can do without."""
+    """Version of numba, without importing it; a rank on a device may not need numba."""
     try:
         return version("numba")
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Clocks: spans of a step, marks in a stream of work, and the times at which gradients become ready.
+"""Clocks: spans of a step, marks in a stream of work, and ready times of gradients.
 
-Kernels run after the host has queued them, so the host's clock sees when a gradient was enqueued, not when it
-was computed. On an accelerator an event is therefore recorded in the stream that computes, and read later.
+Kernels run after the host has queued them, so the host's clock shows when a gradient was enqueued, not when
+it was computed. On an accelerator, an event is therefore recorded in the computing stream, and read later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ What = Literal["backward", "encode", "wire", "decode", "wait"]
 
 @dataclass(frozen=True)
 class Span:
-    """Something that ran from `start_s` to `stop_s` on the clock of `now_s`."""
+    """A span of work, from `start_s` to `stop_s` on the clock `now_s`."""
 
     what: What
     unit: str
@@ -39,9 +39,9 @@ class Span:
 
 @dataclass
 class RoundTime:
-    """A collective of `payload_bytes` per rank, from its issue to its end as this rank saw them.
+    """Times of a collective of `payload_bytes` per rank, from its issue to its end on this rank.
 
-    `verb` is "verb/algorithm" where the library's own does not run.
+    `verb` is "verb/algorithm" for an algorithm of gradwire's own.
     """
 
     verb: str
@@ -55,13 +55,13 @@ class RoundTime:
 
     @property
     def seconds(self) -> float:
-        """The seconds that it took; 0 while it is running."""
+        """Duration in seconds; 0 while it is running."""
         return 0.0 if self.stop_s is None else self.stop_s - self.start_s
 
 
 @dataclass
 class Trace:
-    """The spans and rounds of one step, and its sums in seconds, which every step keeps."""
+    """Spans and rounds of one step, and their sums in seconds, which exist for every step."""
 
     rounds: list[RoundTime] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Timed(Protocol):
 
     @property
     def is_host(self) -> bool:
-        """Whether its work is done when a call returns."""
+        """True if work is complete when a call returns."""
 
     def new_event(self) -> Any:
         """An event that takes times."""
@@ -178,7 +178,7 @@ def stopwatch_for(device: Timed) -> Stopwatch:
 
 
 def clock_of(device: Timed) -> Callable[[], float]:
-    """A clock that waits until the device has done what is in the current stream; on the CPU `now_s`."""
+    """A clock that waits for the work in the device's current stream; on the CPU, `now_s`."""
     if device.is_host:
         return now_s
 
@@ -190,7 +190,8 @@ def clock_of(device: Timed) -> Callable[[], float]:
 
 
 class BackwardWatch:
-    """Times of a backward pass. The training thread sets them; the engine reads them while it waits.
+    """Times of a backward pass. The training thread writes them; the engine reads them while that thread
+    waits.
 
     A new pass discards the marks of the one before, so the last of several passes without synchronisation
     counts. Parameters are watched only between `watch` and `release`: a hook costs a microsecond.
@@ -245,16 +246,18 @@ class BackwardWatch:
         self._ended_s = self._clock()
 
     def mark_end(self) -> Callable[[], float] | None:
-        """Mark that the current stream has done what belongs to this pass. `None` if no beginning is marked.
+        """Mark the end of this pass in the current stream. `None` if no beginning is marked.
 
-        The function that it returns tells the seconds since the beginning, and may wait for the device.
+        Returns a function that gives the seconds since the beginning. It may wait for the device.
         """
         if self._begun is None:
             return None
         return partial(self._stopwatch.seconds, self._begun, self._stopwatch.mark())
 
     def take_begun_s(self) -> float:
-        """The time at which this pass began, then forget it; now if there is no mark (under `join()`)."""
+        """Return the start time of this pass and forget it; the present time if there is no mark (under
+        `join()`).
+        """
         begun_s, self._begun_s = self._begun_s, None
         if begun_s is None:
             self._begun = None
@@ -266,9 +269,9 @@ class BackwardWatch:
         return max(begun_s - self._ended_s, 0.0) if self._ended_s is not None else 0.0
 
     def busy(self) -> float:
-        """How many cores this process has kept busy from the beginning of this pass to its last mark.
+        """Mean number of cores that this process kept busy between the start of this pass and its last mark.
 
-        0 where parameters are not watched.
+        0 if parameters are not watched.
         """
         if self._spent is None:
             return 0.0

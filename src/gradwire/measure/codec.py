@@ -1,9 +1,9 @@
 """Costs of a recipe's codec on this machine: B + γ·x seconds for x elements, to encode and to decode.
 
 Measured on the exchange itself, over a `Comm` without peers. Encoding is all local work until the last round
-is issued, with the memory's fold; decoding is what follows its end, per payload: after an all-gather N are
-decoded (MergeComp, Wang et al. 2021, measures both, figure 3, and has one h for them in section 4.3). Error
-feedback's own decoding is part of encoding, because that is when the worker does it.
+is issued, including the memory's fold. Decoding is the work after the end of that round, per payload; after
+an all-gather, N payloads are decoded. (MergeComp, Wang et al. 2021, measures both in figure 3, and uses one h
+for them in section 4.3.) Error feedback's own decoding counts as encoding, because the worker does it then.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from gradwire.step.context import ExchangeState
 
 
 class EchoComm(Comm):
-    """Rank 0 of a world in which all others hold what it holds.
+    """Rank 0 of a world in which all ranks hold the same data.
 
-    Verbs complete before they return. Rank 0 gets payloads of the shapes and sizes that peers would send, and
-    as hard to decode. A sum is rank 0's own part: others may bring zeros, and no decoder's time depends on
-    it. `spent_s` adds up the seconds inside of the verbs, which are no local work.
+    Verbs complete before they return. Rank 0 gets payloads with the shapes, sizes and decoding costs of real
+    peers' payloads. A sum is rank 0's own part: adding zeros changes no decoder's time. `spent_s` adds up the
+    seconds spent inside of verbs, which are no local work.
     """
 
     def __init__(self, world: int, clock: Callable[[], float] = now_s) -> None:
@@ -73,11 +73,13 @@ class CodecCurves:
 
 
 def codec_cost(exchange: Exchange, text: str, device: Timed = HOST, *, budget_s: float = 0.3) -> CodecCost:
-    """The cost of the recipe `text`, which composes `exchange`: measured once per machine, then remembered.
+    """Cost of the recipe `text` with its `exchange`, in seconds, on this machine.
 
-    That is, on the CPU; on another `device` it is measured once per call.
+    On the CPU, the cost is measured once per machine and cached; on another `device`, it is measured in every
+    call.
 
-    This rank's own: ranks that plan with it must agree first (`gradwire.measure.probe.slowest`).
+    Ranks measure different costs. To plan with them, ranks must agree first
+    (`gradwire.measure.probe.slowest`).
     """
     if not device.is_host and exchange.laws.stays_on_device:
         return measure_codec(exchange, budget_s=budget_s, device=device).cost
@@ -111,14 +113,19 @@ def measure_codec(
     clock: Callable[[], float] | None = None,
     device: Timed = HOST,
 ) -> CodecCurves:
-    """Time `exchange` on normal numbers of every size, each for its share of `budget_s`.
+    """Time `exchange` on normal numbers of several sizes.
 
-    `sizes` are powers of two, ascending, by default those of the granularity. A size gets five repetitions in
-    any case, of which the shortest counts because others on the machine only
-    add to it, and one before them, which compiles. Where what
-    peers send must differ from what this rank sends, all of it is measured in a world of one. Tensors are on
-    the `device`, for which the `clock` waits, if the exchange stays there. Sizes beyond those of a CPU end
-    where one repetition takes longer than the share, or where the device has no room for them.
+    Args:
+        exchange: the exchange to measure.
+        sizes: powers of two, ascending; by default those of the granularity. On a device, sizes beyond those
+            of a CPU are dropped if one repetition exceeds its share of the budget, or if memory is full.
+        budget_s: seconds for all sizes, shared equally.
+        clock: waits for the device, if the exchange stays there.
+        device: the place of the tensors.
+
+    Each size has at least five repetitions, after one that compiles. The shortest counts, because other
+    processes only add time. If the payloads of peers must differ from this rank's, everything is measured in
+    a world of one.
     """
     device = device if device.is_host or exchange.laws.stays_on_device else HOST
     clock = clock_of(device) if clock is None else clock
@@ -164,9 +171,9 @@ def _repeated(bench: _Bench, share_s: float, clock: Callable[[], float]) -> list
 
 
 def payloads(exchange: Exchange, numel: int, world: int, step: int = STEADY) -> float:
-    """How many payloads of whole units a rank decodes: N after an all-gather of them, else 1.
+    """Number of payloads of whole units that a rank decodes: N after an all-gather of them, else 1.
 
-    Where ranks gather shards of 1/N each, that is 1 too.
+    1 as well if ranks gather shards of 1/N each.
 
     >>> from gradwire.codec.cast import cast
     >>> from gradwire.codec.select.topk import top_k
@@ -185,7 +192,7 @@ def payloads(exchange: Exchange, numel: int, world: int, step: int = STEADY) -> 
 
 
 class _Bench:
-    """One size: gradient, planes and what the exchange keeps."""
+    """Tensors of one size: gradient, planes, and the exchange's kept state."""
 
     def __init__(
         self, exchange: Exchange, numel: int, world: int, clock: Callable[[], float], device: Timed

@@ -1,8 +1,7 @@
-"""How many connections a link needs: found once, before training, by messages between neighbours.
+"""Number of connections that a link needs, measured once before training by messages between neighbours.
 
-A connection of TCP carries at most its window in a round trip: 4 MB, Linux's default, in 50 ms are 640
-Mbit/s, and some hosts allow less. Where a round trip is short no window is the limit, and nothing more is
-sent.
+A TCP connection carries at most one window per round trip. Linux's default of 4 MB in 50 ms is 640 Mbit/s,
+and some hosts allow less. If the round trip is short, the window is no limit, and nothing more is sent.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ MOST = 8
 """Connections at most. Each takes a process group: sockets, threads, and about ten round trips to make it."""
 
 GAIN = 0.9
-"""Twice as many connections must bring a message in less than this share of the time. Where the link itself
-is the limit they bring nothing, and would only take more of it from others."""
+"""Share of the time below which a message must arrive over twice as many connections. If the link itself is
+the limit, more connections gain nothing, and would only take more of it from others."""
 
 TRIED_BYTES = tuple(2**power for power in range(18, 23))
 TRIED_TRIPS, TRIED_S = 8, 0.2
-"""The message that is tried is the first of `TRIED_BYTES` that takes one connection so many round trips, and
-seconds. In less, latency hides the window."""
+"""Least duration of a trial message over one connection, in round trips and in seconds. The first of
+`TRIED_BYTES` that reaches both is used. In shorter messages, latency hides the window."""
 
 _READINGS, _MORE = 3, 2
-"""Readings of a message, and how many more if those are on both sides of the bound in question. So the median
-of five is on the same side. Lengths that only lead to the one that is tried have one reading."""
+"""Number of readings of a message, and of additional ones if the first are on both sides of the bound. The
+median of five is then on the right side. Sizes on the way to the trial message have one reading."""
 _READINGS_S = 2.0
-"""Messages that take longer have fewer readings, so that these take about as long together. What disturbs a
-message is little beside it then."""
+"""Seconds for all readings of a message. Longer messages have fewer readings; disturbances matter less to
+them."""
 
 _TRIPS, _BATCHES, _TRIPS_S = 5, 5, 0.25
-"""A rank that waits for its processor looks far away. So many times in a row it seldom does, and not for so
-many seconds."""
+"""Round trips in a batch, number of batches, and their seconds. A rank that waits for its processor looks far
+away, but seldom does so in all of these."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,13 @@ class Tried:
 def tried(over: Callable[[int], Comm | None], control: Comm, clock: Callable[[], float] = now_s) -> Tried:
     """Try 1, 2, 4 … connections, as long as more of them gain. The same result on every rank; a collective.
 
-    `over(count)` is the comm whose messages take so many, or `None`, on all ranks, where there cannot be as
-    many. Ranks tell each other times over `control`. The slowest link counts: ranks of one site may be near
-    each other and far from those of another.
+    `over(count)` returns a comm with `count` connections per message, or `None` on all ranks if that is not
+    possible. Ranks report times over `control`. The slowest link counts: ranks of one site may be near each
+    other and far from those of another.
 
-    Five messages of a number, and 8 bytes per rank where round trips are short and ranks have their
-    processors. Where they are long, two seconds and a message for each number of connections, and the time in
-    which these are made.
+    Cost: if round trips are short and ranks have their processors, five messages of a number, and 8 bytes per
+    rank. If they are long, two seconds and one message per number of connections, and the time to make the
+    connections.
     """
     one, payload_bytes = over(1), 0
     assert one is not None, "there is one connection"
@@ -95,9 +94,9 @@ def tried(over: Callable[[int], Comm | None], control: Comm, clock: Callable[[],
 
 
 def round_trip_s(comm: Comm, control: Comm, clock: Callable[[], float] = now_s) -> float:
-    """The longest round trip between neighbours, told by the slowest of all ranks. A collective.
+    """The longest round trip between neighbours, in seconds, over all ranks. A collective.
 
-    gloo announces a receive before it sends, so that a message takes a round trip.
+    gloo announces a receive before it sends, so a message takes a round trip.
     """
     trips_s = list[float]()
     for _ in range(_BATCHES):
@@ -116,8 +115,9 @@ def _median_s(
     clock: Callable[[], float],
     first: Sequence[float] = (),
 ) -> float:
-    """How long a message takes, of which one takes `about_s`: the median, of few readings if all are below
-    `bound_s` or none. Some of them may have been taken `first`."""
+    """Median seconds of a message that takes about `about_s`. Few readings suffice if all or none are below
+    `bound_s`. `first` has readings taken before.
+    """
     readings = min(_READINGS, max(1, int(_READINGS_S / about_s)))
     times_s = [*first, *_times(comm, payload_bytes, readings - len(first), control, clock)]
     if readings == _READINGS and len({each < bound_s for each in times_s}) == 2:
@@ -128,7 +128,7 @@ def _median_s(
 def _times(
     comm: Comm, payload_bytes: int, messages: int, control: Comm, clock: Callable[[], float]
 ) -> list[float]:
-    """How long the slowest rank took for each of several messages to the next one."""
+    """Seconds of the slowest rank for each of several messages to the next rank."""
     if messages == 0:
         return []
     sent = torch.zeros(payload_bytes // 4, device="cpu")

@@ -1,21 +1,21 @@
-"""Has the link changed? Told from the times of our own collectives, without sending anything for it.
+"""Detection of a changed link, from the times of the training's own collectives.
 
-`Traffic` puts four numbers about the step before into every rank's row. Rounds of several units run at once
-and share the wire, so none of their times is its own. But the step's last all-reduce, small and alone, is all
-latency, and the time in which anything was under way carried the step's bytes. Both are known when a step is
-over, and so travel with the next verdict. (Where the verdict goes with the last payload, its all-reduce is
-alone in every fifth step, for this purpose: see `votes_alone`.) With them go the bytes: ranks may send
-frames of different lengths, and how many latencies followed upon each other: an all-gather has half as many
-as an all-reduce, and two rounds in a row have those of both.
+`Traffic` adds four numbers about the previous step to every rank's row. Rounds of several units run at once
+and share the wire, so no single time describes the link. But the step's last all-reduce, small and alone, is
+pure latency; and the time with at least one round in flight carried the step's bytes. Both are known when a
+step is over, and are sent with the next verdict. (If the verdict is sent together with the last payload,
+every fifth step sends it alone for this purpose: see `votes_alone`.) Two more numbers describe the load: bytes,
+because ranks may send frames of different lengths, and the number of consecutive latencies. An all-gather has
+half as many as an all-reduce, and two consecutive rounds have those of both.
 
-`LinkMonitor` is fed once per step with (verb, payload, seconds), the same on all ranks, so all come to the
-same answer in the same step. Sizes fall into classes, a class keeps its last 15 steps, and a line through the
-classes' medians gives latency and bandwidth (`gradwire.planning.links`). A class whose times leave that
-line, by more than they vary (`gradwire.planning.change_detection`), is a change; the new line goes through
-the steps that have shown it, at first six.
+`LinkMonitor` receives (verb, payload, seconds) once per step, equal on all ranks, so all reach the same
+result in the same step. Sizes fall into classes; a class keeps its last 15 steps. A line through the classes'
+medians gives latency and bandwidth (`gradwire.planning.links`). The link has changed if the times of a class
+deviate from the line by more than their spread (`gradwire.planning.change_detection`). The new line uses the
+steps since the change, at first six.
 
-It replaces iperf and traceroute beside the training (Tyagi and Swany 2023, "Flexible communication",
-section 3-E), which send traffic of their own and measure single connections.
+It replaces iperf and traceroute beside the training (Tyagi and Swany 2023, "Flexible communication", section
+3-E), which add traffic and measure single connections.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Change:
 
 
 class _Tracker:
-    """One verb. `classes` hold (serial bytes, seconds) by half octaves of size, newest last.
+    """State of one verb. `classes` hold (serial bytes, seconds) by half octaves of size, newest last.
 
-    `line` goes through their medians. `levels` are of each class's seconds over that line's; they are empty
-    while the line goes through fewer than 15 steps.
+    `line` goes through their medians. `levels` track each class's seconds over those of the line; empty while
+    the line has fewer than 15 steps.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -67,7 +67,7 @@ class _Tracker:
 
     @property
     def is_told(self) -> bool:
-        """Whether there is a line with which times are compared."""
+        """True if there is a line to compare times with."""
         return self.line is not None and bool(self._levels)
 
     def observe(self, points: list[Point]) -> tuple[Line, Line] | None:
@@ -110,10 +110,10 @@ class _Tracker:
 
 
 class LinkMonitor:
-    """Notices when collectives take another time than they did, by more than `threshold`.
+    """Detector of collectives whose time changes by more than the share `threshold`.
 
-    A change that doubles a time is seen after 6 steps that have the size in them; 15 steps after it began the
-    next one can be seen. Where all payloads of a verb have one size, all of its time counts as bandwidth.
+    A doubled time is found after 6 steps with that size; 15 steps after its beginning, the next change can be
+    found. If all payloads of a verb have one size, all of its time counts as bandwidth.
 
     >>> monitor = LinkMonitor(world=2)
     >>> seen = [monitor.observe([Sample("shift", 1e6, seconds)]) for seconds in [0.1] * 20 + [0.2] * 8]
@@ -143,7 +143,7 @@ class LinkMonitor:
         return tuple(changes)
 
     def is_told(self, verb: Verb) -> bool:
-        """Whether the link of `verb` is known, and compared with what comes."""
+        """True if the link of `verb` is known, and new times are compared with it."""
         tracker = self._trackers.get(verb)
         return tracker is not None and tracker.is_told
 
@@ -160,17 +160,18 @@ class LinkMonitor:
 def _middle(points: list[Point]) -> Point:
     if len(points) == 1:
         return points[0]
-    # In half the time of `statistics.median`, and this runs in every step.
+    # Half the time of `statistics.median`; this runs in every step.
     half = len(points) // 2
     return sorted([x for x, _ in points])[half], sorted([seconds for _, seconds in points])[half]
 
 
 _ALONE_EVERY = 5
-"""Steps of which one sends its verdict alone. A prime: it meets units that rest in turns in all phases."""
+"""Interval, in steps, of verdicts sent alone. A prime, so that units that take turns are met in all phases.
+"""
 
 
 def votes_alone(step: int) -> bool:
-    """Whether the verdict of `step` goes after its payloads, even if it need not: its time is the latency.
+    """True if the verdict of `step` follows its payloads although it need not: its time is the latency then.
 
     >>> [step for step in range(12) if votes_alone(step)]
     [4, 9]
@@ -183,10 +184,10 @@ NOTHING: Row = (0.0, 0.0, 0.0, 0.0)
 
 
 class Traffic:
-    """One rank's view of its step, and what all of them make of it. Call `note`, then `row` and `hear`.
+    """Measurements of the link on one rank, and the conclusions of all. Call `note`, then `row` and `hear`.
 
-    `world` ranks exchange gradients, and `agreeing` ranks the tail, which are more where ranks hold shards.
-    The link has changed when collectives take another time by the share `threshold`.
+    `world` ranks exchange gradients. `agreeing` ranks run the tail; these are more if ranks hold shards. The
+    link has changed if the times of collectives change by the share `threshold`.
     """
 
     def __init__(self, world: int, agreeing: int | None = None, threshold: float = THRESHOLD) -> None:
@@ -196,8 +197,8 @@ class Traffic:
         self._tail_s = 0.0
         """The shortest time, over ranks, of the last tail that was alone."""
         self.row: Row = NOTHING
-        """Seconds of the tail, seconds in which the rest was under way, the payload of an all-reduce that
-        would carry as much as the rest, and the rest's latencies in a row; 0 for what is unknown."""
+        """Four numbers, 0 if unknown: seconds of the tail; seconds with other rounds in flight; payload of an
+        all-reduce with as many bytes; number of consecutive latencies."""
 
     @property
     def link(self) -> Link | None:
@@ -222,9 +223,9 @@ class Traffic:
         self.row, self._tail_bytes = NOTHING, 0.0
 
     def hear(self, rows: Iterable[Sequence[float]]) -> tuple[Change, ...]:
-        """Every rank's `row`, as a verdict has carried them; what follows is the same on all ranks.
+        """Take every rank's `row` from a verdict. Returns the changes found, the same on all ranks.
 
-        A tail by itself is all latency, so without a payload beside it nothing is known of the link.
+        A tail alone is pure latency. Without a payload beside it, nothing is known of the link.
         """
         tails, busy, payloads, waits = zip(*rows, strict=True)
         if not min(busy) > 0.0 or not fmean(payloads) > 0.0:
@@ -233,16 +234,16 @@ class Traffic:
         if not tail_s > 0.0 and self._tail_s > 0.0 and not self.monitor.is_told("all_reduce"):
             return ()  # a line through payloads alone would take their latency for bandwidth
         self._tail_s = tail_s or self._tail_s
-        # As long as an all-reduce would have taken, so that one line goes through both.
+        # Converted to the time of an all-reduce, so that one line fits both.
         more = 1.0 - fmean(waits) / max(hops("all_reduce", self._world), 1)
         samples = (self._tail_bytes, tail_s), (fmean(payloads), min(busy) + more * self._tail_s)
         return self.monitor.observe(Sample("all_reduce", payload, seconds) for payload, seconds in samples)
 
 
 def under_way(rounds: Sequence[RoundTime], world: int) -> tuple[float, float]:
-    """Seconds in which at least one of the rounds was under way, and how many latencies were in a row.
+    """Seconds with at least one round in flight, and the number of consecutive latencies.
 
-    Rounds that overlap share the longest wait among them.
+    Overlapping rounds share the longest wait among them.
 
     >>> spans = [(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]
     >>> under_way([RoundTime("all_gather", 1, start_s, stop_s) for start_s, stop_s in spans], world=4)

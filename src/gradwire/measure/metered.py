@@ -35,7 +35,7 @@ class MeteredComm(Comm):
         return sum(issued.wire_bytes(self.world) for issued in self.rounds)
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
-        """Start the round and note it, if it could be issued: `owe_zeros` relies on that."""
+        """Start the round and record it, if issuing succeeds: `owe_zeros` relies on that."""
         exact = None if self.announces else self._trace.exact
         time = RoundTime(round_.name, round_.payload_bytes, now_s() if exact is None else exact())
         pending = self._comm.issue(round_, tensor, out)

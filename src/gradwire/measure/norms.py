@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class Weighing:
-    """Adds up what the units of one lane show in one step. Nothing is read on the host.
+    """Sums of squares of the units of one lane in one step. Nothing is read on the host.
 
-    `weight` is how much gradient a memory of 1 stands for (`Memory.weight`).
+    `weight` is the amount of gradient that a memory of 1 stands for (`Memory.weight`).
 
     >>> weighing = Weighing(parameters=2, device=torch.device("cpu"))
     >>> x, unsent = torch.tensor([3.0, 5.0, 1.0]), torch.tensor([0.0, 2.0, 2.0])
@@ -28,14 +28,14 @@ class Weighing:
     def add(
         self, x: Tensor, unsent: Tensor | None, *, coefficient: float, first: int, sizes: Sequence[int]
     ) -> None:
-        """Weigh a unit before its exchange.
+        """Add a unit, before its exchange.
 
         Args:
-            x: memory plus gradient (numel,), as the exchange takes it.
-            unsent: what earlier steps left of it (numel,), of any floating type; `None` without a memory.
+            x: memory plus gradient (numel,), the input of the exchange.
+            unsent: the memory (numel,), of any floating type; `None` without a memory.
             coefficient: the factor by which the memory was added.
             first: the number of the unit's first parameter in the lane.
-            sizes: elements of each of its parameters that lie in the unit, in order.
+            sizes: elements of each parameter in the unit, in order.
         """
         here = self._squares[:, first : first + len(sizes)]
         if unsent is None:
@@ -46,12 +46,14 @@ class Weighing:
         here[1] += _squares(old, sizes)
 
     def norms(self) -> Tensor:
-        """Of what the step adds, and of what was unsent: (2, parameters) float64, where the gradients are."""
+        """Norms (2, parameters) float64, on the gradients' device: of the step's addition, and of the unsent
+        part.
+        """
         norms = self._squares.sqrt()
         norms[1] *= self._weight
         return norms
 
 
 def _squares(values: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Of the norms of neighbours, all in one call: there may be hundreds of them."""
+    """Squared norms of neighbouring slices, in one call: there may be hundreds."""
     return torch.stack(torch._foreach_norm(values.split_with_sizes(sizes))).double().square()

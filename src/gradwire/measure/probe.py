@@ -1,11 +1,10 @@
-"""Probes of the links by a few small collectives on our own group: α and β of each verb.
+"""Probes of links by a few small collectives on gradwire's own group: α and β of each verb.
 
-Every size is sent several times in a row. A repetition's duration is the shortest over ranks, a size's the
-median over repetitions: the first ones may go through faster than the link can (a shaper's burst, a switch's
-buffer), and others are disturbed. A line through the sizes gives latency and bandwidth
-(`gradwire.planning.links`). Nothing is decided from numbers that the ranks have not agreed on, so all of them
-send the same. Numbers that ranks tell each other travel in tensors on the CPU, over the engine's `control`
-comm.
+Every size is sent several times in a row. The duration of a repetition is the minimum over ranks, that of a
+size the median over repetitions. The first repetitions may exceed the link's bandwidth (a shaper's burst, a
+switch's buffer), and others may be disturbed. A line through the sizes gives latency and bandwidth
+(`gradwire.planning.links`). Decisions use only numbers on which ranks have agreed, so all ranks send the same
+messages. These numbers travel in CPU tensors over the engine's `control` comm.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ def table_of(comm: Comm, mine: Sequence[float]) -> list[list[float]]:
 
 
 def shortest(comm: Comm, durations_s: Sequence[float]) -> list[float]:
-    """True durations of collectives from this rank's (end − start), in the order in which they ran.
+    """True durations of collectives, in seconds, from this rank's (end − start), in the order in which they
+    ran.
 
-    All ranks leave a collective together but may enter it apart, and an early rank's wait is no transmission:
-    the minimum over ranks is what the wire took (COVAP's distributed profiler, Meng et al. 2023, section
-    III-B). No clock needs to be set.
+    All ranks leave a collective together but may enter it at different times. An early rank's waiting is not
+    transmission, so the minimum over ranks is the time of the wire (COVAP's distributed profiler, Meng et al.
+    2023, section III-B). Clocks need not be synchronised.
     """
     return [min(column) for column in zip(*table_of(comm, durations_s), strict=True)]
 
@@ -48,28 +48,28 @@ def slowest(comm: Comm, seconds: Sequence[float]) -> list[float]:
 
 
 VERBS: tuple[Verb, ...] = ("all_reduce", "all_gather", "all_to_all", "shift")
-"""Those that exchanges use and that all ranks leave together: the root of a broadcast is done when it has
-sent, so no rank knows how long it took."""
+"""Verbs that exchanges use and that all ranks leave together. The root of a broadcast is done when it has
+sent, so no rank knows its duration."""
 
 OWN = ("all_reduce/tree", "all_reduce/star")
-"""All-reduces of our own that cost otherwise than the library's, as a `Network` names them. A root is done
-when it has sent, too, but cannot end the next one before all others have begun it, so that of several in a
-row each takes as long on all ranks."""
+"""All-reduces of gradwire's own that differ in cost from the library's, named as in a `Network`. A root is
+done when it has sent, here too. But it cannot end the next collective before all others have begun it, so
+several in a row take equally long on all ranks."""
 
 WIRE_BYTES = (512, 4096, 32768, 131072, 524288, 2097152)
-"""The sizes that are tried: from what is all latency to what outlasts any burst."""
+"""Sizes to try, in bytes: from pure latency to longer than any burst."""
 
 REPETITIONS = 7
 FEWEST = 3
-"""Of the two smallest sizes, where one takes long and more do not fit: such times vary by a small share."""
+"""Repetitions of the two smallest sizes, if one is slow and more do not fit: slow times vary little."""
 BUDGET_S = 0.25
-"""For the probe of one verb."""
+"""Seconds for the probe of one verb."""
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Probed:
-    """One verb, or one of `OWN`: the link as it finds it, and the line through (serial bytes, seconds)."""
+    """Result for one verb, or one of `OWN`: the link, and the line through (serial bytes, seconds)."""
 
     verb: str
     link: Link
@@ -88,14 +88,21 @@ def probe(
     where: torch.device = CPU,
     byte_s: float = 0.0,
 ) -> tuple[Probed, ...]:
-    """Measure `verbs`, of `VERBS` and `OWN`, over `comm`; the same numbers on every rank. A collective.
+    """Measure `verbs`, of `VERBS` and `OWN`, over `comm`. A collective; the same result on every rank.
 
-    Ranks tell each other their numbers over `control`, by default the same comm. Over `comm` travel tensors
-    at `where`, whose `clock` waits for what is in the current stream.
+    Args:
+        comm: carries the probes, in tensors at `where`.
+        verbs: the verbs to measure.
+        budget_s: seconds per verb. The two smallest sizes are always tried; sizes grow until the next one
+            would not fit.
+        wire_bytes: sizes in bytes, ascending.
+        repetitions: messages per size.
+        clock: waits for the work in the current stream.
+        control: carries the numbers that ranks exchange; `comm` by default.
+        where: the device of the probes' tensors.
+        byte_s: known seconds of a byte, which tell that a size would not fit without trying it; 0 if unknown.
 
-    Each gets `budget_s` seconds, and the two smallest sizes in any case: sizes grow until the next would
-    not fit. Which one that is need not be tried where a byte is known to take `byte_s`. Raises `ValueError`
-    for a verb that cannot be probed, and for a world of one.
+    Raises `ValueError` for a verb that cannot be probed, and for a world of one.
     """
     if comm.world < 2:
         raise ValueError("a link needs two ranks: start several, with torchrun or `gradwire net run`")
@@ -146,7 +153,7 @@ def _probed(
         serial = serial_bytes(verb, payload, comm.world)
         if number >= 2 and byte_s * serial * (repetitions + 1) > left_s:
             break
-        # One by itself tells what the others would cost, and takes the first connection's share.
+        # A single message tells the cost of the others, and takes the first connection's share.
         alone_s = max(slowest(control, _durations(comm, verb, payload, 1, clock, where)))
         if number >= 2 and alone_s * (repetitions + 1) > left_s:
             break

@@ -1,7 +1,7 @@
-"""Ranges that torch's profiler shows: encode, wire and decode, unit by unit.
+"""Ranges for torch's profiler: encode, wire and decode, unit by unit.
 
-Only a step that begins while a profiler runs has them. They are on the engine's thread, which
-torch's profiler sees with `profile_all_threads` only.
+Only steps that begin while a profiler runs have them. They are on the engine's thread, which torch's profiler
+shows with `profile_all_threads` only.
 """
 
 from __future__ import annotations

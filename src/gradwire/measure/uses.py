@@ -21,12 +21,12 @@ Uses = Callable[[Any, tuple[Any, ...], Any], float]
 
 
 def multiply_adds(module: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, float]:
-    """Multiply-adds per weight in one forward pass over all samples given, by parameter name.
+    """Multiply–adds per weight in one forward pass over all samples given, by parameter name.
 
-    Runs `module` once in evaluation mode and without gradients; modes are as before afterwards. A layer that
-    runs several times, or shares its weight, adds up. A convolution's weight takes part at every position of
-    its output (a transposed one's: input), a linear layer's for every vector, a recurrent one's at every
-    step; of an embedding it is the mean number of look-ups. Others, biases among them, are left out.
+    Runs `module` once in evaluation mode, without gradients, and restores its modes. Layers that run several
+    times, or share their weight, add up. A convolution uses its weight at every position of its output (a
+    transposed one: of its input), a linear layer for every vector, a recurrent one at every step. An
+    embedding counts its mean number of look-ups. All other parameters, biases among them, are left out.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 64, 10))
     >>> multiply_adds(model, torch.zeros(2, 1, 8, 8))
@@ -59,10 +59,10 @@ def layer_rates(module: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, i
 
 
 class FirstForward:
-    """Counts as `multiply_adds` does, in the first forward pass of a training that happens anyway.
+    """Counter of multiply–adds, as `multiply_adds`, in the first forward pass of a training.
 
-    With gradient accumulation that is one micro-batch. A layer that does not do what its class says is left
-    out.
+    With gradient accumulation, that is one micro-batch. A layer whose forward pass does not match its class
+    is left out.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -70,18 +70,18 @@ class FirstForward:
         self._module, self._counts, self._hooks = module, dict[int, float](), ExitStack()
 
     def begin(self) -> None:
-        """Before a forward pass that trains."""
+        """Start counting, before a forward pass that trains."""
         self.give_up()
         if not self.uses:
             self._hooks.enter_context(_counting(self._module, self._counts, tolerant=True))
 
     def give_up(self) -> None:
-        """Before any other, and where one has failed."""
+        """Stop counting, before any other forward pass and after one that failed."""
         self._hooks.close()
         self._counts.clear()
 
     def end(self) -> None:
-        """After it."""
+        """Note the counts, after the forward pass."""
         self._hooks.close()
         if self._counts:
             self.uses = {
@@ -156,7 +156,9 @@ def _steps(layer: nn.RNNBase, inputs: tuple[Any, ...], output: Any) -> float:
 
 
 def _attended(layer: nn.MultiheadAttention, inputs: tuple[Any, ...], output: Any) -> float:
-    """Its projections run inside one function, so that no hook of theirs is called."""
+    """Multiply–adds of an attention layer. Its projections run inside one function, so their own hooks are
+    not called.
+    """
     vectors: float = output[0].numel() / layer.embed_dim
     return vectors
 

@@ -153,8 +153,8 @@ def _watching(
     """A judge that decides again once the link or the step time has changed, but not before `Tuning` allows
     it.
 
-    Lateness above the limit counts at once. If training suffers (`gradwire.planning.health`), dense follows at
-    once, and stays.
+    Lateness above the limit counts at once. If training suffers (`gradwire.planning.health`), dense follows
+    at once, and stays.
     """
     kept = watched.tuning.kept_dense_steps if text == dense().text else watched.tuning.kept_steps
     steps, changed = count(1), False

@@ -87,7 +87,7 @@ def _share_of_linear(engine: Engine, history: History) -> float | None:
 
 
 def _residual_to_gradient(engine: Engine, source: Source, loss_scale: float) -> float | None:
-    """‖what this rank has not sent‖ / ‖the mean gradient‖; `None` where there is no gradient."""
+    """‖unsent gradient of this rank‖ / ‖mean gradient‖; `None` if there is no gradient."""
     grads = [each.grad for each in source.parameters.values() if each.grad is not None]
     gradient = _norm(grads) / loss_scale
     if not gradient > 0.0 or not math.isfinite(gradient):
@@ -104,5 +104,5 @@ def _remembering(engine: Engine) -> list[Lane]:
 
 
 def _norm(tensors: list[Tensor]) -> float:
-    """In float64: what is remembered may be up to 2^112, whose square overflows a float32."""
+    """Norm in float64: memories may reach 2^112, whose square overflows a float32."""
     return math.hypot(*(float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in tensors))

@@ -22,9 +22,9 @@ _EXPECTED = (
 
 
 def write_to(target: Any, rank: int) -> Write:
-    """A function that writes metrics to `target`, one of those of `Wire.log_to`; `rank` is Prometheus' label.
+    """A function that writes metrics to `target`, as accepted by `Wire.log_to`; `rank` is Prometheus' label.
 
-    Raises `TypeError` for any other target, and `ImportError` where prometheus_client is missing.
+    Raises `TypeError` for any other target, and `ImportError` if prometheus_client is missing.
 
     >>> write_to(lambda metrics, step: print(step, metrics), rank=0)({"gradwire/ratio": 0.25}, 7)
     7 {'gradwire/ratio': 0.25}
@@ -52,7 +52,7 @@ def _to_tensorboard(writer: Any, metrics: Metrics, step: int) -> None:
 
 
 def _wandb_run(target: Any) -> Any:
-    """The run of Weights & Biases where `target` is one, `wandb.log` or the module; else `None`."""
+    """The run of Weights & Biases, if `target` is a run, `wandb.log` or the module; else `None`."""
     owner = getattr(target, "__self__", None)  # wandb.log is a method of the run, once that has begun
     for each in (target, owner, sys.modules.get("wandb")):
         if hasattr(each, "define_metric") and (each is target or getattr(each, "log", None) == target):
@@ -61,13 +61,15 @@ def _wandb_run(target: Any) -> Any:
 
 
 def _to_wandb(run: Any) -> Write:
-    """Without W&B's step: it drops what is behind its own counter, which every other `wandb.log` moves on."""
+    """A writer that leaves out W&B's step: W&B drops steps behind its own counter, which every `wandb.log`
+    advances.
+    """
     run.define_metric("gradwire/*", step_metric="gradwire/step")
     return lambda metrics, _step: run.log(dict(metrics))
 
 
 def _to_trackers(accelerator: Any) -> Write:
-    """All trackers of Accelerate's. They are the main process's alone; other ranks write nothing."""
+    """A writer to all trackers of Accelerate. Only the main process has trackers; others write nothing."""
     writes: dict[int, Write] = {}
 
     def write(metrics: Metrics, step: int) -> None:
@@ -133,10 +135,10 @@ def _legal(name: str) -> str:
 
 
 class Listener:
-    """Called at the end of each backward pass; it writes at every n-th.
+    """Writer of metrics, called at the end of each backward pass; it writes at every n-th one.
 
-    It never raises: this rank would stop, and its peers would wait. A target that fails is not called again,
-    and the log says so.
+    It never raises, because this rank would stop while its peers wait. A target that fails is not called
+    again, and the log says so.
     """
 
     def __init__(self, metrics: Callable[[], Metrics], write: Write, every: int) -> None:

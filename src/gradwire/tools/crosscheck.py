@@ -1,8 +1,8 @@
-"""Verbs and recipes over the transport and on the device that ranks train on, beside gloo's on the CPU.
+"""Comparison of verbs and recipes on the training's transport and device with gloo on the CPU.
 
-It shows what one GPU cannot: several devices under one transport. Each case runs twice with equal inputs,
-once over `comm` with tensors at `where` and once over gloo. All ranks then compare notes over a third comm,
-so that they agree on every line, also where one of them failed.
+It finds faults that one GPU cannot show: several devices under one transport. Each case runs twice with equal
+inputs, over `comm` with tensors at `where`, and over gloo. Then all ranks compare results over a third comm,
+so that they agree on every line, even if one of them failed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ SIZES = (1, 10_007)
 NUMEL = 1 << 14
 STEPS = 2
 CLOSE = 2.0**-12
-"""How far elements may be apart, relative to the largest: a sum or a matrix product in another order differs
-by some roundings of 2^-24, of which this holds thousands. Misplaced or missing data differ by far more."""
+"""Largest difference of elements, relative to the largest one. A sum or a matrix product in another order
+differs by some roundings of 2^-24; this allows for thousands. Misplaced or missing data differ by far
+more."""
 FEW = 1e-3
-"""The share of elements that may be further apart: where a norm differs by a rounding, an element that lies
-on the edge between two levels, or two elements that compete for one place, may fall to the other side."""
+"""Share of elements that may differ by more. If a norm differs by a rounding, an element on the edge between
+two levels, or two elements that compete for one place, may fall to the other side."""
 
 Call = Callable[[Comm, torch.device], Tensor]
 
 
 class Case(NamedTuple):
-    """Something to compare: what it returns has equal bits on all ranks if it is `shared`.
+    """A computation to compare. If `shared`, its result must have equal bits on all ranks.
 
-    `exact` cases must have the bits of gloo. `skip` says why it is not tried.
+    `exact` cases must have the bits of gloo. `skip` is the reason for not trying it.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Compared:
-    """One line, the same on all ranks. Empty `fault` means that nothing is wrong."""
+    """One line of the result, the same on all ranks. An empty `fault` means success."""
 
     name: str
     said: str
@@ -61,7 +62,7 @@ class Compared:
 
 
 def coded(rank: int, numel: int, dtype: torch.dtype, where: torch.device) -> Tensor:
-    """Small integers that depend on rank and place: sums are exact, and what is misplaced shows."""
+    """Small integers that depend on rank and position: sums are exact, and misplaced data show."""
     return (torch.arange(numel, device=where) * 7 + 31 * rank).remainder(251).to(dtype)
 
 
@@ -125,7 +126,7 @@ STATED: Mapping[str, Mapping[str, Any]] = {"covap": {"interval": 2}, "mergecomp"
 
 
 def recipe_cases(where: torch.device) -> Iterator[Case]:
-    """Every recipe, with its default options where these need no measurement."""
+    """Cases of all recipes, with their default options if these need no measurement."""
     for entry in entries():
         built = entry.build(**STATED.get(entry.name, {}))
         if built.next is not None:

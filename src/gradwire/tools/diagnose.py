@@ -1,12 +1,12 @@
-"""How alike the ranks are: whether one rank's choice of elements can stand for that of all.
+"""Similarity of ranks: can one rank's selection of elements stand for all ranks?
 
 The figures of Chen et al. 2020 ("ScaleCom", section 2, figures 2 and 3, lemma 1, appendix A): cosine distance
-between memories, Hamming distance between a rank's choice and the true top-k of the mean, the overlap of
-their histograms, rank correlation of magnitudes, and what each choice leaves.
+between memories, Hamming distance between a rank's selection and the true top-k of the mean, overlap of their
+histograms, rank correlation of magnitudes, and the contraction by each selection.
 
-Differences from the paper: cosine distances are averaged over all pairs of ranks, not shown for two; the
-other figures over all ranks in the leader's place, not for the one whose turn it is; the true top-k is that
-of each unit, of as many elements as the selector chooses there.
+Differences from the paper: cosine distances are averaged over all pairs of ranks, not shown for two. The
+other figures are averaged over all ranks as leaders, not given for the present one. The true top-k is that of
+each unit, with as many elements as the selector chooses there.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class GradientWatch:
         self.seen: list[SeenUnit] = []
 
     def before(self, step: Step, _env: EngineEnvironment) -> None:
-        """Keep the units of this step instead of those of the last one."""
+        """Keep the units of this step, and drop those of the last one."""
         self.seen.clear()
         step.unit_observers.append(self.take)
 
@@ -90,9 +90,10 @@ class GradientWatch:
 
 
 def diagnose(seen: Sequence[SeenUnit], lanes: Sequence[Lane], comm: Comm, control: Comm) -> Diagnosis:
-    """A collective: two all-reduces of a gradient's size over `comm`, and small ones over `control`.
+    """Compare ranks by the units `seen`. Collectives: two all-reduces of a gradient's size over `comm`, and
+    small ones over `control`.
 
-    `ValueError` where nothing was watched, `RanksDisagree` where that was so on some ranks.
+    Raises `ValueError` if nothing was watched, and `RanksDisagree` if that was so on some ranks only.
     """
     watched = f"{seen[0].ctx.step}, {sum(each.x.numel() for each in seen)} elements" if seen else "none"
     require_agreement({"the step that was watched": watched}, control)
@@ -140,10 +141,11 @@ def _direction(lanes: Sequence[Lane]) -> Tensor:
 
 
 def memory_distance(unit: Tensor, comm: Comm, damages: list[Exception | None]) -> float:
-    """Mean over pairs of ranks of 1 - cosine; 0 where there are none. `damages` gets what `damage` says.
+    """Mean over pairs of ranks of 1 − cosine; 0 if there are no pairs. `damages` collects the errors of
+    `damage`.
 
-    With u_r = m_r/‖m_r‖ the sum of all pairs' cosines is (‖Σu‖² - Σ‖u‖²)/2: one all-reduce, not N². `unit`
-    is u_r, and the sum after it.
+    With u_r = m_r/‖m_r‖, the sum over all pairs' cosines is (‖Σu‖² − Σ‖u‖²)/2: one all-reduce, not N². `unit`
+    is u_r on entry, and the sum afterwards.
     """
     if not unit.numel() or comm.world == 1:
         return 0.0

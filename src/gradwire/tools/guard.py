@@ -1,4 +1,4 @@
-"""Do all ranks still hold the same parameters? Asked every few steps, in the row of the verdict."""
+"""Guard that compares the parameters of all ranks every few steps, by a number in the row of the verdict."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def check_guard(every: int, *, is_replicated: bool) -> None:
 class Guard:
     """Checksums of the parameters with which gradients are computed, in one step out of `every`.
 
-    CRC-32 of their bytes: a pass over all parameters on the engine's thread, early in the backward pass. All
-    of them together make one number in the verdict. Only where that differs do ranks compare parameters one
-    by one.
+    CRC-32 of their bytes: one pass over all parameters on the engine's thread, early in the backward pass.
+    All checksums together make one number in the verdict. Only if that differs do ranks compare parameters
+    one by one.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Guard:
         self._sums: dict[str, int] = {}
 
     def before(self, step: Step, env: EngineEnvironment) -> None:
-        """Tell 24 bits of a checksum if the check is due, by parameters as they were in the forward pass.
+        """Tell 24 bits of a checksum if the check is due, of the parameters as they were in the forward pass.
 
-        A guard has its number in every row: ranks that are at different steps can then tell each other so.
+        A guard sends its number in every row, so that ranks at different steps can find that out.
         """
         told = _NOT_DUE
         if step.number % self._every == 0 and not self._uneven():
@@ -64,9 +64,9 @@ class Guard:
         step.tell((told,), partial(self.error, step=step.number, control=env.control))
 
     def error(self, rows: Sequence[tuple[float, ...]], step: int, control: Comm) -> RanksDisagree | None:
-        """Why the replicas of `step` are not equal, by what all ranks have told; the same on all of them.
+        """Error if the replicas differ after `step`, by the numbers of all ranks; the same on all of them.
 
-        Where they differ, one all-gather of 128 bytes, and one of eight bytes per parameter.
+        If they differ: one all-gather of 128 bytes, and one of eight bytes per parameter.
         """
         if len(set(rows)) == 1 or (_NOT_DUE,) in rows:
             return None
