@@ -1,16 +1,16 @@
-"""Receives that are announced before the message is due, so that a message takes one latency and not two.
+"""Receives posted ahead of their messages, so that a message takes one latency, not two.
 
 gloo sends a message only to a rank that has announced its receive. Ranks that begin a round together announce
-and send at once, so that the bytes leave when the announcement has come: after one latency, and are there
-after two. What the next round of training sends is known, because steps are alike: each receive announces the
-next one of its length, and as many of one length are announced as were ever under way at once. (`int4`
-gathered among three ranks, 83,000 parameters at 50 Mbit/s and 20 ms one way: 109 ms a step when receives are
-announced as they come due, and 52 ms here.)
+and send at the same time. The bytes leave when the announcement has arrived, after one latency, and arrive
+after two. Steps of a training are alike, so the messages of the next round are known: each receive announces
+the next one of its length. As many receives of one length are announced as were ever in flight at once.
+(`int4` gathered among three ranks, 83,000 parameters at 50 Mbit/s and 20 ms one way: 109 ms per step if
+receives are announced when they are due, 52 ms here.)
 
-Messages of one length between two ranks have a tag of their own. So a receive that was announced ahead never
-gets a message of another length: it waits until one of its own comes, if ever. gloo cannot take it back. It
-lets go of the memory of one that nobody waits for, and then must never get a message for it: so each attached
-model has a series of tags of its own, and what it has announced can be dropped when it has gone.
+Messages of one length between two ranks have their own tag. So a receive announced ahead never gets a message
+of another length: it waits for one of its own, possibly for ever. gloo cannot cancel it. gloo releases the
+memory of a receive that nobody waits for, and must never get a message for it afterwards. So each attached
+model has its own series of tags, and its announced receives can be dropped when it is gone.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from torch import Tensor
 LONGEST_BYTES = 2**20
 """The longest message whose receive is announced ahead. Longer ones take longer than latencies do."""
 ROOM_BYTES = 2**24
-"""Room for all receives that a group has announced ahead. Where there is none, a receive is announced when it
-is due."""
+"""Memory for all receives that a group has announced ahead, in bytes. When it is full, receives are announced
+when they are due."""
 _SHARE = 8
-"""How many lengths may fill the room: one length takes no more than its share, or later ones had none."""
+"""Number of lengths that may fill the memory. One length takes at most its share, so that later ones
+get some."""
 _FIRST_TAG = 16
 """The lowest tag of a receive that may be announced ahead. Others have lower ones."""
 _SPAN = 2 * (LONGEST_BYTES + 1)
@@ -39,16 +40,16 @@ _SPAN = 2 * (LONGEST_BYTES + 1)
 _MOST_SERIES = (2**31 - _FIRST_TAG) // _SPAN
 """As many as tags allow, which have 31 bits: 1023."""
 _REMEMBERED = 1024
-"""Lengths that are remembered, to tell those that come again."""
+"""Number of lengths remembered, to recognise those that recur."""
 
 _Key = tuple[int, int]
 """Source and tag."""
 
 
 class _Announced:
-    """The receives of one group that are announced, and how many of each length were under way at once.
+    """Announced receives of one group, and the number of each length that were in flight at once.
 
-    Threads that issue messages of different kinds share it.
+    Shared by threads that issue messages of different kinds.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class _Announced:
 
 
 class Series:
-    """The receives that one attached model announces ahead, under a `number` that is the same on all ranks.
+    """Receives announced ahead by one attached model, under a `number` that is the same on all ranks.
 
     No other model on these ranks has had that number (`last`).
     """
@@ -127,14 +128,14 @@ class Series:
 
 
 _KEPT: list[WeakKeyDictionary[dist.ProcessGroup, _Announced]] = []
-"""Of models whose last step failed."""
+"""Announced receives of models whose last step failed."""
 
 
 class Receive:
     """A receive into `out` of a message with `tag` from rank `source`.
 
-    It is the first that was announced, or a new one. Where such messages have come before, as many are
-    announced at once as were ever under way together.
+    It uses the first announced receive, or a new one. If such messages have come before, as many are
+    announced as were ever in flight together.
     """
 
     def __init__(self, series: Series, group: dist.ProcessGroup, out: Tensor, source: int, tag: int) -> None:

@@ -1,7 +1,7 @@
-"""Process groups of ranks that no default group holds together: several jobs', for as long as they meet.
+"""Process groups of ranks without a common default group: ranks of several jobs, as long as they meet.
 
-All of them are cut from one store, by lists of ranks. torch's own `new_group` knows the ranks of the default
-group only. What else of torch asks a group for its ranks, its backend or its store finds them here as well.
+All groups are made from one store, by lists of ranks. torch's `new_group` knows only the ranks of the default
+group. Other functions of torch that ask a group for its ranks, its backend or its store find them here, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 _CPU = torch.device("cpu")
 _FILES = "/proc/self/fd"
 _HERE = "here"
-"""The key under which a rank says that it has come."""
+"""Key by which a rank announces its arrival."""
 
 
 class Lending(Protocol):
@@ -53,9 +53,9 @@ class Lending(Protocol):
 
 
 class Apart:
-    """The groups of one meeting: one over all its ranks, and others of some of them.
+    """The groups of one meeting: one over all of its ranks, and others over some of them.
 
-    A rank is numbered within the meeting. Groups carry tensors on the CPU, over gloo.
+    Ranks are numbered within the meeting. Groups carry tensors on the CPU, over gloo.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class Apart:
     # -- groups
 
     def make(self, members: Sequence[int]) -> dist.ProcessGroup:
-        """A new group over `members`, this rank among them: all of them call this, in the same order.
+        """Make a new group over `members`, which include this rank. All members call it, in the same order.
 
-        Raises `TransportError` where they cannot connect.
+        Raises `TransportError` if they cannot connect.
         """
         ranks = tuple(members)
         number = self._cut[ranks] = self._cut.get(ranks, 0) + 1
@@ -160,11 +160,11 @@ class Apart:
 
 
 class _Connections:
-    """The sockets of gloo's devices of one meeting.
+    """Sockets of gloo's devices of one meeting.
 
-    gloo has no way to break off what runs: `ProcessGroup.abort` does nothing, and a group whose collectives
-    run lives until their timeout. A connection that is shut ends them at once on both sides. Each device has
-    an event poll of its own, and Linux tells which sockets that polls.
+    gloo cannot abort a running collective: `ProcessGroup.abort` does nothing, and the group lives until its
+    timeout. Shutting a connection down ends its collectives at once on both sides. Each device has its own
+    event poll, and Linux tells which sockets it polls.
     """
 
     _lock = threading.Lock()
@@ -181,7 +181,7 @@ class _Connections:
         return made
 
     def shut(self) -> None:
-        """Shut all connections. Those that listen stay: gloo would not survive that."""
+        """Shut down all connections. Listening sockets stay: gloo would not survive their loss."""
         for poll in self._polls:
             for number in _polled(poll):
                 with suppress(OSError), socket.socket(fileno=os.dup(number)) as own:
@@ -211,9 +211,9 @@ def _polled(poll: int) -> list[int]:
 
 
 def within(limit_s: float, function: Callable[[], T], failure: str) -> T:
-    """The result of `function`, or a `TransportError` that says `failure`, after `limit_s` at most.
+    """Result of `function`; raises `TransportError` with the text `failure` after `limit_s` seconds at most.
 
-    It runs on a thread of its own: what torch waits for, it waits for as long as it likes.
+    The function runs on its own thread, because torch's waits cannot be interrupted.
     """
     found: Future[T] = Future()
 

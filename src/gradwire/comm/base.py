@@ -1,7 +1,7 @@
-"""The five verbs through which a payload leaves the process, and what they cost on the wire.
+"""The five verbs of communication, and their cost on the wire.
 
-Vocabulary: a *round* is one collective of one unit; *bytes on the wire* are the bytes that a rank
-sends, averaged over ranks (what one rank sends another receives, so the mean received is the same).
+Vocabulary: a *round* is one collective of one unit. *Bytes on the wire* are the bytes that a rank sends, as
+the mean over ranks (the mean received is the same).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Broadcasting = Literal["library", "scatter"]
 
 
 def check_algorithm(algorithm: Algorithm) -> Algorithm:
-    """Return `algorithm` when it is one of an all-reduce, else raise."""
+    """Return `algorithm` if it is one of an all-reduce; raises `ValueError` if not."""
     if algorithm not in get_args(Algorithm):
         raise ValueError(f"algorithm={algorithm!r} is none of {', '.join(get_args(Algorithm))}")
     return algorithm
@@ -42,14 +42,14 @@ link for which compression is meant."""
 
 
 def shortest_sum(world: int, payload_bytes: int = 0, latency: float = 1.0) -> Algorithm:
-    """The best algorithm for an all-reduce of few bytes for which all ranks wait.
+    """The best algorithm for an all-reduce of few bytes that all ranks wait for.
 
-    A direct one takes one latency where a ring takes 2(N-1), and half as many messages (a quarter of gloo's,
-    which halves each part). Its bytes are N/2 times as many. Among more ranks a tree takes 2·log N latencies;
-    its bytes are log N times as many on the busiest link, and as many in the mean. Both are best up to a
-    payload whose further bytes take as long as the latencies saved: 8.4 kB among 3 ranks, 6.2 kB among 4, 4.6
-    kB among 8, 21 kB among 64. A `latency` that takes as many times as long as a message makes such a payload
-    as many times larger.
+    A direct all-reduce takes one latency where a ring takes 2(N-1), and half as many messages (a quarter of
+    gloo's, which halves each part). It sends N/2 times as many bytes. Among more ranks, a tree takes 2·log N
+    latencies; it sends log N times as many bytes on the busiest link, and as many in the mean. Both are best
+    up to a payload whose additional bytes take as long as the latencies saved: 8.4 kB among 3 ranks, 6.2 kB
+    among 4, 4.6 kB among 8, 21 kB among 64. A `latency`, as a multiple of a message's time, multiplies these
+    sizes.
 
     >>> [shortest_sum(world) for world in (2, 4, 64)]
     ['library', 'direct', 'tree']
@@ -69,14 +69,16 @@ def shortest_sum(world: int, payload_bytes: int = 0, latency: float = 1.0) -> Al
 
 @dataclass(frozen=True)
 class Round:
-    """One collective: the verb, and the payload that *each* rank hands in (elements and dtype).
+    """One collective: its verb, and the payload of *each* rank (elements and dtype).
 
-    `by` is how far a shift goes, and `src` where a broadcast comes from: a rank that owes one must meet its
-    peers. They say nothing of other verbs. `algorithm` is how an all-reduce or a broadcast goes.
-    A round announced as `at_most` may be shorter, or left out at the end, as ranks agree on the way: where
-    one brings zeros to what is agreed by, all leave it out. An `at_most` shift always takes place, because
-    its length is known to two ranks only. An earlier shift has told it to the receiver: the last `tells`
-    int64 of a shift are how many elements beyond `least` the next `at_most` shifts have, in their order.
+    - `by`: distance of a shift. `src`: root of a broadcast. A rank that owes such a round must meet its
+      peers.
+    - `algorithm`: that of an all-reduce or a broadcast.
+    - `at_most`: the round may be shorter, or left out at the end, as ranks agree while the step runs. If a
+      rank contributes zeros to that agreement, all ranks leave the round out. An `at_most` shift always takes
+      place, because only two ranks know its length, which an earlier shift has sent.
+    - `tells`: number of int64 at the end of a shift. Each is the number of elements beyond `least` in one of
+      the next `at_most` shifts, in order.
     """
 
     verb: Verb
@@ -150,9 +152,10 @@ DONE = Done()
 
 
 class Finishing:
-    """A collective, and what is left to do with what it has brought: `finish`, called once.
+    """A collective and a callback, `finish`, which completes its result; called once.
 
-    The thread that waits calls it, in its own stream; so sums, copies and checks cost no other thread time.
+    The waiting thread calls it, in its own stream, so that sums, copies and checks cost no other thread's
+    time.
     """
 
     def __init__(self, inner: Pending, finish: Callable[[], None]) -> None:
@@ -180,7 +183,7 @@ class Unannounced:
 
 
 class Comm(ABC):
-    """The means by which an exchange talks to its peers: one rank of `world`.
+    """Communication of an exchange with its peers: one rank of `world`.
 
     Implementations have one method, `issue`; the five verbs are its spellings. Every rank must issue the same
     rounds in the same order. Buffers belong to the caller and must not be touched until the returned
@@ -190,7 +193,7 @@ class Comm(ABC):
     rank: int
     world: int
     announces = True
-    """Whether `then` calls back at the end. If not, no time can be told from it, nor from `wait`."""
+    """True if `then` calls back at the end. If not, neither it nor `wait` tells the time of the end."""
     verifies = False
     """Whether `wait` may raise `WireError` or `PeerFailed` for damaged bytes, as `comm.checksums` does."""
     connections = 1
@@ -231,8 +234,8 @@ class Comm(ABC):
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1, tells: int = 0) -> Pending:
         """Send `tensor` to rank + by and receive `out` from rank - by (modulo the world).
 
-        `out` is as long as what that rank sends, which may be another length than that of `tensor`. `tells`
-        is as in `Round`, and the same on all ranks.
+        `out` has the length of that rank's tensor, which may differ from that of `tensor`. `tells` is as in
+        `Round`, and the same on all ranks.
         """
         return self.issue(Round("shift", tensor.numel(), tensor.dtype, by, tells=tells), tensor, out)
 
@@ -242,10 +245,11 @@ SHORT_BYTES = 1024
 
 
 def gathered(comm: Comm, mine: Tensor) -> Tensor:
-    """Every rank's `mine` (numel,), on the CPU, as (world, numel): what all ranks decide by. One all-gather.
+    """Every rank's `mine` (numel,) as (world, numel), on the CPU: the numbers of a joint decision. One
+    all-gather.
 
-    Where messages are checked, there is one for every `SHORT_BYTES`: that a long one is damaged only its
-    receiver would know.
+    With checked messages, one all-gather per `SHORT_BYTES`: only the receiver would notice damage of a long
+    one.
 
     >>> from gradwire.comm import run_ranks
     >>> run_ranks(2, lambda comm: gathered(comm, torch.tensor([comm.rank, 5])).tolist())
@@ -272,11 +276,11 @@ def issue_alone(comm: Comm, round_: Round, payload: Tensor) -> Pending:
 
 
 def owe_zeros(comm: Comm, owed: Sequence[Round], device: torch.device) -> None:
-    """Issue the rounds that this rank still owes with zeros, so that peers find the order they expect.
+    """Issue the rounds that this rank still owes, with zeros, so that peers find the expected order.
 
-    Called on a rank whose encode failed; the step is not committed anywhere, so values do not matter.
-    Blocks until the zeros have been sent. Raises `TransportError` where a length is owed that only the failed
-    exchange knew.
+    Called on a rank whose encoding failed. The step is committed on no rank, so values do not matter. Blocks
+    until the zeros have been sent. Raises `TransportError` if a length is owed that only the failed exchange
+    knew.
     """
     told: deque[int] = deque()
     for round_ in owed:
@@ -288,7 +292,7 @@ def owe_zeros(comm: Comm, owed: Sequence[Round], device: torch.device) -> None:
 
 
 def drain(pending: Pending) -> None:
-    """Wait for a round whose payload is not read, so that it may be damaged."""
+    """Wait for a round whose payload is not read; a damaged payload is ignored."""
     with suppress(*DAMAGED):
         pending.wait()
 

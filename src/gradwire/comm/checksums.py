@@ -1,23 +1,23 @@
-"""A `Comm` around a `Comm` that notices damaged bytes. No exchange knows of it.
+"""A `Comm` around a `Comm` that detects damaged bytes. Exchanges are unaware of it.
 
 TCP's own checksum has 16 bits, and memory and network cards err, too. Here every message carries a checksum
-(XXH64) of its bytes, marked with its sender and the number of the round, so that a message that belongs
-elsewhere is noticed as well. A sum cannot be checked from end to end: all-reduces go by hops of our own, and
-each hop is checked.
+(XXH64) of its bytes, its sender and the number of its round, so that misplaced messages are detected as well.
+A sum cannot be checked from end to end, so all-reduces use gradwire's own hops, and each hop is checked.
 
-What follows from damage:
+Consequences of damage:
 
-- *Short* messages (`SHORT_BYTES`) travel twice, each copy with its checksum, and one sound copy is enough.
-  What decides how a step goes on is short: counts, leaders, the verdict; what ranks agree on by longer rows
-  goes in short pieces (`gradwire.comm.gathered`). Where the last words of a long
-  message tell later lengths (`Round.tells`), these travel twice.
-- Of a long message in a gather, an all-to-all or a shift, only its receiver knows. `wait` raises `WireError`
-  there, and the verdict of the step tells all others. Lengths are as announced, so no order is lost.
-- All-reduces and broadcasts end alike on all ranks, because nothing may follow that could tell: after the
-  hops ranks agree, by short messages, whether one of them has found damage. `wait` raises `WireError` on that
+- *Short* messages (`SHORT_BYTES`) are sent twice, each copy with its checksum; one sound copy is enough. All
+  messages that decide the course of a step are short: counts, leaders, the verdict. Longer rows that ranks
+  agree on are sent in short pieces (`gradwire.comm.gathered`). If the last words of a long message tell later
+  lengths (`Round.tells`), these words are sent twice.
+- Damage of a long message in a gather, an all-to-all or a shift is known to its receiver only. `wait` raises
+  `WireError` there, and the verdict of the step tells all others. Lengths are as announced, so the order of
+  messages stays intact.
+- All-reduces and broadcasts end alike on all ranks, because no later message may tell the others. After the
+  hops, ranks agree by short messages whether one of them has found damage. `wait` raises `WireError` on that
   rank and `PeerFailed` on the others.
 
-Rounds and meters count payloads; `overhead_bytes` is what checksums and second copies add to them.
+Rounds and meters count payloads; `overhead_bytes` counts checksums and second copies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOG = logging.getLogger("gradwire")
 
 _CHECK = struct.Struct("<Q")
 _SPREAD = 0x9E3779B97F4A7C15
-"""2^64 divided by the golden ratio: what is multiplied by it differs in many bits."""
+"""2^64 divided by the golden ratio; a multiplication by it changes many bits."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Sealed:
         return sum(copies * (_filled(stop - start) + _CHECK.size) for start, stop, copies in self._parts())
 
     def _parts(self) -> tuple[tuple[int, int, int], ...]:
-        """Where parts of the payload begin and end, and how many copies of them travel."""
+        """Begin, end and number of copies of each part of the payload."""
         whole, border = self.payload_bytes, self.payload_bytes - self.told_bytes
         if whole <= SHORT_BYTES:
             return ((0, whole, 2),)
@@ -90,7 +90,9 @@ class Sealed:
         return message
 
     def open(self, message: Tensor, mark: int, payload: Tensor) -> tuple[bool, bool]:
-        """Write what `message` says into `payload`; whether that is right, and whether all copies are."""
+        """Write the content of `message` to `payload`. Returns (is the content sound, are all copies
+        sound).
+        """
         is_right = is_whole = True
         for part, copies in self._copies(message):
             sound = [copy for copy, check in copies if _CHECK.unpack(check)[0] == checksum(copy) ^ mark]
@@ -110,7 +112,7 @@ def _raw(tensor: Tensor) -> Tensor:
 
 @dataclass
 class Watchman:
-    """One round on this rank: seals what leaves it, opens what comes, and keeps the first `damage`.
+    """One round on this rank: seals outgoing messages, opens incoming ones, and keeps the first `damage`.
 
     Errors call ranks by their `names`.
     """
@@ -132,7 +134,7 @@ class Watchman:
         )
 
     def room(self, payload: Tensor, tells: int = 0) -> Tensor:
-        """For a message that is to fill `payload`."""
+        """A buffer for a message whose content will fill `payload`."""
         return torch.empty(Sealed(payload.nbytes, 8 * tells).bytes, dtype=torch.uint8, device="cpu")
 
     def open(self, message: Tensor, sender: int, payload: Tensor, tells: int = 0) -> None:
@@ -247,7 +249,7 @@ class CheckedComm(Comm):
 
 
 class Judged(Finishing):
-    """A whole round: whenever it is waited for, it raises what its watchman has found."""
+    """A whole round, whose `wait` raises the damage found by its watchman."""
 
     def __init__(self, watch: Watchman, coming: Pending, opened: Callable[[], None]) -> None:
         super().__init__(coming, opened)
@@ -285,7 +287,7 @@ class CheckedPeers:
         return Finishing(self._peers.receive(message, source), lambda: self._watch.open(message, source, out))
 
     def agree(self) -> None:
-        """Let all ranks know whether one has found damage: log N hops, each rank telling what it knows."""
+        """Tell all ranks whether one has found damage, in log N hops."""
         worst = torch.tensor([0 if self._watch.damage is None else self.rank + 1], device="cpu")
         for by in strides(self.world):
             other = torch.empty_like(worst)

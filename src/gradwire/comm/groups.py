@@ -1,7 +1,7 @@
-"""Process groups of gradwire's own: lent to one attached model, and to the next one once that has gone.
+"""Process groups of gradwire's own: lent to one attached model, and to the next one when that is gone.
 
-A group costs sockets and threads. None is ended here: torch must end one on all ranks at once, because it
-names later groups after how many there are, whereas a model goes on each rank in that rank's own time.
+A group costs sockets and threads. None is ended here: torch must end a group on all ranks at the same time,
+because it names later groups by their number, whereas a model goes at different times on different ranks.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ _OFFERS = 16
 """A rank offers as many free groups at most, because all ranks must send messages of one length."""
 
 _TRIED_SHARE, _TRIED_S = 0.05, 30.0
-"""Whether ranks can connect at all is found out within this share of the timeout, and this many seconds. A
-timeout allows for ranks that come late, and here they come together. Two ranks connect in milliseconds where
-they can; where a firewall drops packets, no time is enough."""
+"""Limit for a first connection, as a share of the timeout and in seconds. A timeout allows for ranks that
+come late; here they come together. Two ranks connect in milliseconds if they can. If a firewall drops
+packets, no time is enough."""
 
 _lent: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
-"""The groups made here, oldest first, and whether a model has them. torch keeps them until it ends them."""
+"""Groups made here, oldest first, and whether a model has borrowed them. torch keeps them until it
+ends them."""
 
 _CPU = torch.device("cpu")
 _Terms = tuple[list[int], str, Any]
@@ -57,19 +58,19 @@ def borrow(
 
 
 Part = tuple[Sequence[int], dist.ProcessGroup, torch.device]
-"""Members of a group, by their numbers there; a group, of any ranks, whose backend and timeout the one over
-them gets; where that carries tensors."""
+"""Members of a group, by their numbers in it; a group of any ranks, whose backend and timeout the new one
+takes; and the device of its tensors."""
 
 
 def borrow_parts(like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGroup, ...] | None:
     """Borrow a group for each of `parts`: over members of `like`, this rank among them.
 
-    `None`, on all ranks, where torch could not make a group that is wanted: it names one by how many groups a
-    rank is in, and ranks that take different names wait until the timeout. Raises `TransportError`, on all
-    ranks, where some cannot make one: the others may be of other parts, and would go on.
+    A collective over all of `like`, which carries CPU tensors: an all-gather of 128 bytes per rank and part,
+    and two of a few numbers. All ranks are in some part of each kind.
 
-    A collective over all of `like`, which carries tensors on the CPU: an all-gather of 128 bytes per rank and
-    part, and two of a few numbers. All ranks are in some part of each kind.
+    `None`, on all ranks, if torch could not make a group: it names a group by the number of groups of a rank,
+    and ranks that choose different names wait until the timeout. Raises `TransportError`, on all ranks, if
+    some cannot make one: the others may be in other parts, and would go on.
     """
     terms: list[_Terms] = []
     free, ranks = [], dist.get_process_group_ranks(like)
@@ -109,7 +110,9 @@ def _all_say(mine: Sequence[int], like: dist.ProcessGroup) -> list[list[int]]:
 
 
 def _can_be_made(needs: Sequence[Sequence[int]], parts: int) -> bool:
-    """Whether ranks that need a new group of a part are in as many groups: `needs` by rank, see above."""
+    """True if ranks that need a new group of a part are in equally many groups. `needs` are by rank,
+    see above.
+    """
     for part in range(parts):
         named: dict[int, set[int]] = {}
         for row in needs:
@@ -167,12 +170,12 @@ def backend_at(group: dist.ProcessGroup, where: torch.device) -> str | None:
 
 
 def carries_cpu(group: dist.ProcessGroup) -> bool:
-    """Whether a group carries tensors on the CPU."""
+    """True if a group carries tensors on the CPU."""
     return backend_at(group, _CPU) is not None
 
 
 def _terms(group: dist.ProcessGroup, where: torch.device = _CPU) -> _Terms:
-    """The properties that a group must share with another to stand in for it. `KeyError` if it was ended.
+    """Properties that two groups must share to be interchangeable. Raises `KeyError` if the group was ended.
 
     The timeout is that of the backend for tensors at `where`.
     """
@@ -185,7 +188,7 @@ def _terms(group: dist.ProcessGroup, where: torch.device = _CPU) -> _Terms:
 
 
 def _known(terms: _Terms, where: torch.device = _CPU) -> list[dist.ProcessGroup]:
-    """The groups made here with these terms: the same on all ranks, but for which of them are lent.
+    """Groups made here with these terms: the same on all ranks, except for which of them are lent.
 
     Their timeout is that of the backend for tensors at `where`.
     """
@@ -200,9 +203,9 @@ def _known(terms: _Terms, where: torch.device = _CPU) -> list[dist.ProcessGroup]
 def _free_everywhere(
     free: Sequence[dist.ProcessGroup], like: dist.ProcessGroup, members: Sequence[int], where: torch.device
 ) -> dist.ProcessGroup | None:
-    """The first of the first member's `free` groups that is among those of every other member of `like`.
+    """The first of the first member's `free` groups that is free on every other member of `like`.
 
-    They are told over `like`, in tensors at `where`; only the ranks `members` of it count.
+    Members exchange them over `like`, in tensors at `where`; only the ranks `members` of it count.
     """
     offered = {_number(group): group for group in free[:_OFFERS]}
     mine = torch.tensor([*offered, *[0] * (_OFFERS - len(offered))], device=where)
@@ -215,15 +218,16 @@ def _free_everywhere(
 
 
 def _number(group: dist.ProcessGroup) -> int:
-    """Its name, which is the same on all its ranks, as a number above 0."""
+    """Number above 0 made of the group's name, which is the same on all of its ranks."""
     return 1 + int.from_bytes(hashlib.blake2b(group.group_name.encode(), digest_size=7).digest())
 
 
 def _new_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device) -> dist.ProcessGroup:
-    """A new group, or on all ranks the error that there is none: one may reach the others by `like` alone.
+    """Make a new group; raises the same error on all ranks if one fails. That rank may reach the others by
+    `like` alone.
 
-    Ranks try with a group of a short timeout, which they end. It could not stay: the timeout that gloo makes
-    a group with is that of its messages for good.
+    Ranks first try with a group of a short timeout, and end it. It cannot be kept: gloo's messages keep the
+    timeout with which a group was made.
     """
     ranks, backend, timeout = terms
     whole = default_pg_timeout if timeout is None else timeout
@@ -233,7 +237,8 @@ def _new_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device)
     try:
         return _made_everywhere(terms, like, where)
     finally:
-        # Not before: torch could give its name to the other one, which would find old addresses in the store.
+        # Not before: torch could reuse its name for the other group, which would find old addresses in the
+        # store.
         dist.destroy_process_group(tried)
 
 
@@ -269,8 +274,8 @@ def _without(like: dist.ProcessGroup, where: torch.device, mine: bool) -> list[i
 def _new(terms: _Terms) -> dist.ProcessGroup:
     ranks, backend, timeout = terms
     try:
-        # Without the other ranks torch names a group after the number of groups that a rank is in, which
-        # may differ between ranks: so locally only where there are others.
+        # Without the other ranks, torch names a group after the number of groups that a rank is in, which may
+        # differ between ranks. So the group is local only if there are others.
         own: dist.ProcessGroup = dist.new_group(
             ranks,
             timeout=timeout,

@@ -39,7 +39,7 @@ class Peers(Protocol):
 
 
 Collective: TypeAlias = Callable[[Peers], None]
-"""Blocks until this rank's share of it is done. All ranks call it, in the same order."""
+"""A function that blocks until this rank's share is done. All ranks call it, in the same order."""
 
 
 class HoppingComm(Comm):
@@ -61,16 +61,16 @@ def parts_of(tensor: Tensor, world: int) -> Sequence[Tensor]:
 
 
 STRIPE_BYTES = 2**15
-"""A stripe has at least as many bytes. A new connection, or one that has rested, sends 15 kB before it waits
-for an answer, so a message of less than two such flights gains nothing from a second connection."""
+"""Least size of a stripe, in bytes. A new or rested connection sends 15 kB before it waits for an answer, so
+a message of less than two such flights gains nothing from a second connection."""
 
 
 def stripes(message: Tensor, connections: int) -> Sequence[Tensor]:
-    """Views of `message` (numel,), one for each connection that carries a part of it, in their order.
+    """Views of `message` (numel,), one for each connection that carries a part of it, in order.
 
-    Sender and receiver know the length of a message and the number of connections, and so cut alike. A stripe
-    is the n-th on its connection for both, because a connection keeps its order: so messages arrive in order,
-    whichever connection is ahead. Short messages take the first connection alone.
+    Sender and receiver know the length of a message and the number of connections, and so cut alike. A
+    connection keeps its order: a stripe is the n-th one on its connection for both sides. So messages arrive
+    in order, whichever connection is ahead. Short messages take the first connection alone.
 
     >>> message = torch.empty(3 * STRIPE_BYTES + 1, dtype=torch.uint8)
     >>> [part.numel() for part in stripes(message, 2)], len(stripes(message, 8)), len(stripes(message[:9], 8))
@@ -95,7 +95,7 @@ def ring_all_reduce(tensor: Tensor, peers: Peers) -> None:
 
 
 def _ring_neighbours(peers: Peers) -> tuple[int, int]:
-    """The rank to which a rank sends, and the one from which it receives."""
+    """The ranks that this one sends to and receives from, in a ring."""
     return (peers.rank + 1) % peers.world, (peers.rank - 1) % peers.world
 
 
@@ -124,7 +124,7 @@ def _ring_gather(parts: Sequence[Tensor], peers: Peers) -> None:
 
 
 GLOO_SEGMENT_BYTES = 2**20
-"""gloo cuts what it sums into segments of at most this size."""
+"""Largest segment, in bytes, into which gloo cuts a sum."""
 
 
 class Reversed:
@@ -246,11 +246,12 @@ def star_all_reduce(tensor: Tensor, peers: Peers) -> None:
 
 
 def direct_all_reduce(tensor: Tensor, peers: Peers) -> None:
-    """Sum `tensor` over all ranks, in place: every rank sends it to every other, and adds up what comes.
+    """Sum `tensor` over all ranks, in place: every rank sends it to every other one, and adds what it
+    receives.
 
-    α + (N-1)·Mβ: the shortest where latency is all that counts. Takes memory for N-1 tensors beside it.
+    α + (N-1)·Mβ: the shortest algorithm if only latency counts. Takes memory for N-1 further tensors.
 
-    Order of addition: by rank, ((x_0 + x_1) + x_2) + …, on all ranks, which so get the same bits.
+    Order of addition: by rank, ((x_0 + x_1) + x_2) + …, so that all ranks get the same bits.
     """
     flat, others = tensor.view(-1), [rank for rank in range(peers.world) if rank != peers.rank]
     received = flat.new_empty(len(others), flat.numel())
@@ -262,7 +263,7 @@ def direct_all_reduce(tensor: Tensor, peers: Peers) -> None:
 
 
 def add_by_rank(own: Tensor, others: Tensor, rank: int) -> None:
-    """Add `others` (world - 1, numel), those of all ranks but this one, to `own` (numel,), in rank order.
+    """Add `others` (world - 1, numel), from all ranks but this one, to `own` (numel,), in rank order.
 
     `others` is scratch afterwards.
 
@@ -283,10 +284,10 @@ def add_by_rank(own: Tensor, others: Tensor, rank: int) -> None:
 def scatter_broadcast(tensor: Tensor, src: int, peers: Peers) -> None:
     """Overwrite `tensor` with that of rank `src`, by a scatter and an all-gather.
 
-    Van de Geijn's; Thakur et al. 2005, section 4.2. The root gives every rank a part, and a ring passes the
-    parts round: Nα + 2(N-1)/N·Mβ, the root's bytes, against log N·(α + Mβ) of a binomial tree. From three
-    ranks on that is less where bandwidth is scarce, and more where latency is high. Nothing is sent to the
-    root, which has it all, so that N-1 payloads travel altogether, as in a tree.
+    Van de Geijn's algorithm; Thakur et al. 2005, section 4.2. The root gives every rank a part, and a ring
+    passes the parts round: Nα + 2(N-1)/N·Mβ on the root's link, against log N·(α + Mβ) of a binomial tree.
+    From three ranks on, this is faster if bandwidth is scarce, and slower if latency is high. Nothing is sent
+    to the root, which has everything, so N-1 payloads are sent altogether, as in a tree.
     """
     parts, world = parts_of(tensor, peers.world), peers.world
     place = (peers.rank - src) % world  # hops after the root in the ring

@@ -32,7 +32,7 @@ _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) 
 
 
 class _Callback:
-    """A function for gloo's thread, which alone refers to it, and lets it go as the last of it."""
+    """Callback owned by gloo's thread; it drops its reference after the call, so that tensors are freed."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function: Callable[[], None] | None = function
@@ -45,7 +45,7 @@ class _Callback:
 
 _PAUSE_S = 0.001
 _LET_GO_S = 0.1
-"""Time that a thread of gloo may take from a collective's end until it has let go of its tensors."""
+"""Seconds that a thread of gloo may take, after the end of a collective, to release its tensors."""
 _has_comms = threading.Event()
 _callbacks: deque[weakref.ref[_Callback]] = deque()
 _callbacks_lock = threading.Lock()
@@ -61,11 +61,11 @@ def _callback(function: Callable[[], None]) -> _Callback:
 
 
 def _let_callbacks_end() -> None:
-    """Wait until no thread of gloo is in a callback, or will be: of a step that was given up, for instance.
+    """Wait until no thread of gloo is in a callback, or will be, for instance of an abandoned step.
 
-    Such a thread takes the interpreter's lock. If the interpreter ends meanwhile, Python ends the thread in
-    the middle of C++, which aborts the process. The lock is also taken by the one that frees a tensor, as
-    such a thread may do just after `wait` has returned, and nothing tells when it has.
+    Such a thread takes the interpreter's lock. If the interpreter exits meanwhile, Python ends the thread in
+    the middle of C++, which aborts the process. Freeing a tensor takes the lock, too; a thread of gloo may do
+    so just after `wait` has returned, and nothing tells when it has.
     """
     for _ in range(int(STOP_S / _PAUSE_S)):
         if all(callback() is None for callback in list(_callbacks)):
@@ -75,7 +75,7 @@ def _let_callbacks_end() -> None:
         threading.Event().wait(_LET_GO_S)
 
 
-# Made before those of threads that issue collectives, and so called after them.
+# Registered before the finalizers of threads that issue collectives, and so called after them.
 weakref.finalize(_Callback, _let_callbacks_end)
 
 
@@ -96,28 +96,28 @@ class WorkPending:
     def then(self, callback: Callable[[], None]) -> None:
         """Call back when the work has ended; not for messages, which have no future."""
         [work] = self._works
-        # Not `then`, whose future would hold what the callback returns until later.
+        # Not `then`: its future would keep the callback's result.
         work.get_future().add_done_callback(_callback(callback))
 
 
 SWAP_BYTES = 4 * 2**20
-"""Up to this size two ranks on gloo swap and add instead of running a ring of two. The bytes are the same and
-the messages are fewer. That takes a quarter of the CPU time at 800 kB and below, and the same from about 20
-MB on, where it would only need a second buffer."""
+"""Size up to which two ranks on gloo swap and add instead of running a ring of two. The bytes are the same
+and the messages fewer. A swap takes a quarter of the CPU time at 800 kB and below, and the same from about
+20 MB on, where it would only need a second buffer."""
 
 
 SHORT_BYTES = 2**15
-"""Up to this size at most, for each pair of ranks, gloo runs a swap or all-to-all, and announces its end
-without a thread of ours. Ranks that drift apart then send half-duplex (see `_under_way`); for 32 kB that
+"""Size up to which, for each pair of ranks, gloo runs a swap or all-to-all and announces its end without a
+thread of gradwire's own. Ranks that drift apart then send half-duplex (see `_under_way`); for 32 kB this
 costs about 1 ms at 200 Mbit/s."""
 
 TURN_S = 0.005
-"""Scheduling delay of that thread when all cores compute (measured with two ranks on two cores). A message
-that takes longer than this on the wire gains more from sending both ways at once."""
+"""Scheduling delay of that thread if all cores compute (measured with two ranks on two cores). A message that
+takes longer on the wire gains more from sending both ways at once."""
 
 
 PIECE_BYTES = 2**17
-"""An all-to-all on gloo is cut into messages of at most this size. Otherwise ranks that send to the same peer
+"""Largest message of an all-to-all on gloo, in bytes. With longer ones, ranks that send to the same peer
 saturate its link while other links idle."""
 
 
@@ -126,9 +126,9 @@ Addressed = tuple[Tensor, int]
 
 
 class ProcessGroupComm(HoppingComm):
-    """`Comm` over a c10d group. Only one thread may use it, so that the order is the program's.
+    """`Comm` over a c10d group. Only one thread may use it, so that the order of rounds is the program's.
 
-    `groups` are that group, and those over which long messages are spread.
+    `groups` are that group and further ones; long messages are spread over all of them.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -137,37 +137,36 @@ class ProcessGroupComm(HoppingComm):
         self.rank: int = group.rank()
         self.world: int = group.size()
         self.series: ahead.Series | None = None
-        """Of receives that are announced ahead, if they are. Set it on all ranks between the same
-        collectives."""
+        """Receives announced ahead, or `None`. Set it on all ranks between the same collectives."""
         self.shares_links = False
-        """Whether ranks share a node's link. What all gather then crosses it once, in a ring, instead of from
-        each rank to each. Set it on all ranks alike."""
+        """True if ranks share a node's link. All-gathers then cross it once, in a ring, instead of from each
+        rank to each. Set it on all ranks alike."""
         self._progress: Progress | None = None
         self._short_bytes = SHORT_BYTES
         _has_comms.set()
 
     def close(self) -> None:
-        """End the helper thread, if there is one. The caller has waited for all that it issued."""
+        """End the helper thread, if there is one. The caller has waited for all of its rounds."""
         if self._progress is not None:
             self._progress.stop()
 
     def spread(self, more: Sequence[dist.ProcessGroup]) -> None:
         """Send long messages over this group and `more`; call it on all ranks between the same collectives.
 
-        gloo has one connection between two ranks of a group, and that carries at most a window of TCP in a
-        round trip. Messages on the CPU are cut into `gradwire.comm.hops.stripes`, one for each group. Long
-        sums and gathers, which the library sends over one connection, go by hops of our own, in the library's
-        order of addition. So the number of groups changes no bit of a result, and not the order in which
-        messages arrive. Broadcasts by the library stay on one connection.
+        gloo has one connection between two ranks of a group, and it carries at most one TCP window per round
+        trip. CPU messages are cut into `gradwire.comm.hops.stripes`, one for each group. The library sends
+        long sums and gathers over one connection; here they use gradwire's own hops, in the library's order
+        of addition. So the number of groups changes neither the bits of a result nor the order of messages.
+        Broadcasts by the library stay on one connection.
 
-        `more` has the same ranks in the same order. A connection that breaks breaks the collective.
+        `more` has the same ranks in the same order. A broken connection breaks the collective.
         """
         self.groups = (self.group, *more)
         self.connections = len(self.groups)
 
     @property
     def announces_ahead(self) -> bool:
-        """Whether receives are announced ahead."""
+        """True if receives are announced ahead."""
         return self.series is not None
 
     def expect(self, byte_s: float) -> None:
@@ -220,9 +219,9 @@ class ProcessGroupComm(HoppingComm):
         return self._work(dist.all_reduce, tensor)
 
     def _direct(self, tensor: Tensor) -> Pending:
-        """Ranks send their tensors to each other, and the thread that waits takes the sum.
+        """Exchange tensors among all ranks; the waiting thread adds them.
 
-        In rank order, so that all get the same bits, also where several have a NaN.
+        In rank order, so that all ranks get the same bits, even if several have a NaN.
         """
         others = tensor.new_empty(self.world - 1, tensor.numel())
         swap = self._swap(others, tensor)
@@ -245,7 +244,7 @@ class ProcessGroupComm(HoppingComm):
         return self.hop(partial(ring_all_gather, out))
 
     def _is_striped(self, tensor: Tensor, message_bytes: int) -> bool:
-        """Whether messages of `tensor` that have so many bytes take several connections."""
+        """True if messages of `tensor` with this many bytes take several connections."""
         return self.connections > 1 and tensor.is_cpu and message_bytes >= 2 * STRIPE_BYTES
 
     def _swaps(self, tensor: Tensor) -> bool:
@@ -301,15 +300,15 @@ class ProcessGroupComm(HoppingComm):
         return self._beside().issue(WorkPending(works).wait) if works else DONE
 
     def _under_way(self, receives: Sequence[Addressed], sends: Sequence[Addressed]) -> list[Any]:
-        """The works of messages that are not empty.
+        """Issue the messages that are not empty, and return their works.
 
         Receives come first. gloo sends only to a rank that has announced its receive. An announcement queued
-        after our own sends would delay the peer's messages until ours have passed, so the link would be used
-        in one direction at a time. (50 kB each way at 30 Mbit/s, ranks 3 ms apart: 14 ms, or 26 ms in the
-        other order, where the wire alone takes 13 ms. gloo's own all-to-all has the other order.)
+        after this rank's sends would delay the peer's messages until those have passed, so the link would be
+        used in one direction at a time. (50 kB each way at 30 Mbit/s, ranks 3 ms apart: 14 ms, against 26 ms
+        in the other order; the wire alone takes 13 ms. gloo's own all-to-all has the other order.)
 
-        Those of a device are issued as one group. NCCL runs messages that are not grouped one after another,
-        so ranks that all receive first would wait for each other.
+        Messages of a device are issued as one group. NCCL runs ungrouped messages one after another, so ranks
+        that all receive first would wait for each other.
         """
         messages = [(dist.irecv, *each) for each in receives] + [(dist.isend, *each) for each in sends]
         messages = [each for each in messages if each[1].numel()]

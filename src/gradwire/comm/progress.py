@@ -1,9 +1,9 @@
-"""A thread per rank that completes messages and multi-hop collectives while the caller goes on.
+"""Helper thread of a rank, which completes messages and multi-hop collectives while the caller goes on.
 
-In a multi-hop collective every rank has to add and to send on. `wait` cannot do that: one rank may issue
-further collectives before it waits and another may not, and each would then wait for the other. `issue`
-cannot do it either, because nothing would overlap with the wire. So one thread per rank runs collectives in
-the order in which they were issued, which is the same on all ranks.
+In a multi-hop collective, every rank has to add and to send on. `wait` cannot do that: one rank may issue
+further collectives before it waits and another may not, and each would wait for the other. `issue` cannot do
+it either, because nothing would overlap with the wire. So one thread per rank runs collectives in the order
+in which they were issued, which is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ STOP_S = 2.0
 class Promise:
     """A job that is queued or running; implements `gradwire.comm.Pending`.
 
-    It is not a `concurrent.futures.Future`, because that keeps its callbacks. They would form a reference
-    cycle that keeps a step's tensors alive until the garbage collector runs.
+    Not a `concurrent.futures.Future`, because that keeps its callbacks. They would form a reference cycle
+    that keeps a step's tensors alive until the garbage collector runs.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,9 @@ class Promise:
             raise self._error
 
     def then(self, callback: Job) -> None:
-        """Call back when the job has ended or failed, on the thread that ran it, or at once if it has."""
+        """Call back when the job has ended or failed, on the thread that ran it; at once if it already
+        has.
+        """
         with self._lock:
             if not self._ended.is_set():
                 self._callbacks.append(callback)

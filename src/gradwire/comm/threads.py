@@ -1,7 +1,7 @@
-"""Ranks as threads of one process: every law runs on this, and misuse raises instead of hanging.
+"""Ranks as threads of one process, for tests: misuse raises instead of hanging.
 
 All verbs are one rendezvous. Each rank deposits a request (verb, shape, dtype, argument) and a copy of its
-payload. When all requests are there they are compared, and every rank computes its own result from the same
+payload. When all requests are there they are compared, and every rank computes its result from the same
 payloads in rank order. Real transports add in other orders, which the laws allow for.
 """
 
@@ -33,10 +33,10 @@ class _Wish:
 
 
 class _Turns:
-    """One rank runs at a time. When it has to wait for others, the next rank that can go on runs.
+    """Scheduler that runs one rank at a time. When it has to wait for others, the next runnable rank runs.
 
     torch releases the interpreter's lock in every operation, so ranks that ran freely would compete for it.
-    Turns also detect a deadlock at once: no rank can go on. A deadlock is final.
+    The scheduler also detects a deadlock at once: no rank can run. A deadlock is final.
     """
 
     def __init__(self, world: int) -> None:
@@ -51,7 +51,7 @@ class _Turns:
         self._starts[rank].acquire()
 
     def wait(self, rank: int, until: Callable[[], bool]) -> bool:
-        """Let other ranks run until this one can go on, or none can; returns whether this one can."""
+        """Let other ranks run until this one can go on, or none can. Returns True if this one can."""
         if not self._stuck and not until():
             self._awaited[rank] = until
             self.pass_on(rank)
@@ -59,7 +59,7 @@ class _Turns:
         return not self._stuck and until()
 
     def end(self, rank: int) -> None:
-        """This rank has finished: it takes no further turn."""
+        """Mark this rank as finished; it is not scheduled again."""
         self._awaited[rank] = None
         self.pass_on(rank)
 
@@ -75,7 +75,7 @@ class _Turns:
 
 
 class _Meeting:
-    """The rendezvous of one world's threads. It has two sets of slots, which collectives use in turn.
+    """Rendezvous of the threads of one world, with two sets of slots that collectives use alternately.
 
     A rank that returns to a set has completed a collective on the other set in between, together with all
     ranks. So all ranks have read this set, and its slots may be overwritten.
@@ -116,7 +116,7 @@ class ThreadComm(HoppingComm):
         self._meeting = meeting
 
     def split(self, groups: Sequence[Sequence[int]]) -> ThreadComm:
-        """A comm over the one of `groups` that contains this rank. `groups` is the same on all ranks."""
+        """A comm over the group of `groups` that contains this rank. `groups` is the same on all ranks."""
         [mine] = [tuple(group) for group in groups if self.rank in group]
         members, turns = [self._meeting.members[rank] for rank in mine], self._meeting.turns
         part = self._meeting.parts.setdefault(mine, _Meeting(members, turns))
