@@ -1,1 +1,1 @@
-"""Methods that gradwire is compared with, one per file: its parts, and the recipe made of them."""
+"""Methods for comparison with gradwire's own, one per file: parts and recipe."""

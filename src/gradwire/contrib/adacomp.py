@@ -58,7 +58,8 @@ class AdaComp:
 
 
 def ada_comp(bin_elements: int = 500, at_most: float = 0.1) -> AdaComp:
-    """Keep what would reach its bin's largest with another such gradient, at most the share `at_most`.
+    """Select elements that would reach their bin's maximum with one more such gradient, at most the share
+    `at_most`.
 
     >>> import torch
     >>> x, ctx = torch.tensor([4.0, -2.0, 1.0, 0.0]), ExchangeContext(step=0, unit=0, rank=0, world=1)

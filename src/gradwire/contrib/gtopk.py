@@ -42,9 +42,9 @@ class GTopK:
     """Traffic per rank: log2 N times k places and values, then 2(N-1)/N times as much."""
 
     ratio: float
-    """Guaranteed: on each rank what is left is x with k elements taken out, never more than came. No share
-    of it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places
-    among their k."""
+    """Guaranteed: on each rank, the unsent part is x without k elements, never larger than x. No smaller
+    share is guaranteed: elements that cancel in the ranks' sum stay in the memories, grow while ranks
+    disagree, and occupy places among their k."""
 
     laws = Laws(contractive=True, fixed_rounds=True)
     memory = None
@@ -73,8 +73,8 @@ class GTopK:
         for by in _strides(comm.world):
             payload = chosen.write(places, values)
             received = torch.empty_like(payload)
-            # All ranks take part, so that the order of rounds depends on no rank; only the merges that
-            # can reach rank 0 are made.
+            # All ranks take part, so that the order of rounds depends on no rank. Only merges that can reach
+            # rank 0 are made.
             comm.shift(received, payload, -by).wait()
             if comm.rank % (2 * by) == 0 and comm.rank + by < comm.world:
                 places, values = _merged(places, values, *chosen.read(received))

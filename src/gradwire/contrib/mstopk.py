@@ -43,7 +43,9 @@ _SAMPLE = 16384
 
 @dataclass(frozen=True)
 class Bracket:
-    """At most k magnitudes reach `upper`, more than k reach `lower`; 0 where no round found such a one."""
+    """Two thresholds: at most k magnitudes reach `upper`, more than k reach `lower`; 0 if no round
+    found one.
+    """
 
     lower: float
     upper: float
@@ -92,7 +94,7 @@ def _candidates(x: Tensor, k: int, mean: float, ctx: ExchangeContext) -> tuple[T
     """
     size = min(_SAMPLE, x.numel())
     expected = k / x.numel() * size
-    # Four standard deviations below the k-th largest, so that it fails about once in 10^4 calls.
+    # Four standard deviations below the k-th largest: fails about once in 10^4 calls.
     rank = math.ceil(expected + 4 * expected**0.5) + 4
     if rank < size:
         floor = max(mean, threshold_of_sample(x, size, rank, ctx))
@@ -132,7 +134,7 @@ def bisect(magnitudes: Tensor, k: int, mean: float, rounds: int) -> Bracket:
 def _within(
     bracket: Bracket, indices: Tensor, magnitudes: Tensor, k: int, numel: int, ctx: ExchangeContext
 ) -> Tensor:
-    """All above the bracket, and a run of as many within it as are wanted, from a random one on."""
+    """All elements above the bracket, and a run of elements within it, from a random start, to make k."""
     above = magnitudes >= bracket.upper
     need = k - bracket.above
     if need == 0:

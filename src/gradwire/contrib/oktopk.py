@@ -59,11 +59,11 @@ class OkTopK:
 
     @cached_property
     def laws(self) -> Laws:
-        """Contractive as the selector.
+        """Contractive if the selector is.
 
-        Guaranteed: on each rank what is left is x with elements taken out, never more than came. No share of
-        it is: what cancels in the ranks' sum stays with them, grows while they disagree, and takes up places
-        among their k.
+        Guaranteed: on each rank, the unsent part is x without some elements, never larger than x. No smaller
+        share is guaranteed: elements that cancel in the ranks' sum stay in the memories, grow while ranks
+        disagree, and occupy places among their k.
         """
         laws = self.selector.laws
         return Laws(contractive=laws.contractive, fixed_rounds=laws.fixed_rounds)
@@ -116,9 +116,10 @@ class OkTopK:
 
 
 def _bounds(chosen: Tensor, numel: int, comm: Comm) -> list[int]:
-    """Where the N regions start, and the end of the last (N + 1): ascending, and equal on all ranks.
+    """Starts of the N regions and the end of the last one (N + 1,), ascending, equal on all ranks.
 
-    The mean over ranks of where their choices split evenly. The sum is one of integers: exact in any order.
+    Each is the mean over ranks of the position that splits a rank's selection evenly. The sum is one of
+    integers: exact in any order.
     """
     parts, count = torch.arange(comm.world, device=chosen.device), chosen.numel()
     # A selector may choose nothing at all.
@@ -168,7 +169,7 @@ def _largest_sums(
 def _land(
     gathered: Tensor, slots: Slots, bounds: Sequence[int], sent: Tensor, x: Tensor, mean: Tensor
 ) -> None:
-    """Write all owners' sums to `mean`, and take out of x what was sent and is in one of them."""
+    """Write all owners' sums to `mean`, and remove from x the sent elements that are in one of them."""
     parts = [slots.read(row, *region) for row, region in zip(gathered, pairwise(bounds), strict=True)]
     places, sums = (torch.cat(part) for part in zip(*parts, strict=True))
     put(mean, places, torch.ones_like(sums))
@@ -193,9 +194,9 @@ def ok_topk(selector: Selector, slack: float = 2.0) -> OkTopK:
 
 @dataclass(frozen=True)
 class Slots:
-    """Room for `capacity` places below 2^31 and values of `dtype`: how many there are, places, values.
+    """Buffer for at most `capacity` places below 2^31 and values of `dtype`: their number, places, values.
 
-    All zeros, what a rank sends whose encode has failed, is an empty one.
+    A buffer of zeros, as sent by a rank whose encoding failed, is empty.
 
     >>> slots = Slots(capacity=3, dtype=torch.float32)
     >>> payload = torch.zeros(slots.bytes, dtype=torch.uint8)

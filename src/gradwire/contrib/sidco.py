@@ -83,7 +83,7 @@ class Sidco:
 
 
 def stage_ratios(ratio: float, stages: int) -> tuple[float, ...]:
-    """The share that each stage keeps of what the one before kept; their product is `ratio`.
+    """Share that each stage keeps of the previous one's elements; their product is `ratio`.
 
     >>> stage_ratios(0.01, 3), stage_ratios(0.01, 1), stage_ratios(0.5, 3)
     ((0.25, 0.2, 0.2), (0.01,), (0.5,))

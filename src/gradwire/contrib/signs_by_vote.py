@@ -109,9 +109,9 @@ class MajorityVote:
         return levels
 
     def _shares(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> int:
-        """Into how many shares the count is divided: 1, or one per rank.
+        """Number of shares into which counting is divided: 1, or one per rank.
 
-        On three ranks that would save one byte in a hundred, which is not worth a second round.
+        On three ranks, dividing would save one byte in a hundred, which is not worth a second round.
         """
         few, many = (
             sum(round_.wire_bytes(ctx.world) for round_ in self._rounds(shares, numel, dtype, ctx))
@@ -144,9 +144,9 @@ def _words(count: int, dtype: torch.dtype) -> int:
 
 
 def majority_vote(scale: Scale = "none") -> MajorityVote:
-    """Apply the sign that most ranks have, as it is or times the mean magnitude of its parameter ("l1").
+    """Apply the majority's sign, alone or times the mean magnitude of its parameter (`scale="l1"`).
 
-    Nothing is remembered of what a rank wanted and did not get: wrap it in `forget`.
+    Outvoted signs are not remembered: wrap the exchange in `forget`.
 
     >>> from gradwire.exchange.compose import forget
     >>> from gradwire.step.context import ExchangeContext

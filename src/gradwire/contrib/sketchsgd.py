@@ -35,7 +35,7 @@ from gradwire.recipes.base import Composition, register
 from gradwire.step.context import ExchangeContext
 
 TABLE = torch.float32
-"""The table elects, so that it need not be as exact as what it elects."""
+"""Type of the sketch's table. It selects elements only, so it need not be as exact as their values."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Sketch:
     rows: int = 5
     table: float = 5.0
     candidates: int = 4
-    """Guaranteed: on each rank what is left is x with k elements taken out, never more than came. That these
-    are the largest sums is probable over the draw of hashes, for as many as stand out from the rest; and what
-    cancels in the sum stays with the ranks, and grows while they disagree."""
+    """Guaranteed: on each rank, the unsent part is x without k elements, never larger than x. With high
+    probability over the hashes, these are the largest sums, as far as they stand out from the rest.
+    Elements that cancel in the sum stay in the memories, and grow."""
 
     laws = Laws(contractive=True, stays_on_device=True, fixed_rounds=True)
     memory = None

@@ -1,4 +1,4 @@
-"""The laboratory: slow networks on one machine, what trains on them, side-by-side runs and their report.
+"""Laboratory: slow networks on one machine, trainings on them, comparisons and their report.
 
-It uses the library and is never imported by it; the command line names its commands as text.
+The lab uses the library, which never imports it; the command line names the lab's commands as text.
 """

@@ -1,4 +1,4 @@
-"""One setting of a bench run, from its start to its last figure; a failure ends this setting alone."""
+"""Measurement of one setting of a bench run, from start to last figure; a failure ends this setting alone."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,7 +73,7 @@ class Setting:
 
     @property
     def settled(self) -> bool:
-        """Whether its recipe will run as it does now: not while `auto` measures or tries something out."""
+        """True if its recipe will not change any more: `auto` neither measures nor tries anything."""
         return not self.alive or (self.measured.report or {}).get("settled", True)
 
     def greet(self) -> None:

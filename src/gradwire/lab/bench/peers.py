@@ -95,7 +95,7 @@ BUCKET_OPTION = "bucket_cap_mb"
 
 
 def check_peer(entry: BenchEntry) -> None:
-    """Raise `ValueError` for a peer that does not exist, naming the nearest one that does."""
+    """Raise `ValueError` for an unknown peer, with the name of the nearest known one."""
     if entry.stem not in PEERS:
         near = difflib.get_close_matches(entry.stem, PEERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

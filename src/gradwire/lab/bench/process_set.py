@@ -83,7 +83,7 @@ class WorkerEnd:
 
 WORKER = "gradwire.lab.bench.worker"
 
-# After one rank reports an error its peers usually follow at once: wait this long for their reports.
+# Wait for the reports of the peers: they usually follow at once when one rank reports an error.
 _GRACE_S = 1.0
 _LOG_TAIL_BYTES = 4000
 
@@ -119,7 +119,7 @@ class SettingFailed(Exception):
 
 @dataclass
 class Rank:
-    """One worker process, the pipes for commands and answers, and the file that takes its output."""
+    """A worker process, with pipes for commands and answers, and the file of its output."""
 
     process: Process
     commands: IO[bytes]
@@ -248,7 +248,7 @@ class _Conversation:
 
 def prepare_workers() -> None:
     """Begin to import what workers need, once for all of them; does not wait for it."""
-    # Libraries read it when they are loaded, which is before a worker has an environment of its own.
+    # Libraries read it when they are loaded, before a worker has an environment of its own.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     prepare_ranks("gradwire.lab.bench.preload")
     # The launcher is about to import torch, which imports numpy from C++ and takes Ctrl-C for its absence.

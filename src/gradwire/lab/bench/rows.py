@@ -29,7 +29,7 @@ def rows(measured: list[Measured], workers: int) -> dict[str, Any]:
 
 
 def row(item: Measured, bound: Measured | None, ddp: Measured | None, workers: int) -> dict[str, Any]:
-    """One setting's figures; a failed one says why, with what it measured before."""
+    """Figures of one setting. A failed one has its error, and the figures measured before it."""
     steps = item.steps()
     times = slowest(steps)
     return {

@@ -27,7 +27,7 @@ WARMUP = 25
 MORE_WARMUP, MOST_WARMUP = 10, 125
 """Steps by which warm-up goes on while a recipe measures or tries something out; and the most in all."""
 MARGIN = 0.1
-"""Share of what was free that stays free, for what training takes beyond set-up."""
+"""Share of the free memory to keep free: training takes more than set-up."""
 
 
 def available_bytes() -> int | None:
@@ -45,7 +45,7 @@ class TooLarge(ValueError):
 
 
 class Room:
-    """Watches memory while `settings` settings, whose workers have all started, are set up one by one.
+    """Monitor of memory while `settings` settings, whose workers have all started, are set up one by one.
 
     A setting that is swapped out or killed would measure nothing.
     """
@@ -56,7 +56,9 @@ class Room:
         self._most = 0
 
     def after_one(self) -> None:
-        """One more is set up. `TooLarge` if those left will not fit, each as large as the largest so far."""
+        """Note that another setting is set up. Raises `TooLarge` if the remaining ones will not fit, each as
+        large as the largest so far.
+        """
         now, self._left = self._available(), self._left - 1
         if now is None or self._first is None or self._before is None:
             return

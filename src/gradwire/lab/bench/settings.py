@@ -99,9 +99,11 @@ BOUND_AGAIN = BenchEntry("bound again", "bound", "bound")
 class TrainingTask:
     """The training that all settings share.
 
-    `bucket_cap_mb` goes to `DistributedDataParallel` in all settings. With `decay_steps` the learning rate
-    falls linearly to zero over the last four fifths of that number of steps. `policy` is that of all recipes,
-    in the form that `policy_of` reads; without one it is the workload's.
+    - `bucket_cap_mb`: argument of `DistributedDataParallel`.
+    - `decay_steps`: the learning rate falls linearly to zero over the last four fifths of this number of
+      steps.
+    - `policy`: the policy of all recipes, in the form that `policy_of` reads; by default that of the
+      workload.
     """
 
     workload: str
@@ -146,9 +148,9 @@ class Schedule:
 
 @dataclass(frozen=True)
 class NetworkSetting:
-    """The link as typed, and how it is emulated (`root`, `user` or `backend`).
+    """The link as typed, and its emulation (`root`, `user` or `backend`).
 
-    With `nodes` it is a node's, which its ranks share; else every rank has its own.
+    With `nodes`, the ranks of a node share a link; otherwise each rank has its own.
     """
 
     workers: int

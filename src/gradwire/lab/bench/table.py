@@ -1,4 +1,4 @@
-"""The bench document as tables for the terminal: what it gives, then where the time goes."""
+"""Tables of the bench document for the terminal: results first, then the parts of the time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +96,7 @@ def exit_code(document: Document) -> int:
 
 
 class _Fitting:
-    """A table where there is room for it, else a block for each setting: no name may be cut."""
+    """A table if it fits, else a block for each setting: no name may be truncated."""
 
     def __init__(self, document: Document, columns: tuple[Column, ...]) -> None:
         self._document, self._columns = document, columns
@@ -122,7 +122,7 @@ def _table(document: Document, columns: tuple[Column, ...]) -> Table:
     for head, _ in columns:
         view.add_column(head, justify="right", no_wrap=True)
     for row in document["rows"]:
-        # What a setting measured before it failed would look like a result: the JSON has it.
+        # A failed setting's figures would look like a result; the JSON has them.
         texts = ["-" if row["failed"] else text(row) for _, text in columns]
         view.add_row(_name(row), *texts, style="dim" if row["kind"] == "bound" else None)
     return view

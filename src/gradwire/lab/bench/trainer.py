@@ -45,9 +45,9 @@ class GradientClock:
 
 
 def peak_bytes() -> int:
-    """Largest resident size so far; a forked process starts with the modules that it was born with.
+    """Largest resident size so far, in bytes; a forked process begins with the modules of its parent.
 
-    From /proc where there is one: `ru_maxrss` survives exec, so a child starts with its launcher's figure.
+    From /proc if there is one: `ru_maxrss` survives exec, so a child would begin with its launcher's figure.
     """
     status = Path("/proc/self/status")
     if status.exists():

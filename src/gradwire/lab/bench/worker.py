@@ -1,6 +1,6 @@
-"""One rank of one setting, as a process, told what to do line by line.
+"""Worker process of one rank of one setting; it reads commands line by line.
 
-Idle workers block in a read and cost no processor time, so several settings can live at once and take turns.
+Idle workers block in a read and cost no processor time, so several settings can exist at once and alternate.
 """
 
 import os
@@ -38,7 +38,7 @@ def record(trainer: Trainer, steps: int) -> list[Span]:
     probe = _BucketProbe()
     bare = trainer.wire is None and trainer.hook_clock is None
     if bare and isinstance(trainer.module, DistributedDataParallel):
-        # DDP takes one hook in its life, so this ends the hookless setting's comparison: trace it last.
+        # DDP accepts one hook ever, so this ends the comparison without a hook: trace it last.
         trainer.module.register_comm_hook(None, probe.all_reduce)
     for _ in range(SETTLING):
         trainer.step()

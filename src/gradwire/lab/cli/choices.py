@@ -1,4 +1,4 @@
-"""Words that options choose from, as types, so that help and completion know them."""
+"""Enumerations of options' values, so that help and completion know them."""
 
 from enum import StrEnum
 

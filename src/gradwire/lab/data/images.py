@@ -79,7 +79,7 @@ CLASSES = 10
 
 
 def fashion_mnist(*, full: bool = True) -> ImageSet:
-    """The full set where it is installed and `full` is true, else the slice in this package."""
+    """The full data set if it is installed and `full` is true, else the slice in this package."""
     if full and idx_files(INSTALLED):
         return idx_folder(INSTALLED, "Fashion-MNIST, full set")
     return _vendored()

@@ -202,10 +202,10 @@ class Director:
         finish(contestants.ddp, ddp, plan, self._live, shaped=fits)
 
     def _other_seeds(self, contestants: Contestants, wire: Course) -> None:
-        """Both with other seeds, as far as there is time, so that both have as many.
+        """Run both contestants with further seeds, equally many, as long as time allows.
 
-        gradwire runs on the slow link, because an adaptive recipe decides by what it meets there. Plain DDP's
-        losses do not depend on the link.
+        gradwire runs on the slow link, because an adaptive recipe decides by its measurements there. Plain
+        DDP's losses do not depend on the link.
         """
         if self._plan.seeds > 1:
             self._result.notes.append(

@@ -16,8 +16,8 @@ from gradwire.lab.demo.curves import ahead, ends_s, lags, on_slow_link, reached,
 from gradwire.lab.demo.race import Course
 
 LEAST_AHEAD = 0.9
-# What the interface counts beside a packet's payload: Ethernet, IP, and TCP with its timestamps. A packet
-# that acknowledges has nothing else.
+# Headers that the interface counts: Ethernet, IP, and TCP with its timestamps. An acknowledgement has nothing
+# else.
 HEADER_BYTES = 14 + 20 + 32
 # The cost model leaves out the messages by which gloo's peers announce others to each other.
 ANNOUNCED_SHARE = 0.02
@@ -25,10 +25,11 @@ ANNOUNCED_SHARE = 0.02
 
 @dataclass(frozen=True)
 class Check:
-    """`passed` is None where this run could not tell. `worse` says by how much it failed.
+    """Result of a claim. `passed` is `None` if this run could not tell; `worse` is the amount by which it
+    failed.
 
-    `headline` is what the headline says of gradwire if it failed; empty for what no user cares about, and for
-    what the headline's number tells already.
+    `headline` is the text of the headline if it failed; empty if users do not care, or if the headline's
+    number shows it.
     """
 
     claim: str
@@ -91,7 +92,7 @@ _METRICS = (
 
 
 def metric_of(courses: Sequence[Course]) -> Metric:
-    """Accuracy where the workload has one, else the loss on held-out data."""
+    """Accuracy if the workload has one, else the loss on held-out data."""
     known = {key for course in courses for key in course.evaluation}
     return next((metric for metric in _METRICS if metric.key in known), _METRICS[-1])
 
@@ -105,7 +106,7 @@ class Runs:
 
     @classmethod
     def of(cls, courses: Sequence[Course], name: str, steps: int, warmup: int) -> "Runs":
-        """Those of `name`; one that never ran on the slow link has the times of seed 0."""
+        """The runs of `name`. Runs that never used the slow link have the times of seed 0."""
         mine = [course for course in courses if course.name == name]
         first = next((course for course in mine if course.seed == 0), None)
         whole = [course for course in mine if len(course) >= steps]
@@ -152,7 +153,7 @@ class Both:
 
     @property
     def has_spread(self) -> bool:
-        """Whether there is more than one seed on either side: one has no spread to judge by."""
+        """True if one side has more than one seed; a single seed has no spread."""
         return min(len(self.ddp.courses), len(self.wire.courses)) > 1
 
     def target(self) -> float | None:
@@ -331,15 +332,15 @@ def replicas(courses: Sequence[Course]) -> Check:
 
 
 def predicted_bytes(row: dict[str, Any]) -> float | None:
-    """The bytes that a rank should send in a step of those that count: gradients, and DDP's buffers."""
+    """Predicted bytes that a rank sends in a counted step: gradients, and DDP's buffers."""
     sent: float | None = row.get("announced_bytes_per_step") or row["wire_bytes_per_step"]
     return None if sent is None else sent + row.get("buffer_bytes_per_step", 0.0)
 
 
 def counted_bytes(row: dict[str, Any]) -> Check:
-    """The interface must have carried what the cost model predicts, and the headers of its packets.
+    """Check that the interface carried the predicted bytes, with headers.
 
-    Packets are counted, too, those that only acknowledge among them.
+    Packets are counted, too, including mere acknowledgements.
     """
     payload, counted = predicted_bytes(row), row["interface_bytes_per_step"]
     claim = f"bytes per rank and step, {NAMES[row['kind']]}"
@@ -358,7 +359,7 @@ def counted_bytes(row: dict[str, Any]) -> Check:
 def checks(
     courses: Sequence[Course], measured_rows: Sequence[dict[str, Any]], steps: int, warmup: int
 ) -> list[Check]:
-    """All claims of a run on which the demonstration insists; those that do not hold first."""
+    """All claims that the demonstration must meet; failed ones first."""
     by_kind = {row["kind"]: row for row in measured_rows}
     both = Both.of(courses, steps, warmup)
     metric = metric_of(courses)
@@ -402,7 +403,7 @@ def checks_of(document: Document) -> list[Document]:
 
 
 def headline(document: Document) -> str:
-    """One sentence: the share of plain DDP's time to its final loss, and what a user misses."""
+    """One sentence: the share of plain DDP's time to its final loss, and any disadvantage for users."""
     both = both_of(document)
     target = both.target()
     mine_s, ddp_s = (
@@ -441,7 +442,7 @@ def link_text(document: Document) -> str:
 
 
 def tiles(document: Document) -> list[tuple[str, str, str]]:
-    """Figure, what it is, and what to compare it with."""
+    """(figure, its meaning, a figure to compare with) for each tile."""
     row, ddp, bound = (row_of(document, kind) for kind in ("recipe", "peer", "bound"))
     both, metric = both_of(document), metric_of(courses_of(document))
     sides = both.wire, both.ddp

@@ -148,9 +148,9 @@ def _train(setting: Setting, course: Course, count: int, plan: DemoPlan, live: L
 
 
 def _steps_within(slice_s: float, course: Course) -> int:
-    """The number of this contestant's steps that fit into a slice, at least one.
+    """Number of this contestant's steps that fit into a slice, at least one.
 
-    Ranks could not agree on a duration without a message; they can on a number.
+    Ranks can agree on a number of steps without a message, but not on a duration.
     """
     recent = course.step_s[-10:]
     return max(1, round(slice_s / median(recent))) if recent else 1

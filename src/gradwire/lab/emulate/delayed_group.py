@@ -1,8 +1,8 @@
-"""A process group over gloo that is as slow as a link: for machines that allow no network namespaces.
+"""A process group over gloo with the speed of a link, for machines that allow no network namespaces.
 
-A collective runs on the loopback at once and is handed over later: when the link would have carried its
-bytes. All groups of a process share one wire, on which transfers queue. What is counted is the busiest
-rank's traffic in the algorithm that gloo uses; packet headers and the incast of a real network are not
+A collective runs on the loopback at once; its result is delayed to the time at which the link would have
+carried its bytes. All groups of a process share one wire, on which transfers queue. The traffic counted is
+that of the busiest rank in gloo's algorithm. Packet headers and the incast of a real network are not
 modelled.
 """
 

@@ -1,7 +1,7 @@
-"""Ranks forked from a process that has imported what they need, which takes longer than many a run.
+"""Ranks forked from a process that has already imported their modules: importing takes longer than many runs.
 
-As with all of `multiprocessing`, a rank runs the main module of its launcher once more, under another name: a
-script needs its `if __name__ == "__main__"`, and ranks may not start `multiprocessing` processes themselves.
+As with all of `multiprocessing`, a rank runs the main module of its launcher once more, under another name.
+So a script needs its `if __name__ == "__main__"`, and ranks may not start `multiprocessing` processes.
 """
 
 import multiprocessing
@@ -29,9 +29,9 @@ _CONTEXT = multiprocessing.get_context("forkserver") if _IS_LINUX else multiproc
 
 
 def prepare_ranks(*modules: str) -> None:
-    """Begin to import `modules` in the process that ranks will be forked from; returns at once.
+    """Begin to import `modules` in the process from which ranks are forked; returns at once.
 
-    Call it once, before the first fork: later it changes nothing. Without it, and on systems without such a
+    Call it once, before the first fork: later calls change nothing. Without it, and on systems without such a
     process, ranks import these modules themselves.
     """
     if _IS_LINUX:
@@ -41,10 +41,10 @@ def prepare_ranks(*modules: str) -> None:
 
 @dataclass(frozen=True)
 class Birth:
-    """A new rank's environment, cores and network, which it takes on before it calls anything.
+    """Environment, cores and network of a new rank, set before it calls anything.
 
-    Where the environment names a wire, the delaying process group takes the place of gloo. `output` receives
-    what it prints.
+    If the environment names a wire, the delaying process group replaces gloo. `output` receives what the rank
+    prints.
     """
 
     variables: Mapping[str, str]
@@ -129,7 +129,7 @@ def fork(
 ) -> Forked:
     """A process that calls `target` ("module:function") with copies of the file `descriptors`.
 
-    Raises `EOFError` or `OSError` where the process that it would be forked from has ended.
+    Raises `EOFError` or `OSError` if the process to fork from has ended.
     """
     home = None if netns is None else _Copied(netns)
     birth = Birth(dict(variables), frozenset(cores), home, _Copied(output))
@@ -140,7 +140,7 @@ def fork(
 
 
 class _Copied:
-    """A descriptor that is copied into the new process when it is pickled for it."""
+    """A descriptor that pickling copies into the new process."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,8 +1,9 @@
-"""The few kernel calls that the standard library lacks, running code in a network namespace, and iproute2.
+"""Kernel calls that the standard library lacks, code in network namespaces, and iproute2.
 
 Linux gives every *thread* its own network namespace. So a launcher enters a namespace by a short-lived
-thread: what that opens or starts belongs there, and the rest of the process never leaves home. A namespace
-made so has no name; it lives as long as a descriptor or a process holds it, and leaves nothing to clean up.
+thread: sockets and processes made by the thread belong there, and the rest of the launcher stays outside.
+Such a namespace has no name. It lives as long as a descriptor or a process holds it, and leaves nothing to
+clean up.
 """
 
 import ctypes
@@ -68,7 +69,7 @@ def new_netns() -> int:
 
 
 def enter_netns(netns: int) -> None:
-    """Move this thread, and all that it starts, into the namespace."""
+    """Move this thread, and everything it starts from now on, into the namespace."""
     _checked(_libc.setns(netns, CLONE_NEWNET), "setns")
 
 
@@ -82,7 +83,7 @@ def in_netns(netns: int, work: Callable[[], T]) -> T:
     return _in_thread(inside)
 
 
-# Ordinary users often lack the sbin directories in their PATH although they may run what is in there.
+# Ordinary users often lack the sbin directories in their PATH, although they may run the programs there.
 _SBIN = "/usr/sbin:/sbin:/usr/local/sbin:/usr/bin:/bin"
 
 

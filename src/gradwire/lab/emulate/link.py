@@ -1,4 +1,4 @@
-"""A link: its rate, its delay, and the bytes that went through it."""
+"""Emulated link: rate, delay, and bytes carried."""
 
 import math
 import mmap
@@ -19,8 +19,8 @@ WIRE_VARIABLE = "GRADWIRE_WIRE"
 class EmulatedLink:
     """One rank's connection to the switch.
 
-    `rate_bit_per_s` holds in each direction (None: unshaped); `delay_s` is added once to every packet on its
-    way from one rank to another, so a round trip takes twice as long.
+    `rate_bit_per_s` applies in each direction (`None`: unshaped). `delay_s` is added once to every packet
+    between two ranks, so a round trip takes twice as long.
 
     >>> EmulatedLink(200e6, 0.005).delay_s
     0.005

@@ -1,4 +1,4 @@
-"""A network of ranks on this machine, the processes that run on it, and one command run on all of them."""
+"""Emulated network of ranks on this machine, their processes, and one command run on all of them."""
 
 import os
 import random
@@ -83,9 +83,9 @@ class EmulatedNetwork:
     ) -> "subprocess.Popen[Any]":
         """Start a program as `rank`; like `subprocess.Popen`, with the rank's variables added to `env`.
 
-        The process has its share of the cores to itself. It leads a session
-        of its own, so that Ctrl-C reaches the launcher only and its whole family can be ended. Raises
-        `ValueError` in backend mode if the program is not Python.
+        The process has its own share of the cores. It leads its own session, so that Ctrl-C reaches the
+        launcher only and all of its children can be ended. Raises `ValueError` in backend mode if the program
+        is not Python.
         """
         self._check(rank)
         base = dict(os.environ if env is None else env)
@@ -110,8 +110,8 @@ class EmulatedNetwork:
     ) -> Forked:
         """Call `target` ("module:function") as `rank`, with copies of the file `descriptors`.
 
-        The process is forked from one that has imported its modules (`fork.py`). Otherwise it is what
-        `popen` starts; its output goes to the file descriptor `output`.
+        The process is forked from one that has imported its modules (`fork.py`). Otherwise it is like that of
+        `popen`. Its output goes to the file descriptor `output`.
         """
         self._check(rank)
         forked = fork(
@@ -140,9 +140,9 @@ class EmulatedNetwork:
         return {**variables, RANKS_HERE: str(sharing(self.workers))}
 
     def counters(self) -> list[Counters] | None:
-        """Bytes at every node's interface since the network exists; None in backend mode.
+        """Bytes at every node's interface since the network exists; `None` in backend mode.
 
-        That is a rank's own interface where it is alone on its node.
+        If a rank is alone on its node, the interface is its own.
         """
         return None if self._topology is None else self._topology.counters()
 
@@ -207,10 +207,10 @@ def _signal_family(process: Process, number: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing on this machine listens on right now.
+    """A port that no process on this machine listens on right now.
 
-    It is below those that a kernel gives to connections: a rank's namespace has its own, which are not seen
-    from here. Raises `OSError` where a hundred ports are taken.
+    It is below the kernel's ports for connections: those of a rank's namespace are not visible here. Raises
+    `OSError` if a hundred ports are taken.
     """
     for port in random.SystemRandom().sample(range(10_000, 32_768), 100):
         with suppress(OSError), socket.socket() as probe:

@@ -11,12 +11,12 @@ from torch._C._distributed_c10d import Work
 
 
 class Carried(Work):
-    """The work that a process group returns for a collective of `carry`; `collective` returns the tensors.
+    """Work of a process group for a collective of `carry`; `collective` returns the tensors.
 
-    torch's `_create_work_from_future` loses errors in two places: the `wait` of its work never raises, and an
-    exception stored by `Future.set_exception` is a value in C++, where DDP takes it for gradients. Here
-    `wait` raises what `collective` raised, and the future, which is what DDP reads, holds an error of C++
-    with the same text: torch makes one when a callback given to `then` raises.
+    torch's `_create_work_from_future` loses errors in two places: the `wait` of its work never raises; and an
+    exception set by `Future.set_exception` is a value in C++, where DDP takes it for gradients. Here `wait`
+    raises the error of `collective`, and the future, which DDP reads, holds a C++ error with the same text:
+    torch makes one when a callback given to `then` raises.
     """
 
     def __init__(self, collective: Callable[[], list[Any]]) -> None:

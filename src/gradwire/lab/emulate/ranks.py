@@ -81,14 +81,14 @@ def share(rank: int, workers: int, cores: Sequence[int]) -> set[int]:
 
 
 def sharing(workers: int) -> int:
-    """The number of ranks that share one rank's cores, when this process starts `workers` of them."""
+    """Number of ranks that share one rank's cores, if this process starts `workers` ranks."""
     if not hasattr(os, "sched_getaffinity"):
         return workers
     return 1 if len(os.sched_getaffinity(0)) >= workers else workers
 
 
 def cores_of(rank: int, workers: int) -> set[int]:
-    """Those of this process that belong to the rank; empty where unknown."""
+    """Cores of this process that belong to the rank; empty if unknown."""
     if not hasattr(os, "sched_getaffinity"):
         return set()
     return share(rank, workers, sorted(os.sched_getaffinity(0)))

@@ -1,11 +1,10 @@
-"""A long cable in user space: holds every packet for the delay. For kernels without netem.
+"""A long cable in user space: delays every packet. For kernels without netem.
 
-Run as a program of its own (`relay.py TUN_FD CONTROL_FD`), so it imports nothing but the standard library and
-starts in milliseconds. Packets are read from a TUN device and written back to the same device later; the
-kernel then routes them on to the rank they are for. The device hands over a 10-byte header (virtio_net_hdr)
-that says what the sender's kernel left undone (checksum, segmentation). It goes back unchanged with the
-packet, so that large segments cross in one piece and nothing arrives with a checksum that was never
-computed.
+Runs as a program of its own (`relay.py TUN_FD CONTROL_FD`), so it imports only the standard library and
+starts in milliseconds. It reads packets from a TUN device and writes them back later; the kernel then routes
+them to their ranks. Each packet has a 10-byte header (virtio_net_hdr) with the work that the sender's kernel
+left undone (checksum, segmentation). The header goes back unchanged with the packet, so that large segments
+cross in one piece and no packet arrives with a checksum that was never computed.
 """
 
 import contextlib

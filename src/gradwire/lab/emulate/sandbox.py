@@ -1,9 +1,10 @@
-"""Which ways of making a network slow are possible here, and running a command where nothing can outlive it.
+"""Possible ways to slow down a network on this machine, and a sandbox in which no process outlives its
+command.
 
-The command runs itself again as the first process of a process namespace of its own. When that process
-ends, for whatever reason, the kernel kills every other process in there, and the network namespaces vanish
-with the processes that held them. `kill -9` of what the user started takes the same way: the kernel is
-asked beforehand to kill the child with its parent.
+The command runs itself again as the first process of its own process namespace. When that process ends, for
+any reason, the kernel kills every other process in the namespace, and the network namespaces vanish with the
+processes that held them. `kill -9` of the user's process has the same effect: the kernel is asked to kill the
+child with its parent.
 """
 
 import contextlib
@@ -92,9 +93,9 @@ _PATIENCE_S = 20.0
 def enter(mode: str = "auto") -> str:
     """Make the current command run where it may build networks; returns `root`, `user` or `backend`.
 
-    The first call runs the same command line again inside the sandbox, waits for it and exits with its
-    code, so code before the call runs twice: call early. Inside, and in backend mode, it returns at once,
-    any number of times. Raises `ValueError` where the requested mode is not possible, with the reason.
+    The first call runs the same command line again inside the sandbox, waits for it and exits with its code.
+    So code before the call runs twice: call early. Inside, and in backend mode, it returns at once, any
+    number of times. Raises `ValueError`, with the reason, if the requested mode is not possible.
     """
     inside = os.environ.get(INSIDE)
     if inside is not None:
@@ -197,7 +198,7 @@ def _wait_and_forward(child: "subprocess.Popen[Any]") -> int:
 
 
 def minds(pid: int, number: int) -> bool:
-    """Whether the process has a handler of its own for a signal, or ignores it.
+    """True if the process handles or ignores a signal.
 
     >>> minds(os.getpid(), signal.SIGINT), minds(os.getpid(), signal.SIGKILL)
     (True, False)

@@ -113,19 +113,21 @@ _MOST_WINDOW = 2**30 - 1  # twice that must be an int of the kernel's
 
 
 def burst_bytes(rate_bit_per_s: float) -> int:
-    """Bytes that tbf may send at once: a millisecond's worth, but at least a frame, or it drops frames.
+    """Bytes that tbf may send at once: a millisecond's worth, but at least a frame, because tbf drops larger
+    ones.
 
-    A sender that has rested gets this much for free, which favours small senders: no more than needed.
+    A sender that has rested gets this burst for free, which favours small senders, so it is as small as
+    possible.
     """
     return int(max(rate_bit_per_s / 8 * _BURST_S, 1.1 * MTU_BYTES))
 
 
 def pieces_bytes(rate_bit_per_s: float | None) -> int:
-    """The largest piece of a stream that TCP hands to an interface, to be cut into frames on the way.
+    """Largest piece of a stream that TCP hands to an interface, to be cut into frames later.
 
-    What tbf may send at once goes through it whole, as through a network card, and wakes the receiver once.
-    More than that it cuts up itself; where a frame is all that may leave there is nothing to gain. The rate
-    holds for the headers of all frames, the interface counts those of a piece once.
+    A piece within tbf's burst passes as a whole, as through a network card, and wakes the receiver once. tbf
+    cuts up larger pieces itself; if the burst is a single frame, there is nothing to gain. The rate includes
+    the headers of all frames; the interface counts those of a piece once.
     """
     at_once = _MOST_AT_ONCE if rate_bit_per_s is None else burst_bytes(rate_bit_per_s)
     return _MOST_AT_ONCE if at_once < 2 * MTU_BYTES else min(at_once, _MOST_AT_ONCE)

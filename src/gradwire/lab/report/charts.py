@@ -17,7 +17,7 @@ WIDE = 760.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 12.0, 32.0, 42.0
 _MOST_POINTS = 300
 _SPOT_LINE, _BELOW, _ABOVE = 15.0, 19.0, 12.0
-# What is one below the other: a line of words, then a bar.
+# Heights from top to bottom: a line of words, then a bar.
 _WORDS, _BAR_HEIGHT, _LEAST_LABEL = 18.0, 24.0, 64.0
 _ROW = _WORDS + _BAR_HEIGHT + 10.0
 _THIN = 14.0
@@ -160,7 +160,7 @@ class BarPart:
 
 
 def stacked(rows: Sequence[tuple[str, Sequence[BarPart]]], label: str) -> str:
-    """One bar per row, made of parts; its name and its total in seconds stand above it."""
+    """One bar per row, made of parts; its name and its total in seconds are above it."""
     longest = max((sum(part.value for part in parts) for _, parts in rows), default=0.0)
     scale = svg.Scale(0.0, longest, 0.0, WIDTH)
     pieces: list[str] = []
@@ -245,7 +245,7 @@ def timeline(groups: Sequence[tuple[str, Sequence[Span]]]) -> str:
 
 
 def covered_s(spans: Sequence[Span]) -> float:
-    """The time in which at least one span runs: where they overlap it counts once.
+    """Seconds in which at least one span runs; overlaps count once.
 
     >>> covered_s([{"start_s": 0.0, "stop_s": 2.0}, {"start_s": 1.0, "stop_s": 3.0}])
     3.0

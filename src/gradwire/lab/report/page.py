@@ -157,7 +157,7 @@ def step_timeline(document: Document) -> str:
 
 
 def bytes_beside(document: Document) -> str:
-    """Bytes that the cost model predicts beside those that the interface counted."""
+    """Predicted bytes of the cost model beside the interface's count."""
     return byte_pairs(
         [
             (

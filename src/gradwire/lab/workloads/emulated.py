@@ -1,9 +1,10 @@
-"""A network that sleeps instead of computing: true gradient shapes and ready times, hardly any CPU time.
+"""Emulated network that sleeps instead of computing: true gradient shapes and ready times, hardly any CPU
+time.
 
-Several ranks on few cores can't compute a published network at once, but they can wait for as long as it
-would have computed, and hand over gradients of its shapes as they would have become ready. Like a GPU, the
-emulated accelerator runs on while the host is busy: what a communication hook does inside backward delays
-nothing unless it takes longer than the computing that goes on meanwhile.
+Several ranks on few cores cannot compute a published network at once. But they can wait for the time of its
+computation, and hand over gradients of its shapes at the times at which they would have become ready. Like a
+GPU, the emulated accelerator runs on while the host is busy: a communication hook inside the backward pass
+delays nothing, unless it takes longer than the remaining computation.
 """
 
 import math
@@ -81,7 +82,9 @@ class EmulatedWorkload:
 
     @property
     def bucket_cap_mb(self) -> float | None:
-        """DDP's 25 MB shrunk like the model, so that it has as many buckets as the published one."""
+        """DDP's bucket size of 25 MB, shrunk like the model, so that it has as many buckets as the published
+        one.
+        """
         return None if self._shrink == 1 else _BUCKET_MB / self._shrink
 
     @property

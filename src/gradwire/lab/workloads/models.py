@@ -96,8 +96,8 @@ def resnet18(channels: int, classes: int) -> ResNet:
 def resnet_demo(channels: int, classes: int) -> ResNet:
     """ResNet-14 for 32x32 images: six residual blocks of 16, 32 and 64 channels, 0.17 M parameters.
 
-    One CPU core trains it in real time, and neither the codec nor the network stack, which share that
-    core in an emulated network, weighs much beside its arithmetic.
+    One CPU core trains it in real time. Codec and network stack, which share that core in an emulated
+    network, take little beside its arithmetic.
     """
     return ResNet(channels, classes, (16, 32, 64), (2, 2, 2))
 

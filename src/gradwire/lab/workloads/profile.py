@@ -1,9 +1,9 @@
-"""How long published networks compute and communicate, and the same networks with fewer parameters.
+"""Computation and communication times of published networks, and the same networks with fewer parameters.
 
-Times are from the papers, else estimated, and say so. COVAP's Table I is taken to be measured on 64 V100
-behind 30 Gbit/s per node of eight; "before" is everything that precedes the backward pass. MergeComp, section
-3.2, gives one iteration on one GPU, on CIFAR-10, and what is left of the all-reduce of two over PCIe after
-the backward pass: 66 ms (its footnote 3). The whole all-reduce takes 66 to 109 ms; the least is taken.
+Times come from the papers, or are estimates and say so. COVAP's Table I is assumed to be measured on 64 V100
+with 30 Gbit/s per node of eight; "before" is everything that precedes the backward pass. MergeComp, section
+3.2, gives one iteration on one GPU, on CIFAR-10, and the part of an all-reduce of two GPUs over PCIe that
+follows the backward pass: 66 ms (its footnote 3). The whole all-reduce takes 66 to 109 ms; the least is used.
 """
 
 import math
