@@ -12,14 +12,13 @@ from tests.support.simulated import Simulated, SimulatedEvent
 TORCHS = (
     "record", "record_event", "wait_event", "wait_stream", "synchronize", "set_stream", "set_device_index"
 )  # fmt: skip
-OURS = ("using", "landing", "working", "at_work", "follow", "join", "ready")
+OURS = ("using", "landing", "reading", "working", "at_work", "follow", "join", "ready")
 """What orders work in streams: methods of torch's, and those of a device or a placement."""
 OTHERS = {
     ("step/arena.py", "self.working"),
     ("comm/progress.py", "thread.join"),
     ("comm/threads.py", "thread.join"),
     ("step/reducer.py", "self.follow"),
-    ("step/reducer.py", "step.place_of"),
     ("step/reducer.py", "step.record"),
     ("step/worker.py", "self._thread.join"),
     ("kernels/device/common.py", "tl.join"),
@@ -53,6 +52,6 @@ def nothing(owner: Any, name: str) -> Callable[..., Any]:
         return lambda event=None: SimulatedEvent(Simulated()) if event is None else event
     if name == "at_work":
         return lambda function: function()
-    if name in ("using", "landing", "working"):
+    if name in ("using", "landing", "reading", "working"):
         return lambda *_: nullcontext()
     return lambda *_: None

@@ -92,7 +92,7 @@ def compared() -> list[str]:
             assert opened.wait(10.0), "nobody waits for it before the step has been opened"
             there.ready()
 
-        return there._replace(ready=ready)
+        return TransferredBuffer(there.buffer, ready)
 
     def noted(self: Guard, step: Step, env: EngineEnvironment) -> None:
         before(self, step, env)
@@ -227,6 +227,60 @@ def looked_at() -> list[str]:
     return device.races
 
 
+def looked_at_there() -> list[str]:
+    """A parameter is cut for the engine, which works on the device."""
+    device = Near()
+    transfer = StreamTransfer(device)
+    with device.watching():
+        whole = torch.ones(8)
+        transfer.follow()
+
+        def replicas(_name: str) -> Replicated:
+            return Replicated(whole[2:6] + 1, {}, {}, torch.optim.SGD)
+
+        found = _transferred(replicas, lambda: transfer)("a")
+        assert found is not None
+        with transfer.working():
+            found.parameter.add_(1)
+    return device.races
+
+
+def brought_again() -> list[str]:
+    """A tensor is copied out anew while a mean of the step before is still being copied in.
+
+    Nobody but the copies themselves has waited in between.
+    """
+    device = Simulated()
+    copies = CopyTransfer(device)
+    with device.watching():
+        source = torch.ones(8)
+        for _step in range(2):
+            brought = copies.start(0, source)
+            brought.ready()
+            with device.watching("host"):
+                brought.buffer[:4].mul_(2)
+            brought.copy_back_early(0, 4)
+    return device.races
+
+
+def poisoned() -> list[str]:
+    """A step fails after a part of the mean was copied back; its gradient is read once it has ended."""
+    device = Simulated()
+    copies = CopyTransfer(device)
+    with device.watching():
+        source = torch.ones(8)
+        brought = copies.start(0, source)
+        brought.ready()
+        with device.watching("host"):
+            brought.buffer[:4].mul_(2)
+        brought.copy_back_early(0, 4)
+        brought.poison()
+        brought.copy_back()
+        copies.join()
+        is_poisoned = bool(source.isnan().all())
+    return device.races if is_poisoned else [*device.races, "something is left"]
+
+
 def timed() -> list[str]:
     """Clocks wait for the device: the host may use what was copied before they were read."""
     device, wrong = Near(), []
@@ -323,6 +377,9 @@ SCENES: dict[str, Callable[[], list[str]]] = {
     "accelerated": accelerated,
     "timed": timed,
     "looked at": looked_at,
+    "looked at there": looked_at_there,
+    "brought again": brought_again,
+    "poisoned": poisoned,
     "buffers": buffers,
     "means": means,
     "by way of the host": partial(watched_alone),

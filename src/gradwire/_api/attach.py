@@ -368,11 +368,11 @@ def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
 def _transferred(replicas: Replicas, transfer: Callable[[], BufferTransfer]) -> Replicas:
     """`replicas` where the engine reads. Cuts and padding are made in the stream of those reads."""
 
-    def landing(name: str) -> Replicated | None:
-        with transfer().landing():
+    def cut(name: str) -> Replicated | None:
+        with transfer().reading():
             return replicas(name)
 
-    return read_by(lambda tensor: transfer().read(tensor), landing)
+    return read_by(lambda tensor: transfer().read(tensor), cut)
 
 
 def _agreed_recipe(

@@ -72,6 +72,11 @@ class Placement:
         return sum(each.overhead_bytes for each in {each.carrier for each in comms if each is not None})
 
     @property
+    def copies(self) -> bool:
+        """Whether the engine works on copies of gradients, and means are copied back."""
+        return self.memory.is_host and not self.device.is_host
+
+    @property
     def granularity(self) -> Granularity:
         """How finely work is cut that is done where the memory is."""
         return granularity(is_host=self.memory.is_host)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,24 +28,42 @@ def _nothing() -> None:
     """There is nothing to wait for, or to copy."""
 
 
-class TransferredBuffer(NamedTuple):
-    """A tensor of the model, and the memory in which the engine works on it: by default the tensor itself."""
+class TransferredBuffer:
+    """A flat tensor of the model in one step, and the memory in which the engine works on it: here the tensor
+    itself, in which nothing has to be copied back.
 
-    buffer: Tensor
-    """The engine reads it after `ready`, and writes to it before `copy_back`."""
-    ready: Callable[[], None] = _nothing
-    """Blocks the calling thread until `buffer` may be read. Raises if the copy failed."""
-    copy_back: Callable[[], None] = _nothing
-    """Copies `buffer` back into the tensor, once per step. Returns when the copy is enqueued."""
+    The engine reads `buffer` after `ready`.
+    """
+
+    def __init__(self, buffer: Tensor, wait: Callable[[], None] = _nothing) -> None:
+        """`wait` returns when `buffer` may be read, or raises."""
+        self.buffer, self._wait = buffer, wait
+
+    def ready(self) -> None:
+        """Block the calling thread until `buffer` may be read. Raises if the copy failed."""
+        self._wait()
+
+    def copy_back_early(self, begin: int, end: int) -> None:
+        """Elements [begin, end) of `buffer` are final: copy them back while others are still to come.
+
+        Returns when the copy is enqueued. The engine may not write them any more.
+        """
+
+    def copy_back(self) -> None:
+        """Copy back, at the end of the step, all that is left. Returns when that is enqueued."""
+
+    def poison(self) -> None:
+        """Make the tensor NaN, instead of all that has been copied back."""
+        self.buffer.fill_(torch.nan)
 
 
 def _failed(buffer: Tensor, error: BaseException) -> TransferredBuffer:
     """A tensor that could not be brought: `ready` fails the step on all ranks, and nothing is enqueued."""
 
-    def ready() -> None:
+    def wait() -> None:
         raise error
 
-    return TransferredBuffer(buffer, ready)
+    return TransferredBuffer(buffer, wait)
 
 
 class BufferTransfer:
@@ -66,6 +84,10 @@ class BufferTransfer:
     def read(self, source: Tensor) -> Tensor:
         """`source`, readable by the engine, as it was when gradients were last brought. May wait."""
         return source
+
+    def reading(self) -> AbstractContextManager[None]:
+        """A context in which the stream is current in which `read` copies: for tensors made to be read."""
+        return self.landing()
 
     def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
         """The engine's `value` on the device `where`, in order with the current stream. Between steps."""
@@ -130,63 +152,111 @@ class StreamTransfer(BufferTransfer):
         self._device.current().wait_event(self._stream.record_event())
 
 
-Way: TypeAlias = Literal["out", "in"]
-"""Out of the device, or into it."""
-
-
 class _PinnedBuffer:
-    """Pinned memory for one tensor, and the events around its copies out of and into the device."""
+    """Pinned memory for one tensor, and the events around its copies in the last step, both ways."""
 
     def __init__(self, source: Tensor, device: Device) -> None:
         self.memory = device.pinned(source)
-        self.ends: dict[Way, tuple[Event, Event]] = {}
-        """Start and stop of the last copy in each direction, if there has been one."""
+        self.last: Event | None = None
+        """When the last copy is done."""
         self._device = device
+        self._events: list[tuple[Event, Event]] = []
+        """Start and stop of each copy of the last step, and spare ones."""
+        self._copies = 0
 
     def suits(self, source: Tensor) -> bool:
         return self.memory.shape == source.shape and self.memory.dtype == source.dtype
 
-    def copy(self, way: Way, to: Tensor, source: Tensor, stream: Stream) -> None:
-        start, stop = self.ends.get(way) or (self._device.new_event(), self._device.new_event())
+    def begin(self) -> None:
+        """A step begins, with events of the one before."""
+        self._copies = 0
+
+    def copy(self, to: Tensor, source: Tensor, stream: Stream) -> Event:
+        """Enqueue a copy out of or into the memory; returns the event after it."""
+        if self._copies == len(self._events):
+            self._events.append((self._device.new_event(), self._device.new_event()))
+        start, stop = self._events[self._copies]
+        self._copies += 1
         with self._device.using(stream):
             stream.record_event(start)
             to.copy_(source, non_blocking=True)
             stream.record_event(stop)
-        self.ends[way] = start, stop
+        self.last = stop
+        return stop
+
+    def copied_s(self) -> float:
+        return sum(_lasted_s(*each) for each in self._events[: self._copies])
+
+
+class _CopiedBuffer(TransferredBuffer):
+    """A tensor on a device, of which the engine has a copy in pinned memory."""
+
+    def __init__(
+        self, source: Tensor, pinned: _PinnedBuffer, wait: Callable[[], None], device: Device, stream: Stream
+    ) -> None:
+        """`stream` is for copies into the device."""
+        super().__init__(pinned.memory, wait)
+        self._source, self._pinned, self._device, self._stream = source, pinned, device, stream
+        self._copied: list[tuple[int, int]] = []
+
+    def copy_back_early(self, begin: int, end: int) -> None:
+        self._copied.append((begin, end))
+        self._pinned.copy(self._source[begin:end], self.buffer[begin:end], self._stream)
+
+    def copy_back(self) -> None:
+        """By the gaps between what has been copied."""
+        numel, done = self.buffer.numel(), 0
+        for begin, end in (*sorted(self._copied), (numel, numel)):
+            if begin > done:
+                self.copy_back_early(done, begin)
+            done = end
+
+    def poison(self) -> None:
+        """On the device, after what has been copied: the host may not write what copies may still read."""
+        self._copied = [(0, self.buffer.numel())]
+        with self._device.using(self._stream):
+            self._source.fill_(torch.nan)
 
 
 class CopyTransfer(StreamTransfer):
-    """Copies to pinned memory on the host and back, in a stream of their own, beside the computation.
+    """Copies to pinned memory on the host and back, in two streams of their own, beside the computation.
 
-    The engine works on the host, in no stream. Both directions share one, so a copy out overwrites pinned
-    memory only after the previous step's copy in has read it.
+    The engine works on the host, in no stream. The thread that computes runs far ahead of the device, and
+    enqueues all copies out of a backward pass early. What is decoded meanwhile would queue up after the last
+    of them, so copies in have a stream of their own: the one that others follow and that follows nobody.
     """
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
+        self._out = device.new_stream()
         self._pinned: dict[Hashable, _PinnedBuffer] = {}
 
     def start(self, key: Hashable, source: Tensor) -> TransferredBuffer:
         """Begin to copy `source` out."""
         try:
             pinned = self._pinned_for(key, source)
+            pinned.begin()
             self.follow()
-            pinned.copy("out", pinned.memory, source, self._stream)
+            if pinned.last is not None:  # the mean of the step before is still being read, perhaps
+                self._out.wait_event(pinned.last)
+            copied = pinned.copy(pinned.memory, source, self._out)
         except BaseException as error:  # no memory left to pin, for instance
             return _failed(torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
-        return TransferredBuffer(
-            pinned.memory,
-            pinned.ends["out"][1].synchronize,
-            lambda: pinned.copy("in", source, pinned.memory, self._stream),
-        )
+        return _CopiedBuffer(source, pinned, copied.synchronize, self._device, self._stream)
+
+    def follow(self) -> None:
+        self._out.wait_event(self._device.current().record_event())
 
     def read(self, source: Tensor) -> Tensor:
         """A copy in pinned memory, which is not kept."""
         copy = self._device.pinned(source)
-        with self._device.using(self._stream):
+        with self._device.using(self._out):
             copy.copy_(source, non_blocking=True)
-        self._stream.record_event().synchronize()
+        self._out.record_event().synchronize()
         return copy
+
+    def reading(self) -> AbstractContextManager[None]:
+        return self._device.using(self._out)
 
     def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
         there = torch.empty_like(value, device=where)
@@ -209,7 +279,7 @@ class CopyTransfer(StreamTransfer):
         return sum(_taken_bytes(pinned.memory.nbytes) for pinned in self._pinned.values())
 
     def copied_s(self) -> float:
-        return sum(_lasted_s(*ends) for pinned in self._pinned.values() for ends in pinned.ends.values())
+        return sum(pinned.copied_s() for pinned in self._pinned.values())
 
 
 def _taken_bytes(nbytes: int) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 from gradwire.exchange.base import Exchange
 from gradwire.kernels.pieces import Pieces
 from gradwire.measure.clock import now_s
+from gradwire.placement import TransferredBuffer
 from gradwire.step.arena import Lane, Slot, Unit
 from gradwire.step.plan import ExchangePlan
 
@@ -36,6 +37,20 @@ class Arrival:
     at_s: float = field(default_factory=now_s)
     failure: BaseException | None = None
     """The error of bringing it. Peers wait, so it is exchanged nevertheless; the step fails."""
+    home: TransferredBuffer | None = None
+    """How the mean gets to the model, where `buffer` is a copy."""
+
+    def copy_back_early(self, begin: int, size: int) -> None:
+        """The mean of so many elements is in `buffer` from `begin` on, whatever becomes of the step."""
+        if self.home is not None:
+            self.home.copy_back_early(begin, begin + size)
+
+    def poison(self) -> None:
+        """Make the mean NaN, also what has been copied back."""
+        if self.home is not None:
+            self.home.poison()
+        else:
+            self.buffer.fill_(torch.nan)
 
 
 class InTurn:

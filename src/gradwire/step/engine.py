@@ -177,7 +177,7 @@ class Engine:
         )
         self._controller, self.env, self.placement = saved.controller, saved.env, saved.placement
         self.comm, self._control, self._is_sharded = self.placement.comm, self.env.control, self.env.sharded
-        self._granularity = self.placement.granularity
+        self._granularity, self._copies_back = self.placement.granularity, self.placement.copies
         self._recipe_number = fingerprint(self.layout.main.text, self.layout.cuts, self.measuring)
         self._timed_until = self.step + _FIRST
         watch = self.layout.main.watch

@@ -98,8 +98,10 @@ class DeviceBackward(Backward):
         failure = bucket.failure or waited.error
         # Where nothing is waited for, or in a serial step, it is known better when they were there.
         was_awaited = self._placement.post_after is not None and not self.engine.is_serial
-        if transferred.buffer is not bucket.buffer or failure is not bucket.failure or was_awaited:
-            bucket = replace(bucket, buffer=transferred.buffer, at_s=waited.at_s, failure=failure)
+        home = None if transferred.buffer is bucket.buffer else transferred
+        if home is not None or failure is not bucket.failure or was_awaited:
+            buffer, at_s = transferred.buffer, waited.at_s
+            bucket = replace(bucket, buffer=buffer, at_s=at_s, failure=failure, home=home)
         self._stage.bucket_ready(bucket)
 
     def _outside_backward(self) -> None:

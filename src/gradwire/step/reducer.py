@@ -650,11 +650,14 @@ class Reducer(Engine):
         agreed = plan.collectives(ctx, checked=self.comm.verifies)
         if not agreed.rounds:
             step.rest(route)
+            step.copy_back_early(route if self._copies_back else ())
             return
         comm, place = step.meter(self.comm, step.trace, plan.label), step.place_of(route, x, factor)
         lands_itself = place is not None or ctx.coded is not None
         land = None if lands_itself else partial(step.land, route, factor=factor)
-        self.issue(self._start, step, InFlight(plan, agreed, x, place, ctx, comm, plan.may_overflow, land))
+        back = route if self._copies_back else ()
+        may_overflow = plan.may_overflow
+        self.issue(self._start, step, InFlight(plan, agreed, x, place, ctx, comm, may_overflow, land, back))
 
     def _show(self, step: Step, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         """Worker: show a unit to the observers of this step. An error of theirs fails the step.
@@ -693,7 +696,9 @@ class Reducer(Engine):
             step.meter(self.comm, step.trace, plan.label),
             plan.collectives(ctx, checked=self.comm.verifies),
         )
-        self.issue(self._start, step, InFlight(plan, agreed, region, region, ctx, comm, checks_mean=True))
+        back = ((bucket.index, share.region.start, region.numel()),) if self._copies_back else ()
+        exchange = InFlight(plan, agreed, region, region, ctx, comm, checks_mean=True, back=back)
+        self.issue(self._start, step, exchange)
 
     def issue(self, send: Callable[..., None], *arguments: Any) -> None:
         """Worker: call `send`, unless the transport is broken; note if it breaks now."""
@@ -749,6 +754,7 @@ class Reducer(Engine):
                         exchange.land(exchange.mean)
                     if exchange.checks_mean:
                         step.check_finite(exchange.mean)
+                    step.copy_back_early(exchange.back)
         except TransportError:
             raise
         except BaseException as error:

@@ -108,6 +108,8 @@ class InFlight:
     """Whether the mean is checked for NaN and Inf: no fold has seen the gradient, or finite ones overflow."""
     land: Callable[[Tensor], None] | None = None
     """Carries the mean to the buckets, where it is not written there at once."""
+    back: Route = ()
+    """Where the mean is then, if the buckets are copies, from which it is copied back at once."""
     finish: Finish | None = None
     """Waits for the last collective and decodes; `None` if the start has failed."""
 
@@ -357,6 +359,11 @@ class Step:
                 self.check_finite(place)
             done += place.numel()
 
+    def copy_back_early(self, route: Route) -> None:
+        """A mean is in copies of buckets, along `route`: copy it back while others are still to come."""
+        for index, begin, size in route:
+            self.taken[index].copy_back_early(begin, size)
+
     def fail(self, error: BaseException, where: str) -> None:
         """Keep the first error, with step, rank and place as a note."""
         if self.error is None and not self.is_over:
@@ -508,7 +515,7 @@ class Step:
     def poison(self) -> None:
         """Overwrite all means with NaN, as all ranks do, so that every GradScaler skips."""
         for arrival in self.arrivals:
-            arrival.buffer.fill_(torch.nan)
+            arrival.poison()
 
     def poison_unless(self, finite: Tensor) -> None:
         """Poison the means if `finite`, a bool of no dimension, is false; the host does not read it."""

@@ -77,9 +77,10 @@ class ByName(Source):
         return {arrival.entries[0].spec.name: arrival.buffer for arrival in arrivals}
 
 
-def _attached(
+def attached(
     source: Source, worker: Worker, placement: Placement, text: str, side: type[Backward] = Backward
 ) -> Backward:
+    """The engine of `source`, with no hooks, and the thread that trains on its `side`."""
     env = EngineEnvironment(
         placement,
         controller_for=controller_for,
@@ -98,7 +99,7 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Res
         worker = Worker(crashed=lambda error: backward.engine.crash(error))
 
         placement = replace(host(comm, worker.post), resolve=resolve)
-        backward = _attached(source, worker, placement, text)
+        backward = attached(source, worker, placement, text)
         order = sorted(range(len(source.specs)), key=lambda index: (index * (comm.rank + 2)) % 7)
         try:
             means = source.one_step(backward, gradients(comm.rank, 0), order)
@@ -164,7 +165,7 @@ def test_what_has_come_is_decoded_while_a_device_still_computes() -> None:
 
         transfer = Slow(len(source.specs) - 1, heard.decoded)
         placement = replace(host(heard, worker.post), transfer=transfer, post_after=worker.post_after)
-        backward = _attached(source, worker, placement, "topk(ratio=0.1)", DeviceBackward)
+        backward = attached(source, worker, placement, "topk(ratio=0.1)", DeviceBackward)
         try:
             source.one_step(backward, gradients(comm.rank, 0), list(range(len(source.specs))))
             assert source.last_arrival_s > heard.decoded_s > 0.0, (

@@ -220,7 +220,7 @@ class NodeReducer:
         if step.error is not None:
             # Half of a mean must not pass for a gradient.
             for arrival in now.arrivals:
-                arrival.buffer.fill_(torch.nan)
+                arrival.poison()
         step.inside_bytes = now.inside.wire_bytes
         deliver(step)
 
