@@ -4,9 +4,9 @@
 and share the wire, so no single time describes the link. But the step's last all-reduce, small and alone, is
 pure latency; and the time with at least one round in flight carried the step's bytes. Both are known when a
 step is over, and are sent with the next verdict. (If the verdict is sent together with the last payload,
-every fifth step sends it alone for this purpose: see `votes_alone`.) Two more numbers describe the load: bytes,
-because ranks may send frames of different lengths, and the number of consecutive latencies. An all-gather has
-half as many as an all-reduce, and two consecutive rounds have those of both.
+every fifth step sends it alone for this purpose: see `votes_alone`.) Two more numbers describe the load:
+bytes, because ranks may send frames of different lengths, and the number of consecutive latencies. An
+all-gather has half as many as an all-reduce, and two consecutive rounds have those of both.
 
 `LinkMonitor` receives (verb, payload, seconds) once per step, equal on all ranks, so all reach the same
 result in the same step. Sizes fall into classes; a class keeps its last 15 steps. A line through the classes'
