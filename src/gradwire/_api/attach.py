@@ -206,7 +206,7 @@ def carried(
                 if transports is flat and flat.carrier is not None:
                     flat.carrier.shares_links = True
         if transports.carrier is not None and transports.cpu is not None:
-            connect_more(transports.carrier, transports.cpu, source.lending)
+            source.links = connect_more(transports.carrier, transports.cpu, source.lending, source.links)
     return _assemble(asked, chosen, source, using, transports)
 
 

@@ -20,18 +20,22 @@ _CPU = torch.device("cpu")
 
 
 def connect_more(
-    carrier: ProcessGroupComm, everyone: ProcessGroupComm, lending: Lending = groups
+    carrier: ProcessGroupComm,
+    everyone: ProcessGroupComm,
+    lending: Lending = groups,
+    known: Tried | None = None,
 ) -> Tried | None:
-    """Let long messages of `carrier` take as many connections as its links need; what was measured.
+    """Let long messages of `carrier` take as many connections as its links need; what is known of these.
 
     Where a round trip is long, receives are announced before they are due.
 
     `everyone` has all ranks, each of which has a `carrier` among some of them. A collective over both. Only
-    gloo's connections are measured, and none where the environment says how many there shall be. If no more
-    can be made, all ranks go on with those that there are, and a warning says so.
+    gloo's connections are measured, and none where the environment says how many there shall be, or where it
+    is `known`, the same on all ranks. If no more can be made, all ranks go on with those that there are, and
+    a warning says so.
     """
     if everyone.world == 1 or backend_at(carrier.group, _CPU) != "gloo":
-        return None
+        return known
     asked = connections_asked()
     numbers = dist.get_process_group_ranks(everyone.group)
     members = [numbers.index(rank) for rank in dist.get_process_group_ranks(carrier.group)]
@@ -52,11 +56,12 @@ def connect_more(
         carrier.spread(more[: count - 1])
         return carrier
 
-    if asked is not None:
-        over(asked)
+    if asked is not None or known is not None:
+        over(asked or (known.connections if known is not None else 1))
         carrier.spread(more)
-        _announce_ahead(carrier, everyone, round_trip_s(carrier, everyone))
-        return None
+        trip_s = round_trip_s(carrier, everyone) if known is None else known.round_trip_s
+        _announce_ahead(carrier, everyone, trip_s)
+        return known
     found = tried(over, everyone)
     _announce_ahead(carrier, everyone, found.round_trip_s)
     carrier.spread(more[: found.connections - 1])

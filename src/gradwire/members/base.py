@@ -34,6 +34,10 @@ class Card:
     """Whether it has only come, and no round is due here."""
     meeting: str = ""
     """The meeting whose groups it still has; empty if its last exchange failed."""
+    connections: int = 0
+    """Of a link, as many as it needs; 0 if nobody has measured that here yet."""
+    round_trip_s: float = 0.0
+    """The longest one between neighbours, measured with them."""
     born: float = 0.0
     """When the process started, in seconds: of two with one name, the younger one stays."""
 
@@ -55,6 +59,7 @@ class Card:
                 "number": int,
                 "tried": int,
                 "steps": int,
+                "connections": int,
             }
             if not all(isinstance(getattr(card, name), kinds.get(name, (str, float, int))) for name in found):
                 raise ValueError("values of other types")

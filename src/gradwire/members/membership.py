@@ -25,6 +25,7 @@ from gradwire.comm.apart import Apart, within
 from gradwire.comm.process_group import GroupPeers
 from gradwire.errors import GradwireError, TransportError
 from gradwire.measure.clock import now_s
+from gradwire.measure.connections import Tried
 from gradwire.members.base import Card, Entry, Event, Members, Roster
 from gradwire.members.healing import describe, give, room_for, take
 from gradwire.members.plan import Plan
@@ -182,6 +183,8 @@ class Membership:
             steps=source.steps,
             joins=self._joins,
             meeting=self._meeting.name if self._meeting is not None and self._is_sound else "",
+            connections=source.links.connections if source.links is not None else 0,
+            round_trip_s=source.links.round_trip_s if source.links is not None else 0.0,
             born=self._born,
         )
 
@@ -192,6 +195,8 @@ class Membership:
         failure: TransportError | None = None
         try:
             self._meeting = self._met(plan)
+            connections, trip_s = plan.links
+            self._source.links = Tried(trip_s, 0, {}, connections) if connections else None
         except TransportError as error:
             failure = error
         self.site.agree(failure)

@@ -38,6 +38,8 @@ class Plan:
     exchanges: bool
     """Whether a round is due anywhere."""
     source: str
+    links: tuple[int, float]
+    """Connections of a link and the round trip, the most that was measured; 0 connections are not known."""
     heals: tuple[str, ...]
     """Those that take the shared parameters of the source, and drop what they have learned."""
 
@@ -76,6 +78,7 @@ def planned(roster: Roster, me: str) -> Plan:
         begins=cards[source].rounds < 0,
         exchanges=not all(card.joins for card in cards.values()),
         source=source,
+        links=max((card.connections, card.round_trip_s) for card in cards.values()),
         heals=heals,
     )
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gradwire.comm import groups
 from gradwire.comm.apart import Lending
+from gradwire.measure.connections import Tried
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.sources.checks import check_momentum
 from gradwire.sources.same_parameters import Known
@@ -78,6 +79,8 @@ class Source(ABC):
     """Whether any step may have a `passenger`."""
     lending: Lending = groups
     """Makes process groups beside `group`."""
+    links: Tried | None = None
+    """Of the links between ranks, as far as that is known; the same on all ranks."""
     source_state: SourceState | None = None
     """State of its own, which checkpoints hold beside the engine's."""
 
