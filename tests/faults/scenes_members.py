@@ -18,6 +18,8 @@ from tests.support.models import perceptron
 from tests.support.ranks import VARIABLES
 
 EVERY = 3
+ALONE = 10 * EVERY
+"""Steps since a round after which a member that has none notes it."""
 
 
 def trained(
@@ -34,7 +36,8 @@ def trained(
     torch.set_num_threads(1)
     model = perceptron(sum(map(ord, name)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    members = Asking(port, name)
+    asks = {key: options.pop(key) for key in ("alone_s", "host") if key in options}
+    members = Asking(port, name, **asks)
     with (folder / f"{name}.jsonl").open("a") as notes:
 
         def note(**what: Any) -> None:
@@ -45,25 +48,34 @@ def trained(
         if saves:
             options["resume"] = folder / f"saves of {name}"
         wire = gradwire.outer(model, optimizer, recipe, every=EVERY, members=members, **options)
-        note(begun=wire.rounds, shared=_checksum(wire, model), at=time.time())
+        note(begun=wire.rounds, shared=_checksum(wire, model), **kept())
         random = torch.Generator().manual_seed(sum(map(ord, name)))
-        seen = wire.rounds
+        seen, counted = wire.rounds, wire.attempts
         while wire.rounds < rounds:
             inputs = torch.randn(8, _width(model), generator=random)
             optimizer.zero_grad()
             model(inputs).square().mean().backward()
             optimizer.step()
+            if wire.attempts - counted == ALONE and wire.rounds == seen:
+                if saves:
+                    wire.save(folder / f"saves of {name}")
+                note(alone=wire.attempts, report=str(wire.report()))
             if wire.rounds != seen:
-                seen = wire.rounds
+                seen, steps, counted = wire.rounds, wire.attempts - counted, wire.attempts
                 shared, own = _checksum(wire, model), str([checksum(each) for each in model.parameters()])
                 if saves:
                     wire.save(folder / f"saves of {name}")
-                note(rounds=seen, members=wire.members, shared=shared, own=own, at=time.time())
+                note(rounds=seen, members=wire.members, steps=steps, shared=shared, own=own, **kept())
                 time.sleep(pause_s)
         events = [[each.what, list(each.who), each.seconds, each.sent_bytes] for each in wire.events]
-        sockets, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-        note(events=events, files=sockets, threads=threads, report=str(wire.report()))
+        note(events=events, report=str(wire.report()))
         wire.detach()
+
+
+def kept() -> dict[str, Any]:
+    """The time, and how many open files and threads this process has."""
+    files, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    return {"at": time.time(), "files": files, "threads": threads}
 
 
 def _checksum(wire: gradwire.OuterWire, model: nn.Module) -> str:

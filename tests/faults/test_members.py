@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.scenes_members import trained
+from gradwire.lab import emulate
+from tests.faults.scenes_members import ALONE, EVERY, trained
 from tests.support.lighthouse import Lighthouse
-from tests.support.ranks import FORKED
+from tests.support.ranks import FORKED, ROOT
 
 pytestmark = pytest.mark.process
 
@@ -24,13 +27,14 @@ GUARD_S = 60.0
 class Site:
     """The processes of a play, by name."""
 
-    def __init__(self, folder: Path, lighthouse: Lighthouse) -> None:
+    def __init__(self, folder: Path, lighthouse: Lighthouse | None = None) -> None:
         self.folder, self.lighthouse = folder, lighthouse
         self.processes: dict[str, Any] = {}
 
     def start(
         self, name: str, rounds: int, recipe: str = "int4", pause_s: float = 0.0, **options: Any
     ) -> None:
+        assert self.lighthouse is not None
         told = (self.lighthouse.port, name, self.folder, rounds, recipe, options, pause_s)
         self.processes[name] = process = FORKED.Process(target=trained, args=told, daemon=True)
         process.start()
@@ -40,10 +44,18 @@ class Site:
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines]
 
+    def rounds(self, name: str) -> int:
+        """The last round that a member has noted."""
+        return max((each.get("rounds", 0) for each in self.notes(name)), default=0)
+
     def wait_for(self, name: str, rounds: int) -> None:
         """Until a member has noted so many rounds."""
+        self.wait_for_a_note(name, lambda each: each.get("rounds", 0) >= rounds)
+
+    def wait_for_a_note(self, name: str, is_it: Callable[[dict[str, Any]], bool]) -> None:
+        """Until a member has noted that."""
         until_s = time.monotonic() + GUARD_S
-        while not any(each.get("rounds", 0) >= rounds for each in self.notes(name)):
+        while not any(is_it(each) for each in self.notes(name)):
             assert time.monotonic() < until_s, f"{name} is at {self.notes(name)[-1:]}"
             time.sleep(0.02)
 
@@ -59,10 +71,10 @@ class Site:
             self.processes[name].join(GUARD_S)
             assert self.processes[name].exitcode == 0, (name, self.notes(name)[-1:])
 
-    def check(self) -> dict[int, str]:
+    def check(self, names: Iterable[str] = ()) -> dict[int, str]:
         """Shared parameters by rounds: the same for all that noted as many."""
         shared: dict[int, str] = {}
-        for name in self.processes:
+        for name in names or self.processes:
             for each in self.notes(name):
                 if "rounds" in each:
                     assert shared.setdefault(each["rounds"], each["shared"]) == each["shared"], each["rounds"]
@@ -120,6 +132,23 @@ def test_a_stopped_member_is_left_out_and_heals_when_it_wakes(site: Site) -> Non
 
 
 @pytest.mark.rest
+def test_a_member_without_a_quorum_trains_on_and_brings_it_all_to_the_next_one(site: Site) -> None:
+    site.start("a", rounds=8, pause_s=0.1, alone_s=0.3, saves=True)
+    site.start("b", rounds=50, pause_s=0.1)
+    site.wait_for("a", 3)
+    site.kill("b")
+    site.wait_for_a_note("a", lambda each: "alone" in each)
+    site.start("b", rounds=8, pause_s=0.1)
+    site.end("a", "b")
+    site.check()
+    steps = sorted(each["steps"] for each in site.notes("a") if "steps" in each)
+    assert steps[:-1] == [EVERY] * 7
+    assert steps[-1] > ALONE
+    [told] = [each["report"] for each in site.notes("a") if "alone" in each]
+    assert "int4" in told
+
+
+@pytest.mark.rest
 @pytest.mark.parametrize("recipe", ["diloco", "sparseloco", "powersgd(rank=2)"])
 def test_many_kills_keep_members_alike(site: Site, recipe: str) -> None:
     for name in "abc":
@@ -168,3 +197,41 @@ def test_replicas_that_make_as_many_steps_as_they_can_share_rounds_by_time(site:
         site.start(name, rounds=10, every_seconds=0.2)
     site.end("a", "b")
     assert sorted(site.check()) == list(range(1, 11))
+
+
+@pytest.mark.rest
+def test_open_files_and_threads_are_as_many_after_many_rosters_as_after_the_first(site: Site) -> None:
+    for name in "abc":
+        site.start(name, rounds=1000, pause_s=0.05)
+    site.wait_for("a", 3)
+    for _ in range(4):
+        site.kill("b")
+        at = site.rounds("a")
+        site.wait_for("a", at + 2)
+        site.start("b", rounds=1000, pause_s=0.05)
+        site.wait_for_a_note("a", lambda each, at=at: each.get("rounds", 0) > at and "b" in each["members"])
+        at = site.rounds("a")
+        site.wait_for("a", at + 3)
+    for name in "ac":
+        of_all = [each for each in site.notes(name) if len(each.get("members", ())) == 3]
+        first, last = of_all[:3], of_all[-3:]
+        for key in ("files", "threads"):
+            assert min(each[key] for each in last) <= max(each[key] for each in first) + 2, key
+
+
+@pytest.mark.rest
+@pytest.mark.network
+@pytest.mark.parametrize("ways", ["one-way", "both-ways"])
+def test_a_link_that_is_cut_between_two_members_costs_rounds_and_no_member(tmp_path: Path, ways: str) -> None:
+    if all(emulate.why_not(mode) is not None for mode in ("root", "user")):
+        pytest.skip("no network namespaces here")
+    command = [sys.executable, "-m", "tests.faults.cut_members", str(tmp_path), ways]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    site = Site(tmp_path)
+    shared = site.check("abc")
+    assert max(shared) == 12
+    assert {what for name in "abc" for what, _who in site.events(name)} >= {"joined", "failed"}
+    last = [each["own"] for name in "abc" for each in site.notes(name) if each.get("rounds") == 12]
+    assert len(last) == 3
+    assert len(set(last)) == 1

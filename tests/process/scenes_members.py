@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
@@ -13,12 +16,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import gradwire
+from gradwire._api import connections
 from gradwire.agreement.agree import checksum
+from gradwire.measure.connections import tried
+from gradwire.members import Card, Roster
+from gradwire.members.standing import Fixed
 from gradwire.step.fates import local
 from tests.process.scenes_outer import EVERY, shared, steps, values
 from tests.support.models import perceptron
 
 ROUNDS = 4
+LOOK, LOOKS = 32, 12
+"""Rounds from one look at losses to the next, and looks."""
 
 
 def _trained(model: nn.Module, recipe: str, delay: int, seed: int, **who: Any) -> dict[str, Any]:
@@ -67,6 +76,72 @@ def inside(kind: str, recipe: str, delay: int) -> dict[str, Any]:
     return {"same": one == other, "moves": len(set(one["seen"])) > 2, "rounds": one["rounds"]}
 
 
+class Anew(Fixed):
+    """Members that stay, and connect anew before a round where they are told to."""
+
+    is_broken = False
+
+    def ask(self, card: Card) -> Roster:
+        return super().ask(replace(card, meeting="") if self.is_broken else card)
+
+
+def anew() -> dict[str, Any]:
+    """Rounds, each in another meeting: files, threads and settings after the second and after the last."""
+    members, model = Anew(dist.group.WORLD, "127.0.0.1"), perceptron(dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    held = []
+    # All links are taken to be long ones, which are measured by large messages.
+    with (
+        patch("gradwire.measure.connections.LONG_S", 0.0),
+        patch.object(connections, "tried", Mock(wraps=tried)),
+    ):
+        wire = gradwire.outer(model, optimizer, "int4", every=1, members=members)
+        wire.overlap, members.is_broken = False, True
+        for step in range(9):
+            steps(model, optimizer, range(step, step + 1))
+            dist.barrier()
+            held.append([len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")])
+        measured = connections.tried.call_count
+    return {"held": held, "overlap": wire.overlap, "rounds": wire.rounds, "measured": measured}
+
+
+def losses_that_rise() -> list[str]:
+    """Signs that losses have risen, where the roster has changed just before."""
+    members, model = Anew(dist.group.WORLD, "127.0.0.1"), perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    wire = gradwire.outer(model, optimizer, "topk(ratio=0.5)", every=1, members=members)
+    for step in range(LOOKS * LOOK + 1):
+        members.is_broken = step == (LOOKS - 2) * LOOK
+        wire.note_loss(2.0 if step > (LOOKS - 2) * LOOK else 1.0)
+        steps(model, optimizer, range(step, step + 1))
+    return [sign for _step, sign in wire.report().health]
+
+
+def refused() -> list[str]:
+    """The things that members cannot be asked for together."""
+    members, model = gradwire.members.fixed(dist.group.WORLD, address="127.0.0.1"), perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    wire = gradwire.outer(model, optimizer, "int4", every=EVERY, members=members)
+    calls: list[Callable[[], Any]] = [
+        lambda: wire.switch("int8"),
+        wire.state_dict,
+        wire.mean_state_dict,
+        lambda: wire.load_state_dict({}),
+        lambda: wire.load("nowhere"),
+        wire.diagnose,
+        lambda: setattr(wire, "watching", True),
+        wire.join().__enter__,
+    ]
+    told = []
+    for call in calls:
+        try:
+            call()
+        except ValueError as error:
+            told.append(str(error).partition(" ")[0])
+    wire.watching = False
+    return told
+
+
 RECIPES = ("diloco", "int4", "sparseloco", "powersgd(rank=2)", "topk(ratio=0.1)")
 SCENES: dict[str, Callable[[], Any]] = {
     f"{recipe}, {delay}": partial(plain, recipe, delay) for recipe in RECIPES for delay in (0, 2)
@@ -78,3 +153,5 @@ INSIDE: dict[str, Callable[[], Any]] = {
     for delay in (0, 2)
 }
 SCENES |= INSIDE
+ALSO: dict[str, Callable[[], Any]] = {"anew": anew, "losses": losses_that_rise, "refused": refused}
+SCENES |= ALSO

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.scenes_members import INSIDE, ROUNDS, SCENES
+from tests.process.scenes_members import ALSO, INSIDE, ROUNDS, SCENES
 from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
@@ -23,7 +23,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     return Scenes("tests.process.scenes_members", 4, tmp_path_factory.mktemp("sites"))
 
 
-PLAIN = [name for name in SCENES if name not in INSIDE]
+PLAIN = [name for name in SCENES if name not in INSIDE | ALSO]
 
 
 @pytest.mark.parametrize("scene", rest(PLAIN, but=["int4, 0", "sparseloco, 2"]))
@@ -34,3 +34,23 @@ def test_members_that_stay_take_the_rounds_of_replicas_bit_for_bit(world: Scenes
 @pytest.mark.parametrize("scene", rest(list(INSIDE), but=["ddp, int4, 0"]))
 def test_members_of_two_ranks_take_the_rounds_of_replicas_bit_for_bit(sites: Scenes, scene: str) -> None:
     assert value(sites, scene) == [{"same": True, "moves": True, "rounds": ROUNDS}] * 4
+
+
+def test_a_meeting_leaves_nothing_behind_and_settings_stay_and_links_are_measured_once(world: Scenes) -> None:
+    for rank in value(world, "anew"):
+        assert (rank["overlap"], rank["rounds"], rank["measured"]) == (False, 9, 1)
+        for second, last in zip(rank["held"][1], rank["held"][-1], strict=True):
+            assert last <= second + 1
+
+
+def test_losses_that_rise_are_compared_with_those_before_the_roster_changed(world: Scenes) -> None:
+    for signs in value(world, "losses"):
+        assert signs == ["the loss has risen from 1 to 2"]
+
+
+def test_what_other_members_cannot_know_of_is_refused(world: Scenes) -> None:
+    for told in value(world, "refused"):
+        assert told == [
+            *("switch()", "state_dict()", "mean_state_dict()", "load_state_dict()", "load()", "diagnose()"),
+            *("watching", "join()"),
+        ]

@@ -16,15 +16,22 @@ from typing import Any
 from uuid import uuid4
 
 from gradwire.errors import TransportError
+from gradwire.members.address import address_towards
 from gradwire.members.base import Card, Entry, Roster
 
 BEAT_S = 0.1
 
 
 class Lighthouse:
-    """Listens on the loopback until it is closed."""
+    """Listens at an address, by default on the loopback, until it is closed."""
 
-    def __init__(self, at_least: int, grace_s: float = 5.0, dead_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        at_least: int,
+        grace_s: float = 5.0,
+        dead_s: float = 1.0,
+        address: tuple[str, int] = ("127.0.0.1", 0),
+    ) -> None:
         self.rosters: list[list[str]] = []
         """Names of the members of each."""
         self._least, self._grace_s, self._dead_s = at_least, grace_s, dead_s
@@ -36,12 +43,12 @@ class Lighthouse:
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                for line in self.rfile:
-                    with suppress(OSError):
+                with suppress(OSError):  # a member that was killed
+                    for line in self.rfile:
                         self.wfile.write((json.dumps(lighthouse._answer(*json.loads(line))) + "\n").encode())
 
         socketserver.ThreadingTCPServer.daemon_threads = True
-        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._server = socketserver.ThreadingTCPServer(address, Handler)
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -84,16 +91,22 @@ class Lighthouse:
 class Asking:
     """`Members` of a process, by a `Lighthouse`."""
 
-    address = "127.0.0.1"
-
-    def __init__(self, port: int, name: str, quorum_s: float = 30.0, alone_s: float | None = None) -> None:
-        self.name, self.id, self._port, self._quorum_s = name, f"{name}:{uuid4().hex[:6]}", port, quorum_s
+    def __init__(
+        self,
+        port: int,
+        name: str,
+        quorum_s: float = 30.0,
+        alone_s: float | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self.name, self.id, self._quorum_s = name, f"{name}:{uuid4().hex[:6]}", quorum_s
+        self._lighthouse, self.address = (host, port), address_towards(host)
         self._stops, self.alone_s = threading.Event(), alone_s
         self._line, self._beat_line = self._connected(), self._connected()
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _connected(self) -> Any:
-        return socket.create_connection(("127.0.0.1", self._port)).makefile("rw")
+        return socket.create_connection(self._lighthouse).makefile("rw")
 
     def _beat(self) -> None:
         while not self._stops.wait(BEAT_S):

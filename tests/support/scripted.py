@@ -301,6 +301,7 @@ class Play:
         if self._faults > self.happened:
             for each in awake:
                 found += [lambda each=each: self._kill(each), lambda each=each: self._sleep(each)]
+            found.append(self._restart_lighthouse)
         alive = {each.name for each in self._stopped()}
         for name in self._names if self._faults else ():
             killed = [each for each, end in self.ends if end == "killed" and each.startswith(f"{name}#")]
@@ -318,6 +319,13 @@ class Play:
             self._ghosts.append((process, process.call[1]))
         self.aborted.add(self.replicas[process.id].meeting)
         process.reply(Killed())
+
+    def _restart_lighthouse(self) -> None:
+        """It has forgotten all, and knows those that are heard of again."""
+        self.happened += 1
+        self._ghosts.clear()
+        for each in self.processes:
+            each.beats &= each.is_alive and not each.sleeps
 
     def _sleep(self, process: Process) -> None:
         self.happened += 1

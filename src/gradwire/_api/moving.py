@@ -135,6 +135,7 @@ class MovingWire(OuterWire):
         self._model, self._membership = model, membership
         self._moving = source
         super().__init__(self.attached)
+        del self._attached  # of the first meeting, with its groups
 
     @property
     def attached(self) -> Attached:
@@ -239,6 +240,17 @@ class MovingWire(OuterWire):
         self._local.change(optimizers)
 
     # -- what asks all members for the same call, which they cannot know of
+
+    @property
+    def watching(self) -> bool:
+        """Never: it is for `diagnose`, which members cannot be called together for."""
+        return False
+
+    @watching.setter
+    def watching(self, value: bool) -> None:
+        """Not among members that come and go: raises `ValueError`, unless it is `False`."""
+        if value:
+            self._refuse("watching", "diagnose a run of one replica")
 
     def switch(self, recipe: str | Recipe | Composition) -> None:
         """Not among members that come and go: raises `ValueError`."""

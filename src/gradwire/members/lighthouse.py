@@ -64,6 +64,7 @@ class Torchft:
             self._client = self._connect()
         except Exception as error:
             raise TransportError(f"no lighthouse answers at {lighthouse}: {error}") from error
+        self.beat()  # from now on others wait for this member, as they do for any that lives
         beats = threading.Thread(target=_beat, args=(weakref.ref(self), self._stops), daemon=True)
         beats.name = "gradwire heartbeat"
         beats.start()

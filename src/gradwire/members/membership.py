@@ -43,6 +43,8 @@ LEAST_S, TIMES = 10.0, 3.0
 """An exchange is given up after so many seconds, or so many times as long as the longest of the last took."""
 LAST = 8
 """As many rounds are remembered."""
+PAUSE_S = 1.0
+"""Between two questions without an answer, of a replica that trains meanwhile."""
 FORMAT = "members 1"
 """Of saves."""
 
@@ -234,11 +236,9 @@ class Membership:
             self._kept = self._memory["kept"]
             self._stop()
             self._source.give_up()
-            self.running = None
         if self._meeting is not None:
             self._meeting.close()
             self._meeting = None
-            gc.collect()  # an engine is full of cycles, and holds groups, with their sockets and threads
 
     def _stop(self) -> None:
         assert self.running is not None
@@ -335,13 +335,19 @@ class Membership:
     def _run_engine(self) -> None:
         """One over the groups of this meeting, unless there is one."""
         if not self._is_running:
-            self.running = self._carry(self._source.machine)
+            before, self.running = self.running, self._carry(self._source.machine)
             self._is_running = True
-            self._go_on()
+            self._go_on(before)
+            del before
+            gc.collect()  # an engine is full of cycles, and holds groups, with their sockets and threads
 
-    def _go_on(self) -> None:
+    def _go_on(self, before: Running | None) -> None:
         assert self.running is not None
         backward, memory, kept = self.running.backward, self._memory, self._kept
+        if before is not None:
+            former = before.backward
+            backward.overlap, backward.engine.health = former.overlap, former.engine.health
+            backward.event_log.complaints = former.event_log.complaints
         backward.call(lambda: state.go_on(backward.engine, memory, kept, max(self._rounds, 0)))
         backward.steps.forget()
         self._memory = None
@@ -395,22 +401,23 @@ class Membership:
         if self._meeting is not None:
             self._meeting.close()
         self._meeting = self._store = None
-        self._members.close()
+        self._asks.close()
 
     # -- saves
 
     def save(self) -> dict[str, Any]:
         """This rank's state. Waits for a round that is under way, which stays so."""
-        assert self.running is not None, "asked between rounds"
-        with self._deadline(self._timeout_s):
-            self.running.backward.rest()
+        if self._is_sound:
+            assert self.running is not None, "asked between rounds"
+            with self._deadline(self._timeout_s):
+                self.running.backward.rest()
         return {
             "format": FORMAT,
             "model": self._terms["model"],
             "ranks": self.site.size,
             "counts": [self._rounds, self._number, self._tried, self._flying],
             "run": self._run,
-            "engine": self._remembered() if self._is_running else None,
+            "engine": self._remembered() if self._is_running else self._memory,
             "source": deepcopy(self._source.save()),
         }
 
@@ -474,6 +481,7 @@ class _Asks:
         self.id = site.told(members.id)
         self._asked: Future[Roster] | None = None
         """Of a question that goes on beside training; on other ranks than the first it is never done."""
+        self._has_left = threading.Event()
 
     def ask(self, card: Card) -> Roster:
         """As `Members.ask`. Raises `Alone`, on all ranks, if local steps shall go on without an answer."""
@@ -502,17 +510,23 @@ class _Asks:
     def _answer(self, card: Card) -> Roster:
         if self.alone_s is None or card.joins:
             return self._members.ask(card)
+        limit_s = 0.0
         if self._asked is None:
-            self._asked = asked = Future[Roster]()
+            limit_s, self._asked = self.alone_s, Future[Roster]()
+            asked = self._asked
 
             def ask() -> None:
-                try:
-                    asked.set_result(self._members.ask(card))
-                except BaseException as error:
-                    asked.set_exception(error)
+                while not asked.done() and not self._has_left.is_set():
+                    try:
+                        asked.set_result(self._members.ask(card))
+                    except TransportError as error:
+                        _LOG.info("%s: %s; local steps go on", self.name, error)
+                        self._has_left.wait(PAUSE_S)
+                    except BaseException as error:
+                        asked.set_exception(error)
 
             threading.Thread(target=ask, name="gradwire asks", daemon=True).start()
-        return self._asked.result(self.alone_s)
+        return self._asked.result(limit_s)
 
     def is_answered(self) -> bool:
         """Whether there is an answer to a question that went on beside training. For all ranks together."""
@@ -521,7 +535,8 @@ class _Asks:
         return bool(self._site.numbers(self._asked.done())[0])
 
     def close(self) -> None:
-        """See `Members.close`."""
+        """See `Members.close`. A question that goes on beside training is asked no more."""
+        self._has_left.set()
         self._members.close()
 
 

@@ -21,15 +21,21 @@ needs_torchft = pytest.mark.skipif(
 CARD = Card(terms={"recipe": "int4"}, address="127.0.0.1:1", rounds=3, number=7)
 
 
-@pytest.fixture
-def lighthouse() -> Iterator[str]:
-    """The URL of one that waits for two members."""
+def opened(port: int = 0) -> tuple[Any, int]:
+    """A lighthouse that waits for two members, and its port."""
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(
-        bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=500, heartbeat_timeout_ms=1000
+        bind=f"127.0.0.1:{port}", min_replicas=2, join_timeout_ms=500, heartbeat_timeout_ms=1000
     )
-    yield f"http://127.0.0.1:{server.address().rpartition(':')[2].strip('/')}"
+    return server, int(server.address().rpartition(":")[2].strip("/"))
+
+
+@pytest.fixture
+def lighthouse() -> Iterator[str]:
+    """The URL of one."""
+    server, port = opened()
+    yield f"http://127.0.0.1:{port}"
     server.shutdown()
 
 
@@ -51,6 +57,25 @@ def test_all_members_of_a_quorum_see_the_same_cards_and_each_quorum_is_later(lig
     assert second.moment > first.moment  # of the same members, too
     one.close()
     other.close()
+
+
+@needs_torchft
+def test_a_lighthouse_that_starts_again_at_its_address_is_found_by_those_who_ask() -> None:
+    server, port = opened()
+    url = f"http://127.0.0.1:{port}"
+    both = [gradwire.members.torchft(url, name, quorum_s=30) for name in ("site-a", "site-b")]
+    first, _ = asked(*((each, CARD) for each in both))
+    server.shutdown()
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(each.ask, CARD) for each in both]
+        server, _port = opened(port)
+        second, same = [each.result() for each in waiting]
+    assert second == same
+    assert second.moment > first.moment
+    assert {each.name for each in second.entries} == {"site-a", "site-b"}
+    for each in both:
+        each.close()
+    server.shutdown()
 
 
 @needs_torchft
