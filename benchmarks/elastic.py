@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--rate", default="unlimited", help="of each member's link: 100mbit")
     parser.add_argument("--latency", default="0", help="one way: 50ms")
     parser.add_argument("--heartbeat-timeout", default="3s")
-    parser.add_argument("--grace", default="30s")
+    parser.add_argument("--grace", default="10s")
     parser.add_argument("--timeout", type=float, default=60.0, help="of the first exchange, in seconds")
     parser.add_argument("--look-every", type=int, default=1, help="rounds from evaluation to evaluation")
     parser.add_argument(

@@ -39,8 +39,11 @@ def give(peers: GroupPeers, to: int, state: Any) -> int:
     """
     described, tensors = describe(state)
     text = torch.frombuffer(bytearray(described.encode()), dtype=torch.uint8)
-    for each in (torch.tensor([len(text)], device="cpu").view(torch.uint8), text, *map(as_bytes, tensors)):
-        peers.send(each, to).wait()
+    length = torch.tensor([len(text)], device="cpu").view(torch.uint8)
+    # All are under way at once: each alone takes a round trip, in which the other side says that it waits.
+    sent = [(each, peers.send(each, to)) for each in (length, text, *map(as_bytes, tensors))]
+    for _each, pending in sent:
+        pending.wait()
     return len(text) + sum(each.nbytes for each in tensors)
 
 
@@ -54,8 +57,8 @@ def take(peers: GroupPeers, source: int) -> tuple[Any, int]:
     text = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
     peers.receive(text, source).wait()
     found, tensors = room_for(bytes(text.tolist()).decode(errors="replace"))
-    for each in tensors:
-        peers.receive(as_bytes(each), source).wait()
+    for pending in [peers.receive(as_bytes(each), source) for each in tensors]:
+        pending.wait()
     return found, len(text) + sum(each.nbytes for each in tensors)
 
 

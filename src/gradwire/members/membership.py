@@ -208,7 +208,9 @@ class Membership:
         self._note_roster(plan, now_s() - start_s)
 
     def _met(self, plan: Plan) -> Apart:
-        host, _, port = plan.host.rpartition(":")
+        for name, address in zip(plan.names, plan.addresses, strict=True):
+            _require_listening(name, address)
+        host, _, port = plan.addresses[0].rpartition(":")
         size, place = self.site.size, plan.names.index(self._members.name)
         store: Store | None = None
         if place == 0:
@@ -217,7 +219,7 @@ class Membership:
             store = within(
                 CONNECT_S,
                 lambda: TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=CONNECT_S)),
-                f"{plan.names[0]} cannot be reached at {plan.host}",
+                f"{plan.names[0]} cannot be reached at {plan.addresses[0]}",
             )
         return Apart(
             store,
@@ -538,6 +540,17 @@ class _Asks:
         """See `Members.close`. A question that goes on beside training is asked no more."""
         self._has_left.set()
         self._members.close()
+
+
+def _require_listening(name: str, address: str) -> None:
+    """Raise `TransportError` at once where a member's process is gone; one that is silent is waited for."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except ConnectionRefusedError as error:
+        raise TransportError(f"{name} is gone: nothing listens at {address}") from error
+    except OSError as error:
+        raise TransportError(f"{name} cannot be reached at {address}: {error}") from error
 
 
 def opened(address: str) -> TCPStore:

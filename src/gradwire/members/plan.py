@@ -29,8 +29,8 @@ class Plan:
     """The name of the meeting."""
     is_new: bool
     """Whether its groups must be made."""
-    host: str
-    """Address of the first member's store."""
+    addresses: tuple[str, ...]
+    """Of the members' stores. They meet at the first one's."""
     run: str
     number: int
     begins: bool
@@ -72,7 +72,7 @@ def planned(roster: Roster, me: str) -> Plan:
         names=names,
         meeting=f"{fresh}-{_digest(told)}" if is_new else kept,
         is_new=is_new,
-        host=cards[names[0]].address,
+        addresses=tuple(cards[name].address for name in names),
         run=max((card.run for card in cards.values()), default="") or fresh,
         number=max(roster.moment, *(1 + max(card.number, card.tried) for card in cards.values())),
         begins=cards[source].rounds < 0,

@@ -78,7 +78,7 @@ def test_a_card_survives_the_lighthouse_and_no_other_text_passes_for_one() -> No
 def test_ranks_go_by_name_and_the_first_one_is_the_host() -> None:
     plan = planned(roster(b=LIVE, a=replace(LIVE, address="10.0.0.2:7")), "b#")
     assert plan.names == ("a", "b")
-    assert plan.host == "10.0.0.2:7"
+    assert plan.addresses == ("10.0.0.2:7", "10.0.0.1:1")
     assert (plan.number, plan.heals, plan.is_new) == (40, (), True)
 
 
