@@ -24,6 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from gradwire.errors import RanksDisagree
+from gradwire.recipes import recipe as parsed
+from gradwire.sources.fsdp.coding import scattering
 from tests.support.models import SHAPE, batch
 from tests.support.ranks import FOLDER
 
@@ -169,14 +171,16 @@ def kinds(wire: gradwire.Wire, what: str) -> list[str]:
     return sorted({kind for each in wire.report().as_dict()["modules"] for kind in each[what]})
 
 
-def beside_stock(recipe: str, gather: Any = None, loop: str = "plain", **how: Any) -> dict[str, Any]:
+def beside_stock(
+    recipe: str, gather: Any = None, loop: str = "plain", nodes: Any = "auto", **how: Any
+) -> dict[str, Any]:
     """The masters and losses of a wire beside those of stock FSDP2."""
     found, losses = [], []
     for ours in (True, False):
         model = sharded(**how)
         optimizer = adam(model)
         if ours:
-            wire = gradwire.attach(model, optimizer, recipe, gather=gather)
+            wire = gradwire.attach(model, optimizer, recipe, gather=gather, nodes=nodes)
         losses.append(LOOPS[loop](model, optimizer))
         found.append(model)
         if ours:
@@ -357,12 +361,7 @@ def refused() -> dict[str, str]:
         "checksums": trial(sharded(), None, "int8", checksums=True),
         "process group": trial(sharded(), None, "int8", process_group=dist.group.WORLD),
         "optimizer": trial(sharded(), elsewhere, "int8"),
-        "nodes": trial(
-            sharded(), None, "int8", nodes=[list(range(world // 2)), list(range(world // 2, world))]
-        ),
-        "nodes, dense": trial(
-            sharded(), None, "dense", nodes=[list(range(world // 2)), list(range(world // 2, world))]
-        ),
+        "nodes": trial(sharded(), None, "int8", nodes=[[0], list(range(1, world))]),
         "ranks": trial(sharded(), None, "int8" if rank else "int4"),
         "seed": trial(sharded(), None, "int8", seed=rank),
         "on one rank": trial(sharded(), None, "int8" if rank else "topk"),
@@ -696,14 +695,14 @@ def waited() -> dict[str, Any]:
     }
 
 
-def left_out(how: str) -> dict[str, Any]:
+def left_out(how: str, **options: Any) -> dict[str, Any]:
     """A step that no optimizer makes, in between, leaves no trace."""
     found = []
     for leaves_out in (False, True):
         scaler = (
             torch.amp.GradScaler("cpu", init_scale=64.0) if how in ("scaler", "nan in a scaler") else None
         )
-        model, optimizer, wire = vector("int4", lr=0.05, scaler=scaler)
+        model, optimizer, wire = vector("int4", lr=0.05, scaler=scaler, **options)
         finite = True
         for step in (0, 1, -1, 2, 3):
             if step < 0 and not leaves_out:
@@ -750,12 +749,12 @@ def kept() -> dict[str, Any]:
     }
 
 
-def resumed(recipe: str) -> dict[str, Any]:
+def resumed(recipe: str, **options: Any) -> dict[str, Any]:
     """With a break in the middle, and without."""
     found: list[Tensor] = []
     folder = Path(os.environ[FOLDER], f"resumed {recipe}")
     for way in ("not", "state", "folder"):
-        model, optimizer, wire = vector(recipe, lr=0.05, gather="int8")
+        model, optimizer, wire = vector(recipe, lr=0.05, gather="int8", **options)
         steps = list(range(6))
         for step in steps[:3]:
             optimizer.zero_grad()
@@ -765,7 +764,7 @@ def resumed(recipe: str) -> dict[str, Any]:
             masters = copy.deepcopy(model.state_dict())
             state = wire.state_dict()
             wire.save(folder)
-            model, optimizer, wire = vector(recipe, lr=0.05, gather="int8", model_seed=5)
+            model, optimizer, wire = vector(recipe, lr=0.05, gather="int8", model_seed=5, **options)
             model.load_state_dict(masters)
             wire.load(folder) if way == "folder" else wire.load_state_dict(state)
         for step in steps[3:]:
@@ -861,9 +860,9 @@ def loaded_into(recipe: str) -> dict[str, Any]:
     }
 
 
-def switched(then: str) -> dict[str, Any]:
+def switched(then: str, **options: Any) -> dict[str, Any]:
     """What is unsent goes along: all that was given arrives, or is unsent, whatever follows."""
-    model, optimizer, wire = vector("int4")
+    model, optimizer, wire = vector("int4", **options)
     world, arrived = dist.get_world_size(), {"weight": 0.0, "more": 0.0}
     seen_memory = []
     for step in range(5):
@@ -885,9 +884,9 @@ def switched(then: str) -> dict[str, Any]:
     }
 
 
-def detached() -> dict[str, Any]:
+def detached(**options: Any) -> dict[str, Any]:
     """What is unsent lands in the gradients, and FSDP2 is stock again."""
-    model, optimizer, wire = vector("int4", gather="int8")
+    model, optimizer, wire = vector("int4", gather="int8", **options)
     arrived = {"weight": 0.0, "more": 0.0}
     for step in range(3):
         optimizer.zero_grad()
@@ -911,6 +910,135 @@ def detached() -> dict[str, Any]:
         "again": again.report().recipe,
         "unknown": _refusal(wire.diagnose),
     }
+
+
+# -- two levels
+
+
+NODES = {
+    "in a row": [[0, 1], [2, 3]],
+    "apart": [[0, 2], [1, 3]],
+    "crossed": [[0, 3], [1, 2]],
+}
+"""Two nodes of two, by how ranks are numbered."""
+
+
+def _rows(step: int, rank: int) -> Tensor:
+    """A rank's gradients as FSDP2 scatters them to four: to each two rows of 50, and 13 elements."""
+    weight, more = given(step, rank)
+    padded = nn.functional.pad(weight, (0, 0, 0, 1)), nn.functional.pad(more, (0, 2))
+    return torch.cat([each.view(4, -1) for each in padded], 1)
+
+
+def by_nodes(recipe: str, nodes: list[list[int]]) -> dict[str, Any]:
+    """Gradients beside those of a slow twin, which adds up node by node and codes row by row."""
+    model, optimizer, wire = vector(recipe, nodes=nodes)
+    chosen, parts, same = scattering(parsed(recipe)), (100, 13), []
+    coding = chosen.coding
+    assert coding is not None
+    left: dict[tuple[int, int], Tensor] = {}
+    for step in range(4):
+        optimizer.zero_grad()
+        model(*given(step)).backward()
+        optimizer.step()
+        rows, sums = [_rows(step, rank) for rank in range(4)], torch.empty(4, 113)
+        for target in range(4):
+            place = next(node.index(target) for node in nodes if target in node)
+            codes = torch.empty(2, coding.row_bytes(parts, torch.float32), dtype=torch.uint8)
+            for code, sender in zip(codes, sorted(node[place] for node in nodes), strict=True):
+                one, other = next(node for node in nodes if sender in node)
+                x = rows[one][target] + rows[other][target] + left.get((sender, target), 0.0)
+                coding.encode(x, code[None], parts, 0)
+                if chosen.feedback:
+                    left[sender, target] = x
+            coding.sum(codes, sums[target], parts)
+        means = sums / 4
+        weight, more = means[:, :100].reshape(8, 50)[:7], means[:, 100:].reshape(52)[:50]
+        found = gradients(model)
+        same.append(
+            torch.equal(found["weight"], weight.double()) and torch.equal(found["more"], more.double())
+        )
+    [state] = wire.state_dict().values()
+    own = {target: x for (sender, target), x in left.items() if sender == dist.get_rank()}
+    unsent = state["memory"].get("weight", torch.zeros(7, 50))
+    kept = nn.functional.pad(unsent, (0, 0, 0, 1)).view(4, 100)
+    report = wire.report()
+    return {
+        "same": same,
+        "unsent": all(torch.equal(kept[target], x[:100]) for target, x in own.items()),
+        "others": [float(kept[rank].abs().max()) for rank in range(4) if rank not in own],
+        "memory": report.memory_bytes,
+        "bytes": [report.as_dict()["scatter_bytes_per_step"], report.inside_bytes_per_step],
+        "ring": report.dense_bytes_per_step,
+        "text": str(report),
+    }
+
+
+def gathers_by_nodes(nodes: list[list[int]]) -> dict[str, Any]:
+    """Weights that a block computes with, beside those of one all-gather among all ranks; and the bytes."""
+    found, told = [], []
+    for each in (None, nodes):
+        model = sharded()
+        wire = gradwire.attach(model, adam(model), "dense", gather="int8", nodes=each)
+        values = seen(model)
+        loss_of(model, 0).backward()
+        found.append(values)
+        report = wire.report()
+        told.append([report.as_dict()["gather_bytes_per_step"], report.inside_bytes_per_step])
+        if each is not None:
+            with wire.exact(), torch.no_grad():
+                loss_of(model, 0)
+            exact = torch.equal(values[-1], master_of(model))
+    return {
+        "same": all(torch.equal(one, other) for one, other in zip(*found, strict=False)),
+        "bytes": told,
+        "exact": exact,
+        "alike": all(alike(each.double()) for each in found[1]),
+    }
+
+
+def on_other_nodes() -> dict[str, Any]:
+    """A state of two levels goes on among all ranks, on other nodes, and back: as much stays unsent."""
+    model, optimizer, wire = vector("int4", nodes=NODES["in a row"])
+    for step in range(3):
+        optimizer.zero_grad()
+        model(*given(step)).backward()
+        optimizer.step()
+    found: dict[str, Any] = {}
+    sums, folder = unsent_of(wire), Path(os.environ[FOLDER], "on nodes")
+    wire.save(folder)
+    states = all_of(wire.state_dict())
+    _, _, flat = vector("int4", nodes=None)
+    flat.load(folder)
+    found["flat"] = difference(unsent_of(flat), sums)
+    _, _, apart = vector("int4", nodes=NODES["apart"])
+    apart.load_state_dict(states)
+    found["apart"] = difference(unsent_of(apart), sums)
+    found["lacking"] = _refusal(lambda: apart.load_state_dict(wire.state_dict()))
+    wire.load_state_dict(all_of(flat.state_dict()))
+    found["back"] = difference(unsent_of(wire), sums)
+    wire.load_state_dict(apart.mean_state_dict())
+    found["mean"] = difference(unsent_of(wire), sums)
+    return found
+
+
+def comes_by_nodes() -> dict[str, Any]:
+    """Groups inside and between nodes are made once something is coded, and then used again."""
+    groups = len(dist.distributed_c10d._world.pg_names)
+    model, optimizer, wire = vector("dense", nodes=NODES["in a row"])
+    counts = [len(dist.distributed_c10d._world.pg_names) - groups]
+    texts = []
+    for recipe in ("int8", "dense", "int4"):
+        wire.switch(recipe)
+        optimizer.zero_grad()
+        model(*given(0)).backward()
+        optimizer.step()
+        texts.append("in nodes" in str(wire.report()))
+        counts.append(len(dist.distributed_c10d._world.pg_names) - groups)
+    wire.detach()
+    vector("int8", nodes=NODES["in a row"])
+    counts.append(len(dist.distributed_c10d._world.pg_names) - groups)
+    return {"groups": counts, "texts": texts}
 
 
 def inside_nodes(inside: Any = "int8", gather: Any = "int8") -> dict[str, Any]:
@@ -1015,6 +1143,32 @@ SCENES: dict[str, Callable[[], Any]] = {
     **{f"int8, {name}": partial(beside_stock, "int8", "int8", **how) for name, how in SUITS.items()},
     **{f"int4, {name}": partial(beside_stock, "int4", "int8", **how) for name, how in SUITS.items()},
     "inside nodes": inside_nodes,
+    **{
+        f"by nodes {how}, {recipe}": partial(by_nodes, recipe, nodes)
+        for how, nodes in NODES.items()
+        for recipe in ("bf16", "int8", "int4")
+    },
+    **{f"gathers by nodes {how}": partial(gathers_by_nodes, nodes) for how, nodes in NODES.items()},
+    "conserved by nodes": partial(conserved, nodes=NODES["crossed"]),
+    "resumed by nodes": partial(resumed, "int4", nodes=NODES["apart"]),
+    **{
+        f"switched by nodes to {then}": partial(switched, then, nodes=NODES["apart"])
+        for then in ("int8", "dense")
+    },
+    "detached by nodes": partial(detached, nodes=NODES["crossed"]),
+    **{
+        f"left out by nodes, {how}": partial(left_out, how, nodes=NODES["in a row"])
+        for how in ("cleared", "nan")
+    },
+    **{
+        f"{recipe} by nodes, {name}": partial(
+            beside_stock, recipe, "int8", nodes=NODES["in a row"], **SUITS[name]
+        )
+        for recipe in ("int8", "int4")
+        for name in ("plain", "branching", "prefetched", "bfloat16")
+    },
+    "on other nodes": on_other_nodes,
+    "comes by nodes": comes_by_nodes,
     **{f"evaluated, {recipe}": partial(evaluated, recipe) for recipe in ("int8", "int4")},
     **{
         f"norms, {recipe}, {name}": partial(beside_stock, recipe, "int8", loop="normed", mp_policy=policy)

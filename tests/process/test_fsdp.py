@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.scenes_fsdp import LEFT_OUT, MOVED, SUITS
+from tests.process.scenes_fsdp import LEFT_OUT, MOVED, NODES, SUITS
 from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
@@ -73,7 +73,7 @@ REFUSED = {
     "checksums": "checksums= has no meaning",
     "process group": "process_group= has no meaning",
     "optimizer": "has no parameter of this model",
-    "nodes": "pass the dimension between nodes as replicas=",
+    "nodes": "nodes differ in size",
     "ranks": "ranks disagree on recipe",
     "seed": "ranks disagree on seed",
     "on one rank": "is not for FSDP2's own scatters",
@@ -268,6 +268,109 @@ def test_inside_nodes_its_own_traffic_travels_in_few_bits_beside_a_recipe_betwee
         assert found["after"], "stock FSDP2 again"
         assert "without feedback" in found["refused"]
         assert "gather='fp8'" in found["gather"]
+
+
+BY_NODES = {
+    # Bytes of a coded row of 113 elements, and of what is remembered: two rows, and what they were before.
+    "bf16": (226, 0),
+    "int8": (113 + 2 * 4 + 3, 0),
+    "int4": (50 + 7 + 2 * 4 + 3, 2 * 2 * 113 * 4),
+}
+
+
+@pytest.mark.parametrize(
+    "recipe", ["int4", *(pytest.param(each, marks=pytest.mark.rest) for each in ("bf16", "int8"))]
+)
+@pytest.mark.parametrize("how", rest(NODES, but=["crossed"]))
+def test_two_levels_are_a_slow_twin_to_the_bit(four: Scenes, how: str, recipe: str) -> None:
+    row, memory = BY_NODES[recipe]
+    for found in value(four, f"by nodes {how}, {recipe}"):
+        assert found["same"] == [True] * 4
+        assert found["unsent"]
+        assert found["others"] == [0.0] * (2 if memory else 4)
+        assert found["memory"] == memory
+        sent, inside = found["bytes"]
+        # Gathers go as they are. Of a ring among four, a node's link carries three rows, for two ranks.
+        gathered = 1.5 * 4 * 113
+        assert sent == pytest.approx(row, abs=4)
+        assert inside == 2 * 4 * 113 + gathered
+        assert found["ring"] == 2 * gathered
+        assert "in nodes" in found["text"]
+
+
+@pytest.mark.parametrize("how", rest(NODES, but=["apart"]))
+def test_gathers_by_nodes_bring_the_weights_of_one_among_all_ranks(four: Scenes, how: str) -> None:
+    for found in value(four, f"gathers by nodes {how}"):
+        assert found["same"]
+        assert found["alike"]
+        assert found["exact"]
+        (flat, nothing), (across, inside) = found["bytes"]
+        assert nothing == 0.0
+        # Of three rows from other ranks, one comes from the other node. The neighbour passes on two.
+        assert across == flat / 3
+        assert inside > 2 * across
+
+
+def test_two_levels_lose_nothing(four: Scenes) -> None:
+    for found in value(four, "conserved by nodes"):
+        assert found["off"] < 5e-6
+        assert found["step"] == 5
+        assert found["memory"] == BY_NODES["int4"][1]
+
+
+def test_a_run_on_nodes_resumes_bit_for_bit(four: Scenes) -> None:
+    for found in value(four, "resumed by nodes"):
+        assert found["same"]
+        assert found["step"] == 6
+
+
+def test_what_is_unsent_moves_to_other_nodes(four: Scenes) -> None:
+    for found in value(four, "on other nodes"):
+        assert max(found[way] for way in ("flat", "apart", "back", "mean")) < 1e-6
+        assert "on other nodes" in found["lacking"]
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("then", ["int8", "dense"])
+def test_a_switch_on_nodes_takes_along_what_is_unsent(four: Scenes, then: str) -> None:
+    for found in value(four, f"switched by nodes to {then}"):
+        assert found["off"] < (0.02 if then == "int8" else 5e-6)
+        assert found["memory"][-1] == 0
+        assert found["unlike"]
+
+
+@pytest.mark.rest
+def test_detaching_on_nodes_hands_over_what_is_unsent(four: Scenes) -> None:
+    for found in value(four, "detached by nodes"):
+        assert found["off"] < 5e-6
+        assert found["late"]
+        assert found["stock"] < 1e-6
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("how", ["cleared", "nan"])
+def test_a_step_that_is_left_out_on_nodes_leaves_no_trace(four: Scenes, how: str) -> None:
+    for found in value(four, f"left out by nodes, {how}"):
+        assert found["same"]
+        assert found["finite"]
+        assert found["dropped"] == 1
+        assert any(found["nan"]) == (how == "nan")
+
+
+@pytest.mark.parametrize("recipe", ["int4", pytest.param("int8", marks=pytest.mark.rest)])
+@pytest.mark.parametrize("name", rest(["plain", "branching", "prefetched", "bfloat16"], but=["prefetched"]))
+def test_it_trains_like_stock_fsdp2_on_nodes(four: Scenes, name: str, recipe: str) -> None:
+    for found in value(four, f"{recipe} by nodes, {name}"):
+        ours, stock = found["losses"]
+        assert found["alike"]
+        assert ours != stock
+        assert abs(ours[-1] - stock[-1]) < 0.1 * stock[0]
+
+
+def test_groups_of_nodes_are_made_when_they_are_needed_and_used_again(four: Scenes) -> None:
+    for found in value(four, "comes by nodes"):
+        assert found["groups"] == [0, 2, 2, 2, 2]
+        assert found["texts"] == [True, True, True]
 
 
 @pytest.mark.parametrize("recipe", ["int4", pytest.param("int8", marks=pytest.mark.rest)])

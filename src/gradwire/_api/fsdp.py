@@ -42,6 +42,7 @@ from gradwire.recipes import recipe as parsed
 from gradwire.sources.fsdp import state
 from gradwire.sources.fsdp.coding import GATHERS, Drawn, scattering
 from gradwire.sources.fsdp.modules import ShardedModule, check_parameters, modules_of
+from gradwire.sources.fsdp.routes import ByNodes, targets_of
 from gradwire.sources.fsdp.traffic import Traffic, Wished, close_with
 from gradwire.sources.nodes.members import Members, NodeTable, agreed, kind_of, neighbours
 from gradwire.sources.unwrap import Optimizers, optimizers_of
@@ -71,18 +72,19 @@ def attach_to_fsdp(
     require_agreement(_fingerprint(modules, wished, asked, where), control)
     require_same_optimizer(OptimizerText.of(optimizers), control)
     nodes = agreed(kind_of(asked.nodes), neighbourhood, control)
-    _refuse_nodes(nodes, wished)
     parameters = {name: each for module in modules for name, each in module.parameters.items()}
     steps = Steps(parameters, optimizers, device_at(where), skipped=asked.skipped, alone=control.world == 1)
     traffic = Traffic(
         modules,
         wished,
         steps,
+        nodes=nodes,
         loss_scale=_loss_scale_of(asked.scaler, where),
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,
         can_go_back=asked.skipped == "drop",
     )
+    _connect(traffic, wished, control)
     _say(traffic, control)
     prepare(wished.scattering.text, compiler.imported(), control.rank)
     memory = on_all_ranks(
@@ -90,9 +92,9 @@ def attach_to_fsdp(
     )
     traffic.install(memory)
     steps.watch(model)
-    close_with(model, traffic.carriers)
+    close_with(model, traffic.routes)
     calls = Calls(Board.of(group) if control.world > 1 else None)
-    return FSDPWire(model, traffic, control, calls, asked.scaler, nodes)
+    return FSDPWire(model, traffic, control, calls, asked.scaler)
 
 
 def check_inside(model: nn.Module, asked: Configuration) -> tuple[tuple[ShardedModule, ...], Wished]:
@@ -119,7 +121,7 @@ def carry_inside(model: nn.Module, asked: Configuration) -> Traffic:
     traffic = Traffic(modules, wished, Steps({}, (), device_at(where)))
     prepare(wished.scattering.text, compiler.imported(), traffic.group.rank())
     traffic.install([None] * len(modules))
-    close_with(model, traffic.carriers)
+    close_with(model, traffic.routes)
     if dist.get_rank() == 0:
         _LOG.info("FSDP2's own traffic: %s", _summary(traffic))
     return traffic
@@ -196,16 +198,27 @@ def _fingerprint(
     }
 
 
-def _refuse_nodes(nodes: NodeTable | None, wished: Wished) -> None:
-    """Raise `ValueError` for coded scatters among ranks that share nodes."""
-    if wished.scattering.coding is None or nodes is None:
+def _connect(traffic: Traffic, wished: Wished, control: ProcessGroupComm) -> None:
+    """Make groups inside and between nodes, if ranks share some and anything is coded. A collective.
+
+    Raises `ValueError`, on all ranks, if torch cannot make them.
+    """
+    nodes, rank = traffic.nodes, control.rank
+    if nodes is None or not wished.is_coded or traffic.routes.by_nodes is not None:
         return
-    raise ValueError(
-        f"fully_shard's mesh spans {len(nodes.nodes)} nodes of {nodes.per_node} ranks each. There an "
-        f"all-to-all of {wished.scattering.text} sends up to {nodes.per_node} times as much over a node's "
-        "link as FSDP2's own ring. Call fully_shard on the mesh inside a node, and pass the dimension "
-        "between nodes as replicas=; or pass nodes=None to send all the same"
-    )
+    where = traffic.modules[0].group.device
+    members = nodes.inside(rank), targets_of(nodes, rank, control.world)
+    groups = lending.borrow_parts(control.group, *((each, traffic.group, where) for each in members))
+    if groups is None:
+        raise ValueError(
+            f"fully_shard's mesh spans {len(nodes.nodes)} nodes of {nodes.per_node} ranks each. There an "
+            f"all-to-all among all ranks sends up to {nodes.per_node} times as much over a node's link as "
+            "FSDP2's own ring. Ranks are in different numbers of process groups, so torch cannot make groups "
+            "inside and between nodes: create groups of some ranks only after attaching, or pass nodes=None "
+            "to send all the same"
+        )
+    inside, between = groups
+    traffic.routes.by_nodes = ByNodes(nodes, rank, inside, between, where)
 
 
 def _loss_scale_of(
@@ -230,10 +243,11 @@ def _say(traffic: Traffic, control: Comm) -> None:
             else ""
         )
         _LOG.warning(
-            "%s remembers what it has not sent: %s on every rank, a world times the shard.%s "
+            "%s remembers what it has not sent: %s on every rank, %s.%s "
             "memory_dtype=torch.bfloat16 halves it; %s(feedback=False) needs none",
             wished.scattering.text,
             bytes_text(memory),
+            _times_the_shard(traffic.nodes),
             twice,
             wished.scattering.text.split("(")[0],
         )
@@ -243,10 +257,17 @@ def _say(traffic: Traffic, control: Comm) -> None:
     _LOG.info("FSDP2's own traffic: %s", _summary(traffic))
 
 
+def _times_the_shard(nodes: NodeTable | None) -> str:
+    return (
+        "a world times the shard" if nodes is None else f"{len(nodes.nodes)} times the shard, once per node"
+    )
+
+
 def _summary(traffic: Traffic) -> str:
     scattered, gathered = traffic.wished.scattering.text, traffic.wished.gather or "they are"
     modules = counted(len(traffic.modules), "module")
-    return f"{modules}, gradients scattered as {scattered}, parameters gathered as {gathered}"
+    levels = ", in nodes first" if traffic.routes.by_nodes is not None else ""
+    return f"{modules}, gradients scattered as {scattered}, parameters gathered as {gathered}{levels}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -259,12 +280,13 @@ class FSDPReport(Report):
 
     @property
     def _rows(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-        unsent = f"{bytes_text(self.memory_bytes)} of unsent gradient on every rank, a world times the shard"
+        unsent = f"{bytes_text(self.memory_bytes)} of unsent gradient on every rank"
         sent = bytes_text(self.wire_bytes_per_step)
         rows = [
             ("memory", unsent if self.memory_bytes else "none"),
             ("on the wire", f"{sent} per rank and step, {self.ratio:.1%} of uncoded rings"),
             *self._traffic,
+            *self._inside,
             ("per step", f"encode and decode {self.compress_s * 1e3:.1f} ms"),
         ]
         return rows, self._events
@@ -282,13 +304,12 @@ class FSDPWire(Wire):
         self,
         model: nn.Module,
         traffic: Traffic,
-        control: Comm,
+        control: ProcessGroupComm,
         calls: Calls,
         scaler: torch.amp.GradScaler | None,
-        nodes: NodeTable | None,
     ) -> None:
         self._model, self._traffic, self._control, self._calls = model, traffic, control, calls
-        self._scaler, self._nodes = scaler, nodes
+        self._scaler = scaler
         self._is_attached = True
         self.inside = None
 
@@ -350,7 +371,8 @@ class FSDPWire(Wire):
         """
         traffic = self._traffic
         traffic.up_to_date()
-        own, (*_, ring, coding_s) = account_of(traffic), traffic.per_pass()
+        own, (*_, ring, inside, coding_s) = account_of(traffic), traffic.per_pass()
+        nodes = traffic.nodes if traffic.routes.by_nodes is not None else None
         sent = own["gather_bytes_per_step"] + own["scatter_bytes_per_step"]
         return FSDPReport(
             recipe=traffic.wished.scattering.text,
@@ -371,6 +393,8 @@ class FSDPWire(Wire):
             facts=None,
             timeline=[],
             wire_bytes=traffic.sent_bytes,
+            per_node=1 if nodes is None else nodes.per_node,
+            inside_bytes_per_step=inside,
             **own,
         )
 
@@ -426,7 +450,7 @@ class FSDPWire(Wire):
         Raises as `Wire.load_state_dict` does.
         """
         self._begin(f"load_state_dict(missing={missing!r})")
-        mean = not state.fits(saved, self._control)
+        mean = not state.fits(self._traffic, saved)
         state.load(self._traffic, self._control, saved, missing, mean=mean)
 
     def save(self, folder: str | os.PathLike[str]) -> int:
@@ -445,7 +469,7 @@ class FSDPWire(Wire):
             control,
             lambda: traffic.made,
             lambda: state.save(traffic, control),
-            lambda saved: state.fits(saved, control),
+            lambda saved: state.fits(traffic, saved),
             lambda saved, missing, mean: state.load(traffic, control, saved, missing, mean=mean),
         )
 
@@ -465,12 +489,12 @@ class FSDPWire(Wire):
         def made() -> tuple[Wished, Any]:
             wanted = traffic.wished.gather if gather == "as before" else _gather(gather)
             wished = Wished(scattering(parsed(recipe)), wanted)
-            _refuse_nodes(self._nodes, wished)
             return wished, traffic.make_room(wished.scattering)
 
         wished, memory = on_all_ranks(made, "switch", self._control)
         texts = {"recipe": wished.scattering.text, "gather": str(wished.gather)}
         require_agreement(texts, self._control)
+        _connect(traffic, wished, self._control)
         traffic.change(wished, memory)
         _say(traffic, self._control)
 

@@ -177,9 +177,7 @@ class Report:
         if self.connections > 1:
             rows.append(("connections", f"{self.connections} per link share long messages"))
         rows += self._traffic
-        if self.per_node > 1 and self.inside_bytes_per_step:
-            inside = bytes_text(self.inside_bytes_per_step)
-            rows.append(("in nodes", f"{inside} per rank and step, beside that"))
+        rows += self._inside
         times_s = (self.backward_s, self.compress_s, self.exposed_comm_s)
         backward, codec, exposed = (ms_text(each, 1) for each in times_s)
         spent = f"backward {backward}, encode and decode {codec}, exposed communication {exposed}"
@@ -200,6 +198,13 @@ class Report:
             took = f"{ms_text(self.predicted_step_s, 1)} by the facts, {ms_text(self.step_s, 1)} measured"
             rows.append(("whole step", took))
         return rows, self._events
+
+    @property
+    def _inside(self) -> list[tuple[str, str]]:
+        """Sums and means inside nodes."""
+        if self.per_node == 1 or not self.inside_bytes_per_step:
+            return []
+        return [("in nodes", f"{bytes_text(self.inside_bytes_per_step)} per rank and step, beside that")]
 
     @property
     def _traffic(self) -> list[tuple[str, str]]:

@@ -18,13 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from gradwire.comm import Pending, ProcessGroupComm
+from gradwire.comm import Pending
 from gradwire.errors import TransportError
 from gradwire.kernels.layouts import step_type
 from gradwire.measure.clock import now_s
 from gradwire.sources.fsdp.coding import Coding, Scattering, Short
 from gradwire.sources.fsdp.memory import Unsent
 from gradwire.sources.fsdp.modules import ShardedModule
+from gradwire.sources.fsdp.routes import Routes
 
 # torch 2.13 renamed them; 2.11 has only the old ones.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -40,43 +41,29 @@ class Account:
     """The collectives of one kind of one module: how often each was sent as what, and how many bytes this
     rank sent.
 
-    `ring_bytes` are those that rings would have sent of the same numbers uncoded. `coding_s` are seconds of
+    `ring_bytes` are those that rings would have sent of the same numbers uncoded. Where ranks go by two
+    levels, both are bytes over a node's link, and `inside_bytes` stay in the node. `coding_s` are seconds of
     the host.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
     sent_bytes: float = 0.0
     ring_bytes: float = 0.0
+    inside_bytes: float = 0.0
     coding_s: float = 0.0
 
     def begin_anew(self) -> None:
         """Forget all of it."""
         self.calls.clear()
-        self.sent_bytes = self.ring_bytes = self.coding_s = 0.0
+        self.sent_bytes = self.ring_bytes = self.inside_bytes = self.coding_s = 0.0
 
-    def note(self, kind: str, sent_bytes: float, ring_bytes: float) -> bool:
+    def note(self, kind: str, sent_bytes: float, ring_bytes: float, inside_bytes: float) -> bool:
         """Count a collective; whether it is the first of its kind."""
         self.calls[kind] += 1
         self.sent_bytes += sent_bytes
         self.ring_bytes += ring_bytes
+        self.inside_bytes += inside_bytes
         return self.calls[kind] == 1
-
-
-class Carriers:
-    """A comm for each process group over which FSDP2 sends."""
-
-    def __init__(self) -> None:
-        self._comms: dict[str, ProcessGroupComm] = {}
-
-    def of(self, group: dist.ProcessGroup) -> ProcessGroupComm:
-        """The comm over `group`."""
-        return self._comms.setdefault(group.group_name, ProcessGroupComm(group))
-
-    def close(self) -> None:
-        """End their threads."""
-        for each in self._comms.values():
-            each.close()
-        self._comms.clear()
 
 
 class Decoding(dist.Work):
@@ -103,11 +90,11 @@ class Gather(AllGather):
     to the next. Coding is deterministic, so while parameters stay as they are, all gathers bring the same.
     """
 
-    def __init__(self, of: ShardedModule, carriers: Carriers, coding: Coding | None, name: str) -> None:
+    def __init__(self, of: ShardedModule, routes: Routes, coding: Coding | None, name: str) -> None:
         self.account = Account()
         self.is_exact = False
         """Whether parameters are gathered unrounded for the time being."""
-        self._of, self._carriers = of, carriers
+        self._of, self._routes = of, routes
         self.coding, self.name = coding, name
 
     def allocate(
@@ -125,22 +112,21 @@ class Gather(AllGather):
         2. Send its code to all ranks, and receive theirs.
         3. Decode all of them into the output, the own one among them.
         """
-        dtype, parts = input_tensor.dtype, self._of.elements
-        kind = self._as_it_is(input_tensor, group)
+        dtype, parts, route = input_tensor.dtype, self._of.elements, self._routes.over(group)
+        kind, ring = self._as_it_is(input_tensor, group), route.of_rings * input_tensor.nbytes
         if kind:
-            ring = (group.size() - 1) * input_tensor.nbytes
-            self._note(kind, ring, ring, group)
+            self._note(kind, ring, ring, (route.world - 1) * input_tensor.nbytes - ring, group)
             how = {"group": group, "async_op": async_op}
             found: dist.Work | None = _carried(_all_gather, output_tensor, input_tensor, **how)
             return found
         assert self.coding is not None, "or it goes as it is"
-        comm, coding, start_s = self._carriers.of(group), self.coding, now_s()
+        coding, start_s = self.coding, now_s()
         wide = step_type(dtype)
         row = torch.empty(coding.row_bytes(parts, wide), dtype=torch.uint8, device=input_tensor.device)
         coding.encode(input_tensor.to(wide), row[None], parts, 0)
-        rows = torch.empty(comm.world, row.numel(), dtype=torch.uint8, device=row.device)
-        pending = comm.all_gather(rows, row)
-        self._note(self.name, (comm.world - 1) * row.nbytes, (comm.world - 1) * input_tensor.nbytes, group)
+        rows = torch.empty(route.world, row.numel(), dtype=torch.uint8, device=row.device)
+        pending = route.gather(rows, row)
+        self._note(self.name, route.across * row.nbytes, ring, route.inside * row.nbytes, group)
         self.account.coding_s += now_s() - start_s
 
         def decode() -> None:
@@ -172,8 +158,10 @@ class Gather(AllGather):
             return f"{kind}, which has 16 bits already"
         return ""
 
-    def _note(self, kind: str, sent_bytes: float, ring_bytes: float, group: dist.ProcessGroup) -> None:
-        is_first = self.account.note(kind, sent_bytes, ring_bytes)
+    def _note(
+        self, kind: str, sent_bytes: float, ring_bytes: float, inside_bytes: float, group: dist.ProcessGroup
+    ) -> None:
+        is_first = self.account.note(kind, sent_bytes, ring_bytes, inside_bytes)
         if (
             is_first
             and kind != self.name
@@ -194,7 +182,7 @@ class Scatter(ReduceScatter):
     def __init__(
         self,
         of: ShardedModule,
-        carriers: Carriers,
+        routes: Routes,
         scattering: Scattering,
         begins: Callable[[], Tensor | None],
         key: Callable[[], int],
@@ -203,7 +191,7 @@ class Scatter(ReduceScatter):
         self.account = Account()
         self.unsent: Unsent | None = None
         self.scattering = scattering
-        self._of, self._carriers = of, carriers
+        self._of, self._routes = of, routes
         self._begins, self._key = begins, key
 
     def allocate(
@@ -222,37 +210,43 @@ class Scatter(ReduceScatter):
     ) -> dist.Work | None:
         """Write the sum of all ranks' row number `rank` of `input_tensor` (world · elements,).
 
-        1. Add what is unsent, where the module remembers.
-        2. Code each rank's row; remember what that leaves.
-        3. Send each rank its row, in one all-to-all with scales inside.
-        4. Add up the rows that have come, rank after rank.
+        1. Add up the rows of the node's ranks, where those go first.
+        2. Add what is unsent, where the module remembers.
+        3. Code each target's row; remember what that leaves.
+        4. Send each target its row, in one all-to-all with scales inside.
+        5. Add up the rows that have come, rank after rank.
         """
-        scale, scattering = self._begins(), self.scattering
-        coding, ring = scattering.coding, (group.size() - 1) * output_tensor.nbytes
+        scale, scattering, route = self._begins(), self.scattering, self._routes.over(group)
+        coding, ring = scattering.coding, route.of_rings * output_tensor.nbytes
         parts = self._parts(output_tensor.numel())
         unsent = self._remembered(parts)
         if coding is None:
             if unsent is not None:  # of a recipe before this one: it goes along, once
-                unsent.add_to(input_tensor, scale)
+                rows = input_tensor.view(route.world, -1)
+                mine = rows[unsent.places]
+                unsent.add_to(mine, scale)
+                rows[unsent.places] = mine
                 unsent.keep(None, scale)
             # gloo runs an all-reduce for it, which sends twice as much as a ring.
-            sent = 2 * ring if dist.get_backend(group) == "gloo" else ring
-            self.account.note(str(input_tensor.dtype).removeprefix("torch."), sent, ring)
+            rings = 2 if dist.get_backend(group) == "gloo" else 1
+            inside = (route.world - 1) * output_tensor.nbytes - ring
+            kind = str(input_tensor.dtype).removeprefix("torch.")
+            self.account.note(kind, rings * ring, ring, rings * inside)
             how = {"op": op, "group": group, "async_op": async_op}
             found: dist.Work | None = _carried(_reduce_scatter, output_tensor, input_tensor, **how)
             return found
-        comm, start_s = self._carriers.of(group), now_s()
         wide = step_type(input_tensor.dtype)
-        x, kind = input_tensor.to(wide), scattering.text  # FSDP2 uses its buffer no more
+        x, kind = route.rows(input_tensor.to(wide)), scattering.text  # FSDP2 uses its buffer no more
+        start_s = now_s()
         if unsent is not None:
             unsent.add_to(x, scale)
         elif scattering.feedback:
             assert scattering.unremembered is not None, "beside a coding with feedback"
             coding, kind = scattering.unremembered, f"{scattering.text}, without memory"
-        rows = torch.empty(comm.world, coding.row_bytes(parts, wide), dtype=torch.uint8, device=x.device)
-        coding.encode(x, rows, parts, self._key())
+        rows = torch.empty(len(x), coding.row_bytes(parts, wide), dtype=torch.uint8, device=x.device)
+        coding.encode(x.view(-1), rows, parts, self._key())
         received = torch.empty_like(rows)
-        pending = comm.all_to_all(received, rows)
+        pending = route.scatter(received, rows)
         if unsent is not None:
             unsent.keep(x if scattering.feedback else None, scale)
         self.account.coding_s += now_s() - start_s
@@ -263,8 +257,9 @@ class Scatter(ReduceScatter):
         if out is not output_tensor:
             output_tensor.copy_(out)
         self.account.coding_s += now_s() - begin_s
-        is_first = self.account.note(kind, (comm.world - 1) * rows[0].nbytes, ring)
-        if is_first and kind != scattering.text and comm.rank == 0:
+        sent, inside = route.across * rows[0].nbytes, route.inside * x[0].nbytes
+        is_first = self.account.note(kind, sent, ring, inside)
+        if is_first and kind != scattering.text and group.rank() == 0:
             _LOG.warning(
                 "module %r scatters %s: only some of its parameters have a gradient", self._of.label, kind
             )

@@ -1,11 +1,12 @@
 """Gradient of one module that a rank has not sent yet: what rounding left of the sums that it scattered.
 
-It is unsharded, because every rank rounds what it sends to all others: a world times the shard.
+It is unsharded, because every rank rounds what it sends to all others: a world times the shard. Where ranks
+of a node add up first, a rank rounds what it sends to one rank of each node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from gradwire.step.context import Fates
 
 
 class Unsent:
-    """Rows (world, elements) of what is unsent, one for each rank that it is meant for.
+    """Rows (targets, elements) of what is unsent, one for each of the ranks that it is meant for.
 
     Until it is known whether an optimizer has used a scatter, the state before it is kept, too, if
     `can_go_back`: that doubles the memory.
@@ -23,16 +24,19 @@ class Unsent:
     def __init__(
         self,
         columns: Mapping[str, slice],
+        targets: Sequence[int],
         world: int,
         dtype: torch.dtype,
         device: torch.device,
         *,
         can_go_back: bool,
     ) -> None:
-        """`columns` are where a row has each parameter."""
-        self.columns = columns
+        """`columns` are where a row has each parameter; `targets` are ascending ranks of the `world`."""
+        self.columns, self._world = columns, world
+        self.places = torch.tensor(list(targets), device=device)
+        """The ranks that rows are meant for."""
         self.elements = max(each.stop for each in columns.values())
-        self._latest = torch.zeros(world, self.elements, dtype=dtype, device=device)
+        self._latest = torch.zeros(len(targets), self.elements, dtype=dtype, device=device)
         self._before = torch.zeros_like(self._latest) if can_go_back else None
         self._is_pending = self._is_empty = False
 
@@ -62,13 +66,12 @@ class Unsent:
                 before.copy_(latest)
         self._is_pending = not fates.open.isdisjoint(self.columns)
 
-    def add_to(self, x: Tensor, scale: Tensor | None) -> None:
-        """x (world · elements,) += what is unsent, times the loss scale."""
-        rows = x.view(self._latest.shape)
-        rows.add_(self._latest if scale is None else self._latest * scale.to(x.dtype))
+    def add_to(self, rows: Tensor, scale: Tensor | None) -> None:
+        """rows (targets, elements) += what is unsent, times the loss scale."""
+        rows.add_(self._latest if scale is None else self._latest * scale.to(rows.dtype))
 
     def keep(self, left: Tensor | None, scale: Tensor | None) -> None:
-        """Remember what coding has left of x (world · elements,), where that is finite; `None`: nothing.
+        """Remember what coding has left of rows (targets, elements), where that is finite; `None`: nothing.
 
         Elsewhere, in blocks with NaN or Inf, what was unsent before stays so.
         """
@@ -79,15 +82,18 @@ class Unsent:
         if left is None:
             self._latest.zero_()
             return
-        rows = left.view(known.shape)
-        if scale is not None:
-            rows = rows / scale.to(left.dtype)
+        rows = left if scale is None else left / scale.to(left.dtype)
         self._latest.copy_(torch.where(rows.isfinite(), rows, known))
 
     def committed(self, name: str) -> Tensor:
-        """The rows (world, elements) of a parameter, without scatters that no optimizer has used; a view."""
+        """A parameter's rows (targets, elements), without scatters that no optimizer has used; a view."""
         plane = self._before if self._is_pending and self._before is not None else self._latest
         return plane[:, self.columns[name]]
+
+    def of_all(self, name: str) -> Tensor:
+        """As `committed`, with rows for all ranks (world, elements): zeros for those that are no targets."""
+        rows = self.committed(name)
+        return rows.new_zeros(self._world, rows.shape[1]).index_copy_(0, self.places, rows)
 
     def clear(self) -> None:
         """Nothing is unsent any more, and nothing pending."""

@@ -84,13 +84,14 @@ class ShardedModule:
         pieces = [row.view(of.padded_sharded_param_size) for row in rows]
         return torch.cat(pieces, dim).narrow(dim, 0, size[dim])
 
-    def rows(self, place: int, whole: Tensor, rows: Tensor) -> None:
-        """The inverse: write the parameter to all ranks' `rows` (world, elements), filled up with zeros."""
+    def rows(self, place: int, whole: Tensor, world: int) -> Tensor:
+        """The inverse: the parameter as all ranks' rows (world, elements), filled up with zeros."""
         of = self.group.fsdp_params[place]
-        rows.zero_()
+        rows = whole.new_zeros(world, self.elements[place])
         for row, piece in zip(rows, whole.chunk(len(rows), of.fsdp_placement.dim), strict=False):
             room = row.view(of.padded_sharded_param_size)
             room[tuple(slice(length) for length in piece.shape)] = piece
+        return rows
 
     def add_to_gradient(self, place: int, mine: Tensor) -> None:
         """Add this rank's part of an unsharded gradient (elements,) to `p.grad`, or make it that."""

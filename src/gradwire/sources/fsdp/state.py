@@ -32,7 +32,7 @@ def save(traffic: Traffic, control: Comm) -> dict[str, Any]:
     """This rank's state, on the CPU. Scatters that no optimizer has used yet have left no trace in it."""
     traffic.up_to_date()
     memory = {
-        name: of.whole(of.names.index(name), unsent.committed(name)).float().cpu()
+        name: of.whole(of.names.index(name), unsent.of_all(name)).float().cpu()
         for of, unsent in traffic.unsent
         for name in unsent.columns
     }
@@ -41,6 +41,7 @@ def save(traffic: Traffic, control: Comm) -> dict[str, Any]:
         "kind": KIND,
         "rank": control.rank,
         "world": control.world,
+        "nodes": _nodes(traffic),
         "step": traffic.made,
         "recipe": traffic.wished.scattering.text,
         "draws": traffic.draws,
@@ -59,9 +60,18 @@ def save_mean(traffic: Traffic, control: Comm) -> dict[str, Any]:
     return {**state, "rank": None, "world": None}
 
 
-def fits(saved: Saved, control: Comm) -> bool:
-    """Whether every state is of as many ranks as there are: a rank then takes its own."""
-    return all(each.get("world") in (None, control.world) for each in single(saved))
+def _nodes(traffic: Traffic) -> list[list[int]]:
+    """The ranks of every node; none where each rank sends to all."""
+    return [] if traffic.nodes is None else [list(each) for each in traffic.nodes.nodes]
+
+
+def fits(traffic: Traffic, saved: Saved) -> bool:
+    """Whether every state is of as many ranks as there are, on the same nodes: a rank then takes its own."""
+    return all(each.get("world") is None or _is_of_this_world(traffic, each) for each in single(saved))
+
+
+def _is_of_this_world(traffic: Traffic, state: State) -> bool:
+    return (state["world"], state.get("nodes", [])) == (traffic.group.size(), _nodes(traffic))
 
 
 def load(
@@ -80,7 +90,7 @@ def load(
         if missing not in ("refuse", "drop"):
             raise ValueError(f"missing={missing!r} is neither 'refuse' nor 'drop'")
         states = single(saved)
-        chosen = _chosen(states, control, missing, mean=mean)
+        chosen = _chosen(traffic, states, control, missing, mean=mean)
         memory = _fitted(traffic, chosen, missing)
         rooms = traffic.make_room(traffic.wished.scattering, memory)
         step, kind = str(chosen["step"]), "a mean" if chosen["rank"] is None else "of this rank"
@@ -100,7 +110,9 @@ def _nothing() -> None:
     """Nothing is taken up."""
 
 
-def _chosen(states: Sequence[State], control: Comm, missing: Missing, *, mean: bool) -> State:
+def _chosen(
+    traffic: Traffic, states: Sequence[State], control: Comm, missing: Missing, *, mean: bool
+) -> State:
     """The state to go on from: this rank's own, a mean, or the mean of all."""
     for each in states:
         if each.get("kind") != KIND:
@@ -119,12 +131,12 @@ def _chosen(states: Sequence[State], control: Comm, missing: Missing, *, mean: b
     lacking = sorted(set(range(world)) - {each["rank"] for each in states})
     # Of a list that has lost some, all ranks take the mean, those whose own is left, too.
     is_whole = len(states) == 1 or not lacking
-    if world == control.world and own and is_whole and not mean:
+    if own and _is_of_this_world(traffic, own[0]) and is_whole and not mean:
         return own[0]
     if lacking and (missing == "refuse" or len(states) == 1):
         raise ValueError(
-            f"states of ranks {lacking} of {world} are missing: in another world each rank needs all of "
-            "them. missing='drop' goes on with the mean of the others"
+            f"states of ranks {lacking} of {world} are missing: in another world, or on other nodes, each "
+            "rank needs all of them. missing='drop' goes on with the mean of the others"
         )
     steps = {each["step"] for each in states}
     if len(steps) > 1:
@@ -158,6 +170,9 @@ def _take_up(
     traffic: Traffic, state: State, memory: Mapping[str, Tensor], rooms: Sequence[Unsent | None]
 ) -> None:
     traffic.steps.forget()
+    # A mean is shared out among the ranks that remember rows for the same target.
+    world = traffic.group.size()
+    share = 1.0 if state["rank"] is not None else world / len(traffic.targets)
     for each, scatter, unsent in zip(traffic.modules, traffic.scatters, rooms, strict=True):
         scatter.unsent = unsent
         if unsent is None:
@@ -165,7 +180,8 @@ def _take_up(
         unsent.clear()
         for name in unsent.columns:
             if name in memory:
-                each.rows(each.names.index(name), memory[name].to(each.group.device), unsent.committed(name))
+                rows = each.rows(each.names.index(name), memory[name].to(each.group.device), world)
+                unsent.committed(name).copy_(share * rows[unsent.places])
     traffic.go_on(int(state["step"]), int(state["draws"]))
     dropped = sorted(state["memory"].keys() - memory.keys())
     if dropped:

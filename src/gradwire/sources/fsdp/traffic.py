@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from gradwire.sources.fsdp.coding import GATHERS, Scattering
-from gradwire.sources.fsdp.comms import Account, Carriers, Gather, Scatter, reduce_scatter
+from gradwire.sources.fsdp.comms import Account, Gather, Scatter, reduce_scatter
 from gradwire.sources.fsdp.memory import Unsent
 from gradwire.sources.fsdp.modules import ShardedModule
+from gradwire.sources.fsdp.routes import Routes, targets_of
+from gradwire.sources.nodes.members import NodeTable
 from gradwire.step.context import Fates
 from gradwire.step.fates import Steps
 
@@ -32,6 +34,11 @@ class Wished:
 
     scattering: Scattering
     gather: str | None = None
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether anything travels in other bits than torch sends it."""
+        return self.scattering.coding is not None or self.gather is not None
 
 
 class Traffic:
@@ -46,19 +53,26 @@ class Traffic:
         wished: Wished,
         steps: Steps,
         *,
+        nodes: NodeTable | None = None,
         loss_scale: Callable[[], Tensor | None] = lambda: None,
         seed: int = 0,
         memory_dtype: torch.dtype | None = None,
         can_go_back: bool = True,
     ) -> None:
-        """`loss_scale` is asked once in each backward pass; it must not wait for a device."""
+        """`nodes` are those of the mesh's ranks, if several share one. What is coded goes by two levels then,
+        once `routes` has groups for that. `loss_scale` is asked once in each backward pass; it must not wait
+        for a device.
+        """
         self.modules, self.wished, self.steps = tuple(modules), wished, steps
         self.group: dist.ProcessGroup = modules[0].received()[0]
+        self.nodes = nodes
+        self.targets = targets_of(nodes, self.group.rank(), self.group.size())
+        """The ranks for which this rank codes gradients."""
         self.step = self.dropped = 0
         """Steps begun, less those left out; and those."""
         self.ended: list[Callable[[], None]] = []
         """Called at the end of each backward pass with scatters."""
-        self.carriers = Carriers()
+        self.routes = Routes()
         self.draws = 0
         """Numbers drawn so far, for stochastic rounding."""
         self.can_go_back = can_go_back
@@ -71,10 +85,10 @@ class Traffic:
         """Sent before the last change of what is sent."""
         self._original = [(each.collectives, each.forces_sums) for each in modules]
         self.gathers = [
-            Gather(each, self.carriers, GATHERS[wished.gather], wished.gather or "") for each in modules
+            Gather(each, self.routes, GATHERS[wished.gather], wished.gather or "") for each in modules
         ]
         self.scatters = [
-            Scatter(each, self.carriers, wished.scattering, self._begins, self._key) for each in modules
+            Scatter(each, self.routes, wished.scattering, self._begins, self._key) for each in modules
         ]
 
     # -- taking over, changing, and giving back
@@ -83,7 +97,7 @@ class Traffic:
         """Bytes that a rank needs for what `scattering` does not send at once."""
         if not scattering.feedback:
             return 0
-        rows = self.group.size() * (1 + self.can_go_back)
+        rows = len(self.targets) * (1 + self.can_go_back)
         elements = sum(each.elements[place] for each in self.modules for place in each.trained())
         return rows * elements * (self._memory_dtype or torch.float32).itemsize
 
@@ -107,7 +121,8 @@ class Traffic:
             of.names[place]: slice(*bound) for place, bound in zip(trained, pairwise(bounds), strict=True)
         }
         dtype, device = self._memory_dtype or torch.float32, of.group.device
-        return Unsent(columns, self.group.size(), dtype, device, can_go_back=self.can_go_back)
+        world, how = self.group.size(), self.can_go_back
+        return Unsent(columns, self.targets, world, dtype, device, can_go_back=how)
 
     def install(self, memory: Sequence[Unsent | None]) -> None:
         """Carry the model's traffic from now on, with `memory` from `make_room`."""
@@ -140,7 +155,7 @@ class Traffic:
             each.module.set_force_sum_reduction_for_comms(forced)
         for scatter in self.scatters:
             scatter.unsent = None
-        self.carriers.close()
+        self.routes.close()
 
     @contextmanager
     def exact(self) -> Iterator[None]:
@@ -230,7 +245,7 @@ class Traffic:
         """Add the mean of what is unsent to `p.grad`, and forget it. A float32 reduce-scatter per module."""
         self.up_to_date()
         for each, unsent in self.unsent:
-            whole = torch.cat([unsent.committed(name) for name in unsent.columns], 1).float()
+            whole = torch.cat([unsent.of_all(name) for name in unsent.columns], 1).float()
             mine = torch.empty(unsent.elements, dtype=torch.float32, device=whole.device)
             reduce_scatter(mine, whole.view(-1), each.received()[-1])
             mine.mul_(loss_scale / each.divide_factor)
@@ -247,8 +262,9 @@ class Traffic:
         """Bytes that this rank has sent since `install`."""
         return self._earlier_bytes + sum(each.sent_bytes for each in self._accounts)
 
-    def per_pass(self) -> tuple[float, float, float, float]:
-        """Bytes of gathers, of scatters and of rings, and seconds of coding, since the last change.
+    def per_pass(self) -> tuple[float, float, float, float, float]:
+        """Bytes of gathers, scatters and rings, bytes inside nodes, and seconds of coding; all since the last
+        change.
 
         They are per backward pass: as often as the busiest module was scattered.
         """
@@ -256,8 +272,9 @@ class Traffic:
         gathers = sum(gather.account.sent_bytes for gather in self.gathers)
         scatters = sum(scatter.account.sent_bytes for scatter in self.scatters)
         rings = sum(each.ring_bytes for each in self._accounts)
+        inside = sum(each.inside_bytes for each in self._accounts)
         coding_s = sum(each.coding_s for each in self._accounts)
-        return gathers / passes, scatters / passes, rings / passes, coding_s / passes
+        return gathers / passes, scatters / passes, rings / passes, inside / passes, coding_s / passes
 
     @property
     def _accounts(self) -> list[Account]:
@@ -270,6 +287,6 @@ class Traffic:
         return [(each, gather.account.calls, scatter.account.calls) for each, gather, scatter in accounts]
 
 
-def close_with(model: nn.Module, carriers: Carriers) -> None:
-    """End the threads of `carriers` when `model` goes."""
-    weakref.finalize(model, carriers.close)
+def close_with(model: nn.Module, routes: Routes) -> None:
+    """End the threads of `routes` when `model` goes."""
+    weakref.finalize(model, routes.close)

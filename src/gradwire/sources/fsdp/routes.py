@@ -1,0 +1,177 @@
+"""The ways of rows between ranks: from each to each, or by way of the ranks that share a node.
+
+If S ranks of W share a node, an all-to-all among all W sends S(W - S) rows over the node's link. A ring sends
+about W of them. Two levels send W - S: the ranks of a node add up their rows first, uncoded, and then ranks
+of the same place in their nodes exchange codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.comm import Pending, ProcessGroupComm
+from gradwire.comm.base import Finishing
+from gradwire.comm.groups import give_back
+from gradwire.sources.nodes.members import NodeTable
+
+
+class Route(Protocol):
+    """The collectives of scatters and gathers over `world` ranks."""
+
+    world: int
+    targets: tuple[int, ...]
+    """The ranks to which this rank sends rows that it has coded, itself among them, in the rows' order."""
+
+    across: int
+    inside: int
+    """Rows that a rank sends in a collective: over the link of its node (its own, if it shares none), and
+    inside the node."""
+    of_rings: float
+    """Rows that a ring would send over the link of its node, per rank."""
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The rows (targets, elements) that this rank has to code of x (world · elements,)."""
+        ...
+
+    def scatter(self, received: Tensor, rows: Tensor) -> Pending:
+        """Send each target its one of `rows` (targets, bytes), and receive as many."""
+        ...
+
+    def gather(self, rows: Tensor, row: Tensor) -> Pending:
+        """Fill `rows` (world, bytes) with every rank's `row` (bytes,)."""
+        ...
+
+
+class Straight:
+    """A `Route` of one collective among all ranks of `group`."""
+
+    inside = 0
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._comm = ProcessGroupComm(group)
+        self.world = self._comm.world
+        self.targets = tuple(range(self.world))
+        self.across = self.world - 1
+        self.of_rings = float(self.across)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """All of x: nothing is added up before."""
+        return x.view(self.world, -1)
+
+    def scatter(self, received: Tensor, rows: Tensor) -> Pending:
+        """One all-to-all."""
+        return self._comm.all_to_all(received, rows)
+
+    def gather(self, rows: Tensor, row: Tensor) -> Pending:
+        """One all-gather."""
+        return self._comm.all_gather(rows, row)
+
+    def close(self) -> None:
+        """End the comm's thread."""
+        self._comm.close()
+
+
+def targets_of(nodes: NodeTable | None, rank: int, world: int) -> tuple[int, ...]:
+    """The ranks to which `rank` sends coded rows: all, or on `nodes` those that have its place there.
+
+    They are in ascending order, in which process groups number their ranks.
+
+    >>> targets_of(None, 1, 4), targets_of(NodeTable(((0, 3), (1, 2))), 3, 4)
+    ((0, 1, 2, 3), (2, 3))
+    """
+    return tuple(range(world)) if nodes is None else tuple(sorted(nodes.between(rank)))
+
+
+class ByNodes:
+    """A `Route` of two levels. A scatter adds up inside the node, in the type of x and in rank order, and
+    sends codes between nodes. A gather brings codes from other nodes first, and then those of the neighbours.
+    """
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        rank: int,
+        inside: dist.ProcessGroup,
+        between: dist.ProcessGroup,
+        where: torch.device,
+    ) -> None:
+        """`inside` and `between` are groups of this route alone, of the node's ranks and of `targets`."""
+        self._inside, self._between = ProcessGroupComm(inside), ProcessGroupComm(between)
+        self._is_running = 0
+        per_node, count = nodes.per_node, len(nodes.nodes)
+        self.world = per_node * count
+        self.targets = targets_of(nodes, rank, self.world)
+        self.across, self.inside = count - 1, (per_node - 1) * count
+        self.of_rings = (self.world - 1) / per_node
+        by_place = [targets_of(nodes, each, self.world) for each in nodes.nodes[0]]
+        self._order = torch.tensor([each for ranks in by_place for each in ranks], device=where)
+        """All ranks, place by place."""
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The node's sums of the targets' rows: one all-to-all inside the node."""
+        mine = x.view(self.world, -1)[self._order].view(self._inside.world, -1)
+        parts = torch.empty_like(mine)
+        self._begun(self._inside.all_to_all(parts, mine)).wait()
+        total = parts[0]
+        for part in parts[1:]:
+            total.add_(part)
+        return total.view(len(self.targets), -1)
+
+    def scatter(self, received: Tensor, rows: Tensor) -> Pending:
+        """One all-to-all between nodes."""
+        return self._begun(self._between.all_to_all(received, rows))
+
+    def gather(self, rows: Tensor, row: Tensor) -> Pending:
+        """One all-gather between nodes, and in `wait` another one inside the node."""
+        of_place = row.new_empty(len(self.targets), row.numel())
+
+        def onward() -> None:
+            of_all = row.new_empty(self._inside.world, of_place.numel())
+            self._begun(self._inside.all_gather(of_all, of_place.view(-1))).wait()
+            rows[self._order] = of_all.view(rows.shape)
+
+        return Finishing(self._begun(self._between.all_gather(of_place, row)), onward)
+
+    def _begun(self, pending: Pending) -> Pending:
+        self._is_running += 1
+        return Finishing(pending, self._ended)
+
+    def _ended(self) -> None:
+        self._is_running -= 1
+
+    def close(self) -> None:
+        """End the comms' threads, and give back the groups if nothing runs on them, or has failed there."""
+        for each in (self._inside, self._between):
+            each.close()
+            if not self._is_running:
+                give_back(each.group)
+
+
+class Routes:
+    """The routes of one model: one for each process group over which FSDP2 sends, or two levels for all."""
+
+    def __init__(self) -> None:
+        self._straight: dict[str, Straight] = {}
+        self.by_nodes: ByNodes | None = None
+
+    def over(self, group: dist.ProcessGroup) -> Route:
+        """The route among the ranks of `group`. Two levels are for groups of all ranks of the mesh."""
+        if self.by_nodes is not None and group.size() == self.by_nodes.world:
+            return self.by_nodes
+        name = group.group_name
+        if name not in self._straight:
+            self._straight[name] = Straight(group)
+        return self._straight[name]
+
+    def close(self) -> None:
+        """End their threads."""
+        every: Sequence[Straight | ByNodes] = [*self._straight.values()]
+        for each in every if self.by_nodes is None else [*every, self.by_nodes]:
+            each.close()
+        self._straight.clear()
+        self.by_nodes = None
