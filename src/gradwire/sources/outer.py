@@ -232,7 +232,7 @@ class LocalSteps(Source):
                 raise ValueError(
                     f"DDP's process group has ranks {sorted(mine)}, and replicas= has {sorted(between)}: "
                     f"they must have one rank in common, and make up all {world} ranks as a grid. Take both "
-                    "from one mesh: process_group=mesh.get_group('machine'), replicas=mesh['replicate']"
+                    "from one mesh: process_group=mesh.get_group('ranks'), replicas=mesh['nodes']"
                 )
         self._inner = optimizers_of(self._given)
         if not self._inner:

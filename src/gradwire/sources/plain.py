@@ -363,7 +363,7 @@ def group_in(replicas: object) -> dist.ProcessGroup:
     if get_group is not None:
         if (ndim := getattr(replicas, "ndim", 1)) != 1:
             raise ValueError(
-                f"replicas= is a mesh of {ndim} dimensions: pass one of them, like mesh['replicate']"
+                f"replicas= is a mesh of {ndim} dimensions: pass one of them, like mesh['nodes']"
             )
         replicas = get_group()
     if not isinstance(replicas, dist.ProcessGroup):

@@ -76,7 +76,7 @@ class ShardedParameters(PlainParameters):
             raise ValueError(
                 f"fully_shard's mesh has ranks {sorted(inside)}, and replicas= has {sorted(between)}: they "
                 f"must have one rank in common, and make up all {world} ranks as a grid. Take both from one "
-                "mesh: fully_shard(model, mesh=mesh['shard']), replicas=mesh['replicate']"
+                "mesh: fully_shard(model, mesh=mesh['ranks']), replicas=mesh['nodes']"
             )
         managed = _managed(self.model)
         carried = {id(_parameter_of(each)) for each in managed}
