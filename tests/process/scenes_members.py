@@ -21,7 +21,7 @@ from gradwire.agreement.agree import checksum
 from gradwire.measure.connections import tried
 from gradwire.members import Card, Roster
 from gradwire.members.standing import Fixed
-from gradwire.step.fates import local
+from gradwire.step.optimizers import local
 from tests.process.scenes_outer import EVERY, shared, steps, values
 from tests.support.models import perceptron
 

@@ -52,8 +52,8 @@ GRACE_S = 5.0
 
 FOR_GOOD = Counter(
     [
-        "hook before steps of all optimizers, from gradwire.step.fates",
-        "hook after steps of all optimizers, from gradwire.step.fates",
+        "hook before steps of all optimizers, from gradwire.step.optimizers",
+        "hook after steps of all optimizers, from gradwire.step.optimizers",
         "thread gradwire-tables_0",
     ]
 )

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.sources.observe import Entrance, leave_out_of_copies, remove
 from gradwire.sources.unwrap import Optimizers
-from gradwire.step.fates import are_zero, listen, stop_listening
+from gradwire.step.optimizers import are_zero, listen, parameters_of, stop_listening
 from gradwire.untraced import untraced
 
 _Marks: TypeAlias = list[tuple[int, int]]
@@ -73,9 +73,8 @@ class Attempts:
         leave_out_of_copies(model, hooks)
         self._handles = hooks
         weakref.finalize(model, remove, hooks).atexit = False
-        weakref.finalize(model, stop_listening, self).atexit = False
         self.change(optimizers)
-        listen(self)
+        listen(self, model)
 
     def change(self, optimizers: Optimizers) -> None:
         """Count the steps of `optimizers`, and of others that have their parameters."""
@@ -181,12 +180,12 @@ class Attempts:
         """Any optimizer is about to step. One that was not given may be inside another, or around it."""
         if optimizer in self._inside:
             self._inside.clear()  # its last step has raised
-        if not _parameters_of(optimizer).isdisjoint(map(id, self._parameters)):
+        if not parameters_of(optimizer).isdisjoint(map(id, self._parameters)):
             self._on_step()
             self._inside.add(optimizer)
 
-    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped. One inside another makes no step of its own."""
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer, _found_inf: Tensor | None) -> None:
+        """It has stepped, or skipped that: both count. One inside another makes no step of its own."""
         if optimizer not in self._inside:
             return
         self._inside.remove(optimizer)
@@ -203,12 +202,7 @@ class Attempts:
         """Whether all that were given have, or others in their place."""
         left = [each for each in self._optimizers if each not in self._stepped]
         others = self._stepped.difference(self._optimizers)
-        return not left or (bool(others) and _parameters_of(*left) <= _parameters_of(*self._stepped))
-
-
-def _parameters_of(*optimizers: torch.optim.Optimizer) -> set[int]:
-    groups = (group for each in optimizers for group in each.param_groups)
-    return {id(parameter) for group in groups for parameter in group["params"]}
+        return not left or (bool(others) and parameters_of(*left) <= parameters_of(*self._stepped))
 
 
 def _shown_to(entrance: Entrance) -> Callable[..., None]:

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.agreement.agree import checksum
 from gradwire.errors import GradwireWarning
 from gradwire.sources.observe import leave_out_of_copies
-from gradwire.step.fates import local
+from gradwire.step.optimizers import local
 
 _EDITED = (
     "parameters of this model were written between an optimizer's step and the next forward pass. If their "

@@ -37,8 +37,8 @@ from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, inside, optimizers_of, replicated_in
 from gradwire.step.arena import ParameterSpec, specs_of
 from gradwire.step.environment import EngineEnvironment
-from gradwire.step.fates import local
 from gradwire.step.layout import Layout, Policy, chooser
+from gradwire.step.optimizers import local
 from gradwire.step.reducer import Backward
 from gradwire.step.shards import shards_of
 from gradwire.step.step import Passenger, Step

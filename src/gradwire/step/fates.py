@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import product
 from operator import is_
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradwire.errors import GradwireError, GradwireWarning
 from gradwire.placement import Device, fetch
 from gradwire.step.context import Fates
-from gradwire.untraced import untraced
+from gradwire.step.optimizers import are_zero, listen, stop_listening
 
 Optimizers: TypeAlias = tuple[torch.optim.Optimizer, ...]
 
@@ -34,9 +31,6 @@ Written: TypeAlias = Mapping[str, bool]
 """Parameters whose gradient has been written in this pass already, and whether it was `None` before."""
 
 NONE_WRITTEN: Written = {}
-
-_GLANCE = 1024
-"""Elements that are looked at first, to see that a gradient is not zero."""
 
 _UNSEEN = (
     "an optimizer has stepped with gradients that were never exchanged, so the replicas differ from now on. "
@@ -120,7 +114,6 @@ class Steps:
         self._records = [_Record(each) for each in optimizers]
         self._others: list[_Record] = []
         """Optimizers that were not given and have stepped since the last exchange began."""
-        self._unhook: list[Callable[[], object]] = []
         self._skipped, self._alone, self._raises = skipped, alone, raises
         self._may_differ = may_differ
         self._has_looked = self._is_pending = self._is_dropping = self._is_local = False
@@ -136,27 +129,15 @@ class Steps:
         return tuple(each.optimizer for each in self._records)
 
     def watch(self, model: nn.Module) -> None:
-        """Register the hooks on the optimizers, for as long as `model` lives."""
-        for record in self._records:
-            if not hasattr(record.optimizer, "_optimizer_step_post_hooks"):
-                continue  # as of one around another, which has not run torch's constructor
-            for handle in (
-                record.optimizer.register_step_pre_hook(untraced(lambda *_, of=record: self._before(of))),
-                record.optimizer.register_step_post_hook(untraced(lambda *_, of=record: self._after(of))),
-            ):
-                # An optimizer that outlives the model must not keep the arena alive.
-                unhook = weakref.finalize(model, handle.remove)
-                unhook.atexit = False
-                self._unhook.append(unhook)
-        if self._records and self._skipped == "drop":
-            listen(self)
+        """Hear of optimizers, for as long as `model` lives."""
+        if self._records:
+            listen(self, model)
+        else:
+            stop_listening(self)
 
     def change(self, optimizers: Optimizers, model: nn.Module) -> None:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""
         self.forget()
-        for unhook in self._unhook:
-            unhook()
-        self._unhook.clear()
         self._records, self._others = [_Record(each) for each in optimizers], []
         self.watch(model)
 
@@ -258,20 +239,27 @@ class Steps:
         self.forget()
         self._is_retired = True
 
-    # -- hooks of optimizers
+    # -- what the follower of optimizers reports
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note a step that begins. An optimizer that was not given may be inside another, or around it."""
+        """Any optimizer is about to step. One that was not given may be inside another, or around it."""
+        if (given := self._record_of(optimizer)) is not None:
+            self._before(given)
+            return
         known = (*self._records, *self._others)
-        if not self._is_pending or any(each.is_inside or each.optimizer is optimizer for each in known):
+        is_ignored = self._skipped == "keep" or not self._is_pending
+        if is_ignored or any(each.is_inside or each.optimizer is optimizer for each in known):
             return
         record = _Record(optimizer, has_ever_stepped=True, is_new=True)
         if self._names_of(record):
             self._others.append(record)
             self._before(record)
 
-    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note a step that has ended. An optimizer not given stands for those with its parameters."""
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer, found_inf: Tensor | None) -> None:
+        """It has stepped. If it was not given, those that share parameters with it are known to be used."""
+        if (given := self._record_of(optimizer)) is not None:
+            self._after(given, found_inf)
+            return
         record = next((each for each in self._others if each.optimizer is optimizer), None)
         if record is None:
             return
@@ -281,7 +269,7 @@ class Steps:
             self._others.remove(record)  # around one that was given
             record.is_inside = False
             return
-        self._after(record)
+        self._after(record, found_inf)
         for each in self._records:  # one that is around it may never step itself
             if not each.has_ever_stepped:
                 each.has_ever_stepped = not names.isdisjoint(self._names_of(each))
@@ -303,18 +291,16 @@ class Steps:
         if self._is_pending and not record.has_stepped and self._recognises(record, inside=True):
             self._clear(record)
 
-    def _after(self, record: _Record) -> None:
+    def _after(self, record: _Record, found_inf: Tensor | None) -> None:
         record.is_inside, record.has_stepped, record.has_ever_stepped = False, True, True
-        found = getattr(record.optimizer, "found_inf", None)
-        # A fused optimizer's step is called although a scaler has found Inf: the device leaves it out.
-        record.skipped = fetch(self._device, found) if isinstance(found, Tensor) else None
+        record.skipped = None if found_inf is None else fetch(self._device, found_inf)
         self.in_a_row = 0
         if self._passes > 1 and self._is_first("passes"):
             warnings.warn(
                 f"{self._passes} backward passes were exchanged before one optimizer step: each micro-batch "
                 "was compressed and sent. Wrap all but the last in wire.no_sync().",
                 GradwireWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         if not (record.is_new or self._is_local or self._alone or self._is_retired or self._may_differ()):
             self._check_unseen(record)
@@ -332,7 +318,7 @@ class Steps:
         if self._raises:
             raise GradwireError(why)
         if self._is_first("unseen"):
-            warnings.warn(why, GradwireWarning, stacklevel=6)
+            warnings.warn(why, GradwireWarning, stacklevel=7)
 
     def _is_first(self, kind: str) -> bool:
         """Whether a warning of this kind has not been given yet."""
@@ -354,6 +340,10 @@ class Steps:
             and (inside or not record.is_inside)
             and not self._may_differ()
         )
+
+    def _record_of(self, optimizer: torch.optim.Optimizer) -> _Record | None:
+        """The record of an optimizer that was given."""
+        return next((each for each in self._records if each.optimizer is optimizer), None)
 
     def _names_of(self, record: _Record) -> frozenset[str]:
         return record.named(self._names)
@@ -392,63 +382,9 @@ class Steps:
         return names - there.keys() - {name for name, was_cleared in written.items() if not was_cleared}
 
 
-class Listener(Protocol):
-    """Is told of the steps of every optimizer in this process."""
-
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that it is about to step."""
-
-    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that it has stepped."""
-
-
-_LISTENERS: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
-"""In the order in which they began to listen, which must be the same on all ranks: some make rounds then."""
-
-
-def listen(listener: Listener) -> None:
-    """Tell `listener` of all steps, as long as it lives. torch must not lose a hook while it calls them."""
-    _hear_of_all()
-    _LISTENERS[id(listener)] = listener
-
-
-def stop_listening(listener: Listener) -> None:
-    """Tell it no more."""
-    _LISTENERS.pop(id(listener), None)
-
-
-@cache
-def _hear_of_all() -> None:
-    register_optimizer_step_pre_hook(untraced(_begins))
-    register_optimizer_step_post_hook(untraced(_ended))
-
-
-def _begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for listener in list(_LISTENERS.values()):
-        listener.optimizer_begins(optimizer)
-
-
-def _ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for listener in list(_LISTENERS.values()):
-        listener.optimizer_ended(optimizer)
-
-
 def _are_same(parameters: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
     return len(parameters) == len(known) and all(map(is_, parameters, known))
 
 
 def _same(one: tuple[weakref.ref[Tensor], int], other: tuple[weakref.ref[Tensor], int]) -> bool:
     return one[0]() is other[0]() and one[1] == other[1]
-
-
-def local(gradient: Tensor) -> Tensor:
-    """The part of a gradient on this rank."""
-    to_local = getattr(gradient, "to_local", None)
-    here: Tensor = gradient if to_local is None else to_local()
-    return here.detach()
-
-
-def are_zero(gradients: Collection[Tensor]) -> bool:
-    """Whether all elements are zero. Most often a glance at the first ones shows that they are not."""
-    looks = product((_GLANCE, None), gradients)
-    return not any(bool(local(each).flatten()[:limit].any()) for limit, each in looks)

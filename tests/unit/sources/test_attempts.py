@@ -112,6 +112,85 @@ def test_steps_of_an_optimizer_of_other_parameters_count() -> None:
     assert wire.attempts == 8
 
 
+def _clear_then_step(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+    left_out(model, optimizer)
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def _clear_to_zeros(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+    left_out(model, optimizer)
+    optimizer.zero_grad(set_to_none=False)
+
+
+def _drop(model: nn.Module, optimizer: torch.optim.Optimizer, wire: gradwire.OuterWire) -> None:
+    left_out(model, optimizer)
+    wire.drop_step()
+
+
+def _accumulate(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+    left_out(model, optimizer)
+    backward(model)
+    optimizer.step()
+
+
+def _step_another(model: nn.Module, _optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+    made(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+
+
+def _sharpen(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+    left_out(model, optimizer)
+    with torch.no_grad():
+        next(model.parameters()).add_(0.01)
+    made(model, optimizer)
+
+
+def _close(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+    def closure() -> float:
+        for _pass in range(3):
+            left_out(model, optimizer)
+        return 0.0
+
+    optimizer.step(closure)
+
+
+def _overflow(model: nn.Module, optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer.zero_grad()
+    inputs, targets = batch(0)
+    loss = nn.functional.mse_loss(model(inputs), targets) * torch.inf
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+WAYS = {
+    "the optimizer steps": lambda model, optimizer, _wire: made(model, optimizer),
+    "cleared, no step": lambda model, optimizer, _wire: left_out(model, optimizer),
+    "cleared, then a step": _clear_then_step,
+    "cleared to zeros": _clear_to_zeros,
+    "dropped": _drop,
+    "accumulated": _accumulate,
+    "another optimizer steps": _step_another,
+    "sharpness-aware": _sharpen,
+    "in a closure": _close,
+    "skipped by a scaler": _overflow,
+}
+"""Rows of the table in `docs/engineering/design.md`, "A step is what the optimizer makes"."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_of_the_table_is_one_attempted_step(way: str) -> None:
+    model = perceptron()
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer)
+    made(model, optimizer)
+    for _ in range(2):
+        WAYS[way](model, optimizer, wire)
+    made(model, optimizer)
+    assert wire.attempts == 4
+
+
 def test_buffers_in_another_order_of_memory_travel() -> None:
     model = perceptron()
     model.register_buffer("table", torch.arange(6.0).view(2, 3).t())

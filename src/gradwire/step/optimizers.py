@@ -1,0 +1,95 @@
+"""The one follower of optimizers: it reports of each when it begins to step, and has stepped or skipped that.
+
+Two readers have rules of their own. `Steps` (`step/fates.py`) asks which gradients an optimizer has used: a
+step that a scaler skipped used none. `Attempts` (`sources/attempts.py`) asks how often a replica has tried to
+step: a step that was skipped counts, so that replicas count alike. Both tell cleared gradients by `are_zero`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+from functools import cache
+from itertools import product
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gradwire.untraced import untraced
+
+_GLANCE = 1024
+"""Elements that are looked at first, to see that a gradient is not zero."""
+
+
+class Reader(Protocol):
+    """Hears of the steps of every optimizer in this process, on the thread that calls `step`."""
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is about to step. One optimizer may step inside the step of another."""
+
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer, found_inf: Tensor | None) -> None:
+        """It has stepped. A fused one has skipped that, on the device, where `found_inf` is not zero."""
+
+
+_READERS: weakref.WeakValueDictionary[int, Reader] = weakref.WeakValueDictionary()
+"""In the order in which they began to listen, which must be the same on all ranks: some make rounds then."""
+
+
+def listen(reader: Reader, model: nn.Module) -> None:
+    """Let `reader` hear of all optimizers, until `model` or itself is gone.
+
+    No optimizer keeps it alive. Hooks stay: torch must not lose one while it goes through them.
+    """
+    _hear_of_all()
+    if id(reader) not in _READERS:
+        _READERS[id(reader)] = reader
+        weakref.finalize(model, _forget, weakref.ref(reader)).atexit = False
+
+
+def stop_listening(reader: Reader) -> None:
+    """The inverse."""
+    _READERS.pop(id(reader), None)
+
+
+def _forget(reader: weakref.ref[Reader]) -> None:
+    if (listening := reader()) is not None:
+        stop_listening(listening)
+
+
+@cache
+def _hear_of_all() -> None:
+    register_optimizer_step_pre_hook(untraced(_begins))
+    register_optimizer_step_post_hook(untraced(_ended))
+
+
+def _begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for reader in list(_READERS.values()):
+        reader.optimizer_begins(optimizer)
+
+
+def _ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    # A scaler leaves its word on a fused optimizer while that steps.
+    found = getattr(optimizer, "found_inf", None)
+    for reader in list(_READERS.values()):
+        reader.optimizer_ended(optimizer, found if isinstance(found, Tensor) else None)
+
+
+def parameters_of(*optimizers: torch.optim.Optimizer) -> set[int]:
+    """The ids of their parameters. Looked up anew: users add and change parameter groups while training."""
+    groups = (group for each in optimizers for group in each.param_groups)
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def local(gradient: Tensor) -> Tensor:
+    """The part on this rank, of a sharded one."""
+    to_local = getattr(gradient, "to_local", None)
+    here: Tensor = gradient if to_local is None else to_local()
+    return here.detach()
+
+
+def are_zero(gradients: Collection[Tensor]) -> bool:
+    """Whether all elements are; most often a glance at the first ones shows that they are not."""
+    looks = product((_GLANCE, None), gradients)
+    return not any(bool(local(each).flatten()[:limit].any()) for limit, each in looks)
