@@ -26,7 +26,7 @@ from gradwire.exchange.base import WHOLE, Exchange
 from gradwire.kernels.folding import Folded, fold_marked
 from gradwire.kernels.pieces import Pieces
 from gradwire.memory import UNSENT, Gradients, Memory
-from gradwire.step.context import ExchangeState, Fates, Part, is_dense
+from gradwire.step.context import ExchangeState, Fates, Part, WayBack, is_dense
 from gradwire.step.marks import Marks
 from gradwire.step.plan import ExchangePlan
 
@@ -191,8 +191,7 @@ class Lane:
         self._numbers = {slot.spec.name: number for number, slot in enumerate(self.slots)}
         self._replaced: dict[str, Tensor] = {}
         """Planes before the last commit."""
-        self._held: dict[str, dict[str, Tensor]] = {}
-        """By open parameter: its planes before its first exchange that is still open."""
+        self._way_back = WayBack[Tensor]()
 
     @property
     def memory_bytes(self) -> int:
@@ -276,33 +275,27 @@ class Lane:
         Only slots of dropped and of open parameters are copied.
         """
         for slot in self.slots:
-            name, here = slot.spec.name, slice(slot.start, slot.stop)
-            if name in fates.dropped:
-                replaced = {plane: old[here] for plane, old in self._replaced.items()}
-                for plane, old in (replaced | self._held.pop(name, {})).items():
-                    self.committed[plane][here] = old
-            elif name in fates.open:
-                held = self._held.setdefault(name, {})
-                for plane, old in self._replaced.items():
-                    held.setdefault(plane, old[here].clone())
-            else:
-                self._held.pop(name, None)
+            here = slice(slot.start, slot.stop)
+            replaced = {plane: old[here] for plane, old in self._replaced.items()}
+            before = self._way_back.settle(slot.spec.name, fates, replaced, torch.clone)
+            for plane, old in before.items():
+                self.committed[plane][here] = old
         self._replaced = {}
         self.kept.settle(fates)
 
     @property
     def held(self) -> Set[str]:
         """The open parameters: no optimizer has used their gradients of earlier exchanges yet."""
-        return self._held.keys()
+        return self._way_back.held.keys()
 
     def final(self, slot: Slot, plane: str) -> Tensor:
         """A committed plane of a slot, flat, without open exchanges; a view."""
-        held = self._held.get(slot.spec.name, {})
+        held = self._way_back.held.get(slot.spec.name, {})
         return held[plane] if plane in held else self.committed[plane][slot.start : slot.stop]
 
     def hold(self, slot: Slot, planes: Mapping[str, Tensor]) -> None:
         """Note that a slot is open, and its `planes` before that."""
-        self._held[slot.spec.name] = dict(planes)
+        self._way_back.held[slot.spec.name] = dict(planes)
 
 
 _BLOCK = 1 << 20

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from gradwire.errors import WireError
 from gradwire.granularity import ON_HOST, Granularity
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 _MOST_CONSTANTS = 64
 """Values that a unit keeps (`ExchangeContext.once`)."""
@@ -54,8 +55,35 @@ class Fates:
     made: bool = True
 
 
-Kept: TypeAlias = "dict[str, dict[str, Tensor | None]]"
-"""Tensors by parameter name and kind; `None` where there is none."""
+class WayBack(Generic[V]):
+    """The values that open parameters had before their first exchange that is still open, by name and kind.
+
+    >>> way_back = WayBack[int]()
+    >>> way_back.settle("w", Fates(open=frozenset({"w"}), made=False), {"unsent": 1})
+    {}
+    >>> way_back.settle("w", Fates(dropped=frozenset({"w"}), made=False), {"unsent": 2})
+    {'unsent': 1}
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[str, dict[str, V]] = {}
+
+    def settle(
+        self,
+        name: str,
+        fates: Fates,
+        replaced: Mapping[str, V],
+        keep: Callable[[V], V] = lambda value: value,
+    ) -> Mapping[str, V]:
+        """The values to put back, which are none unless the gradients of the parameter `name` were dropped.
+
+        `replaced` are those from before the last exchange, by kind. Where they will be overwritten, `keep`
+        copies them.
+        """
+        held = self.held.pop(name, {})
+        if name in fates.open:
+            self.held[name] = {kind: keep(old) for kind, old in replaced.items() if kind not in held} | held
+        return {**replaced, **held} if name in fates.dropped else {}
 
 
 class ExchangeState:
@@ -76,10 +104,9 @@ class ExchangeState:
     def __init__(self) -> None:
         self.committed: dict[str, dict[str, Tensor]] = {}
         self._working: dict[str, dict[str, Tensor]] = {}
-        self._replaced: Kept = {}
+        self._replaced: dict[str, dict[str, Tensor | None]] = {}
         """Tensors that the last commit replaced, by parameter and kind; `None` where there was none."""
-        self._held: Kept = {}
-        """By open parameter and kind: the tensor before its first exchange that is still open."""
+        self._way_back = WayBack[Tensor | None]()
 
     def get(self, kind: str, name: str) -> Tensor | None:
         """The tensor of the last committed step, read only; `None` if there is none."""
@@ -105,15 +132,10 @@ class ExchangeState:
 
     def settle(self, fates: Fates) -> None:
         """Undo the last commit, and earlier open ones, for dropped parameters: see `Lane.settle`."""
-        for name in self._replaced.keys() | self._held.keys():
-            before = self._replaced.get(name, {}) | self._held.get(name, {})
-            if name in fates.open:
-                self._held[name] = before
-                continue
-            self._held.pop(name, None)
-            if name in fates.dropped:
-                for kind, old in before.items():
-                    self._put_back(kind, name, old)
+        for name in self._replaced.keys() | self._way_back.held.keys():
+            before = self._way_back.settle(name, fates, self._replaced.get(name, {}))
+            for kind, old in before.items():
+                self._put_back(kind, name, old)
         self._replaced = {}
 
     def _put_back(self, kind: str, name: str, old: Tensor | None) -> None:
@@ -126,7 +148,7 @@ class ExchangeState:
         """The committed state by kind and parameter, without open exchanges."""
         found = ExchangeState()
         found.committed = {kind: dict(tensors) for kind, tensors in self.committed.items()}
-        for name, before in self._held.items():
+        for name, before in self._way_back.held.items():
             for kind, old in before.items():
                 found._put_back(kind, name, old)
         return {kind: tensors for kind, tensors in found.committed.items() if tensors}
@@ -142,9 +164,10 @@ class ExchangeState:
         for kind, tensors in other.committed.items():
             if name in tensors:
                 self.committed.setdefault(kind, {})[name] = tensors[name].to(where)
-        if name in other._held:
-            self._held[name] = {
-                kind: None if old is None else old.to(where) for kind, old in other._held[name].items()
+        held = other._way_back.held
+        if name in held:
+            self._way_back.held[name] = {
+                kind: None if old is None else old.to(where) for kind, old in held[name].items()
             }
 
     def discard(self) -> None:
