@@ -36,6 +36,7 @@ from gradwire.placement import BufferTransfer, device_at
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.parse import short
 from gradwire.sources import source_of
+from gradwire.sources.carried import claim
 from gradwire.sources.checks import check_optimizers, warn_without_optimizer
 from gradwire.sources.nodes.level import NodeReducer
 from gradwire.sources.nodes.members import Nodes, NodeTable, agreed, kind_of, neighbours
@@ -191,7 +192,7 @@ def carried(
         mine = partial(neighbours, nodes, dist.get_process_group_ranks(transports.groups[0]), everyone.rank)
         chosen, optimizers = _agreed_recipe(asked, source, optimizer, everyone, also=mine)
         using = source.applying(optimizers)
-        require_agreement(asked.fingerprint(chosen, source, device.where) | source.facts(), everyone)
+        require_agreement(asked.fingerprint(chosen, source, device.where), everyone)
         require_same_optimizer(OptimizerText.of(dict.fromkeys((*optimizers, *using))), everyone)
         transports = with_streams(asked, transports, source.group, process_group, where, source.lending)
         if source.members is not None:
@@ -350,7 +351,7 @@ def _assemble(
     counted = uses if decision is not None and decision.uses else None
     source.begin(backward, counted, scaled=asked.scaler is not None)
     backward.event_log.attached()
-    source.claim()
+    claim(source)
     return Attached(source.model, source, backward, asked.scaler, worker, stop)
 
 

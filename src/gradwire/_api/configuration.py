@@ -62,7 +62,7 @@ class Configuration:
             raise ValueError("inside= and gather= are for modules under fully_shard: leave them out")
         connections_asked()
         timed_every()
-        check_guard(self.guard_every, is_replicated=source.is_replicated)
+        check_guard(self.guard_every, is_replicated=source.members is None)
         return self._chosen()
 
     def check_memory(self) -> None:
@@ -81,7 +81,6 @@ class Configuration:
         dtypes = ";".join(str(spec.dtype) for spec in specs)
         return {
             "memory_dtype": str(self.memory_dtype),
-            "buffers": source.buffers_text(),
             "device": device.type,
             "placement": self.placement,
             "nodes": kind_of(self.nodes),
@@ -104,7 +103,7 @@ class Configuration:
             "parameter shapes": shapes,
             "parameter dtypes": dtypes,
             "layout": layout_hash(specs),
-        }
+        } | source.facts()
 
     def _chosen(self) -> Recipe:
         chosen, target = recipe(self.recipe), self.target

@@ -110,7 +110,7 @@ def _metrics(membership: Membership, source: LocalSteps) -> dict[str, float]:
 def _terms(source: MovingSteps, asked: Configuration) -> dict[str, str]:
     """All that members must have in common, as texts that a person can compare."""
     chosen = asked.validated(source)
-    facts = asked.fingerprint(chosen, source, device_at(source.device).where) | source.facts()
+    facts = asked.fingerprint(chosen, source, device_at(source.device).where)
     return {
         "torch": torch.__version__.partition("+")[0],
         "gradwire": __version__,

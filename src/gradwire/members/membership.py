@@ -32,6 +32,7 @@ from gradwire.members.plan import Plan
 from gradwire.members.round import take_round
 from gradwire.members.site import Site
 from gradwire.members.steps import MovingSteps
+from gradwire.sources.carried import give_up
 from gradwire.step.reducer import Backward
 from gradwire.step.worker import Worker
 
@@ -237,7 +238,8 @@ class Membership:
             self._memory, self._is_running = self._remembered(), False
             self._kept = self._memory["kept"]
             self._stop()
-            self._source.give_up()
+            give_up(self._source)
+            self.running = None
         if self._meeting is not None:
             self._meeting.close()
             self._meeting = None

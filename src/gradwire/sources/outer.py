@@ -28,6 +28,7 @@ from gradwire.recipes.parse import short
 from gradwire.sources.attempts import Attempts
 from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
 from gradwire.sources.buffer_means import BufferMeans, number_of, put
+from gradwire.sources.carried import give_up, require_unclaimed
 from gradwire.sources.checks import check_policy
 from gradwire.sources.loads import Loads
 from gradwire.sources.plain import group_in, spread
@@ -91,16 +92,18 @@ class LocalSteps(Source):
         wrapped = inside(model)
         self._shared_by: dist.ProcessGroup | None = None
         """The ranks that hold this replica together, or alike."""
+        self._left_out: frozenset[str] = frozenset()
+        """Names of parameters that DDP was told to ignore."""
         if isinstance(wrapped, DistributedDataParallel):
             inner: nn.Module = wrapped.module
-            self._shared_by, self.left_out = wrapped.process_group, frozenset(wrapped.parameters_to_ignore)
+            self._shared_by, self._left_out = wrapped.process_group, frozenset(wrapped.parameters_to_ignore)
         else:
             inner = replicated_in(model)
         self._replicas = group_in(replicas)
         self._shards = ShardedParameters(inner, self._replicas) if is_sharded(inner) else None
         if self._shards is not None:
             self._shared_by = self._shards.inside
-        trained = specs_of(inner, self.left_out) if self._shards is None else self._shards.specs
+        trained = specs_of(inner, self._left_out) if self._shards is None else self._shards.specs
         if not trained:
             raise ValueError("no parameter of the model needs a gradient: leave at least one unfrozen")
         named = dict(inner.named_parameters())
@@ -219,7 +222,7 @@ class LocalSteps(Source):
 
     def check(self) -> None:
         """Check that ranks make up a grid, and that nothing else averages; make the outer optimizer."""
-        self.require_unclaimed()
+        require_unclaimed(self)
         check_policy(self._policy, list(self._own))
         if self._shards is not None:
             self._shards.check()
@@ -269,12 +272,9 @@ class LocalSteps(Source):
         super().suits(replace(layout, direct=direct), optimizers)
 
     def facts(self) -> dict[str, str]:
-        """The arguments of `outer`."""
-        return {"every": str(self.every), "delay": str(self.delay)}
-
-    def buffers_text(self) -> str:
-        """Shapes and types of all."""
-        return ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self.module.buffers())
+        """Shapes and types of all buffers, and the arguments of `outer`."""
+        buffers = ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self.module.buffers())
+        return {"buffers": buffers, "every": str(self.every), "delay": str(self.delay)}
 
     def begin(self, backward: Backward, uses: dict[str, float] | None, *, scaled: bool) -> None:
         """Give all ranks the first one's parameters and buffers, and follow the optimizers."""
@@ -293,7 +293,7 @@ class LocalSteps(Source):
     def follow(self) -> None:
         """θ₀ is what this replica has now. Follow the optimizers from here on."""
         module = self.module
-        self._trained = Known(dict(module.named_parameters()), list(self._own), self.left_out)
+        self._trained = Known(dict(module.named_parameters()), list(self._own), self._left_out)
         with torch.no_grad():
             for _name, own, shared, anchor in self._tensors():
                 shared.copy_(own)
@@ -307,7 +307,7 @@ class LocalSteps(Source):
         """Make no more rounds."""
         self.attempts.retire()
         self._loads.retire()
-        self.give_up()
+        give_up(self)
 
     # -- a replica's own tensors
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -68,6 +69,7 @@ class PlainParameters(Source):
         self._hooks: dict[str, RemovableHandle] = {}
         """On parameters, by name."""
         self._is_open = self._exchanges_now = False
+        self._exchanges = True
         self._at_end: Callable[[], object] = _nothing
         self._known: BufferBroadcast | None = None
         self._packed: BufferBroadcast | None = None
@@ -93,9 +95,9 @@ class PlainParameters(Source):
                     "exchange its gradients a second time: take that wrapper off, or attach it instead"
                 )
 
-    def buffers_text(self) -> str:
+    def facts(self) -> dict[str, str]:
         """Shapes and types of the buffers."""
-        return ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self.model.buffers())
+        return {"buffers": ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self.model.buffers())}
 
     def begin(
         self,
@@ -154,6 +156,20 @@ class PlainParameters(Source):
         state = {key: ordered(each) for key, each in seen.state.items()}
         return replace(seen, parameter=ordered(seen.parameter), state=state)
 
+    @property
+    def is_exchanging(self) -> bool:
+        """Whether `no_sync` is off."""
+        return self._exchanges
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, backward passes add to `p.grad` on this rank, and exchange nothing."""
+        before, self._exchanges = self._exchanges, False
+        try:
+            yield
+        finally:
+            self._exchanges = before
+
     # -- what a parameter's gradient is, for sources that keep it elsewhere
 
     def local(self, tensor: Tensor) -> Tensor:
@@ -192,7 +208,7 @@ class PlainParameters(Source):
             self._backward.broke_off()
         self._come_last(running)
         finish = partial(self._finish)
-        self._is_open, self._at_end, self._exchanges_now = False, weakref.ref(finish), self.exchanges
+        self._is_open, self._at_end, self._exchanges_now = False, weakref.ref(finish), self.is_exchanging
         _at_the_end(finish)
 
     def _ready(self, name: str, parameter: Tensor) -> None:
@@ -201,7 +217,7 @@ class PlainParameters(Source):
             refuse_changed(self._backward, self)
             self._begin(running=name)
             self._backward.entered(written={name: self._is_new(name, parameter)})
-        if not self.exchanges:
+        if not self.is_exchanging:
             return
         if not self._is_open:
             self._open()

@@ -26,7 +26,7 @@ class Known:
         self,
         parameters: Mapping[str, nn.Parameter],
         carried: Collection[str],
-        left_out: Collection[str],
+        left_out: Collection[str] = (),
         *,
         in_order: bool = False,
     ) -> None:

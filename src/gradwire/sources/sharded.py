@@ -37,7 +37,6 @@ class ShardedParameters(PlainParameters):
     """
 
     kind = "shards of FSDP2"
-    is_replicated = False
 
     def __init__(self, model: nn.Module, replicas: dist.ProcessGroup) -> None:
         super().__init__(model, replicas)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from gradwire.comm import groups
 from gradwire.comm.apart import Lending
 from gradwire.measure.connections import Tried
 from gradwire.planning.tuning import USUAL, Tuning
+from gradwire.sources.carried import require_unclaimed
 from gradwire.sources.checks import check_momentum
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.unwrap import Optimizers
@@ -26,12 +27,6 @@ from gradwire.step.environment import SourceState
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Backward
 from gradwire.step.step import Passenger, Step
-
-_CARRIED: weakref.WeakKeyDictionary[
-    nn.Module, list[tuple[weakref.ref[nn.Module], type[Source], frozenset[int]]]
-]
-_CARRIED = weakref.WeakKeyDictionary()
-"""By module: what brings its gradients, of which model around it, and over which ranks."""
 
 
 class Source(ABC):
@@ -51,18 +46,18 @@ class Source(ABC):
       into it, in place. After that the source alone decides what becomes of it: NaN throughout if the step
       failed, or if a gradient was not finite where something is remembered.
 
+    A step asks six methods of it: `begin` has registered hooks; then `is_exchanging`, `passenger`,
+    `step_ended`, `release` and `land`. Beside them it answers while attaching (`group`, `over`, `members`,
+    `check`, `suits`, `applying`, `facts`, `replicas_of`) and between steps (`settle`, `no_sync`, `is_uneven`,
+    `adding`, `may_differ`, `retire`). All but `begin` and `group` have an answer here that suits most
+    sources.
+
     A source holds its model weakly, because the engine's thread refers to the source and has to end with the
     model. It may keep the parameters.
     """
 
     kind: ClassVar[str]
     """The kind of source, in words. Must be the same on all ranks."""
-
-    is_replicated: ClassVar[bool] = True
-    """Whether all ranks hold the same parameters, and not shards of them."""
-
-    keeps_order: ClassVar[bool] = False
-    """Whether parameters must keep their strides, by which something else has laid out their gradients."""
 
     tuning: ClassVar[Tuning] = USUAL
     """Tuning for the way in which its gradients come."""
@@ -73,8 +68,6 @@ class Source(ABC):
     """Parameters by the names in `specs`; there may be others."""
     device: torch.device
     """The device of the gradients."""
-    left_out: frozenset[str] = frozenset()
-    """Names of parameters that a wrapper was told to ignore."""
     carries_buffers: bool = True
     """Whether any step may have a `passenger`."""
     lending: Lending = groups
@@ -86,8 +79,6 @@ class Source(ABC):
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
-        self.exchanges = True
-        """Whether `no_sync` lets backward passes exchange gradients; DDP has one of its own."""
 
     @property
     def model(self) -> nn.Module:
@@ -105,7 +96,7 @@ class Source(ABC):
     def known(self) -> Known:
         """The parameters as they are when this is first asked for: at the end of attaching."""
         carried = [spec.name for spec in self.specs]
-        return Known(self.parameters, carried, self.left_out, in_order=self.keeps_order)
+        return Known(self.parameters, carried)
 
     def current(self) -> Mapping[str, Tensor]:
         """The parameters of the module by name, as they are now. Only for the thread that trains."""
@@ -123,32 +114,6 @@ class Source(ABC):
         """The ranks over which the mean is taken, by their global numbers."""
         return dist.get_process_group_ranks(self.group)
 
-    def claim(self) -> None:
-        """From now on, nothing else may average the same model over the same ranks."""
-        held = _CARRIED.setdefault(self.module, [])
-        held.append((weakref.ref(self.model), type(self), frozenset(self.over)))
-
-    def give_up(self) -> None:
-        """The inverse."""
-        held = _CARRIED.get(self.module, [])
-        held[:] = [each for each in held if each[0]() is not self.model]
-
-    def require_unclaimed(self) -> None:
-        """Raise `ValueError` where this model is averaged already over some of these ranks.
-
-        Another wrapper of the same kind around a module takes the place of an older one.
-        """
-        mine = frozenset(self.over)
-        for model, kind, ranks in _CARRIED.get(self.module, []):
-            shared = sorted(ranks & mine)
-            is_other = model() is self.model or (model() is not None and kind is not type(self))
-            if is_other and (len(shared) > 1 or ranks == mine):
-                raise ValueError(
-                    f"this model is carried already, by its {kind.kind}, over ranks {shared}: attach() and "
-                    "outer() take one model each, or different ranks: attach inside a machine, outer between "
-                    "machines"
-                )
-
     def applying(self, optimizers: Optimizers) -> Optimizers:
         """The optimizers that use the means, where the user's are `optimizers`."""
         return optimizers
@@ -158,12 +123,12 @@ class Source(ABC):
         check_momentum(layout, optimizers)
 
     def facts(self) -> dict[str, str]:
-        """Facts, by name, that must be the same on all ranks as well."""
-        return {}
+        """Facts of its own, by name, that must be the same on all ranks."""
+        return {"buffers": "not broadcast"}
 
     def check(self) -> None:
         """Raise `ValueError` for a model whose gradients cannot be carried; all ranks hear of it."""
-        self.require_unclaimed()
+        require_unclaimed(self)
         devices = sorted({str(each.device) for each in self.parameters.values() if each.requires_grad})
         if len(devices) > 1:
             raise ValueError(
@@ -183,10 +148,6 @@ class Source(ABC):
         for name, module in self.module.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 raise ValueError(f"module {name!r} has sparse gradients; build it with sparse=False")
-
-    def buffers_text(self) -> str:
-        """A text about the buffers that the source takes care of. It must be the same on all ranks."""
-        return "not broadcast"
 
     @property
     def members(self) -> tuple[Sequence[int], Sequence[int]] | None:
@@ -224,7 +185,7 @@ class Source(ABC):
     @property
     def is_exchanging(self) -> bool:
         """Whether a backward pass exchanges gradients now."""
-        return self.exchanges
+        return True
 
     def is_uneven(self) -> bool:
         """Whether ranks may take different numbers of steps, as under `join()`; the same on all ranks."""
@@ -249,15 +210,7 @@ class Source(ABC):
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Within it, backward passes add to `p.grad` on this rank, and exchange nothing."""
-        return self._not_exchanging()
-
-    @contextmanager
-    def _not_exchanging(self) -> Iterator[None]:
-        before, self.exchanges = self.exchanges, False
-        try:
-            yield
-        finally:
-            self.exchanges = before
+        return nullcontext()
 
     def adding(self, spec: ParameterSpec, flat: Tensor) -> Callable[[], object]:
         """A function that adds `flat` (numel,), which it uses up, to the gradient that the optimizer sees.

@@ -6,6 +6,7 @@ DDP looks at the signature of its communication hook, `DDPBuckets.on_bucket`: th
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
+from gradwire.sources.same_parameters import Known
 from gradwire.sources.source import Source
 from gradwire.step.arena import ParameterSpec, Slot, slots_of, specs_of
 from gradwire.step.arrival import Arrival
@@ -132,7 +134,6 @@ class DDPBuckets(Source):
     """
 
     kind = "DistributedDataParallel"
-    keeps_order = True
 
     @property
     def is_exchanging(self) -> bool:
@@ -152,8 +153,8 @@ class DDPBuckets(Source):
             raise ValueError(
                 "this DDP module has a communication hook already (mixed_precision= is one); use a new one"
             )
-        self.left_out = frozenset(ddp.parameters_to_ignore)
-        self.specs = specs_of(ddp.module, self.left_out)
+        self._left_out = frozenset(ddp.parameters_to_ignore)
+        self.specs = specs_of(ddp.module, self._left_out)
         if not self.specs:
             raise ValueError(
                 "DDP ignores every trainable parameter of this model, or delays its all-reduce, so it has no "
@@ -193,9 +194,14 @@ class DDPBuckets(Source):
                 "again"
             )
 
-    def buffers_text(self) -> str:
+    @cached_property
+    def known(self) -> Known:
+        """As for every source, and strides must stay: by these DDP has laid out gradients."""
+        return Known(self.parameters, [spec.name for spec in self.specs], self._left_out, in_order=True)
+
+    def facts(self) -> dict[str, str]:
         """Shapes and types of the buffers that DDP broadcasts."""
-        return self._buffers.describe()
+        return {"buffers": self._buffers.describe()}
 
     def begin(
         self,

@@ -1,0 +1,66 @@
+"""Which modules have their gradients averaged already, and over which ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import nn
+
+
+class Carrier(Protocol):
+    """What is asked of a source here: see `gradwire.sources.source.Source`."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    @property
+    def over(self) -> Sequence[int]: ...
+
+
+class _Claim(NamedTuple):
+    """The model around a module, the class and kind of the source, and the ranks of the mean."""
+
+    model: weakref.ref[nn.Module]
+    by: type[Carrier]
+    kind: str
+    ranks: frozenset[int]
+
+
+_CLAIMS: weakref.WeakKeyDictionary[nn.Module, list[_Claim]] = weakref.WeakKeyDictionary()
+
+
+def claim(source: Carrier) -> None:
+    """From now on, nothing else may average the same model over the same ranks."""
+    held = _CLAIMS.setdefault(source.module, [])
+    held.append(_Claim(weakref.ref(source.model), type(source), source.kind, frozenset(source.over)))
+
+
+def give_up(source: Carrier) -> None:
+    """The inverse."""
+    held = _CLAIMS.get(source.module, [])
+    held[:] = [each for each in held if each.model() is not source.model]
+
+
+def require_unclaimed(source: Carrier) -> None:
+    """Raise `ValueError` where this model is averaged already over some of these ranks.
+
+    Another wrapper of the same kind around a module takes the place of an older one.
+    """
+    mine = frozenset(source.over)
+    for model, by, kind, ranks in _CLAIMS.get(source.module, []):
+        shared = sorted(ranks & mine)
+        is_other = model() is source.model or (model() is not None and by is not type(source))
+        if is_other and (len(shared) > 1 or ranks == mine):
+            raise ValueError(
+                f"this model is carried already, by its {kind}, over ranks {shared}: attach() and "
+                "outer() take one model each, or different ranks: attach inside a machine, outer between "
+                "machines"
+            )
