@@ -18,6 +18,8 @@ from tests.support.depth import DEPTH, FEW, FULL, seed
 # Set before workers of pytest-xdist start, so that all of them sample the same rows.
 os.environ.setdefault("GRADWIRE_LAWS_SEED", str(random.SystemRandom().randrange(10**6)))
 
+os.environ.setdefault("GRADWIRE_CHECK_KERNELS", "1")
+
 os.environ.setdefault("GRADWIRE_TIMED_EVERY", "1")
 """In tests all steps are timed, and what they send is metered and compared with what was announced."""
 

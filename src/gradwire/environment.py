@@ -55,6 +55,15 @@ def timed_every() -> int:
     return int(text)
 
 
+CHECKS_KERNELS = "GRADWIRE_CHECK_KERNELS"
+"""1: kernels that a plan has chosen check their arguments in every call. For tests, and new kernels."""
+
+
+def checks_kernels() -> bool:
+    """Whether `CHECKS_KERNELS` asks for it."""
+    return os.environ.get(CHECKS_KERNELS) == "1"
+
+
 def write_whole(path: Path, text: str) -> None:
     """All of `text` is in `path` afterwards, or what was there before: a full disk costs no earlier report.
 

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.folding import Folded, fold
 from gradwire.kernels.pieces import Pieces, whole
 
@@ -38,11 +39,12 @@ in the gradient's own type (`Memory.as_arrived`)."""
 
 class Gradients(NamedTuple):
     """Gradients that arrived together: a bucket (numel,), places of parameters in it and in planes; a
-    factor."""
+    factor; and the kernels for planes."""
 
     bucket: Tensor
     pieces: Pieces
     scale: float = 1.0
+    kernels: Kernels = LOOKING
 
     @classmethod
     def of(cls, gradient: Tensor, scale: float = 1.0) -> Gradients:
@@ -125,7 +127,7 @@ class Residual:
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         weights = self.coefficient(step), grads.scale
-        return fold(working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces)
+        return grads.kernels[fold](working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces)
 
     def update(self, working: Planes, committed: Planes) -> None:
         """The unsent part becomes the memory, as it is."""
@@ -164,7 +166,8 @@ class LowPass:
         return 1.0
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
-        return fold(working[UNSENT], committed[UNSENT], grads.bucket, 1.0, grads.scale, grads.pieces)
+        weights = 1.0, grads.scale
+        return grads.kernels[fold](working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces)
 
     def update(self, working: Planes, committed: Planes) -> None:
         if self.beta < 1.0:
@@ -191,7 +194,7 @@ class NoMemory:
         return 0.0
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
-        return fold(working[UNSENT], None, grads.bucket, 1.0, grads.scale, grads.pieces)
+        return grads.kernels[fold](working[UNSENT], None, grads.bucket, 1.0, grads.scale, grads.pieces)
 
     def update(self, working: Planes, committed: Planes) -> None:
         """Nothing is kept."""

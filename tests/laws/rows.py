@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
+from gradwire.kernels.dispatch import Kernels
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
@@ -71,7 +72,13 @@ class Row:
         unsent = unsent.to(WHERE, self.dtype)
         seen = Replicated(torch.ones(self.size, device=WHERE), COARSE_STEPS, {}, torch.optim.SGD)
         return ExchangeContext(
-            *self.time, rank, self.world, seed=7, unsent=unsent, replicas=lambda _name: seen
+            *self.time,
+            rank,
+            self.world,
+            seed=7,
+            unsent=unsent,
+            replicas=lambda _name: seen,
+            kernels=Kernels(WHERE, self.dtype),
         )
 
 

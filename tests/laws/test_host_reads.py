@@ -16,6 +16,7 @@ from gradwire.comm import Comm, Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
 from gradwire.exchange.base import WHOLE, Finish, parts, run
 from gradwire.exchange.dense import dense
+from gradwire.kernels.dispatch import Kernels
 from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext, ExchangeState
 from gradwire.step.step import Step
@@ -46,7 +47,8 @@ def placed(row: Row) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
             ctx = row.context(comm.rank)
             assert ctx.unsent is not None
             unsent = There(ctx.unsent)
-            ctx = replace(ctx, unsent=unsent, kept=kept, see=lambda sound, _text: flags.append(sound))
+            see, kernels = (lambda sound, _text: flags.append(sound)), Kernels(unsent.device, row.dtype)
+            ctx = replace(ctx, unsent=unsent, kept=kept, see=see, kernels=kernels)
             with Elsewhere() as elsewhere:
                 run(row.case.exchange, There(x), There(mean), Carrying(comm), ctx)
             kept.commit()

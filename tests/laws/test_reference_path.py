@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
+from gradwire.kernels import dispatch
+from gradwire.kernels.dispatch import Kernels
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.rows import Row, perform
 from tests.support.gradients import KINDS
 from tests.support.looped import looped
-from tests.support.twins import CONTRACTS, cpu, files
+from tests.support.twins import CONTRACTS
 
 
-def decline(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """No function for the CPU takes a tensor; returns in which modules they ask."""
-    asking = set()
-    for name, module in files("gradwire.kernels.cpu").items():
-        for question in ("is_fast", "is_native"):
-            if hasattr(module, question):
-                monkeypatch.setattr(module, question, lambda *_tensors: False)
-                asking.add(name)
-    return asking
+def decline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No function for the CPU takes a tensor any more, neither where contracts are called nor as chosen."""
+    monkeypatch.setattr(dispatch, "fits", lambda _arguments, _types: False)
+    monkeypatch.setattr(dispatch, "_types_of", lambda _twin: ())
+    monkeypatch.setattr(dispatch, "kernels_for", Kernels)
 
 
-def test_all_functions_on_tensors_decline(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws_and_votes = {"sample_indices", "stratified_indices", "tally"}
-    twins = [getattr(cpu, name) for name in CONTRACTS.keys() - draws_and_votes if hasattr(cpu, name)]
-    assert {twin.__module__.rsplit(".", 1)[1] for twin in twins} <= decline(monkeypatch)
+def test_nothing_but_the_contracts_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    decline(monkeypatch)
+    chosen = Kernels(torch.device("cpu"), torch.float32)
+    assert all(inspect.unwrap(chosen[each]) is each.plain for each in CONTRACTS.values())
 
 
 @looped("case", EXCHANGES, by=lambda case: case.kind, few=4)

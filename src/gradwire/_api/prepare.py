@@ -133,6 +133,7 @@ def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int, coded: Coded
         see=lambda _sound, _complaint: None,
         granularity=ON_DEVICE,
         coded=coded,
+        kernels=lane.kernels,
     )
     for step in range(STEADY, STEADY + CYCLE):  # units may rest
         now = replace(ctx, step=step)

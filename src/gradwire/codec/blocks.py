@@ -66,14 +66,14 @@ class BlockCodec:
     def _encode(self, x: Tensor, ctx: ExchangeContext, left: bool) -> Tensor:
         blocks, layout = ctx.once(self._layout, x.numel(), x.dtype)
         payload = layout.empty(x.device)
-        encode_blocks(x, blocks, *layout.split(payload), left)
+        ctx.kernels[encode_blocks](x, blocks, *layout.split(payload), left)
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
         blocks, layout = ctx.once(self._layout, out.numel(), out.dtype)
-        add_blocks(*layout.split(payload), blocks, out, weight)
+        ctx.kernels[add_blocks](*layout.split(payload), blocks, out, weight)
 
     def in_rows(self, shards: Sequence[tuple[int, ...]], dtype: torch.dtype) -> BlocksInRows:
         """The coder of shards whose parts have these sizes: one call for all of them."""
@@ -93,16 +93,16 @@ class BlocksInRows:
 
     table: ShardedBlocks
 
-    def encode(self, x: Tensor, rows: Tensor, _ctx: ExchangeContext) -> None:
-        encode_shards(x, self.table, rows)
+    def encode(self, x: Tensor, rows: Tensor, ctx: ExchangeContext) -> None:
+        ctx.kernels[encode_shards](x, self.table, rows)
 
     def average(
-        self, rank: int, rows: Tensor, room: Tensor, unsent: Tensor | None, _ctx: ExchangeContext
+        self, rank: int, rows: Tensor, room: Tensor, unsent: Tensor | None, ctx: ExchangeContext
     ) -> Tensor:
-        return average_shard(rows, self.table, rank, room, unsent)
+        return ctx.kernels[average_shard](rows, self.table, rank, room, unsent)
 
-    def decode(self, rows: Tensor, out: Tensor, _ctx: ExchangeContext) -> None:
-        decode_shards(rows, self.table, out)
+    def decode(self, rows: Tensor, out: Tensor, ctx: ExchangeContext) -> None:
+        ctx.kernels[decode_shards](rows, self.table, out)
 
     def fold(
         self,

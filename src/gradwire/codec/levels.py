@@ -57,7 +57,7 @@ class FourLevels:
         blocks, layout = ctx.once(self._layout, x.numel(), x.dtype)
         payload = layout.empty(x.device)
         levels, codes = layout.split(payload)
-        encode_levels(x, blocks, levels.view(-1, 2), codes, leave=leave)
+        ctx.kernels[encode_levels](x, blocks, levels.view(-1, 2), codes, leave=leave)
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
@@ -65,7 +65,7 @@ class FourLevels:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
         blocks, layout = ctx.once(self._layout, out.numel(), out.dtype)
         levels, codes = layout.split(payload)
-        add_levels(levels.view(-1, 2), codes, blocks, out, weight)
+        ctx.kernels[add_levels](levels.view(-1, 2), codes, blocks, out, weight)
 
     def _layout(self, ctx: ExchangeContext, numel: int, dtype: torch.dtype) -> tuple[Blocks, ScaledPayload]:
         sizes = ctx.sizes(numel)

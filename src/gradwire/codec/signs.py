@@ -64,14 +64,14 @@ class TwoLevels:
     def _pack(self, x: Tensor, ctx: ExchangeContext, leave: bool) -> Tensor:
         blocks, (size, dtype) = self._blocks(x.numel(), ctx), self.payload(x.numel(), x.dtype, ctx)
         payload = torch.zeros(size, dtype=dtype, device=x.device)
-        pack_signs(x, blocks, *self._read(payload, blocks, x.dtype), leave=leave)
+        ctx.kernels[pack_signs](x, blocks, *self._read(payload, blocks, x.dtype), leave=leave)
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
         blocks = self._blocks(out.numel(), ctx)
-        add_signs(*self._read(payload, blocks, out.dtype), blocks, out, weight)
+        ctx.kernels[add_signs](*self._read(payload, blocks, out.dtype), blocks, out, weight)
 
     def _blocks(self, numel: int, ctx: ExchangeContext) -> Blocks:
         return _cut(ctx.sizes(numel), self.block)

@@ -111,10 +111,6 @@ class SparseLayout:
         if sound is not True:
             see_choice(sound, self.buffer.parts(payload)[0], self.count, self.numel, see)
 
-    def average(self, payloads: Tensor, out: Tensor, see: See = refuse) -> None:
-        """out (numel,) = the mean of the values of `payloads` (rows, bytes), without those that are none."""
-        see(average_chosen(payloads, self.shape, out, 1.0 / len(payloads)), no_choice(self.count, self.numel))
-
     def read(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Indices (count,), int32 or beyond 2^31 elements int64, and values (count,) of a payload.
 
@@ -163,7 +159,7 @@ class Values:
 
     def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         indices = self.selector.select(x, ctx)
-        return take(x, indices)
+        return ctx.kernels[take](x, indices)
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         """The selector sees only `out`'s size: it is shared."""
@@ -204,7 +200,9 @@ class Sparse:
         return layout.write(indices, saturating_cast(x[indices], layout.dtype))
 
     def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
-        return self._layout(x.numel(), x.dtype, ctx).take(x, self.selector.select(x, ctx))
+        indices = self.selector.select(x, ctx)
+        layout = sparse_layout(indices.numel(), x.numel(), wire_type(self.dtype, x.dtype, ctx))
+        return ctx.kernels[take_chosen](x, indices, layout.shape)
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         if out.numel() == 0:
@@ -213,8 +211,12 @@ class Sparse:
 
     def average_decoded(self, payloads: Tensor, mean: Tensor, ctx: ExchangeContext) -> None:
         """mean (numel,) = the mean of what all `payloads` (rows, bytes) say."""
-        if mean.numel() > 0:
-            self._layout(mean.numel(), mean.dtype, ctx).average(payloads, mean, ctx.see)
+        if mean.numel() == 0:
+            return
+        layout = self._layout(mean.numel(), mean.dtype, ctx)
+        sound = ctx.kernels[average_chosen](payloads, layout.shape, mean, 1.0 / len(payloads))
+        if sound is not True:
+            ctx.see(sound, no_choice(layout.count, layout.numel))
 
     def _layout(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> SparseLayout:
         return sparse_layout(self.selector.count(numel, ctx), numel, wire_type(self.dtype, dtype, ctx))

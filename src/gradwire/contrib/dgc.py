@@ -88,7 +88,7 @@ class MomentumCorrection:
         return 1.0
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
-        return fold_momentum(
+        return grads.kernels[fold_momentum](
             (working[UNSENT], working[MOMENTUM]),
             (committed[UNSENT], committed[MOMENTUM]),
             grads.bucket,

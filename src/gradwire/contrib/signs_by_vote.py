@@ -183,7 +183,8 @@ class Signum:
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
         weights = self.momentum, (1.0 - self.momentum) * grads.scale
-        seen = fold(working[MOMENTUM], committed[MOMENTUM], grads.bucket, *weights, grads.pieces)
+        planes = working[MOMENTUM], committed[MOMENTUM]
+        seen = grads.kernels[fold](*planes, grads.bucket, *weights, grads.pieces)
         for plane, _bucket in grads.pieces.slices():
             working[UNSENT][plane] = working[MOMENTUM][plane]
         return seen

@@ -164,7 +164,8 @@ class ArTopK:
         """A broadcast and an all-reduce, or all-gather and two all-reduces."""
         indices, leader = self._lead(x, comm, ctx)
         norm = torch.linalg.vector_norm(x) if self.elect == "auto" else None
-        message = take_share(x, indices, comm.world, wire_type(self.dtype, x.dtype, ctx))
+        wire = wire_type(self.dtype, x.dtype, ctx)
+        message = take_share(x, indices, comm.world, wire, ctx.kernels)
         if norm is not None:
             norms = torch.stack([torch.linalg.vector_norm(message), (norm / comm.world).to(message.dtype)])
             message = torch.cat([message, norms])
@@ -172,7 +173,7 @@ class ArTopK:
 
         def finish() -> None:
             pending.wait()
-            put(mean, indices, message[: indices.numel()].to(mean.dtype))
+            ctx.kernels[put](mean, indices, message[: indices.numel()].to(mean.dtype))
             note(ctx, leader, None if norm is None else gain(*message[-2:].tolist()))
 
         return finish

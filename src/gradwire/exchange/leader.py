@@ -21,6 +21,7 @@ from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Broadcasting, Comm, Round
 from gradwire.exchange.base import Finish
 from gradwire.exchange.turns import turn_of
+from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.places import put, scatter, take
 from gradwire.laws import Laws, phase_of
 from gradwire.step.context import ExchangeContext, See
@@ -94,19 +95,18 @@ def _packed(own: Callable[[], Tensor], is_leader: bool | Tensor, count: int, lik
     return words if is_leader is True else words * is_leader
 
 
-def take_share(x: Tensor, indices: Tensor, world: int, dtype: torch.dtype) -> Tensor:
+def take_share(
+    x: Tensor, indices: Tensor, world: int, dtype: torch.dtype, kernels: Kernels = LOOKING
+) -> Tensor:
     """Take x/W at `indices` (k,) out of x (numel,), as values (k,) of `dtype` to be summed over ranks.
 
     `dtype` is x's own or shorter; the rounding error goes back to x.
     """
-    values = take(x, indices, 1.0 / world)
-    return values if dtype == x.dtype else _narrow(values, x, indices, world, dtype)
-
-
-def _narrow(values: Tensor, x: Tensor, indices: Tensor, world: int, dtype: torch.dtype) -> Tensor:
-    """`values` in the shorter type; the difference goes back to `x`."""
+    values = kernels[take](x, indices, 1.0 / world)
+    if dtype == x.dtype:
+        return values
     narrow = cast_for_sum(values, world, dtype)
-    scatter(x, indices, values.sub_(narrow).mul_(world))
+    kernels[scatter](x, indices, values.sub_(narrow).mul_(world))
     return narrow
 
 
@@ -145,12 +145,13 @@ class Leader:
         count = self.selector.count(x.numel(), ctx)
         is_leader = self._leads(x, comm, ctx)
         indices = spread_indices(lambda: self.selector.select(x, ctx), is_leader, count, x, comm, ctx.see)
-        values = take_share(x, indices, comm.world, wire_type(self.dtype, x.dtype, ctx))
+        wire = wire_type(self.dtype, x.dtype, ctx)
+        values = take_share(x, indices, comm.world, wire, ctx.kernels)
         pending = comm.all_reduce(values)
 
         def finish() -> None:
             pending.wait()
-            put(mean, indices, values.to(mean.dtype))
+            ctx.kernels[put](mean, indices, values.to(mean.dtype))
 
         return finish
 

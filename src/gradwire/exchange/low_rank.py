@@ -93,7 +93,7 @@ class Factors:
         A zero column (no rank had a gradient, or it was of a lower rank) would stay zero for good, so it is
         taken from `before`, the columns that were kept until now.
         """
-        orthonormalise(flat, self.spans, self.rank, before)
+        ctx.kernels.of(flat.dtype)[orthonormalise](flat, self.spans, self.rank, before)
         for name, factor in zip(self.names, self.each(flat), strict=True):
             ctx.kept.put(self.kind, name, factor)
 
@@ -108,7 +108,7 @@ class Factors:
         last = torch.stack([self._sent_last(name, ctx, flat.device) for name in self.names])
         is_again = last == SIDE[self.kind]
         last = torch.where(came[:, None], SIDE[self.kind], last)
-        orthonormalise(flat, self.spans, self.rank, before)
+        ctx.kernels.of(flat.dtype)[orthonormalise](flat, self.spans, self.rank, before)
         for number, (name, new, old) in enumerate(
             zip(self.names, self.each(flat), self.each(before), strict=True)
         ):
@@ -237,15 +237,15 @@ class PowerSgd:
         kept = unit.right.recall(ctx, dtype, x.device)
         buffer = x.new_empty(unit.left.numel + unit.raw_numel, dtype=dtype)
         left, raw = buffer[: unit.left.numel], buffer[unit.left.numel :]
-        left_products(x, unit.places, self.rank, left, kept)
+        ctx.kernels[left_products](x, unit.places, self.rank, left, kept)
         left *= weight
         unit.take_raw(x, raw, weight)
         pending = _summed(buffer, comm) if buffer.numel() else None
         right = x.new_empty(unit.right.numel, dtype=dtype)
         if right.numel() and pending is not None:
             pending.wait()
-            orthonormalise(left, unit.left.spans, self.rank)
-            right_products(x, unit.places, self.rank, left, right)
+            ctx.kernels.of(dtype)[orthonormalise](left, unit.left.spans, self.rank)
+            ctx.kernels[right_products](x, unit.places, self.rank, left, right)
             right *= weight
             pending = _summed(right, comm)
 
@@ -253,7 +253,7 @@ class PowerSgd:
             if pending is not None:
                 pending.wait()
             unit.land_raw(raw, mean)
-            outer_products(mean, unit.places, self.rank, left, right)
+            ctx.kernels[outer_products](mean, unit.places, self.rank, left, right)
             unit.right.keep(right, kept, ctx)
 
         return finish
@@ -295,9 +295,9 @@ class AcpSgd:
         factor, raw = buffer[: sent.numel], buffer[sent.numel :]
         left, right = (factor, basis) if is_left else (basis, factor)
         if is_left:
-            left_products(x, unit.places, self.rank, left, right, subtract=True)
+            ctx.kernels[left_products](x, unit.places, self.rank, left, right, subtract=True)
         else:
-            right_products(x, unit.places, self.rank, left, right)
+            ctx.kernels[right_products](x, unit.places, self.rank, left, right)
         factor *= weight
         unit.take_raw(x, raw, weight)
         pending = _summed(buffer, comm) if buffer.numel() else None
@@ -306,7 +306,7 @@ class AcpSgd:
             if pending is not None:
                 pending.wait()
             unit.land_raw(raw, mean)
-            outer_products(mean, unit.places, self.rank, left, right)
+            ctx.kernels[outer_products](mean, unit.places, self.rank, left, right)
             sent.keep_first(factor, before, ctx)
 
         return finish

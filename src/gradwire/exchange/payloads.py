@@ -104,11 +104,11 @@ class Gather:
         payloads = payload.new_empty(comm.world, payload.numel())
         pending = comm.all_gather(payloads, payload)
 
-        average = None if mean.is_cpu else getattr(self.codec, "average_decoded", None)
+        average = getattr(self.codec, "average_decoded", None)
 
         def finish() -> None:
             pending.wait()
-            if average is not None:  # on a device each call is a launch or more
+            if average is not None:  # one call for all ranks
                 average(payloads, mean, ctx)
                 return
             mean.zero_()

@@ -123,7 +123,8 @@ class ScatterReduce:
     def _start_wide(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         """Exchange float32 copies, because sums are taken in float32."""
         wide_x, wide_mean = x.float(), mean.float()
-        finish_wide = self.start(wide_x, wide_mean, comm, ctx)
+        wide = replace(ctx, kernels=ctx.kernels.of(torch.float32)).with_constants(ctx.constants)
+        finish_wide = self.start(wide_x, wide_mean, comm, wide)
         x.copy_(wide_x)
 
         def finish() -> None:

@@ -57,8 +57,8 @@ def _fit_averaged(
 
 
 def _fit_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor) -> None:
-    expected = (table.row_bytes, table.shards[shard].numel)
-    if (rows.shape[1], out.numel()) != expected or not rows.is_contiguous():
+    expected = (table.row_bytes, table.shards[shard].numel, table.dtype)
+    if (rows.shape[1], out.numel(), scale_type(out.dtype)) != expected or not rows.is_contiguous():
         raise ValueError(f"rows {tuple(rows.shape)} and {out.numel()} elements, but a shard needs {expected}")
 
 

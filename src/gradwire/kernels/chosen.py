@@ -8,6 +8,7 @@ costs nothing, raise `ValueError` for others; elsewhere the ranks that receive t
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -99,17 +100,18 @@ def _can_average(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> 
 
 
 @contract(_can_average)
-def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor:
+def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
     """out (n,) = weight · the sum of the values of `payloads` (rows, bytes), in the order of their rows.
 
     Nothing is added of rows that stand for no choice. Returns a bool of no dimension: false if one of these
-    has anything but zeros for its words, as a rank sends them whose encode has failed.
+    has anything but zeros for its words, as a rank sends them whose encode has failed. On the CPU that is
+    `True` itself if it is true.
 
     >>> planes = Planes(count=1, numel=3, low_bits=0)
     >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
     >>> payload, out = take_chosen(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1]), shape), torch.ones(3)
     >>> average_chosen(torch.stack([payload, payload]), shape, out, 0.5), out
-    (tensor(True), tensor([0., 2., 0.]))
+    (True, tensor([0., 2., 0.]))
     """
     out.zero_()
     sound = [add_chosen(payload, shape, out, weight) for payload in payloads]

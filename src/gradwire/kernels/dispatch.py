@@ -1,30 +1,39 @@
-"""One contract, several twins: which of them computes for the tensors of a call.
+"""One contract, several twins: which of them computes for tensors of a device and a type.
 
 A file of `kernels/` holds the contracts of a subject: docstring, example, check, and plain torch for every
 device and type. `cpu/` and `device/` may have a file of the same name with twins: functions of the contracts'
-names and signatures. A twin that does not take the tensors of a call, because of their device, type or
-strides, has changed nothing and returns `NotImplemented`. Then the next one is asked: the CPU's, the
-device's if the tensors are there, and at last the contract. Files of twins are imported when they are first
-asked, so that Numba and Triton are loaded by those who need them.
+names and signatures.
+
+- A twin in `cpu/` takes contiguous tensors of the CPU, whose floats are float32 or what `takes` says.
+- A twin in `device/` takes tensors of a GPU. One that does not take those of a call, because of their type,
+  strides or sizes, has changed nothing and returns `NotImplemented`.
+- In all other cases the contract computes, which is in plain torch.
+
+A plan chooses once, by device and type: `Kernels`. A contract that is called by itself checks its arguments
+and looks at each tensor. Files of twins are imported when they are first asked for, so that Numba and Triton
+are loaded by those who need them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from gradwire.environment import checks_kernels
 
 _LOG = logging.getLogger("gradwire")
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class OnFirstUse:
@@ -49,7 +58,72 @@ class Contract(Protocol[P, R_co]):
     def plain(self) -> Callable[P, R_co]:
         """The function as it is written, in plain torch: neither checked nor computed by a twin."""
 
+    def on(self, device: torch.device, dtype: torch.dtype) -> Callable[P, R_co]:
+        """The function that computes for contiguous tensors of `dtype` on `device`. It checks nothing."""
+
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> R_co: ...
+
+
+class Kernels(dict["Contract[..., Any]", "Callable[..., Any]"]):
+    """The functions that compute for contiguous tensors of one type on one device, by their contracts.
+
+    Each is chosen when it is first asked for. With the variable `GRADWIRE_CHECK_KERNELS=1` they check their
+    arguments, as the contracts do. Without a device, they are the contracts themselves, which look at the
+    tensors of each call.
+
+    >>> from gradwire.kernels.topk import topk_indices
+    >>> kernels = Kernels(torch.device("cpu"), torch.float32)
+    >>> kernels[topk_indices](torch.tensor([1.0, -3.0, 2.0]), 1)
+    tensor([1])
+    >>> Kernels()[topk_indices] is topk_indices
+    True
+    """
+
+    def __init__(self, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self._device, self._dtype = device, dtype
+
+    if TYPE_CHECKING:
+
+        def __getitem__(self, contract: Contract[P, R], /) -> Callable[P, R]: ...
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __missing__(self, contract: Contract[..., Any]) -> Callable[..., Any]:
+        found = contract if self._device is None else contract.on(self._device, self._dtype)
+        self[contract] = found
+        return found
+
+    def of(self, dtype: torch.dtype) -> Kernels:
+        """Those for another type, on the same device."""
+        return self if self._device is None else kernels_for(self._device, dtype)
+
+
+@cache
+def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The kernels for contiguous tensors of `dtype` on `device`."""
+    return Kernels(device, dtype)
+
+
+LOOKING = Kernels()
+"""The contracts themselves, for tensors of any device, type and layout."""
+
+
+def takes(*types: torch.dtype) -> Callable[[F], F]:
+    """A decorator for a twin in `cpu/` that takes floats of these types, and not of float32 alone.
+
+    >>> @takes(torch.float32, torch.float64)
+    ... def twin(x: Tensor) -> Tensor:
+    ...     return x
+    >>> _types_of(twin)
+    (torch.float32, torch.float64)
+    """
+
+    def declared(twin: F) -> F:
+        twin.types = types  # type: ignore[attr-defined]
+        return twin
+
+    return declared
 
 
 def contract(check: Callable[..., None] | None = None) -> Callable[[Callable[P, R]], Contract[P, R]]:
@@ -68,23 +142,26 @@ def contract(check: Callable[..., None] | None = None) -> Callable[[Callable[P, 
     def with_twins(plain: Callable[P, R]) -> Contract[P, R]:
         home, _, subject = plain.__module__.rpartition(".")
         name = plain.__name__
+        for_cpu = cache(lambda: _twin(f"{home}.cpu.{subject}", name))
 
-        on_cpu: Callable[..., Any]
+        def for_device(where: torch.device) -> Callable[..., Any]:
+            twin = _device_twin(f"{home}.device.{subject}", name, where)
+            return plain if twin is None else partial(_unless_declined, twin, plain)
 
-        def first_call(*arguments: Any, **named: Any) -> Any:
-            nonlocal on_cpu
-            on_cpu = _twin(f"{home}.cpu.{subject}", name)
-            return on_cpu(*arguments, **named)
+        def choose(arguments: Iterable[Any]) -> Callable[..., Any]:
+            twin = for_cpu()
+            if twin is not None and fits(arguments, _types_of(twin)):
+                return twin
+            where = _device_of(arguments)
+            return plain if where is None else for_device(where)
 
-        on_cpu = first_call
-
-        def declined(*arguments: Any, **named: Any) -> Any:
-            where = _device_of((*arguments, *named.values()))
-            if where is not None:
-                found = _device_twin(f"{home}.device.{subject}", name, where)(*arguments, **named)
-                if found is not NotImplemented:
-                    return found
-            return plain(*arguments, **named)
+        def on(device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
+            if device.type == "cuda":
+                found = for_device(device)
+            else:
+                twin = for_cpu() if device.type == "cpu" else None
+                found = plain if twin is None or dtype not in _types_of(twin) else twin
+            return found if not checks_kernels() else _checked(found, check, is_twin=found is for_cpu())
 
         @wraps(plain)
         def call(*arguments: Any, **named: Any) -> Any:
@@ -92,19 +169,60 @@ def contract(check: Callable[..., None] | None = None) -> Callable[[Callable[P, 
             if named:
                 if check is not None:
                     check(*arguments, **named)
-                found = on_cpu(*arguments, **named)
-            else:
-                if check is not None:
-                    check(*arguments)
-                found = on_cpu(*arguments)
-            return declined(*arguments, **named) if found is NotImplemented else found
+                return choose((*arguments, *named.values()))(*arguments, **named)
+            if check is not None:
+                check(*arguments)
+            return choose(arguments)(*arguments)
 
         attributes: Any = call
-        attributes.plain = plain
+        attributes.plain, attributes.on = plain, on
         front: Contract[P, R] = attributes
         return front
 
     return with_twins
+
+
+def fits(arguments: Iterable[Any], types: tuple[torch.dtype, ...]) -> bool:
+    """Whether all tensors among `arguments` are contiguous and on the CPU, and all floats of these `types`.
+
+    >>> x, floats = torch.zeros(4), (torch.float32,)
+    >>> fits([x, torch.tensor(1), 2.0], floats), fits([x[::2]], floats)
+    (True, False)
+    """
+    for each in arguments:
+        if isinstance(each, Tensor):
+            if not (each.is_cpu and each.is_contiguous()):
+                return False
+            if each.dtype not in types and each.is_floating_point():
+                return False
+        elif (
+            isinstance(each, list | tuple) and each and isinstance(each[0], Tensor) and not fits(each, types)
+        ):
+            return False
+    return True
+
+
+def _checked(
+    function: Callable[..., Any], check: Callable[..., None] | None, *, is_twin: bool
+) -> Callable[..., Any]:
+    """`function` with checks in front: a twin in `cpu/`, or one that takes all tensors."""
+
+    @wraps(function)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        if check is not None:
+            check(*arguments, **named)
+        if is_twin and not fits((*arguments, *named.values()), _types_of(function)):
+            raise TypeError(f"{function.__name__} was chosen for other tensors than these")
+        return function(*arguments, **named)
+
+    return checked
+
+
+def _unless_declined(
+    twin: Callable[..., Any], plain: Callable[..., Any], /, *arguments: Any, **named: Any
+) -> Any:
+    found = twin(*arguments, **named)
+    return plain(*arguments, **named) if found is NotImplemented else found
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device | None:
@@ -116,20 +234,30 @@ def _device_of(arguments: Iterable[Any]) -> torch.device | None:
     return None
 
 
-def _twin(home: str, name: str) -> Callable[..., Any]:
-    """The function `name` of the module `home`; without that, or without Numba, one that declines.
+def _types_of(twin: Callable[..., Any]) -> tuple[torch.dtype, ...]:
+    """The types of floats that a twin in `cpu/` takes."""
+    types: tuple[torch.dtype, ...] = getattr(twin, "types", _FLOAT32)
+    return types
+
+
+_FLOAT32 = (torch.float32,)
+
+
+def _twin(home: str, name: str) -> Callable[..., Any] | None:
+    """The function `name` of the module `home`; `None` without that, or without Numba.
 
     One that is there and cannot be imported is an error: on other ranks it may work, with other bits.
     """
     if find_spec(home) is None:
-        return _declines
+        return None
     try:
-        return getattr(import_module(home), name, _declines)
+        found: Callable[..., Any] | None = getattr(import_module(home), name, None)
     except ModuleNotFoundError as error:
         if error.name != "numba":
             raise
         _say_once(str(error))
-        return _declines
+        return None
+    return found
 
 
 @cache
@@ -137,14 +265,10 @@ def _say_once(error: str) -> None:
     _LOG.warning("kernels are missing here, so plain torch computes instead, more slowly: %s", error)
 
 
-def _declines(*_arguments: Any, **_named: Any) -> Any:
-    return NotImplemented
-
-
 @cache
-def _device_twin(home: str, name: str, where: torch.device) -> Callable[..., Any]:
-    """As `_twin`; one that declines also where Triton can launch nothing."""
-    return _twin(home, name) if find_spec(home) is not None and _launches(where) else _declines
+def _device_twin(home: str, name: str, where: torch.device) -> Callable[..., Any] | None:
+    """As `_twin`; `None` also where Triton can launch nothing."""
+    return _twin(home, name) if find_spec(home) is not None and _launches(where) else None
 
 
 @cache
@@ -161,28 +285,4 @@ def _launches(where: torch.device) -> bool:
     except Exception as error:  # or the first step would fail on all ranks
         _LOG.warning("Triton runs no kernels here, so plain torch computes instead, more slowly: %r", error)
         return False
-    return True
-
-
-def is_fast(*tensors: Tensor) -> bool:
-    """Whether all are contiguous float32 tensors on the CPU.
-
-    >>> is_fast(torch.zeros(4)), is_fast(torch.zeros(4)[::2]), is_fast(torch.zeros(4, dtype=torch.float64))
-    (True, False, False)
-    """
-    for t in tensors:  # noqa: SIM110 - a generator takes twice as long, and this precedes every kernel
-        if t.dtype is not _FLOAT32 or not t.is_cpu or not t.is_contiguous():
-            return False
-    return True
-
-
-_FLOAT32 = torch.float32
-"""Types are single objects, which `is` compares faster than torch does."""
-
-
-def is_native(*tensors: Tensor) -> bool:
-    """Whether all are contiguous tensors on the CPU, of any type: for kernels of integers."""
-    for t in tensors:  # noqa: SIM110 - as above
-        if not t.is_cpu or not t.is_contiguous():
-            return False
     return True

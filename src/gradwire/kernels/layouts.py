@@ -186,10 +186,10 @@ class ShardedBlocks:
 
     def check(self, x: Tensor, rows: Tensor) -> None:
         """Raise `ValueError` unless elements (numel,) and contiguous rows (shards, row_bytes) fit."""
-        expected = (self.numel, (len(self.shards), self.row_bytes), torch.uint8)
-        found = (x.numel(), tuple(rows.shape), rows.dtype)
+        expected = (self.numel, (len(self.shards), self.row_bytes), torch.uint8, self.dtype)
+        found = (x.numel(), tuple(rows.shape), rows.dtype, scale_type(x.dtype))
         if found != expected or not rows.is_contiguous():
-            raise ValueError(f"elements, rows and their type are {found}, but the shards need {expected}")
+            raise ValueError(f"elements, rows and types are {found}, but the shards need {expected}")
 
 
 class CodedPieces:

@@ -18,6 +18,7 @@ from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import STEADY, Exchange, first_busy_step, steady_context
 from gradwire.granularity import ON_HOST, granularity
+from gradwire.kernels.dispatch import kernels_for
 from gradwire.measure import cache
 from gradwire.measure.cache import fingerprint
 from gradwire.measure.clock import HOST, Timed, clock_of, now_s
@@ -201,6 +202,7 @@ class _Bench:
         self._step = first_busy_step(exchange, numel, world)
         self._payloads = payloads(exchange, numel, world, self._step)
         self._granularity = granularity(is_host=device.is_host)
+        self._kernels = kernels_for(device.where, torch.float32)
         generator = torch.Generator("cpu").manual_seed(numel)
         drawn = torch.randn(min(numel, _DRAWN), generator=generator, device="cpu").to(device.where)
         self._grad = drawn if drawn.numel() == numel else drawn.repeat(numel // drawn.numel())
@@ -215,7 +217,7 @@ class _Bench:
         """Seconds of encoding, and of decoding one payload."""
         comm = EchoComm(self._world, self._clock)
         ctx = steady_context(self._grad.numel(), self._world, self._step, self._kept)
-        ctx = replace(ctx, granularity=self._granularity)
+        ctx = replace(ctx, granularity=self._granularity, kernels=self._kernels)
         start_s = self._clock()
         x = self._folded()
         finish = self._exchange.start(x, self._mean, comm, ctx)
@@ -229,5 +231,6 @@ class _Bench:
         x, memory = self._working[UNSENT], self._exchange.memory
         if memory is None:
             return x.copy_(self._grad)
-        memory.fold(self._working, self._committed, Gradients.of(self._grad), self._step, self._world)
+        grads = Gradients.of(self._grad)._replace(kernels=self._kernels)
+        memory.fold(self._working, self._committed, grads, self._step, self._world)
         return x

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.exchange.base import WHOLE, Exchange
+from gradwire.kernels.dispatch import kernels_for
 from gradwire.kernels.folding import Folded, fold_marked
 from gradwire.kernels.pieces import Pieces
 from gradwire.memory import UNSENT, Gradients, Memory
@@ -173,7 +174,6 @@ class Lane:
         self.numel = sum(spec.numel for spec in specs)
         self.dtype = specs[0].type_for(self.memory)
         self.units = units_of(self.slots, cuts, exchange.laws.grain, number)
-        self.plans = tuple(ExchangePlan(str(unit), exchange, unit.numel, self.dtype) for unit in self.units)
         self.units_of: dict[str, tuple[Unit, ...]] = {slot.spec.name: () for slot in self.slots}
         for unit in self.units:
             for part in unit.parts:
@@ -185,6 +185,11 @@ class Lane:
             name: torch.zeros(self.numel, dtype=self.dtype, device=device)
             for name in dict.fromkeys((UNSENT, *names))
         }
+        where = self.x.device
+        self.kernels = kernels_for(where, self.dtype)
+        self.plans = tuple(
+            ExchangePlan(str(unit), exchange, unit.numel, self.dtype, where) for unit in self.units
+        )
         self.kept = ExchangeState()
         self.adds: bool = getattr(self.memory, "adds", False)
         self.marks = Marks(len(self.slots), device)

@@ -94,11 +94,13 @@ class DirectShare:
     entries: tuple[Slot, ...]
     _plan: ExchangePlan | None = None
 
-    def plan(self, dtype: torch.dtype) -> ExchangePlan:
-        """The plan of its exchange, in a bucket of `dtype`."""
-        if self._plan is None or self._plan.dtype != dtype:
-            self._plan = ExchangePlan(labelled(self.names), self.exchange, sum(self.sizes), dtype)
-        return self._plan
+    def plan(self, bucket: Tensor) -> ExchangePlan:
+        """The plan of its exchange, in a bucket of this type and device."""
+        known, dtype, device = self._plan, bucket.dtype, bucket.device
+        if known is None or known.dtype is not dtype or known.device != device:
+            label = labelled(self.names)
+            known = self._plan = ExchangePlan(label, self.exchange, sum(self.sizes), dtype, device)
+        return known
 
     @cached_property
     def region(self) -> slice:

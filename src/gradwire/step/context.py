@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradwire.errors import WireError
 from gradwire.granularity import ON_HOST, Granularity
+from gradwire.kernels.dispatch import LOOKING, Kernels
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -251,7 +252,8 @@ class ExchangeContext:
     travel in it unless an option asks for another type. `see` is told whether payloads of peers are valid: it
     raises at once or, where the host does not wait for the device, notes it for the verdict. `granularity`
     suits the device that the unit is on, or the CPU. `constants` belong to the unit, and outlive the step.
-    `coded` says what the unit sends, and where its mean goes, if it was encoded as it came.
+    `coded` says what the unit sends, and where its mean goes, if it was encoded as it came. `kernels` are for
+    contiguous tensors of the unit's device and type; by default they look at each tensor.
     """
 
     step: int
@@ -269,6 +271,7 @@ class ExchangeContext:
     see: See = field(default=refuse, compare=False, repr=False)
     granularity: Granularity = field(default=ON_HOST, repr=False)
     coded: Coded | None = field(default=None, compare=False, repr=False)
+    kernels: Kernels = field(default=LOOKING, compare=False, repr=False)
     constants: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def with_constants(self, constants: dict[Hashable, Any]) -> ExchangeContext:

@@ -10,6 +10,7 @@ import torch
 
 from gradwire.comm import Round
 from gradwire.exchange.base import Exchange
+from gradwire.kernels.dispatch import Kernels, kernels_for
 from gradwire.laws import phase_of
 from gradwire.step.context import ExchangeContext
 
@@ -34,7 +35,8 @@ class Collectives:
 
 @dataclass(eq=False)
 class ExchangePlan:
-    """The plan of one exchange of `numel` elements of `dtype`: of a unit, or of neighbours in a bucket.
+    """The plan of one exchange of `numel` elements of `dtype` on a device: of a unit, or of neighbours in a
+    bucket.
 
     `constants` are values of the exchange itself (`ExchangeContext.once`).
     """
@@ -43,13 +45,17 @@ class ExchangePlan:
     exchange: Exchange
     numel: int
     dtype: torch.dtype
+    device: torch.device
     constants: dict[Hashable, Any] = field(default_factory=dict)
+    kernels: Kernels = field(init=False)
+    """For the device and the type."""
     may_overflow: bool = field(init=False)
     """Whether finite inputs can give a mean that is not finite."""
     _by_phase: dict[Hashable, Collectives] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         laws = self.exchange.laws
+        self.kernels = kernels_for(self.device, self.dtype)
         self.may_overflow, self._is_total, self._is_fixed = laws.may_overflow, laws.total, laws.fixed_rounds
 
     def collectives(self, ctx: ExchangeContext, *, checked: bool) -> Collectives:

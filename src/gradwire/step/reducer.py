@@ -611,7 +611,8 @@ class Reducer(Engine):
     def _compensate(self, step: Step, bucket: Arrival, share: LaneShare) -> None:
         """Worker, 1: add the gradients of a bucket to the unsent gradient of a lane."""
         lane, seen = share.lane, None
-        grads = Gradients(bucket.buffer, share.pieces, lane.scale_of(step.loss_scale) / step.loss_scale)
+        scale = lane.scale_of(step.loss_scale) / step.loss_scale
+        grads = Gradients(bucket.buffer, share.pieces, scale, lane.kernels)
         try:
             with step.trace.compressing("encode", share.label):
                 if lane.number in step.coded:
@@ -644,6 +645,7 @@ class Reducer(Engine):
             see=step.note_valid,
             granularity=self._granularity,
             coded=None if coded is None else coded.unit(unit, step.places(route), factor),
+            kernels=plan.kernels,
         ).with_constants(plan.constants)
         if step.unit_observers:
             self._show(step, lane, unit, x, ctx)
@@ -686,11 +688,11 @@ class Reducer(Engine):
         if not wide and not self.layout.is_plain:
             step.tail_regions.update(zip(share.names, region.split_with_sizes(share.sizes), strict=True))
             return
-        plan = share.plan(bucket.buffer.dtype)
+        plan = share.plan(bucket.buffer)
         where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
-        ctx = ExchangeContext(step.number, *where, granularity=self._granularity).with_constants(
-            plan.constants
-        )
+        ctx = ExchangeContext(
+            step.number, *where, granularity=self._granularity, kernels=plan.kernels
+        ).with_constants(plan.constants)
         step.direct.append(region.numel())
         comm, agreed = (
             step.meter(self.comm, step.trace, plan.label),

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from gradwire.kernels import dispatch
+from gradwire.kernels.dispatch import Kernels
 from gradwire.kernels.places import take
 from gradwire.kernels.topk import topk_indices
 from gradwire.kernels.truncation import pack_upper
@@ -79,11 +80,14 @@ def named(number: int, x: {annotation}, *, times: int = 1) -> object:
     return "the contract", number, times
 """
 TWIN = """
+from gradwire.kernels.dispatch import takes
+import torch
 asked = []
 
+{takes}
 def named(number, x, *, times=1):
     asked.append(number)
-    return ("{folder}", number, times) if number in {takes} else NotImplemented
+    return ("{folder}", number, times) if number in {numbers} else NotImplemented
 """
 
 
@@ -91,18 +95,20 @@ class There(torch.Tensor):
     """Says that it is on a GPU."""
 
     is_cuda = True
+    is_cpu = False
 
 
 @pytest.fixture(params=["Tensor", "torch.Tensor", "'torch.Tensor'", "Sequence[torch.Tensor]", "object"])
 def made(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
-    """A contract that says in some way that it takes a tensor, with twins that take some numbers only."""
+    """A contract that says in some way that it takes a tensor, and a twin that takes some numbers."""
     package = tmp_path / "made"
-    for folder, takes in (("cpu", "(1,)"), ("device", "(1, 2)")):
+    twins = (("cpu", "@takes(torch.float32, torch.float64)", "(-1, 1, 2, 3)"), ("device", "", "(1, 2)"))
+    for folder, takes, numbers in twins:
         (package / folder).mkdir(parents=True)
         (package / folder / "__init__.py").touch()
-        (package / folder / "subject.py").write_text(TWIN.format(folder=folder, takes=takes))
+        (package / folder / "subject.py").write_text(TWIN.format(folder=folder, takes=takes, numbers=numbers))
     (package / "__init__.py").touch()
     (package / "subject.py").write_text(CONTRACT.format(annotation=request.param))
     monkeypatch.syspath_prepend(tmp_path)
@@ -114,15 +120,34 @@ def made(
         del sys.modules[name]
 
 
-def test_the_first_twin_that_takes_the_tensors_computes(made: Callable[..., Any]) -> None:
-    here, there = torch.zeros(2), There(torch.zeros(2))
-    assert made(1, here) == made(1, there) == ("cpu", 1, 1)
-    assert made(2, here, times=3) == ("the contract", 2, 3)
-    for x in (there, [there], (there, here)):
-        assert made(2, x) == made(number=2, x=x) == ("device", 2, 1)
-    assert made(3, there, times=4) == ("the contract", 3, 4)
-    assert made(2, [here, there])[0] == "the contract"
-    assert made(2, [])[0] == "the contract"
+FLOATS = [(torch.float32, "cpu"), (torch.float64, "cpu"), (torch.float16, "the contract")]
+
+
+def test_a_call_is_computed_by_the_twin_that_takes_its_tensors(made: Callable[..., Any]) -> None:
+    for dtype, computes in FLOATS:
+        here, there = torch.zeros(2, dtype=dtype), There(torch.zeros(2, dtype=dtype))
+        assert made(3, here, times=3) == made(3, times=3, x=here) == (computes, 3, 3)
+        assert made(3, [here, here])[0] == computes
+        assert made(3, [here, there])[0] == "the contract"
+        assert made(3, torch.zeros(4, dtype=dtype)[::2])[0] == "the contract"
+        for x in (there, [there], (there, here)):
+            assert made(2, x) == made(number=2, x=x) == ("device", 2, 1)
+        assert made(3, there, times=4) == ("the contract", 3, 4)
+    assert made(3, torch.tensor([1]))[0] == made(3, [])[0] == "cpu"
+
+
+def test_a_plan_chooses_by_device_and_type(made: Callable[..., Any]) -> None:
+    here, there, nowhere = torch.device("cpu"), torch.device("cuda", 0), torch.device("meta")
+    for dtype, computes in FLOATS:
+        kernels = Kernels(here, dtype)
+        chosen = kernels[made]
+        assert chosen(3, torch.zeros(2, dtype=dtype), times=3) == (computes, 3, 3)
+        assert kernels[made] is chosen
+        assert Kernels(nowhere, dtype)[made](3, torch.zeros(2, dtype=dtype))[0] == "the contract"
+        on_device, x = Kernels(there, dtype)[made], There(torch.zeros(2, dtype=dtype))
+        assert [on_device(number, x)[0] for number in (2, 3)] == ["device", "the contract"]
+        assert kernels.of(torch.float64)[made](3, torch.zeros(2).double())[0] == "cpu"
+    assert Kernels()[made] is Kernels().of(torch.float64)[made] is made
 
 
 def test_a_check_stands_in_front_of_every_twin(made: Callable[..., Any]) -> None:
@@ -134,6 +159,24 @@ def test_a_check_stands_in_front_of_every_twin(made: Callable[..., Any]) -> None
     assert "made.cpu.subject" not in sys.modules
     made(3, torch.zeros(2))
     assert sys.modules["made.cpu.subject"].asked == [3]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_what_a_plan_has_chosen_is_checked_if_a_variable_says_so(
+    made: Callable[..., Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.zeros(2) if device == "cpu" else There(torch.zeros(2))
+    monkeypatch.setenv("GRADWIRE_CHECK_KERNELS", "1")
+    checked = Kernels(torch.device(device), torch.float32)[made]
+    assert checked(2, x)[0] != "the contract"
+    with pytest.raises(ValueError, match="not positive"):
+        checked(0, x)
+    if device == "cpu":
+        for other in (torch.zeros(4)[::2], torch.zeros(2).half(), torch.zeros(2, device="meta")):
+            with pytest.raises(TypeError, match="named was chosen for other tensors"):
+                checked(2, other)
+    monkeypatch.setenv("GRADWIRE_CHECK_KERNELS", "0")
+    assert Kernels(torch.device(device), torch.float32)[made](-1, x)[1] == -1
 
 
 @pytest.mark.parametrize(
@@ -154,7 +197,7 @@ def test_plain_torch_stands_in_for_a_numba_that_is_missing_and_not_for_a_broken_
 
     monkeypatch.setattr(dispatch, "import_module", imported)
     if is_missing:
-        assert dispatch._twin("gradwire.kernels.cpu.topk", "topk_indices") is dispatch._declines
+        assert dispatch._twin("gradwire.kernels.cpu.topk", "topk_indices") is None
     else:
         with pytest.raises(ImportError) as raised:
             dispatch._twin("gradwire.kernels.cpu.topk", "topk_indices")

@@ -44,8 +44,9 @@ class ChunkTopK:
         if full:
             # The kernel's chunks are a stride apart, so the same element of all chunks comes first.
             across = x[: full * self.chunk].view(full, self.chunk).t().reshape(-1)
-            found = chunk_topk_indices(across, full, self.keep)
+            found = ctx.kernels[chunk_topk_indices](across, full, self.keep)
             parts.append((found % full * self.chunk + found // full).sort().values)
         if rest or not full:
-            parts.append(topk_indices(x[full * self.chunk :], min(self.keep, rest)) + full * self.chunk)
+            last = ctx.kernels[topk_indices](x[full * self.chunk :], min(self.keep, rest))
+            parts.append(last + full * self.chunk)
         return torch.cat(parts)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.chunks import chunk_topk_count, chunk_topk_indices
+from gradwire.kernels.dispatch import Kernels
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
@@ -50,7 +51,7 @@ class RatedTopK:
     def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         start, parts = 0, []
         for size, rate in self._pieces(x.numel(), ctx):
-            parts.append(self._choice(x[start : start + size], rate) + start)
+            parts.append(self._choice(x[start : start + size], rate, ctx.kernels) + start)
             start += size
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -65,10 +66,10 @@ class RatedTopK:
             return -(-numel // rate)
         return chunk_topk_count(numel, _chunks(numel, rate * self.keep), self.keep)
 
-    def _choice(self, x: Tensor, rate: int) -> Tensor:
+    def _choice(self, x: Tensor, rate: int, kernels: Kernels) -> Tensor:
         if self.keep is None:
-            return topk_indices(x, self._count(x.numel(), rate))
-        return chunk_topk_indices(x, _chunks(x.numel(), rate * self.keep), self.keep)
+            return kernels[topk_indices](x, self._count(x.numel(), rate))
+        return kernels[chunk_topk_indices](x, _chunks(x.numel(), rate * self.keep), self.keep)
 
 
 def _chunks(numel: int, length: int) -> int:

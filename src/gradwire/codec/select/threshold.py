@@ -78,9 +78,9 @@ def exactly(x: Tensor, threshold: float, k: int, ctx: ExchangeContext) -> Tensor
         return torch.empty(0, dtype=torch.int64, device=x.device)
     # Room for twice as many: beyond that a second look at everything costs less than the list.
     capacity = 2 * k
-    found = indices_reaching(x, threshold, capacity)
+    found = ctx.kernels[indices_reaching](x, threshold, capacity)
     if found.numel() > capacity or 2 * found.numel() < k:
-        return topk_indices(x, k)
+        return ctx.kernels[topk_indices](x, k)
     if found.numel() >= k:
         return largest_of(x, found, k)
     return fill_up(found, k, x.numel(), ctx)
@@ -104,7 +104,8 @@ def threshold_of_sample(x: Tensor, size: int, rank: int, ctx: ExchangeContext) -
     """
     seed = int(torch.randint(2**62, (1,), generator=ctx.private(), device="cpu"))
     drawn = x[stratified_indices(x.numel(), size, seed).to(x.device)]
-    return float(drawn[topk_indices(drawn, rank)].abs().nan_to_num(torch.inf, torch.inf).min())
+    largest = ctx.kernels[topk_indices](drawn, rank)
+    return float(drawn[largest].abs().nan_to_num(torch.inf, torch.inf).min())
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,9 @@ class ReusedThreshold:
         """Reads `ctx.unsent`, which is (numel,)."""
         k = self.count(x.numel(), ctx)
         if ctx.unsent is None or k == 0:
-            return topk_indices(x, k)
+            return ctx.kernels[topk_indices](x, k)
         threshold = float(torch.linalg.vector_norm(ctx.unsent, torch.inf))
-        return exactly(x, threshold, k, ctx) if threshold > 0.0 else topk_indices(x, k)
+        return exactly(x, threshold, k, ctx) if threshold > 0.0 else ctx.kernels[topk_indices](x, k)
 
 
 def reused_threshold(ratio: float) -> ReusedThreshold:

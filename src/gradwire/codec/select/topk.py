@@ -23,7 +23,7 @@ class TopK:
         return count_kept(self.ratio, numel)
 
     def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
-        return topk_indices(x, self.count(x.numel(), ctx))
+        return ctx.kernels[topk_indices](x, self.count(x.numel(), ctx))
 
 
 def top_k(ratio: float) -> TopK:

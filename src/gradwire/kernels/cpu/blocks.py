@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from torch import Tensor, float32
+from torch import Tensor
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import is_fast
 from gradwire.kernels.layouts import LARGEST, ScaledBlocks, ShardedBlocks
 
 INT8, INT4, FP8 = 0, 1, 2
@@ -33,51 +32,54 @@ _HALF_BELOW = np.int32(0x7FFFF)  # one less than half of the last of 3 bits of m
 
 def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
     """Maximum, rounding, subtraction and packing in one pass."""
-    if not is_fast(x, scales):
-        return NotImplemented
     rule = blocks.block, _KINDS[blocks.kind], np.float32(LARGEST[blocks.kind])
     _encode_blocks(x.numpy(), blocks.array, *rule, scales.numpy(), codes.numpy(), left)
-    return None
 
 
 def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
     """One pass."""
-    if not is_fast(out, scales):
-        return NotImplemented
     arrays = scales.numpy(), codes.numpy(), blocks.array
     _add_blocks(*arrays, blocks.block, _KINDS[blocks.kind], np.float32(weight), out.numpy())
-    return None
 
 
 def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
     """All shards in one call."""
-    if not is_fast(x) or table.dtype is not float32:
-        return NotImplemented
     first = table.shards[0]
     rule = first.block, _KINDS[first.kind], np.float32(LARGEST[first.kind])
     _encode_shards(x.numpy(), table.array, table.table, *rule, rows.view(-1).numpy(), table.row_bytes)
-    return None
 
 
 def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
     """All shards in one call."""
-    if not is_fast(out) or table.dtype is not float32:
-        return NotImplemented
     out.zero_()
     first = table.shards[0]
     rule = first.block, _KINDS[first.kind]
     _add_shards(rows.view(-1).numpy(), table.row_bytes, table.array, table.table, *rule, out.numpy())
-    return None
 
 
 def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weight: float) -> None:
     """All rows in one call."""
-    if not is_fast(out) or table.dtype is not float32:
-        return NotImplemented
     blocks = table.shards[shard]
     rule = blocks.array, blocks.count, blocks.code_bytes, blocks.block, _KINDS[blocks.kind]
     _sum_shard(rows.view(-1).numpy(), table.row_bytes, *rule, np.float32(weight), out.numpy())
-    return None
+
+
+def average_shard(
+    rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
+) -> Tensor:
+    """All rows in one call, and their mean in another."""
+    blocks, row, mean = table.shards[shard], rows[shard], room.zero_().numpy()
+    rule, largest = (blocks.block, _KINDS[blocks.kind]), np.float32(LARGEST[blocks.kind])
+    layout, weight = (blocks.array, blocks.count, blocks.code_bytes), np.float32(1.0 / len(rows))
+    _sum_shard(rows.view(-1).numpy(), table.row_bytes, *layout, *rule, weight, mean)
+    codes = row.numpy()
+    start, stop = 4 * blocks.count, 4 * blocks.count + blocks.code_bytes
+    places = codes[:start].view(np.float32), codes[start:stop]
+    _encode_blocks(mean, blocks.array, *rule, largest, *places, unsent is not None)
+    codes[stop:] = 0
+    if unsent is not None:
+        unsent.add_(room, alpha=len(rows))
+    return row
 
 
 @kernel

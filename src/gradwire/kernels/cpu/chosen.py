@@ -8,17 +8,17 @@ other files into its cache. Numbers are unsigned, so that no index is tested for
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire.kernels import chosen as contracts
 from gradwire.kernels.cpu.halves import narrow, widen
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.places import find_bits, set_bits
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import is_fast, is_native
 from gradwire.kernels.payload import BLOCK, COUNTS, DECODING, ENCODING, ZEROS_BEFORE, Planes, Shape, Sound
 from gradwire.kernels.places import index_type
 
@@ -33,8 +33,8 @@ _PLACES = 2048  # indices; those of a chunk stay in the first-level cache betwee
 
 def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     """Values are read, rounded, written and subtracted a thousand at a time."""
-    if not (is_fast(x) and indices.is_contiguous() and shape.is_narrow):
-        return NotImplemented
+    if not shape.is_narrow:
+        return contracts.take_chosen.plain(x, indices, shape)
     payload = torch.empty(shape.bytes, dtype=torch.uint8, device="cpu")
     if not _take_chosen(x.numpy(), indices.numpy(), shape.numbers, ENCODING, payload.numpy()):
         raise ValueError(f"indices must ascend within 0 … {shape.planes.numel - 1}, without repeats")
@@ -43,17 +43,27 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
 
 def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound:
     """Places first, all of them; then values, a thousand at a time."""
-    if not (is_fast(out) and payload.is_contiguous() and shape.is_narrow):
-        return NotImplemented
+    if not shape.is_narrow:
+        return contracts.add_chosen.plain(payload, shape, out, weight)
     tables = DECODING, ZEROS_BEFORE, COUNTS
     added: bool = _add_chosen(payload.numpy(), shape.numbers, *tables, np.float32(weight), out.numpy())
     return added
 
 
+def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
+    """One payload after the other."""
+    if not shape.is_narrow:
+        return contracts.average_chosen.plain(payloads, shape, out, weight)
+    out.zero_()
+    mean, rule = out.numpy(), (shape.numbers, DECODING, ZEROS_BEFORE, COUNTS, np.float32(weight))
+    sound = True
+    for payload in payloads.numpy():
+        sound &= _add_chosen(payload, *rule, mean) or not payload[: 4 * shape.words].any()
+    return True if sound else torch.tensor(False, device="cpu")
+
+
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
     """Each word is put together in a register."""
-    if not is_native(indices):
-        return NotImplemented
     words = np.zeros(planes.words + 1, np.uint32)
     row = np.zeros(planes.row // 64 + 2, np.uint64)
     low, groups, places = (words[start:] for start in planes.starts)
@@ -65,8 +75,6 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
 
 def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
     """Upper parts block by block, then low bits."""
-    if not is_native(packed):
-        return NotImplemented
     # Kernels read two words at a time, and write a block's ones before they know how many there are.
     words = np.zeros(planes.words + 2, np.uint32)
     words[:-2] = packed.numpy().view(np.uint32)

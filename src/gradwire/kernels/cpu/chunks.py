@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.chunks import chunk_topk_count
+from gradwire.kernels import chunks as contracts
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE, magnitude
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.cpu.threshold import largest_bits
-from gradwire.kernels.dispatch import is_fast
 
 _LAST = 0x7FFFFFFF  # a key holds a row in 31 bits
 _TILE = 1024  # chunks at a time: what is known of them stays in the first-level cache
@@ -21,9 +20,9 @@ _TILE = 1024  # chunks at a time: what is known of them stays in the first-level
 
 def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
     """All chunks of a tile side by side, row by row: neighbours in memory belong to neighbouring chunks."""
-    if not is_fast(x) or x.numel() // chunks > _LAST:
-        return NotImplemented
-    found = np.empty(chunk_topk_count(x.numel(), chunks, keep), np.int64)
+    if x.numel() // chunks > _LAST:
+        return contracts.chunk_topk_indices.plain(x, chunks, keep)
+    found = np.empty(contracts.chunk_topk_count(x.numel(), chunks, keep), np.int64)
     select = _chunk_maxima if keep == 1 else _chunk_topk
     select(x.numpy().view(np.int32), chunks, keep, found)
     return torch.from_numpy(found)
@@ -31,8 +30,6 @@ def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
 
 def indices_near_maxima(x: Tensor, ahead: Tensor, chunk: int) -> Tensor:
     """Two passes over each chunk, which is in the cache for the second."""
-    if not is_fast(x, ahead):
-        return NotImplemented
     # Pages of the buffer that are not written to take no memory.
     found = np.empty(x.numel() + 1, np.int64)
     count = _indices_near_maxima(x.numpy().view(np.int32), ahead.numpy().view(np.int32), chunk, found)

@@ -7,20 +7,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, bfloat16, float16, float32, float64
 
+from gradwire.kernels import folding as contracts
 from gradwire.kernels.cpu.bits import MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import is_fast
+from gradwire.kernels.dispatch import takes
 from gradwire.kernels.folding import Folded
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
-from gradwire.kernels.slices import each_slice, threads_for
+from gradwire.kernels.slices import SMALLEST, each_slice, threads_for
 
 _BLOCK = 4096  # elements; two arrays of it stay in the first-level cache between the inner loops
+_FLOATS = (float32, float64, float16, bfloat16)
+"""A memory may have a shorter type than the planes in which it is folded."""
 
 
+@takes(*_FLOATS)
 def fold(
     working: Tensor,
     committed: Tensor | None,
@@ -30,19 +34,21 @@ def fold(
     pieces: Pieces | None = None,
 ) -> Folded:
     """All pieces in one call, in slices where cores are free."""
-    if not is_fast(working, grad):
-        return NotImplemented
+    if working.dtype is not float32 or grad.dtype is not float32:
+        return contracts.fold.plain(working, committed, grad, coefficient, scale, pieces)
     pieces = whole(grad.numel()) if pieces is None else pieces
-    memory = None if committed is None else _loaded(working, committed, pieces)
-    if memory is not None and not is_fast(memory):
-        return NotImplemented
     out, new = working.numpy(), grad.numpy()
-    old = out[:0] if memory is None else memory.numpy()
+    old = out[:0] if committed is None else _loaded(working, committed, pieces).numpy()
     weights = np.float32(coefficient), np.float32(scale)
-    seen = _in_threads(pieces, lambda rows, _numbers, largest: _fold(out, old, new, rows, *weights, largest))
-    return seen.judged(scale, remembers=memory is not None)
+    if pieces.numel < 2 * SMALLEST:
+        largest = np.empty(len(pieces.table), np.int32)
+        seen = _Seen(largest, _fold(out, old, new, pieces.table, *weights, largest))
+    else:
+        seen = _in_threads(pieces, lambda rows, _numbers, found: _fold(out, old, new, rows, *weights, found))
+    return seen.judged(np.array([scale], np.float64), remembers=committed is not None)
 
 
+@takes(*_FLOATS)
 def fold_momentum(
     working: tuple[Tensor, Tensor],
     committed: tuple[Tensor, Tensor],
@@ -54,12 +60,11 @@ def fold_momentum(
     nesterov: bool = False,
 ) -> Folded:
     """As `fold`, with a scale for each piece."""
-    if not is_fast(*working, grad):
-        return NotImplemented
+    if working[0].dtype is not float32 or grad.dtype is not float32:
+        plain = contracts.fold_momentum.plain
+        return plain(working, committed, grad, momentum, scale, pieces, nesterov=nesterov)
     pieces = whole(grad.numel()) if pieces is None else pieces
     planes = (*working, *(_loaded(*pair, pieces) for pair in zip(working, committed, strict=True)))
-    if not is_fast(*planes):
-        return NotImplemented
     scales = np.full(len(pieces), scale, np.float64)
     v_out, u_out, v, u = (plane.numpy() for plane in planes)
     new, weight, narrow = grad.numpy(), np.float32(momentum), scales.astype(np.float32)
@@ -74,10 +79,10 @@ def fold_momentum(
 
 def mask_zeros(target: Tensor, like: Tensor) -> None:
     """One pass."""
-    if not is_fast(target, like) or target.shape != like.shape:
-        return NotImplemented
-    _mask_zeros(target.numpy(), like.numpy())
-    return None
+    if target.shape == like.shape:
+        _mask_zeros(target.numpy(), like.numpy())
+    else:
+        contracts.mask_zeros.plain(target, like)
 
 
 def _loaded(working: Tensor, committed: Tensor, pieces: Pieces) -> Tensor:
@@ -100,10 +105,9 @@ class _Seen(NamedTuple):
     gradients: Magnitudes
     sums: int
 
-    def judged(self, scale: float | NDArray[np.float64], remembers: bool) -> Folded:
+    def judged(self, scales: NDArray[np.float64], remembers: bool) -> Folded:
         """Judge it, given the factors that gradients are multiplied by."""
         bounds = (LARGEST_GRADIENT, LARGEST_SUM) if remembers else (np.inf, np.inf)
-        scales = scale if isinstance(scale, np.ndarray) else np.full(1, scale)
         idle, small = _judge(self.gradients, scales, bounds[0])
         small = small and bool(np.int32(self.sums).view(np.float32) < bounds[1])
         return Folded(tuple((self.gradients == 0).nonzero()[0].tolist()) if idle else (), small)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel, reordered
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import is_fast, is_native
+from gradwire.kernels.dispatch import takes
 
 _LOST = 1e-6  # of a column of float32 that shrinks to this share, rounding is all that is left
 
@@ -23,35 +23,24 @@ def left_products(
     x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor, subtract: bool = False
 ) -> None:
     """A row of the matrix is read once."""
-    if not is_fast(x, left, right):
-        return NotImplemented
     _left_products(x.numpy(), places.numpy(), rank, left.numpy(), right.numpy(), subtract)
-    return None
 
 
 def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
     """Row by row, in two passes."""
-    if not is_fast(x, left, right):
-        return NotImplemented
     _right_products(x.numpy(), places.numpy(), rank, left.numpy(), right.numpy())
-    return None
 
 
 def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
     """Each element is summed in the order of the columns."""
-    if not is_fast(out, left, right):
-        return NotImplemented
     _outer_products(out.numpy(), places.numpy(), rank, left.numpy(), right.numpy())
-    return None
 
 
+@takes(torch.float32, torch.float64)
 def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None = None) -> None:
     """float64 as well: a library's sums may depend on alignment and threads, and so differ between ranks."""
-    if not is_native(factors) or factors.dtype not in (torch.float32, torch.float64):
-        return NotImplemented
-    other = factors[:0] if spare is None else spare.contiguous()
+    other = factors[:0] if spare is None else spare
     _orthonormalise(factors.numpy(), spans.numpy(), rank, other.numpy())
-    return None
 
 
 # Only the order of the sum is left to the compiler, so that it can use all lanes: half the time of eight sums

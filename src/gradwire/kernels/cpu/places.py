@@ -10,15 +10,12 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import is_fast, is_native
 from gradwire.kernels.payload import Sound
 from gradwire.kernels.places import index_type
 
 
 def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
     """Element by element."""
-    if not (is_fast(x) and indices.is_contiguous()):
-        return NotImplemented
     values = torch.empty(indices.numel(), dtype=x.dtype, device=x.device)
     _take(x.numpy(), indices.numpy(), np.float32(weight), values.numpy())
     return values
@@ -26,33 +23,22 @@ def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
 
 def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
     """Element by element."""
-    if not (is_fast(out, values) and indices.is_contiguous()):
-        return NotImplemented
     _scatter(out.numpy(), indices.numpy(), values.numpy())
-    return None
 
 
 def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
     """Zeros by torch, which fills memory as fast as it can be filled."""
-    if not (is_fast(out, values) and indices.is_contiguous()):
-        return NotImplemented
     out.zero_()
     _scatter(out.numpy(), indices.numpy(), values.numpy())
-    return None
 
 
 def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) -> None:
     """Element by element, so that an index that occurs twice counts twice."""
-    if not (is_fast(out, values) and indices.is_contiguous()):
-        return NotImplemented
     _add_at(out.numpy(), indices.numpy(), values.numpy(), np.float32(weight))
-    return None
 
 
 def pack_bits(indices: Tensor, words: int) -> Tensor:
     """A bit is set for each index, in the order of the indices."""
-    if not is_native(indices):
-        return NotImplemented
     packed = torch.zeros(words, dtype=torch.int32, device=indices.device)
     set_bits(indices.numpy(), packed.numpy())
     return packed
@@ -60,8 +46,6 @@ def pack_bits(indices: Tensor, words: int) -> Tensor:
 
 def unpack_bits(packed: Tensor, count: int) -> tuple[Tensor, Sound]:
     """All bits of a word are read at once while there is room for 32 indices."""
-    if not is_native(packed):
-        return NotImplemented
     indices = torch.empty(count + 1, dtype=index_type(32 * packed.numel()), device=packed.device)
     found = find_bits(packed.numpy(), indices.numpy())
     indices[found:] = max(32 * packed.numel() - 1, 0)

@@ -13,7 +13,6 @@ from torch import Tensor
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.cpu.sums import LANES, add_magnitudes, add_sides, total
-from gradwire.kernels.dispatch import is_fast
 from gradwire.kernels.layouts import Blocks
 
 _BLOCK = 4096  # elements; they and their flags stay in the first-level cache between the inner loops
@@ -25,19 +24,13 @@ _SPREAD, _PICK = np.uint64(0x0101010101010101), np.uint64(0x8040201008040201)
 
 def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
     """One pass that sums, and one that packs."""
-    if not is_fast(x, levels):
-        return NotImplemented
     _pack_signs(x.numpy(), blocks.bounds, blocks.step, levels.numpy(), packed.numpy(), leave)
-    return None
 
 
 def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
     """Eight bits at a time become eight bytes."""
-    if not is_fast(out, levels):
-        return NotImplemented
     arrays = levels.numpy(), packed.numpy(), blocks.bounds
     _add_signs(*arrays, blocks.step, out.numpy(), np.float32(weight))
-    return None
 
 
 @kernel

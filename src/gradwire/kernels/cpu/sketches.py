@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import is_fast
 from gradwire.kernels.slices import each_slice
 
 _BLOCK = 2048  # elements; a row of estimates for each of five rows stays in the first-level cache
@@ -19,8 +18,6 @@ _BLOCK = 2048  # elements; a row of estimates for each of five rows stays in the
 
 def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
     """Row after row of the table."""
-    if not (is_fast(x) and hashes.is_cpu):
-        return NotImplemented
     table = torch.zeros(hashes.shape[0], columns, dtype=x.dtype, device=x.device)
     _count_sketch(x.numpy(), *_unsigned(hashes), table.numpy())
     return table
@@ -28,8 +25,6 @@ def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
 
 def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor:
     """In slices, side by side where cores are free."""
-    if not (is_fast(table, out) and hashes.is_cpu):
-        return NotImplemented
     numbers = table.nan_to_num(torch.inf, torch.inf, -torch.inf).numpy()
     multipliers, addends = _unsigned(hashes)
     estimates = out.numpy()

@@ -12,7 +12,6 @@ from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
 from gradwire.kernels.cpu.jit import inlined, kernel
 from gradwire.kernels.cpu.noise import random_word
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import is_fast
 from gradwire.kernels.layouts import Grid
 from gradwire.kernels.noise import halves
 from gradwire.kernels.stochastic import largest_step
@@ -27,22 +26,16 @@ def quantize(
     x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False
 ) -> None:
     """Bucket by bucket."""
-    if not is_fast(x, steps) or not codes.is_contiguous():
-        return NotImplemented
     most = largest_step(x.dtype, grid.levels)
     rule = grid.bits, grid.norm == "l2", float(grid.clip), np.float32(most)
     low, high = (np.uint32(half) for half in halves(key))
     _quantize(x.numpy(), grid.ends, grid.width, rule, (low, high), steps.numpy(), codes.numpy(), subtract)
-    return None
 
 
 def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> None:
     """Bucket by bucket."""
-    if not is_fast(out, steps) or not codes.is_contiguous():
-        return NotImplemented
     arrays = steps.numpy(), codes.numpy(), grid.ends
     _add_quantized(*arrays, grid.width, grid.bits, np.float32(weight), out.numpy())
-    return None
 
 
 @kernel

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import is_fast, is_native
 from gradwire.kernels.terms import Terms
 
 _BLOCK = 512
@@ -23,33 +22,19 @@ def numerators(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
 ) -> None:
     """Parameter and state are read once, 12 bytes per element for Adam."""
-    if not _are_fast(parameter, square, momentum, out):
-        return NotImplemented
     _numerators(*_arrays(parameter, square, momentum), _numbers(terms), out.numpy())
-    return None
 
 
 def numerator_exponents(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
 ) -> None:
     """As `numerators`, with a byte written instead of a float."""
-    if not _are_fast(parameter, square, momentum, out):
-        return NotImplemented
     _numerator_exponents(*_arrays(parameter, square, momentum), _numbers(terms), out.numpy())
-    return None
 
 
 def mantissa_levels(x: Tensor, numerators: Tensor, out: Tensor) -> None:
     """Three comparisons an element."""
-    if not (is_fast(x, numerators) and is_native(out)):
-        return NotImplemented
     _mantissa_levels(x.numpy(), numerators.numpy(), out.numpy())
-    return None
-
-
-def _are_fast(parameter: Tensor, square: Tensor | None, momentum: Tensor | None, out: Tensor) -> bool:
-    given = [each for each in (parameter, square, momentum) if each is not None]
-    return is_fast(*given) and is_native(out)
 
 
 def _arrays(

@@ -11,7 +11,6 @@ from torch import Tensor
 from gradwire.kernels.cpu.bits import MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import is_fast
 from gradwire.kernels.threshold import Moments, rounded
 
 _BLOCK = 32  # of longer ones, too many hold an element when one in a hundred is wanted
@@ -20,8 +19,6 @@ _LANES = 1024  # independent sums in the first-level cache: without fast-math, o
 
 def indices_reaching(x: Tensor, threshold: float, capacity: int) -> Tensor:
     """Blocks that hold none are passed over."""
-    if not is_fast(x):
-        return NotImplemented
     limit = np.float32(rounded(threshold, x.dtype)).view(np.int32)
     found = np.empty(min(capacity, x.numel()) + 1, np.int64)
     count = _indices_reaching(x.numpy().view(np.int32), limit, found)
@@ -30,8 +27,6 @@ def indices_reaching(x: Tensor, threshold: float, capacity: int) -> Tensor:
 
 def moments_reaching(x: Tensor, threshold: float) -> Moments:
     """Sums in float64 over independent lanes."""
-    if not is_fast(x):
-        return NotImplemented
     count, total, squares = _moments_reaching(x.numpy(), np.float32(rounded(threshold, x.dtype)))
     return Moments(int(count), float(total), float(squares))
 

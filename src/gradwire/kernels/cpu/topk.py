@@ -22,7 +22,6 @@ from gradwire.kernels.cpu.bits import magnitude
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.kth import kth_magnitude
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import is_fast
 
 SAMPLE = 16384
 BLOCK = 4096  # elements; a multiple of 8, and two arrays of it stay in the first-level cache
@@ -30,8 +29,6 @@ BLOCK = 4096  # elements; a multiple of 8, and two arrays of it stay in the firs
 
 def topk_indices(x: Tensor, k: int) -> Tensor:
     """One pass over memory."""
-    if not is_fast(x):
-        return NotImplemented
     return torch.from_numpy(_topk_indices(x.numpy(), k))
 
 

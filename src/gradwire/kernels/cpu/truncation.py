@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
-from gradwire.kernels.dispatch import is_fast, is_native
 from gradwire.kernels.truncation import LANES, upper_words
 
 _ROWS = 32
@@ -21,8 +20,6 @@ _QUIET = np.uint32(0x00400000)
 
 def pack_upper(x: Tensor, drop: int, left: bool) -> Tensor:
     """A chunk stays in the first-level cache between the loops."""
-    if not is_fast(x):
-        return NotImplemented
     words = torch.empty(upper_words(x.numel(), drop), dtype=torch.int32, device=x.device)
     _pack_upper(x.numpy(), drop, LANES, words.numpy().view(np.uint32), left)
     return words
@@ -30,10 +27,7 @@ def pack_upper(x: Tensor, drop: int, left: bool) -> Tensor:
 
 def add_upper(words: Tensor, drop: int, out: Tensor, weight: float) -> None:
     """The reverse, a chunk at a time."""
-    if not (is_fast(out) and is_native(words)):
-        return NotImplemented
     _add_upper(words.numpy().view(np.uint32), drop, LANES, np.float32(weight), out.numpy())
-    return None
 
 
 @kernel

@@ -13,7 +13,6 @@ from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.cpu.signs import pack_flags
 from gradwire.kernels.cpu.sums import LANES, add_magnitudes, total
-from gradwire.kernels.dispatch import is_fast, is_native
 from gradwire.kernels.layouts import Blocks
 
 _BLOCK = 4096  # elements; a multiple of a group
@@ -23,17 +22,12 @@ _ONE, _ALL = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 
 def cast_votes(x: Tensor, sizes: Sequence[int], groups: int, rows: Tensor, means: Tensor) -> None:
     """Bits and sums in one pass."""
-    if not (is_fast(x, means) and is_native(rows)):
-        return NotImplemented
     bounds = Blocks(tuple(sizes)).bounds
     _cast_votes(x.numpy(), bounds, groups, rows.numpy().view(np.uint64), means.numpy())
-    return None
 
 
 def tally(ballots: Tensor, groups: int) -> Tensor:
     """Counters of one bit per word."""
-    if not ballots.is_cpu:
-        return NotImplemented
     out = torch.empty(2, groups, dtype=torch.int64, device=ballots.device)
     _tally(ballots.numpy().view(np.uint64), groups, out.numpy().view(np.uint64))
     return out
@@ -41,11 +35,8 @@ def tally(ballots: Tensor, groups: int) -> Tensor:
 
 def apply_votes(results: Tensor, sizes: Sequence[int], levels: Tensor, out: Tensor) -> None:
     """Group by group."""
-    if not is_fast(out, levels):
-        return NotImplemented
     bounds = Blocks(tuple(sizes)).bounds
     _apply_votes(results.numpy().view(np.uint64), bounds, levels.numpy(), out.numpy())
-    return None
 
 
 @kernel

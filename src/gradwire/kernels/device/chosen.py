@@ -7,6 +7,8 @@ both by itself: it goes through what lies before its own tile, which is a few ki
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 import triton
@@ -52,7 +54,7 @@ def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) 
     return _add_rows(payload.view(1, -1), shape, out, weight, clears=False)[0]
 
 
-def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor:
+def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
     """One launch finds the places of all payloads, another adds them up, in order, and clears the rest."""
     if not _adds(payloads, shape, out):
         return NotImplemented
