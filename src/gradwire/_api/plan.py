@@ -5,7 +5,8 @@ Nothing is measured, and the same arguments always give the same plan. Assumptio
 - Ranks are alike, links are full-duplex, and collectives are those that gloo runs
   (`docs/engineering/costs.md`).
 - Gradients are float32. They are ready when the arithmetic of their layers is done.
-- Messages and calls take no processor time, and neither does a codec without a stated cost.
+- Where no `cores` are stated, messages and calls take no processor time. Neither does a codec without a
+  stated cost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gradwire.control.forecast import ClusterForecasts, specs_of_profile
 from gradwire.planning.choice import LATE, LEAD, Option
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Transfer
-from gradwire.planning.costs import BackwardTiming, CodecCost, Link
+from gradwire.planning.costs import ENOUGH, BackwardTiming, CodecCost, Cores, Link
 from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Layer, Profile, load, ready_of
@@ -284,6 +285,7 @@ def plan(
     sharded: bool = False,
     candidates: Sequence[str] | None = None,
     codecs: Mapping[str, CodecCost] | None = None,
+    cores: Cores = ENOUGH,
     told: Told | None = None,
 ) -> Plan:
     """Predict how long a step takes with each candidate recipe on a cluster; a pure function.
@@ -308,6 +310,7 @@ def plan(
             gather, such as "int4+int8", and `overlap`, `target` and `codecs` do not count.
         candidates: recipes with fixed options.
         codecs: the costs of encoding and decoding, by recipe.
+        cores: the processor cores of a rank, which codecs and collectives share with the computation.
         told: called with each finished row in words, and the share of the work that is done.
 
     Raises `ValueError` for an impossible number, an unknown model, and a recipe that must measure.
@@ -342,7 +345,7 @@ def plan(
             profile, backward_of(profile, step_s, backward_s, overlap), cluster, target, candidates
         )
     backward = backward_of(profile, step_s, backward_s, overlap)
-    return _compared(profile, backward, cluster, target, every, candidates, codecs or {}, told)
+    return _compared(profile, backward, cluster, target, every, candidates, codecs or {}, cores, told)
 
 
 def _compared(
@@ -353,14 +356,16 @@ def _compared(
     every: int,
     candidates: Sequence[str],
     codecs: Mapping[str, CodecCost],
+    cores: Cores,
     told: Told | None,
 ) -> Plan:
     known = {steady(text, "codecs").text: cost for text, cost in codecs.items()}
     specs = specs_of_profile(profile)
-    flat = ClusterForecasts(specs, backward, cluster)
-    compared = [(False, flat if every == 1 else ClusterForecasts(specs, backward, cluster, at_once=True))]
+    on = partial(ClusterForecasts, specs, backward, cluster, cores=cores)
+    flat = on()
+    compared = [(False, flat if every == 1 else on(at_once=True))]
     if cluster.shares_links:
-        compared.append((True, ClusterForecasts(specs, backward, cluster, two_levels=True)))
+        compared.append((True, on(two_levels=True)))
     work = len(compared) * len(candidates) + len(CHOICES)
     rows: list[Candidate] = []
     for two_levels, forecasts in compared:

@@ -1,8 +1,11 @@
 """The answer: what bounds a step, what would help and by how much, and the line to write.
 
 Predictions are those of `gradwire.plan`, for the link over which plain all-reduces would last as long as
-they did. A range has the model's error (`OFF`) in it, and by how much steps vary. Where the cost of a codec
-was not measured on this machine, its lower end assumes a slow one and its upper end a fast one.
+they did. There are two: all that is not known is as cheap as it may be in one, and as dear as it may be in
+the other. That is what gradwire's own work takes, the cost of a codec that was not measured on this machine,
+and the latency of a link of which nothing tells it. A range lies around their middle. It contains both, the
+model's error (`OFF`), and by how much steps vary: errors that know nothing of each other, whose squares add
+up.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from gradwire.advise.observed import Observed
 from gradwire.control.forecast import INSIDE
 from gradwire.planning.choice import LEAD, OFF
 from gradwire.planning.collectives import hops
-from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S, CodecCost, Line
+from gradwire.planning.costs import ENOUGH, NOMINAL, NOMINAL_ELEMENT_S, CodecCost, Cores, Line
 from gradwire.planning.interval import bucketed
 from gradwire.planning.links import straight_line
 from gradwire.planning.shapes import Layer, Profile
@@ -45,8 +48,16 @@ FAST_CODEC, SLOW_CODEC = 0.4, 2.0
 OWN_S = (2e-3, 4e-3)
 """Processor time that gradwire takes in a step beside codecs, at least and at most. `plan` has none of it."""
 
-SOFTWARE_S = 1e-4
+DEAR = (2.0, 3.0)
+"""Times the processor time of a collective in `plan` that one of gradwire's takes on a core that computes, at
+least and most: its threads wake up for each, and share the core with each other. 2.4 to 2.7 were found with
+two and three ranks that fill two cores."""
+
+SOFTWARE_S = NOMINAL.alpha_s
 """Time that a message takes in software, on top of the delay that the system tells."""
+
+FAR_S = 3e-3
+"""The delay of a link at most, where nothing tells it: that of two sites that are near each other."""
 
 BELOW_RATE = 0.5
 """The share of a link's rate below which something is wrong with it."""
@@ -86,7 +97,6 @@ class Link:
     backward_s: float
     found_bit_per_s: float
     delay_s: float
-    delay_is_assumed: bool
     latency_s: float
 
     @property
@@ -213,10 +223,10 @@ def advise(
     if rate_bit_per_s is not None and not rate_bit_per_s > 0.0:
         raise ValueError(f"rate_bit_per_s={rate_bit_per_s}: a link has a positive rate")
     step_s = observed.most(lambda step: step.step_s)
-    exposed_s = observed.least(lambda step: step.exposed_s)
+    exposed_s = observed.exposed_s
     input_s = observed.least(lambda step: step.input_s)
     _, late_s = observed.late
-    link = _link(observed, exposed_s)
+    link, far = (_link(observed, exposed_s, delay_s) for delay_s in _delays_s(observed))
     free = tuple(_free(observed, link, step_s, exposed_s))
     causes = tuple(_causes(observed, link, rate_bit_per_s))
     computing = Cause(
@@ -228,9 +238,10 @@ def advise(
     helps: list[Gain] = []
     others: list[tuple[str, str]] = []
     late: list[Gain] = []
-    if link is not None and not why_not:
-        predicted = _predicted(observed, link, step_s - exposed_s, codecs or {}, told)
-        helps, others, late = _judged(predicted, observed, step_s)
+    if link is not None and far is not None and not why_not:
+        compute_s = step_s - exposed_s - observed.recording_s
+        predicted = _predicted(observed, (link, far), compute_s, codecs or {}, told)
+        helps, others, late = _judged(predicted, observed, step_s - observed.recording_s)
         why_not = "" if helps else REMEDIES[bound.name]
     return Advice(
         source=observed.source,
@@ -251,11 +262,28 @@ def advise(
         free=free,
         write=f'wire = gradwire.attach(model, optimizer, "{_milder(helps)}")' if helps else "",
         why_not=why_not,
-        notes=tuple(_notes(observed, link, helps, late)),
+        notes=tuple(_notes(observed, link, far, helps, late)),
     )
 
 
-def _link(observed: Observed, exposed_s: float) -> Link | None:
+def _delays_s(observed: Observed) -> tuple[float, float]:
+    """The one-way delay between ranks, at least and at most."""
+    if observed.latency_s is not None:
+        return (observed.latency_s + SOFTWARE_S,) * 2
+    messages = hops("all_reduce", observed.world)
+    if not messages:
+        return NOMINAL.alpha_s, FAR_S
+    # No all-reduce that was timed took less than its latencies.
+    most_s = min((seconds / messages for _, seconds in observed.timed), default=math.inf)
+    points = sorted(dict(observed.timed).items())
+    if points and points[-1][0] > 2.0 * points[0][0]:
+        # Many are of one size: one point of each size is enough for a line.
+        line = straight_line(points[:: 1 + len(points) // MOST_SIZES]).line
+        return (min(line.base_s / messages, most_s),) * 2
+    return min(NOMINAL.alpha_s, most_s), min(FAR_S, most_s)
+
+
+def _link(observed: Observed, exposed_s: float, delay_s: float) -> Link | None:
     """The link by what is exposed; `None` where sizes or ranks are not known."""
     if observed.world < 2 or not observed.buckets:
         return None
@@ -263,20 +291,10 @@ def _link(observed: Observed, exposed_s: float) -> Link | None:
     messages, calls = hops("all_reduce", observed.world), len(observed.buckets)
     backward_s = observed.most(lambda step: step.backward_s)
     exposed_s /= observed.passes
-    delay_s, is_assumed = NOMINAL.alpha_s, True
-    if observed.latency_s is not None:
-        delay_s, is_assumed = observed.latency_s + SOFTWARE_S, False
-    elif max(observed.buckets) > 2.0 * min(observed.buckets) and observed.timed:
-        # Many are of one size: one point of each size is enough for a line.
-        points = sorted(dict(observed.timed).items())
-        line = straight_line(points[:: 1 + len(points) // MOST_SIZES]).line
-        delay_s, is_assumed = line.base_s / messages, False
-    # No all-reduce that was timed took less than its latencies.
-    delay_s = min([delay_s, *(seconds / messages for _, seconds in observed.timed)])
     sums = tuple(zip(_ready(observed, backward_s), observed.buckets, strict=True))
     rate = rate_found(sums, backward_s, exposed_s, delay_s=delay_s, **given)
     latency_s = min(calls * messages * delay_s, exposed_s)
-    return Link(sums, backward_s, rate, delay_s, is_assumed, observed.passes * latency_s)
+    return Link(sums, backward_s, rate, delay_s, observed.passes * latency_s)
 
 
 def _per_node(observed: Observed) -> int:
@@ -339,10 +357,7 @@ def _exposed(observed: Observed, link: Link, sums: Sequence[tuple[float, float]]
 
 def _causes(observed: Observed, link: Link | None, stated_bit_per_s: float | None) -> Iterator[Cause]:
     """All that a step waits for."""
-    input_s, exposed_s = (
-        observed.least(lambda step: step.input_s),
-        observed.least(lambda step: step.exposed_s),
-    )
+    input_s, exposed_s = observed.least(lambda step: step.input_s), observed.exposed_s
     rank, late_s = observed.late
     waits = "the input pipeline: a step waits {} ms for data"
     between = (
@@ -402,9 +417,10 @@ def _unknown(observed: Observed, link: Link | None) -> str:
 
 @dataclass(frozen=True)
 class _Predicted:
-    """Plans with the fastest and the slowest codecs that may be; `codecs` are the slow ones.
+    """Plans in which all that is not known is as cheap, and as dear, as it may be.
 
-    `assumed` are the recipes whose codecs were not measured. A rank's threads get `pace` of a core.
+    `codecs` are the dear ones, and `assumed` the recipes whose codecs were not measured. A rank's threads get
+    `pace` of a core.
     """
 
     fast: Plan
@@ -415,19 +431,22 @@ class _Predicted:
 
 
 def _predicted(
-    observed: Observed, link: Link, compute_s: float, codecs: Mapping[str, CodecCost], told: Told | None
+    observed: Observed,
+    links: tuple[Link, Link],
+    compute_s: float,
+    codecs: Mapping[str, CodecCost],
+    told: Told | None,
 ) -> _Predicted:
-    profile, several = _profile(observed, link), _per_node(observed) > 1
-    pace = min(1.0, observed.cores_per_rank or 1.0)
+    several = _per_node(observed) > 1
     coded = [text for text in CANDIDATES if text != "dense"]
 
     def costs(factor: float) -> dict[str, CodecCost]:
         assumed = CodecCost(Line(0.0, factor * NOMINAL_ELEMENT_S), Line(0.0, 0.0))
-        return {text: codecs.get(text, assumed).slowed(1.0 / pace) for text in coded}
+        return {text: codecs.get(text, assumed) for text in coded}
 
-    def planned(factor: float) -> Plan:
+    def planned(link: Link, factor: float, cores: Cores) -> Plan:
         return plan(
-            profile,
+            _profile(observed, link),
             workers=observed.world,
             per_node=_per_node(observed),
             rate_bit_per_s=link.found_bit_per_s,
@@ -436,12 +455,29 @@ def _predicted(
             step_s=compute_s,
             backward_s=min(link.backward_s, compute_s),
             codecs=costs(factor),
+            cores=cores,
             told=told,
         )
 
-    assumed = frozenset(coded) - set(codecs)
-    fast = planned(FAST_CODEC)
-    return _Predicted(fast, planned(SLOW_CODEC) if assumed else fast, costs(SLOW_CODEC), assumed, pace)
+    few, many = _cores(observed)
+    return _Predicted(
+        planned(links[0], FAST_CODEC, many),
+        planned(links[1], SLOW_CODEC, few),
+        costs(SLOW_CODEC),
+        frozenset(coded) - set(codecs),
+        few.pace,
+    )
+
+
+def _cores(observed: Observed) -> tuple[Cores, Cores]:
+    """The cores of a rank, at worst and at best. On a GPU nothing waits for them."""
+    if observed.backend == "nccl":
+        return ENOUGH, ENOUGH
+    if observed.cores_per_rank is None:
+        return Cores(1.0, 1.0, DEAR[1]), ENOUGH
+    share = observed.cores_per_rank
+    few, many = (Cores(share, min(observed.threads, share), factor) for factor in reversed(DEAR))
+    return few, many
 
 
 def _profile(observed: Observed, link: Link) -> Profile:
@@ -466,7 +502,6 @@ def _judged(
     """Recipes that would help, from mild to strong; kinds that would not, with a reason; and those that
     would help more, with more of the gradient late."""
     fast, slow = _least(predicted.fast), _least(predicted.slow)
-    error = 1.0 + math.hypot(OFF, observed.spread)
     most = step_s / predicted.fast.compute_s * (1.0 + LEAD + observed.spread)
     helps: list[Gain] = []
     late: list[Gain] = []
@@ -476,7 +511,8 @@ def _judged(
         least_s = row.step_s + OWN_S[0] / predicted.pace
         most_s = slow[recipe].step_s + OWN_S[1] / predicted.pace
         times = step_s / math.sqrt(least_s * most_s)
-        low, high = step_s / most_s / error, max(min(error * step_s / least_s, most), times)
+        error = _error(observed, math.sqrt(most_s / least_s))
+        low, high = times / error, max(min(error * times, most), times)
         gain = Gain(recipe, times, low, high, recipe in predicted.assumed)
         if predicted.fast.worthwhile and low > 1.0:
             (helps if row.tried else late).append(gain)
@@ -489,6 +525,11 @@ def _judged(
         [(kind, why) for kind, why in others.items() if helps and kind not in helped][:SHOWN],
         [gain for gain in late if best and gain.low > best[0].times],
     )
+
+
+def _error(observed: Observed, unknown: float = 1.0) -> float:
+    """The factor by which a prediction may be off, where what is not known makes it off by `unknown`."""
+    return math.exp(math.hypot(math.log1p(OFF), math.log(unknown), observed.spread))
 
 
 def _least(found: Plan) -> dict[str, Candidate]:
@@ -514,12 +555,16 @@ def _milder(helps: Sequence[Gain]) -> str:
 
 
 def _notes(
-    observed: Observed, link: Link | None, helps: Sequence[Gain], late: Sequence[Gain]
+    observed: Observed, link: Link | None, far: Link | None, helps: Sequence[Gain], late: Sequence[Gain]
 ) -> Iterator[str]:
     """Sentences about all that was not measured."""
     yield from observed.missing
-    if link is not None and link.delay_is_assumed:
-        yield f"the latency of a message was not found: {_ms(link.delay_s)} ms are assumed"
+    if link is not None and far is not None and link.delay_s < far.delay_s:
+        least, most = _ms(link.delay_s), _ms(far.delay_s)
+        yield f"the latency of a message was not found: {least} to {most} ms are assumed"
+    if observed.recording_s:
+        took = _ms(observed.recording_s)
+        yield f"recording took about {took} ms of a step: predictions are about steps without that"
     if observed.gradients is not None and observed.gradients.assumed:
         yield "when each gradient was ready is assumed, between the first and the last"
     if any(gain.assumed for gain in helps):
@@ -530,7 +575,7 @@ def _notes(
 
 
 def _about(change: str, times: float, observed: Observed) -> Gain:
-    error = 1.0 + math.hypot(OFF, observed.spread)
+    error = _error(observed)
     return Gain(change, times, max(times / error, 1.0), times * error)
 
 

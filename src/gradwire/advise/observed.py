@@ -73,8 +73,9 @@ class Observed:
 
     If DDP `finds_unused`, it looked for unused parameters in each step and found none. `hook` is the name of
     its comm hook. The system tells the one-way delay `latency_s` between two ranks, the rate `card_bit_per_s`
-    of a network card, and `cores_per_rank`. Without `loads` no DataLoader was seen, and `input_s` is all that
-    passed between steps. `missing` are sentences about what was not recorded, and how to record it.
+    of a network card, and `cores_per_rank`; a rank computes with so many `threads`. Recording a trace took
+    `recording_s` of each step. Without `loads` no DataLoader was seen, and `input_s` is all that passed
+    between steps. `missing` are sentences about what was not recorded, and how to record it.
     """
 
     source: str
@@ -93,6 +94,8 @@ class Observed:
     latency_s: float | None = None
     card_bit_per_s: float | None = None
     cores_per_rank: float | None = None
+    threads: int = 1
+    recording_s: float = 0.0
     loads: bool = True
     missing: tuple[str, ...] = ()
 
@@ -103,6 +106,17 @@ class Observed:
     def most(self, number: Callable[[Step], float]) -> float:
         """The most over ranks of the median over steps: of computing, the time for which all wait."""
         return max(each.typical(number) for each in self.ranks)
+
+    @property
+    def exposed_s(self) -> float:
+        """The exposed time of a typical step, without what is waiting for the last rank.
+
+        In each step that is the least over ranks, because another rank may be the last one in each.
+        """
+        if len({len(each.steps) for each in self.ranks}) > 1:
+            return self.least(lambda step: step.exposed_s)
+        ranks = (each.steps for each in self.ranks)
+        return float(median(min(step.exposed_s for step in steps) for steps in zip(*ranks, strict=True)))
 
     @property
     def gradient_bytes(self) -> float:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from gradwire.advise.observed import Gradients, Observed, RankSteps, Step
 from gradwire.advise.recorded import Recorded, Sum
-from gradwire.advise.spans import outside, seconds, within
+from gradwire.advise.spans import outside, seconds, union, within
 from gradwire.quantities import bytes_text, counted
 
 GPU_BACKWARD = 2 / 3
@@ -37,6 +37,9 @@ ENOUGH = 2
 UNLIKE = 1.5
 """Times as many bytes as another that a rank of the same run may send in a step: an all-reduce of the user's
 own may be in one rank's last step, and not in another's."""
+
+SHARED = 0.25
+"""The share of its time in which an all-reduce may share the link, and still tell what it takes alone."""
 
 MOST_RANKS = 1 << 20
 """More than any run has: a number above it is damaged."""
@@ -102,6 +105,7 @@ def read(paths: Sequence[Path]) -> Observed:
         calls=median(sum(_between(first.calls_s, *each) for each in step) for step in sent),
         passes=median(max(len(step), 1) for step in sent),
         timed=tuple(_timed(sums)),
+        recording_s=_recording_s(first, passes[0], steps[0]),
         loads=bool(len(first.loaded)),
         missing=tuple(_missing(first, len(found), world, gradients, sizes)),
     )
@@ -189,7 +193,10 @@ def _sums(found: Recorded, spans: Sequence[Span]) -> list[Sum]:
 
 
 def _timed(ranks: Sequence[Sequence[Sequence[Sum]]]) -> Iterator[tuple[float, float]]:
-    """Bytes and seconds of the all-reduces of a step: the median over steps, the least over ranks."""
+    """Bytes and seconds of the all-reduces of a step: the median over steps, the least over ranks.
+
+    Those that share the link with others for much of their time are left out: gloo runs two at once.
+    """
     usual = ranks[0][-1]
     sizes = [each.size_bytes for each in usual]
     alike = [
@@ -199,8 +206,15 @@ def _timed(ranks: Sequence[Sequence[Sequence[Sum]]]) -> Iterator[tuple[float, fl
         return
     for place, size_bytes in enumerate(sizes):
         took_s = min(median(step[place].took_s for step in steps) for steps in alike if steps)
-        if took_s > 0.0:
+        if took_s > 0.0 and _shared_s(usual, place) <= SHARED * usual[place].took_s:
             yield size_bytes, took_s
+
+
+def _shared_s(sums: Sequence[Sum], place: int) -> float:
+    """For how long others were under way during one of several all-reduces."""
+    spans = np.array([(each.at_s, each.at_s + each.took_s) for each in sums])
+    own, others = spans[place], np.delete(spans, place, axis=0)
+    return seconds(within(union(others), own[0], own[1]))
 
 
 def _gradients(found: Recorded, sent: Sequence[Sequence[Span]], steps: Sequence[Step]) -> Gradients | None:
@@ -222,6 +236,15 @@ def _gradients(found: Recorded, sent: Sequence[Sequence[Span]], steps: Sequence[
         ready_s = ready_s / max(float(ready_s[-1]), 1e-9) * backward_s
     sizes = {each.element_bytes for each in orders[-1]}
     return Gradients(shapes, tuple(np.maximum.accumulate(ready_s).tolist()), max(sizes), found.on_gpu)
+
+
+def _recording_s(found: Recorded, passes: Sequence[Sequence[Pass]], steps: Sequence[Step]) -> float:
+    """What recording took of a step, half of its computing at most. A GPU does not wait for it."""
+    if found.on_gpu:
+        return 0.0
+    nodes = median(_between(found.nodes_s, step[0].start_s, step[-1].stop_s) for step in passes)
+    computing_s = median(each.compute_s for each in steps)
+    return min(found.recording_s * nodes / max(len(found.nodes_s), 1), 0.5 * computing_s)
 
 
 def _missing(

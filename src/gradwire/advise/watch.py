@@ -19,6 +19,7 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
@@ -140,6 +141,7 @@ class Log:
             latency_s=median(latencies_s) if latencies_s else None,
             card_bit_per_s=card_bit_per_s(),
             cores_per_rank=cores_per_rank(),
+            threads=torch.get_num_threads(),
             loads=loads,
             missing=(f"nothing came from rank {', '.join(silent)}",) if silent else (),
         )

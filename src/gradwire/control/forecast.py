@@ -24,7 +24,7 @@ from gradwire.measure.codec import payloads
 from gradwire.planning.choice import LEAD
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Sends, Transfer
-from gradwire.planning.costs import FREE, NOMINAL_CODEC, BackwardTiming, CodecCost, Link
+from gradwire.planning.costs import ENOUGH, FREE, NOMINAL_CODEC, BackwardTiming, CodecCost, Cores, Link
 from gradwire.planning.cuts import Cuts
 from gradwire.planning.facts import Facts, boundaries
 from gradwire.planning.interval import bucketed
@@ -72,7 +72,7 @@ class ClusterForecasts:
 
     Gradients of `specs` become ready as in `backward`, in that order. With `two_levels`, ranks reduce inside
     their nodes first, and the layout is that of shards. `at_once` means a round of local steps, in which
-    everything is ready at the end.
+    everything is ready at the end. `cores` are those of a rank.
     """
 
     def __init__(
@@ -83,12 +83,13 @@ class ClusterForecasts:
         *,
         two_levels: bool = False,
         at_once: bool = False,
+        cores: Cores = ENOUGH,
     ) -> None:
         self._held = shards_of(specs, cluster.per_node if two_levels else 1)
         numel = tuple(spec.numel for spec in self._held)
         ready_s = (backward.total_s,) * len(numel) if at_once else backward.ready_s
         self._backward = replace(backward, numel=numel, ready_s=ready_s)
-        self._way, self._cluster = (_TwoLevels if two_levels else _Flat), cluster
+        self._way, self._cluster, self._cores = (_TwoLevels if two_levels else _Flat), cluster, cores
         self._world = cluster.nodes if two_levels else cluster.workers
         self._tuning = ROUNDS if at_once else USUAL
         # Buckets hold whole parameters.
@@ -129,7 +130,7 @@ class ClusterForecasts:
         return main, self._priced(main)
 
     def _priced(self, main: MainLane) -> Forecast:
-        return _priced(self._way(self._cluster, main), self._backward)
+        return replace(_priced(self._way(self._cluster, main), self._backward), cores=self._cores)
 
 
 def gains_by_two_levels(

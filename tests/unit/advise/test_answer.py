@@ -138,6 +138,55 @@ def test_it_says_why_nothing_is_predicted(tmp_path: Path, change: dict[str, obje
     assert said in found.why_not
 
 
+def test_ranks_that_take_turns_at_being_late_do_not_make_the_network_slower(tmp_path: Path) -> None:
+    """In each step another rank waits for the other."""
+    run = of_both(tmp_path, SLOW)
+    ranks = []
+    for rank in run.ranks:
+        waits_s = [0.1 * ((place + rank.rank) % 2) for place in range(len(rank.steps))]
+        steps = tuple(
+            replace(step, step_s=step.step_s + 0.1, exposed_s=step.exposed_s + more_s)
+            for step, more_s in zip(rank.steps, waits_s, strict=True)
+        )
+        ranks.append(replace(rank, steps=steps))
+    found = advise(replace(run, ranks=tuple(ranks)), codecs=measured())
+    assert found.exposed_s == pytest.approx(SLOW.exposed_s)
+    assert found.rate_bit_per_s == pytest.approx(8.0 / SLOW.byte_s, rel=0.02)
+
+
+def test_codecs_and_collectives_take_longer_on_cores_that_compute(tmp_path: Path) -> None:
+    run = replace(of_both(tmp_path, SLOW), latency_s=1e-4)
+    gains = {}
+    for cores in (0.5, 64.0, None):
+        found = advise(replace(run, cores_per_rank=cores), codecs=measured())
+        [gains[cores]] = [gain for gain in found.would_help if gain.change == "int4"]
+    assert gains[0.5].times < 0.95 * gains[64.0].times
+    # A trace does not say how many there are.
+    assert gains[0.5].times < gains[None].times <= gains[64.0].times
+
+
+def test_a_latency_that_nothing_tells_is_assumed_and_widens_the_range(tmp_path: Path) -> None:
+    run = replace(of_both(tmp_path, replace(SLOW, buckets=(8,))), cores_per_rank=64.0)
+    found, known = (advise(each, codecs=measured()) for each in (run, replace(run, latency_s=0.0)))
+    assert "the latency of a message was not found: 0.3 to 3 ms are assumed" in str(found)
+    assert "latency of a message" not in str(known)
+    wide, narrow = ({each.change: each for each in advice.would_help} for advice in (found, known))
+    assert wide["int4"].high / wide["int4"].low > narrow["int4"].high / narrow["int4"].low
+
+
+def test_what_recording_took_is_not_in_a_step_that_is_not_recorded(tmp_path: Path) -> None:
+    run = replace(of_both(tmp_path, SLOW), latency_s=1e-4)
+    recorded = advise(replace(run, recording_s=0.03), codecs=measured())
+    assert "recording took about 30 ms of a step" in str(recorded)
+    assert recorded.step_s == advise(run).step_s
+    found, same = (
+        {each.change: each.times for each in advice.would_help}
+        for advice in (recorded, advise(run, codecs=measured()))
+    )
+    # Less of a step is computing, which no recipe makes shorter.
+    assert found["int4"] > 1.05 * same["int4"]
+
+
 def test_all_reduces_that_do_not_carry_the_gradients_are_not_those_of_plain_ddp(tmp_path: Path) -> None:
     """As with a comm hook that sends 16 bits."""
     run = of_both(tmp_path, TINY)

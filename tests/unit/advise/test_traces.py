@@ -187,6 +187,28 @@ def test_a_number_of_ranks_that_cannot_be_is_unknown(tmp_path: Path, world: obje
     assert read([path]).world == 0
 
 
+def test_all_reduces_that_share_the_link_do_not_tell_what_one_takes(tmp_path: Path) -> None:
+    """gloo runs two at once: the second and the third last until all of both are sent."""
+    path = RUN.write(tmp_path / "trace.json")
+    assert [size for size, _ in read([path]).timed] == RUN.sizes_bytes
+    document = json.loads(RUN.raw)
+    sums = [event for event in document["traceEvents"] if event["name"] == "gloo:all_reduce"]
+    for second, third in zip(sums[1::3], sums[2::3], strict=True):
+        end = third["ts"] + third["dur"]
+        third["ts"], third["dur"], second["dur"] = second["ts"], end - second["ts"], end - second["ts"]
+    path.write_text(json.dumps(document))
+    assert [size for size, _ in read([path]).timed] == RUN.sizes_bytes[:1]
+
+
+def test_what_recording_takes_grows_with_the_number_of_events(tmp_path: Path) -> None:
+    path = RUN.write(tmp_path / "trace.json")
+    few = read([path]).recording_s
+    more = [{**event, "name": "aten::add"} for event in RUN.events() if event.get("cat") == "cpu_op"] * 9
+    path.write_text(json.dumps({**RUN.header, "traceEvents": RUN.events() + more}))
+    assert 1e-6 < few < 5 * few < read([path]).recording_s < 1e-3
+    assert read([replace(RUN, nccl=True).write(path)]).recording_s == 0.0
+
+
 def test_collectives_that_take_no_time_tell_nothing_of_the_link(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     events = [{key: value for key, value in event.items() if key != "dur"} for event in RUN.events()]

@@ -13,7 +13,7 @@ import gradwire
 from gradwire._api.plan import BETWEEN_ROUNDS, CANDIDATES, profile_of
 from gradwire.planning.choice import LATE
 from gradwire.planning.collectives import HOP_S
-from gradwire.planning.costs import CodecCost, Line
+from gradwire.planning.costs import ENOUGH, CodecCost, Cores, Line
 from gradwire.planning.shapes import load
 from gradwire.recipes import recipe
 from gradwire.recipes.auto import CANDIDATES as CHOICES
@@ -148,6 +148,17 @@ def test_codecs_have_a_column_where_some_are_known() -> None:
     some = str(gradwire.plan("resnet50", **SLOW, candidates=FEW, codecs=known))
     assert " codec" in some.split("recipe   ", 1)[1].splitlines()[0]
     assert "taken as free" not in some
+
+
+def test_cores_that_compute_take_longer() -> None:
+    free, full = (
+        gradwire.plan("resnet50", workers=4, rate_bit_per_s=1e9, step_s=0.18, cores=cores)
+        for cores in (ENOUGH, Cores(0.5, 0.5))
+    )
+    assert full.dense_s >= free.dense_s
+    assert {row.recipe: row.step_s for row in full.candidates}["int4"] > {
+        row.recipe: row.step_s for row in free.candidates
+    }["int4"]
 
 
 def test_rows_are_told_as_they_come() -> None:
