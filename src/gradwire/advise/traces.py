@@ -239,7 +239,7 @@ def _gradients(found: Recorded, sent: Sequence[Sequence[Span]], steps: Sequence[
 
 
 def _recording_s(found: Recorded, passes: Sequence[Sequence[Pass]], steps: Sequence[Step]) -> float:
-    """What recording took of a step, half of its computing at most. A GPU does not wait for it."""
+    """Seconds that recording took of a step, half of its computing at most. A GPU waits for none of it."""
     if found.on_gpu:
         return 0.0
     nodes = median(_between(found.nodes_s, step[0].start_s, step[-1].stop_s) for step in passes)
