@@ -561,7 +561,7 @@ def _notes(
     yield from observed.missing
     if link is not None and far is not None and link.delay_s < far.delay_s:
         least, most = _ms(link.delay_s), _ms(far.delay_s)
-        yield f"the latency of a message was not found: {least} to {most} ms are assumed"
+        yield f"the latency of a message was not found: {least} to {most} ms are assumed; --delay states it"
     if observed.recording_s:
         took = _ms(observed.recording_s)
         yield f"recording took about {took} ms of a step: predictions are about steps without that"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +20,7 @@ from gradwire.cli.cluster_options import codecs_of, show
 from gradwire.cli.prerequisites import check_folder
 from gradwire.cli.progress import waiting
 from gradwire.planning.costs import CodecCost
-from gradwire.quantities import rate_bit_per_s
+from gradwire.quantities import rate_bit_per_s, time_s
 
 TRACES = (".json", ".json.gz")
 """How the names of traces end; any other file is a script."""
@@ -33,6 +36,9 @@ def advise(
     steps: Annotated[int, typer.Option(help="Of a script: steps that are watched.", min=5)] = 20,
     stop: Annotated[bool, typer.Option("--stop", help="End the script when they have been watched.")] = False,
     rate: Annotated[str | None, typer.Option(help="Rate that the link should have: 10gbit.")] = None,
+    delay: Annotated[
+        str | None, typer.Option(help="One-way delay between ranks, which a trace seldom tells: 0.2ms.")
+    ] = None,
     codec: Annotated[
         str,
         typer.Option(help="Codec costs: cached or measured on this machine, free, or probe's JSON file."),
@@ -51,11 +57,16 @@ def advise(
     """
     try:
         check_folder(json_path)
-        stated = None if rate is None else rate_bit_per_s(rate)
-        codecs = codecs_of(codec, CANDIDATES)
+        say = partial(
+            _say,
+            None if rate is None else rate_bit_per_s(rate),
+            None if delay is None else time_s(delay),
+            codecs_of(codec, CANDIDATES),
+            json_path,
+        )
         recorded = [name for name in files if name.lower().endswith(TRACES)]
         if recorded == files:
-            _say(traces.read([Path(name) for name in files]), stated, codecs, json_path)
+            say(traces.read([Path(name) for name in files]))
             return
         if files[0] in recorded:
             other = next(name for name in files if name not in recorded)
@@ -64,24 +75,16 @@ def advise(
             raise ValueError(f"{files[0]}: there is no such script, and traces end in {' or '.join(TRACES)}")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    _watched(files, steps, stated, codecs, json_path, stop=stop)
+    _watched(files, steps, say, stop=stop)
 
 
-def _watched(
-    words: list[str],
-    steps: int,
-    stated: float | None,
-    codecs: dict[str, CodecCost],
-    json_path: Path | None,
-    *,
-    stop: bool,
-) -> None:
+def _watched(words: list[str], steps: int, say: Callable[[Observed], None], *, stop: bool) -> None:
     from gradwire.advise.watch import Watch  # traces are read without a line of torch.distributed
 
     def finished(observed: Observed | None) -> None:
         if observed is not None:
             try:
-                _say(observed, stated, codecs, json_path)
+                say(observed)
             except Exception as error:  # which must not end the training that is watched
                 print(f"gradwire advise: no advice, by an error of its own: {error!r}", file=sys.stderr)
         if stop:
@@ -98,8 +101,14 @@ def _watched(
 
 
 def _say(
-    observed: Observed, stated: float | None, codecs: dict[str, CodecCost], json_path: Path | None
+    rate: float | None,
+    delay_s: float | None,
+    codecs: dict[str, CodecCost],
+    json_path: Path | None,
+    observed: Observed,
 ) -> None:
+    if delay_s is not None:
+        observed = replace(observed, latency_s=delay_s)
     with waiting() as told:
-        found = answer.advise(observed, rate_bit_per_s=stated, codecs=codecs, told=told)
+        found = answer.advise(observed, rate_bit_per_s=rate, codecs=codecs, told=told)
     show(str(found), found.as_dict(), json_path)

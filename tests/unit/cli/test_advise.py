@@ -20,6 +20,19 @@ def test_files_are_traces_by_their_names(tmp_path: Path, name: str) -> None:
     assert json.loads(done.stdout)["bound"] == "bandwidth"
 
 
+def test_a_delay_that_is_stated_is_not_assumed(tmp_path: Path) -> None:
+    path = Run(buckets=(8,)).write(tmp_path / "rank0.json")
+    assumed, stated = (
+        CliRunner().invoke(app, ["advise", str(path), *words], env={"COLUMNS": "1000"})
+        for words in ((), ("--delay", "5ms"))
+    )
+    assert "0.3 to 3 ms are assumed; --delay states it" in assumed.output
+    assert stated.exit_code == 0, stated.output
+    assert "are assumed; --delay" not in stated.output
+    assert "latency 1%" in assumed.output or "latency 0%" in assumed.output
+    assert "latency 3%" in stated.output
+
+
 def test_a_trace_is_not_run_as_a_script(tmp_path: Path) -> None:
     path = Run().write(tmp_path / "rank0.json")
     done = CliRunner().invoke(app, ["advise", str(path), "train.py"])
