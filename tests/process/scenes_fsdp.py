@@ -912,6 +912,27 @@ def detached(**options: Any) -> dict[str, Any]:
     }
 
 
+def within_checkpoints(again: bool) -> dict[str, Any]:
+    """Trainings whose blocks are computed again in the backward pass: steps, and what was warned of."""
+    model = sharded(partial(Layered, again=again))
+    optimizer = adam(model)
+    wire = gradwire.attach(model, optimizer, "int4", gather="int8")
+    ended: list[int] = []
+    wire.log_to(lambda _metrics, step: ended.append(step), every=1)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        train(model, optimizer, range(4))
+        with wire.no_sync():
+            loss_of(model, 4).backward()
+        train(model, optimizer, range(5, 6))
+    return {
+        "step": wire.report().step,
+        "ended": len(ended),
+        "warned": [str(each.message) for each in warned if "backward passes" in str(each.message)],
+        "masters": whole(model).tolist(),
+    }
+
+
 # -- two levels
 
 
@@ -1142,6 +1163,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "in another world": in_another_world,
     **{f"int8, {name}": partial(beside_stock, "int8", "int8", **how) for name, how in SUITS.items()},
     **{f"int4, {name}": partial(beside_stock, "int4", "int8", **how) for name, how in SUITS.items()},
+    **{f"within checkpoints, {again}": partial(within_checkpoints, again) for again in (True, False)},
     "inside nodes": inside_nodes,
     **{
         f"by nodes {how}, {recipe}": partial(by_nodes, recipe, nodes)

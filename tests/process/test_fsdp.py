@@ -270,6 +270,15 @@ def test_inside_nodes_its_own_traffic_travels_in_few_bits_beside_a_recipe_betwee
         assert "gather='fp8'" in found["gather"]
 
 
+def test_passes_that_checkpoints_nest_are_parts_of_one(two: Scenes) -> None:
+    nested, plain = value(two, "within checkpoints, True"), value(two, "within checkpoints, False")
+    for found, other in zip(nested, plain, strict=True):
+        assert found["step"] == 5
+        assert found["ended"] == 5
+        assert found["warned"] == []
+        assert found == other
+
+
 BY_NODES = {
     # Bytes of a coded row of 113 elements, and of what is remembered: two rows, and what they were before.
     "bf16": (226, 0),

@@ -90,7 +90,7 @@ def attach_to_fsdp(
     memory = on_all_ranks(
         partial(traffic.make_room, wished.scattering), "make room for what is unsent", control
     )
-    traffic.install(memory)
+    traffic.install(model, memory)
     steps.watch(model)
     close_with(model, traffic.routes)
     calls = Calls(Board.of(group) if control.world > 1 else None)
@@ -120,7 +120,7 @@ def carry_inside(model: nn.Module, asked: Configuration) -> Traffic:
     where = modules[0].group.device
     traffic = Traffic(modules, wished, Steps({}, (), device_at(where)))
     prepare(wished.scattering.text, compiler.imported(), traffic.group.rank())
-    traffic.install([None] * len(modules))
+    traffic.install(model, [None] * len(modules))
     close_with(model, traffic.routes)
     if dist.get_rank() == 0:
         _LOG.info("FSDP2's own traffic: %s", _summary(traffic))

@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,8 +24,10 @@ from gradwire.sources.fsdp.memory import Unsent
 from gradwire.sources.fsdp.modules import ShardedModule
 from gradwire.sources.fsdp.routes import Routes, targets_of
 from gradwire.sources.nodes.members import NodeTable
+from gradwire.sources.observe import Entrance
 from gradwire.step.context import Fates
 from gradwire.step.fates import Steps
+from gradwire.untraced import untraced
 
 _LOG = logging.getLogger("gradwire")
 
@@ -79,7 +83,11 @@ class Traffic:
         self._seed, self._memory_dtype = seed, memory_dtype
         self._loss_scale = loss_scale
         self._scale: Tensor | None = None
-        self._task = -1
+        self._at_end: Callable[[], object] = _nothing
+        """What autograd calls at the end of the running backward pass; it is gone when that has ended."""
+        self._has_scattered = False
+        """Whether the running backward pass has."""
+        self._unhook: Callable[[], None] = _nothing
         self._is_open = self._is_counted = False
         self._earlier_bytes = 0.0
         """Sent before the last change of what is sent."""
@@ -124,9 +132,16 @@ class Traffic:
         world, how = self.group.size(), self.can_go_back
         return Unsent(columns, self.targets, world, dtype, device, can_go_back=how)
 
-    def install(self, memory: Sequence[Unsent | None]) -> None:
-        """Carry the model's traffic from now on, with `memory` from `make_room`."""
+    def install(self, model: nn.Module, memory: Sequence[Unsent | None]) -> None:
+        """Carry the traffic of `model` from now on, with `memory` from `make_room`."""
         self.change(self.wished, memory)
+        entrance = Entrance(model, self._entered)
+
+        @untraced
+        def shown(_model: nn.Module, _inputs: Any, outputs: Any) -> None:
+            entrance.show(outputs)
+
+        self._unhook = model.register_forward_hook(shown).remove
         for each, gather, scatter in zip(self.modules, self.gathers, self.scatters, strict=True):
             each.module.set_custom_all_gather(gather)
             each.module.set_custom_reduce_scatter(scatter)
@@ -148,6 +163,7 @@ class Traffic:
 
     def remove(self) -> None:
         """Let FSDP2 carry its traffic itself."""
+        self._unhook()
         for each, ((gather, scatter), forced) in zip(self.modules, self._original, strict=True):
             each.reshard()
             each.module.set_custom_all_gather(gather)
@@ -173,11 +189,22 @@ class Traffic:
 
     # -- in a backward pass
 
+    def _entered(self) -> None:
+        """A backward pass enters the model. A reentrant checkpoint nests others in it, which are parts of it.
+
+        Only autograd keeps the callback: it lets it go when the pass breaks off, too.
+        """
+        if self._at_end() is None:
+            end = partial(self._pass_ended)
+            self._at_end, self._has_scattered = weakref.ref(end), False
+            queue = Variable._execution_engine.queue_callback
+            queue(partial(queue, end))  # after FSDP2's own, which may scatter, too
+
     def _begins(self) -> Tensor | None:
         """A scatter begins: the loss scale of its backward pass, whose first one settles what came before."""
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task = task
+        self._entered()  # where no output of the model leads to it
+        if not self._has_scattered:
+            self._has_scattered = True
             self.steps.backward_begins(exchanges=True)
             fates = self.settle()
             goes_on = fates is not None and not fates.made and bool(fates.open)
@@ -185,11 +212,11 @@ class Traffic:
             self._is_counted = True
             self.steps.exchange_begins(fates, compresses=self.wished.scattering.coding is not None)
             self._scale = self._loss_scale()
-            queue = Variable._execution_engine.queue_callback
-            queue(lambda: queue(self._pass_ended))  # after FSDP2's own, which may scatter, too
         return self._scale
 
     def _pass_ended(self) -> None:
+        if not self._has_scattered:
+            return
         self.steps.exchange_ended()
         for each in self.ended:
             each()
@@ -285,6 +312,10 @@ class Traffic:
         """Each module, how often it was gathered as what, and scattered as what."""
         accounts = zip(self.modules, self.gathers, self.scatters, strict=True)
         return [(each, gather.account.calls, scatter.account.calls) for each, gather, scatter in accounts]
+
+
+def _nothing() -> None:
+    """No backward pass is running."""
 
 
 def close_with(model: nn.Module, routes: Routes) -> None:
