@@ -84,7 +84,7 @@ class Traffic:
         self._loss_scale = loss_scale
         self._scale: Tensor | None = None
         self._at_end: Callable[[], object] = _nothing
-        """What autograd calls at the end of the running backward pass; it is gone when that has ended."""
+        """The callback at the end of the running backward pass, which is gone when that has ended."""
         self._has_scattered = False
         """Whether the running backward pass has."""
         self._unhook: Callable[[], None] = _nothing
