@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Carrier(Protocol):
-    """What is asked of a source here: see `gradwire.sources.source.Source`."""
+    """The part of a source that claims a model: see `gradwire.sources.source.Source`."""
 
     @property
     def kind(self) -> str: ...
