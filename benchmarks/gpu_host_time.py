@@ -2,9 +2,10 @@
 
 One rank over NCCL, which is alone and does all that it would do with others: what a link adds is left out. A
 transformer whose step takes some 20 ms trains with each contestant in turns, in another order each time, and
-steps are compared with DDP's of the same turn. The host's time of a unit is what torch's profiler shows of
-gradwire's own ranges, encode and decode; the profiler adds to it. All that `backward` takes the host is
-measured without one, while the device has nothing else to do.
+steps are compared with DDP's of the same turn. By way of the host, steps of some 100 ms are compared, and
+the processor time is counted of the thread that waits for gradients, which shall sleep. The host's time of a
+unit is what torch's profiler shows of gradwire's own ranges, encode and decode; the profiler adds to it. All
+that `backward` takes the host is measured without one, while the device has nothing else to do.
 
 Needs a CUDA device, and says so where there is none.
 
@@ -13,6 +14,7 @@ Needs a CUDA device, and says so where there is none.
 
 import argparse
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import gradwire
+from gradwire._api.configuration import PlacementName
+from gradwire.step.worker import WAITS
 
 STEP_S = 0.020
 WIDTH, LAYERS, LENGTH = 512, 6, 256
@@ -43,6 +47,9 @@ RECIPES = {
 }
 """Recipes, and the goal for a step beside DDP's where there is one."""
 DDP = "DDP"
+LONG_S = 0.100
+BY_HOST = {"dense": 1.10, "int8": None}
+"""Recipes by way of the host, in longer steps, and the goal beside DDP's, which stays on the device."""
 
 
 class Contestant(NamedTuple):
@@ -63,8 +70,8 @@ def _hooks() -> dict[str, Callable[[DistributedDataParallel], None]]:
     }
 
 
-def contestant(name: str, inputs: Tensor) -> Contestant:
-    """By the name of a recipe or of a hook of torch's; or plain DDP."""
+def contestant(name: str, inputs: Tensor, placement: PlacementName = "device") -> Contestant:
+    """By the name of a recipe, which works in `placement`, or of a hook of torch's; or plain DDP."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, dropout=0.0, batch_first=True)
     ddp = DistributedDataParallel(nn.TransformerEncoder(layer, LAYERS).to("cuda"), device_ids=[0])
@@ -72,7 +79,7 @@ def contestant(name: str, inputs: Tensor) -> Contestant:
     if name in _hooks():
         _hooks()[name](ddp)
     elif name != DDP:
-        wire = gradwire.attach(ddp, optimizer, name, placement="device")
+        wire = gradwire.attach(ddp, optimizer, name, placement=placement)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -128,6 +135,42 @@ def inputs_for(step: float) -> Tensor:
     return torch.randn(max(1, round(8 * step / taken_s)), LENGTH, WIDTH, device="cuda")
 
 
+def waiting_s() -> float:
+    """Processor seconds so far of all threads of this process that wait for a device."""
+    waiting = [each.ident for each in threading.enumerate() if each.name == WAITS]
+    return sum(
+        time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in waiting if ident is not None
+    )
+
+
+def by_the_host(turns: int) -> list[Figure]:
+    """Steps by way of the host beside DDP's, what cannot be hidden, and what the thread that waits takes."""
+    with one_rank():
+        inputs = inputs_for(LONG_S)
+        all_of_them = {DDP: contestant(DDP, inputs)}
+        all_of_them |= {name: contestant(name, inputs, "host") for name in BY_HOST}
+        beside: dict[str, list[float]] = {name: [] for name in BY_HOST}
+        waits_s: dict[str, list[float]] = {name: [] for name in BY_HOST}
+        for _turn in range(turns):
+            alone_s = step_s(all_of_them[DDP])
+            for name in BY_HOST:
+                before_s = waiting_s()
+                beside[name].append(step_s(all_of_them[name]) / alone_s)
+                waits_s[name].append((waiting_s() - before_s) / STEPS)
+        found = []
+        for name, goal in BY_HOST.items():
+            wire, where = all_of_them[name].wire, f"{name} by way of the host"
+            copied_s = 0.0 if wire is None else wire.report().copied_s
+            found += [
+                Figure(
+                    f"a step of {where} beside DDP's", median(beside[name]), "times", goal, at_least=False
+                ),
+                Figure(f"copies of a step of {where}, both ways", 1e3 * copied_s, "ms"),
+                Figure(f"processor time of the waiting thread, {where}", 1e3 * median(waits_s[name]), "ms"),
+            ]
+    return found
+
+
 def figures(turns: int) -> list[Figure]:
     """All of it."""
     with one_rank():
@@ -151,7 +194,7 @@ def figures(turns: int) -> list[Figure]:
         unit = units[name]
         if unit is not None:
             found.append(Figure(f"host time of a unit of {name}", unit, "µs"))
-    return found
+    return found + by_the_host(min(turns, 3))
 
 
 def main() -> None:

@@ -264,7 +264,7 @@ def brought_again() -> list[str]:
 
 
 def poisoned() -> list[str]:
-    """A step fails after a part of the mean was copied back; its gradient is read once it has ended."""
+    """A step fails when a part of the mean has been copied back; the gradient is read once it has ended."""
     device = Simulated()
     copies = CopyTransfer(device)
     with device.watching():
@@ -334,6 +334,27 @@ def accelerated() -> list[str]:
     return [] if is_right else [f"{within}, then {after}, and stays: {stays}"]
 
 
+def slept() -> list[str]:
+    """An event that the host awaits blocks, which only CUDA's own do; other accelerators have torch's."""
+    recorded = list[Any]()
+
+    class Event:
+        def __init__(self, *, blocking: bool) -> None:
+            self.blocking = blocking
+
+        def record(self, stream: object) -> None:
+            recorded.append((self.blocking, stream))
+
+    place = {"stream_id": 3, "device_index": 1, "device_type": 1}
+    stream = SimpleNamespace(**place, record_event=lambda: recorded.append("torch's own"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.cuda, "Event", Event)
+        patched.setattr(torch.cuda, "Stream", lambda **same: same)
+        for kind in ("cuda", "xpu"):
+            Accelerator(torch.device(kind, 1)).awaited(stream)
+    return [] if recorded == [(True, place), "torch's own"] else [str(recorded)]
+
+
 def accelerators(patched: pytest.MonkeyPatch) -> threading.local:
     """What `torch.accelerator` has as current on each thread; a stream is on the device of its last digit.
 
@@ -375,6 +396,7 @@ SCENES: dict[str, Callable[[], list[str]]] = {
     "fetched": fetched,
     "examined": examined,
     "accelerated": accelerated,
+    "slept": slept,
     "timed": timed,
     "looked at": looked_at,
     "looked at there": looked_at_there,

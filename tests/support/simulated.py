@@ -59,6 +59,7 @@ class SimulatedEvent:
         self._device = device
         self.clock: Clock = {}
         self.at_s = 0.0
+        self.sleeps = False
 
     def record(self, stream: SimulatedStream | None = None) -> None:
         """In `stream`, by default the current one."""
@@ -66,6 +67,8 @@ class SimulatedEvent:
 
     def synchronize(self) -> None:
         """The host waits."""
+        if not (self.sleeps or self._device.has_passed(self.clock)):
+            self._device.spun.append(threading.current_thread().name)
         self._device.learn("synchronize", HOST, self.clock)
 
     def elapsed_time(self, other: SimulatedEvent) -> float:
@@ -128,6 +131,8 @@ class Simulated:
 
     def __init__(self, *deaf: str) -> None:
         self.races: list[str] = []
+        self.spun: list[str] = []
+        """Threads, by name, that have waited for an event other than those that are `awaited`."""
         self.operators = 0
         self.capturing = False
         self._deaf = deaf
@@ -164,6 +169,12 @@ class Simulated:
     def new_event(self) -> SimulatedEvent:
         """One more."""
         return SimulatedEvent(self)
+
+    def awaited(self, stream: SimulatedStream) -> SimulatedEvent:
+        """One for which the host sleeps."""
+        event = stream.record_event()
+        event.sleeps = True
+        return event
 
     def pinned(self, like: Tensor) -> Tensor:
         """Memory of the host."""

@@ -78,7 +78,7 @@ def by_the_host(comm: Comm, device: Device) -> Comm:
     """
 
     def ready() -> None:
-        device.current().record_event().synchronize()
+        device.awaited(device.current()).synchronize()
 
     return StagedComm(comm, device.pinned, ready)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -62,6 +62,10 @@ class Device(Protocol):
     def new_event(self) -> Event:
         """An event that takes times, to be recorded again and again."""
 
+    def awaited(self, stream: Any) -> Event:
+        """An event after the work enqueued in `stream` so far. A thread that waits for it sleeps meanwhile,
+        where for other events it may spin."""
+
     def pinned(self, like: Tensor) -> Tensor:
         """Uninitialised memory on the host that copies reach directly: shape, strides and type of `like`."""
 
@@ -113,6 +117,9 @@ class HostDevice:
     def new_event(self) -> Event:
         return _NOTHING
 
+    def awaited(self, stream: Any) -> Event:
+        return _NOTHING
+
     def pinned(self, like: Tensor) -> Tensor:
         """Plain memory: nothing is copied to or from a device."""
         return torch.empty_like(like)
@@ -160,6 +167,16 @@ class Accelerator:
     def new_event(self) -> Event:
         return torch.Event(self.where, enable_timing=True)
 
+    def awaited(self, stream: Any) -> Event:
+        """`torch.Event` takes `blocking=True` and forgets it (torch 2.11), and CUDA's own event is recorded
+        in CUDA's own streams only."""
+        if self.where.type != "cuda":
+            return cast(Event, stream.record_event())
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        same = {name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")}
+        event.record(torch.cuda.Stream(**same))  # type: ignore[no-untyped-call]
+        return event
+
     def pinned(self, like: Tensor) -> Tensor:
         return torch.empty_like(like, device="cpu", pin_memory=True)
 
@@ -179,7 +196,7 @@ def fetch(device: Device, value: Tensor) -> Callable[[], Tensor]:
     copy = device.pinned(value)
     with device.using(stream := device.current()):
         copy.copy_(value, non_blocking=True)
-    done = stream.record_event()
+    done = device.awaited(stream)
 
     def fetched() -> Tensor:
         done.synchronize()

@@ -133,7 +133,7 @@ class StreamTransfer(BufferTransfer):
         """Nothing is copied."""
         try:
             if not self._follows:
-                return TransferredBuffer(source, self._device.current().record_event().synchronize)
+                return TransferredBuffer(source, self._device.awaited(self._device.current()).synchronize)
             self.follow()
         except BaseException as error:
             return _failed(source, error)
@@ -171,8 +171,8 @@ class _PinnedBuffer:
         """A step begins, with events of the one before."""
         self._copies = 0
 
-    def copy(self, to: Tensor, source: Tensor, stream: Stream) -> Event:
-        """Enqueue a copy out of or into the memory; returns the event after it."""
+    def copy(self, to: Tensor, source: Tensor, stream: Stream) -> None:
+        """Enqueue a copy out of or into the memory."""
         if self._copies == len(self._events):
             self._events.append((self._device.new_event(), self._device.new_event()))
         start, stop = self._events[self._copies]
@@ -182,7 +182,6 @@ class _PinnedBuffer:
             to.copy_(source, non_blocking=True)
             stream.record_event(stop)
         self.last = stop
-        return stop
 
     def copied_s(self) -> float:
         return sum(_lasted_s(*each) for each in self._events[: self._copies])
@@ -239,7 +238,8 @@ class CopyTransfer(StreamTransfer):
             self.follow()
             if pinned.last is not None:  # the mean of the step before is still being read, perhaps
                 self._out.wait_event(pinned.last)
-            copied = pinned.copy(pinned.memory, source, self._out)
+            pinned.copy(pinned.memory, source, self._out)
+            copied = self._device.awaited(self._out)
         except BaseException as error:  # no memory left to pin, for instance
             return _failed(torch.zeros(source.shape, dtype=source.dtype, device="cpu"), error)
         return _CopiedBuffer(source, pinned, copied.synchronize, self._device, self._stream)
@@ -252,7 +252,7 @@ class CopyTransfer(StreamTransfer):
         copy = self._device.pinned(source)
         with self._device.using(self._out):
             copy.copy_(source, non_blocking=True)
-        self._out.record_event().synchronize()
+        self._device.awaited(self._out).synchronize()
         return copy
 
     def reading(self) -> AbstractContextManager[None]:

@@ -14,6 +14,8 @@ from gradwire.placement import Waited
 
 T = TypeVar("T")
 Job = Callable[[], None]
+WAITS = "gradwire waits"
+"""The name of the thread that waits for a device."""
 AWAKE_S = 0.5
 """Seconds after which a thread that waits checks whether the worker is alive."""
 
@@ -27,6 +29,7 @@ class Worker:
         ended: Job = lambda: None,
         begun: Job = lambda: None,
         awake_s: float = AWAKE_S,
+        name: str = "gradwire",
     ) -> None:
         """Start the thread.
 
@@ -43,7 +46,7 @@ class Worker:
         """Takes the error that a job raises."""
         self.is_connected = True
         """Whether no `call` has broken the transport so far."""
-        self._thread = threading.Thread(target=self._run, name="gradwire", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.post(begun)
         self._thread.start()
 
@@ -57,7 +60,9 @@ class Worker:
         Another thread waits, so that the worker does other jobs meanwhile.
         """
         if self._waiter is None:
-            self._waiter = Worker(lambda error: self.post(lambda: self.crashed(error)), begun=self._begun)
+            self._waiter = Worker(
+                lambda error: self.post(lambda: self.crashed(error)), begun=self._begun, name=WAITS
+            )
 
         def post() -> None:
             waited = wait_until(ready)
