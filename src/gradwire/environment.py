@@ -18,11 +18,26 @@ def cores_per_rank() -> float | None:
 
     `RANKS_HERE` says it, or torchrun's variable.
     """
-    ranks = os.environ.get(RANKS_HERE) or os.environ.get("LOCAL_WORLD_SIZE")
+    ranks = _ranks_here()
+    return None if ranks is None else _cores() / max(1, int(os.environ[ranks]))
+
+
+def cores_text() -> str:
+    """How `cores_per_rank` is known, in words."""
+    ranks = _ranks_here()
     if ranks is None:
-        return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores / max(1, int(ranks))
+        return f"neither LOCAL_WORLD_SIZE nor {RANKS_HERE} says how many ranks share the {_cores()} cores"
+    return f"{os.environ[ranks]} ranks share {_cores()} cores by {ranks}"
+
+
+def _ranks_here() -> str | None:
+    """The variable that says how many ranks share the cores."""
+    return next((name for name in (RANKS_HERE, "LOCAL_WORLD_SIZE") if os.environ.get(name)), None)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 CONNECTIONS = "GRADWIRE_CONNECTIONS"

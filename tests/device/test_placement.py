@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections import defaultdict
@@ -36,6 +37,7 @@ from gradwire.placement import (
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts
 from gradwire.sources.nodes.members import NodeTable
+from gradwire.step.history import History
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker
 from tests.device.scenes_ordered import accelerators
@@ -147,6 +149,24 @@ def test_by_way_of_the_host_is_said_once_with_what_it_costs(
     report = wire.report()
     assert report.pinned_bytes == 2 * 4 * 64 * 64  # one bucket of 64 · 65, up to the next power of two
     assert re.search(r"placement    host: [\d.]+ kB pinned, ", str(report))
+
+
+@pytest.mark.parametrize(("compress_s", "needed"), [(0.3, 12), (0.09, 0)])
+def test_by_way_of_the_host_the_report_says_how_many_cores_would_keep_up(
+    ddp: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch, compress_s: float, needed: int
+) -> None:
+    on_a_device(monkeypatch)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    wire = gradwire.attach(ddp, recipe="int8", placement="host")
+    ddp(torch.ones(2, 64)).sum().backward()
+    spent = {"compress_s": compress_s, "backward_s": 0.1}
+    monkeypatch.setattr(History, "mean", lambda _history, field: spent.get(field, 0.0))
+    report = wire.report()
+    assert (report.codec_cores, report.cores_needed) == (4, needed)
+    said = "take 300.0 ms with 4 cores, longer than the backward pass, with which 12 would keep up"
+    assert (said in report.text(1000)) == bool(needed)
+    assert ("2 ranks share 8 cores by LOCAL_WORLD_SIZE" in report.text(1000)) == bool(needed)
 
 
 CHOSEN = [

@@ -32,6 +32,7 @@ from gradwire.comm.groups import give_back, given_back_if_refused
 from gradwire.control.controller import controller_for
 from gradwire.environment import timed_every
 from gradwire.kernels import compiler
+from gradwire.kernels.slices import computes_elsewhere
 from gradwire.placement import BufferTransfer, device_at
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.parse import short
@@ -288,7 +289,12 @@ def _assemble(
     def read(parameter: Tensor) -> Tensor:
         return transfer().read(parameter)
 
-    worker = Worker(lambda error: backward.engine.crash(error), ended, begun=transports.device.stay)
+    def begun() -> None:
+        transports.device.stay()
+        if not transports.device.is_host:
+            computes_elsewhere()
+
+    worker = Worker(lambda error: backward.engine.crash(error), ended, begun=begun)
     uses: dict[str, float] = {}
     level, replicas = None, source.replicas_of(lambda: backward.steps.optimizers)
     carry: Sequence[Comm] = (transports.everyone,)

@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from html import escape
+from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gradwire.comm import Round
+from gradwire.environment import cores_text
 from gradwire.exchange.state import times_led
+from gradwire.kernels.slices import all_threads
 from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
 from gradwire.quantities import bytes_text, columns, counted, ms_text, table_text, wrapped
@@ -63,6 +66,9 @@ class Report:
     - `placement`: where memory and codecs are. On a device, `placement_why` says why.
     - `pinned_bytes`: host memory for copies, if gradients are on a device. `copied_s` is how long the device
       copied in the last step, both ways, beside its computation.
+    - `codec_cores`: how many cores encode and decode where gradients go by way of the host; 0 elsewhere.
+      `cores_needed` is how many would do that within a backward pass, if they are more and share the work
+      evenly; 0 where they are not.
     - `per_node`: how many ranks add up inside their node first. `inside_bytes_per_step` are the bytes inside
       nodes; all other bytes travel between nodes.
     - `checksum_bytes`: the bytes that `attach(checksums=True)` has added so far.
@@ -106,6 +112,8 @@ class Report:
     placement_why: str = ""
     pinned_bytes: int = 0
     copied_s: float = 0.0
+    codec_cores: int = 0
+    cores_needed: int = 0
     per_node: int = 1
     inside_bytes_per_step: float = 0.0
     checksum_bytes: float = 0.0
@@ -194,6 +202,10 @@ class Report:
             said = copies if self.pinned_bytes else "gradients stay on their device"
             why = f"; {self.placement_why}" if self.placement_why else ""
             rows.append(("placement", f"{self.placement}: {said}{why}"))
+        if self.cores_needed:
+            longer = f"encode and decode take {codec} with {counted(self.codec_cores, 'core')}"
+            behind = f"longer than the backward pass, with which {self.cores_needed} would keep up"
+            rows.append(("cores", f"{longer}, {behind}; {cores_text()}"))
         if self.predicted_step_s is not None:
             took = f"{ms_text(self.predicted_step_s, 1)} by the facts, {ms_text(self.step_s, 1)} measured"
             rows.append(("whole step", took))
@@ -346,6 +358,8 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         # The forecasts are in the table of choices, and too much to print.
         facts = {**asdict(replace(engine.facts, forecasts={})), "ccr": engine.facts.ccr}
     recipe, why = what_runs(engine)
+    compress_s, backward_s = history.mean("compress_s"), history.mean("backward_s")
+    cores = all_threads() if engine.placement.copies else 0
     return Report(
         recipe=recipe,
         why=why,
@@ -360,8 +374,8 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         wire_bytes_per_step=history.mean("predicted_bytes"),
         metered_bytes_per_step=history.mean("metered_bytes"),
         dense_bytes_per_step=dense,
-        compress_s=history.mean("compress_s"),
-        backward_s=history.mean("backward_s"),
+        compress_s=compress_s,
+        backward_s=backward_s,
         exposed_comm_s=history.mean("exposed_comm_s"),
         memory_bytes=engine.layout.memory_bytes,
         units=sum(len(lane.units) for lane in engine.layout.lanes),
@@ -379,6 +393,8 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         placement_why=why_placed(engine),
         pinned_bytes=engine.placement.transfer.pinned_bytes,
         copied_s=engine.placement.transfer.copied_s(),
+        codec_cores=cores,
+        cores_needed=ceil(cores * compress_s / backward_s) if 0.0 < backward_s < compress_s else 0,
         checksum_bytes=engine.placement.checksum_bytes,
         computing_by_rank_s=history.computing_by_rank_s(),
         wire_bytes=history.predicted_bytes,

@@ -10,9 +10,10 @@ is not sliced: its one pass runs at the speed of memory, and a common choice aft
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import TypeVar
 
@@ -28,18 +29,31 @@ MOST = 4
 """Threads beyond which one socket's memory is busy anyway."""
 
 
+_here = threading.local()
+
+
+def computes_elsewhere() -> None:
+    """From now on, kernels on this thread may use all cores of the rank: a device computes the gradients."""
+    _here.elsewhere = True
+
+
 def free_threads() -> int:
-    """How many threads a kernel may use: this rank's share of the cores, less what torch computes with.
+    """How many threads a kernel may use: this rank's share of the cores, less what torch computes with."""
+    cores = all_threads()
+    if getattr(_here, "elsewhere", False):
+        return cores
+    return max(1, min(MOST, cores - torch.get_num_threads() + 1))
 
-    Where that share is unknown, one thread is used.
-    """
-    cores = cores_per_rank()
-    return 1 if cores is None else max(1, min(MOST, int(cores) - torch.get_num_threads() + 1))
+
+def all_threads() -> int:
+    """As many threads as this rank may use cores: one where nobody says how many ranks share them."""
+    return max(1, int(cores_per_rank() or 1))
 
 
-def threads_for(numel: int) -> int:
-    """The number of threads that share a pass over `numel` elements."""
-    return 1 if numel < 2 * SMALLEST else max(1, min(free_threads(), numel // SMALLEST))
+def threads_for(numel: int, smallest: int | None = None) -> int:
+    """The number of threads that share a pass over `numel` elements, of at least `smallest` each."""
+    least = SMALLEST if smallest is None else smallest
+    return 1 if numel < 2 * least else max(1, min(free_threads(), numel // least))
 
 
 def each_slice(numel: int, work: Callable[[slice], T]) -> list[T]:
@@ -49,14 +63,21 @@ def each_slice(numel: int, work: Callable[[slice], T]) -> list[T]:
     [(0, 10)]
     """
     number = threads_for(numel)
-    if number == 1:
-        return [work(slice(0, numel))]
     bounds = [numel * i // number for i in range(number + 1)]
-    first, *others = (slice(a, b) for a, b in pairwise(bounds))
-    pending = [_pool().submit(work, here) for here in others]
-    # The caller's own thread takes a slice too, and waits for the others even if its own fails.
+    return side_by_side([partial(work, slice(a, b)) for a, b in pairwise(bounds)])
+
+
+def side_by_side(works: Sequence[Callable[[], T]]) -> list[T]:
+    """The results of all of `works`, in order, each on a thread of its own.
+
+    >>> side_by_side([lambda: 1])
+    [1]
+    """
+    first, *others = works
+    pending = [_pool().submit(work) for work in others]
+    # The caller's own thread takes one too, and waits for the others even if its own fails.
     try:
-        done = [work(first)]
+        done = [first()]
     finally:
         waited = [future.exception() for future in pending]
     for error in filter(None, waited):
@@ -66,7 +87,7 @@ def each_slice(numel: int, work: Callable[[slice], T]) -> list[T]:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MOST - 1, thread_name_prefix="gradwire-kernel")
+    return ThreadPoolExecutor(max(MOST, os.cpu_count() or 1) - 1, thread_name_prefix="gradwire-kernel")
 
 
 if hasattr(os, "register_at_fork"):

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 import torch
 
 from gradwire.environment import RANKS_HERE
 from gradwire.kernels import slices
+from gradwire.kernels.blocks import add_blocks, decode_shards, encode_blocks, encode_shards, sum_shard
+from gradwire.kernels.cpu import blocks as cpu_blocks
 from gradwire.kernels.folding import fold, fold_momentum
+from gradwire.kernels.layouts import BlockKind, ScaledBlocks, ShardedBlocks
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
 from gradwire.lab.emulate import ranks as launched
 from tests.support.inputs import KINDS
 from tests.support.looped import looped
+
+BLOCK_KINDS: tuple[BlockKind, ...] = ("int8", "int4", "fp8")
+UNEVEN = ([(40_009,)], [(5, 300, 0, 1031), (700,)], [(3,)] * 70, [(512,), (), (9, 9)])
+"""Of each shard, the sizes of its parts."""
 
 
 @pytest.fixture
@@ -21,6 +29,7 @@ def three(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three threads, for anything of 300 elements and more."""
     monkeypatch.setattr(slices, "free_threads", lambda: 3)
     monkeypatch.setattr(slices, "SMALLEST", 100)
+    monkeypatch.setattr(cpu_blocks, "SMALLEST", 100)
 
 
 @looped("kind", KINDS)
@@ -40,6 +49,40 @@ def test_slices_of_a_sketch_read_their_own_elements(three: None) -> None:
     table = count_sketch(x, hashes, 512)
     expected = count_sketch_estimates.plain(table, hashes, torch.empty_like(x))
     assert torch.equal(count_sketch_estimates(table, hashes, torch.empty_like(x)), expected)
+
+
+@looped(("kind", "sizes"), [(kind, sizes) for kind in BLOCK_KINDS for sizes in UNEVEN])
+def test_slices_of_blocks_change_no_bit(kind: BlockKind, sizes: list[tuple[int, ...]], three: None) -> None:
+    table = ShardedBlocks(tuple(ScaledBlocks(each, 16, kind) for each in sizes))
+    x = torch.randn(table.numel)
+    left, expected_left = x.clone(), x.clone()
+    rows, expected = (torch.full((len(sizes), table.row_bytes), 7, dtype=torch.uint8) for _ in range(2))
+    encode_shards(left, table, rows)
+    encode_shards.plain(expected_left, table, expected)
+    assert torch.equal(rows, expected)
+    assert torch.equal(left, expected_left)
+    out, expected_out = torch.empty(2, table.numel)
+    decode_shards(rows, table, out)
+    decode_shards.plain(rows, table, expected_out)
+    assert torch.equal(out, expected_out)
+    for number, shard in enumerate(table.shards):
+        x, (scales, codes) = torch.randn(shard.numel), table.split(rows[number], shard)
+        given, expected = (
+            table.split(torch.zeros(table.row_bytes, dtype=torch.uint8), shard) for _ in range(2)
+        )
+        left, expected_left = x.clone(), x.clone()
+        encode_blocks(left, shard, *given, True)
+        encode_blocks.plain(expected_left, shard, *expected, True)
+        assert all(map(torch.equal, (*given, left), (*expected, expected_left)))
+        out, expected_out = torch.ones(2, shard.numel)
+        add_blocks(scales, codes, shard, out, 0.5)
+        add_blocks.plain(scales, codes, shard, expected_out, 0.5)
+        assert torch.equal(out, expected_out)
+        several = rows[number].expand(3, -1).contiguous()
+        out, expected_out = torch.ones(2, shard.numel)
+        sum_shard(several, table, number, out, 0.25)
+        sum_shard.plain(several, table, number, expected_out, 0.25)
+        assert torch.equal(out, expected_out)
 
 
 def test_slices_make_up_everything_in_order(three: None) -> None:
@@ -75,6 +118,22 @@ def test_threads_are_the_cores_that_neither_ranks_nor_torch_use(
     monkeypatch.setenv(RANKS_HERE, str(ranks))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert slices.free_threads() == threads
+
+
+def test_a_thread_has_torch_s_cores_too_where_a_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)), raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    found = []
+
+    def work() -> None:
+        slices.computes_elsewhere()
+        found.append(slices.free_threads())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert (*found, slices.free_threads()) == (8, 1)
 
 
 def test_an_emulated_network_says_how_many_ranks_there_are() -> None:

@@ -7,15 +7,20 @@ Numba would otherwise widen 32-bit integers to 64 bits.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, float32
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.layouts import LARGEST, ScaledBlocks, ShardedBlocks
+from gradwire.kernels.slices import side_by_side, threads_for
 
 INT8, INT4, FP8 = 0, 1, 2
 _KINDS = {"int8": INT8, "int4": INT4, "fp8": FP8}
@@ -30,53 +35,163 @@ _FP8_BIAS = np.int32((127 - 7) << 3)
 _HALF_BELOW = np.int32(0x7FFFF)  # one less than half of the last of 3 bits of mantissa
 
 
+SMALLEST = 1 << 17
+"""Elements below which a thread's share is not worth the hand-over: some 0.1 ms of encoding."""
+
+
+class _Stretch(NamedTuple):
+    """Neighbouring blocks, as parts of their own: which elements, which scales, and which bytes of codes."""
+
+    blocks: ScaledBlocks
+    x: slice
+    scales: slice
+    codes: slice
+
+
+@lru_cache(maxsize=256)
+def _stretches(blocks: ScaledBlocks, number: int) -> tuple[_Stretch, ...]:
+    """About as many as `number`, and about equal, cut between blocks.
+
+    >>> [(each.x, each.scales) for each in _stretches(ScaledBlocks((600, 300), 256, "int8"), 2)]
+    [(slice(0, 512, None), slice(0, 2, None)), (slice(512, 900, None), slice(2, 5, None))]
+    """
+    block, kind = blocks.block, blocks.kind
+    most = max(block, -(-blocks.numel // (number * block)) * block)
+    found, sizes, left = list[ScaledBlocks](), list[int](), most
+    for size in blocks.sizes:
+        while size:
+            if left < min(size, block):
+                found.append(ScaledBlocks(tuple(sizes), block, kind))
+                sizes, left = [], most
+            taken = size if size <= left else left // block * block
+            sizes.append(taken)
+            left, size = left - taken, size - taken
+    found.append(ScaledBlocks(tuple(sizes), block, kind))
+    x, scales, codes = (
+        list(accumulate(values, initial=0))
+        for values in zip(*((each.numel, each.count, each.code_bytes) for each in found), strict=True)
+    )
+    places = (list(map(slice, starts, starts[1:])) for starts in (x, scales, codes))
+    return tuple(map(_Stretch, found, *places))
+
+
+def _in_stretches(
+    shards: Iterable[tuple[int, ScaledBlocks]], number: int, work: Callable[[int, _Stretch], None]
+) -> None:
+    """`work` on stretches of shards, with the number of each shard, shared among so many threads."""
+    numbered = list(shards)
+    each = -(-number // len(numbered))
+    jobs = [partial(work, shard, at) for shard, blocks in numbered for at in _stretches(blocks, each)]
+    bounds = [len(jobs) * i // number for i in range(number + 1)]
+
+    def run(some: Sequence[Callable[[], None]]) -> None:
+        for job in some:
+            job()
+
+    side_by_side([partial(run, jobs[a:b]) for a, b in pairwise(bounds)])
+
+
+def _in_row(data: NDArray[np.uint8], shard: ScaledBlocks, at: _Stretch) -> tuple[Any, Any]:
+    """Scales and codes of a stretch, in the row of its shard, which begins with `data`."""
+    codes = data[4 * shard.count :]
+    return data[4 * at.scales.start : 4 * at.scales.stop].view(np.float32), codes[at.codes]
+
+
 def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
-    """Maximum, rounding, subtraction and packing in one pass."""
+    """Maximum, rounding, subtraction and packing in one pass, in stretches where cores are free."""
     rule = blocks.block, _KINDS[blocks.kind], np.float32(LARGEST[blocks.kind])
-    _encode_blocks(x.numpy(), blocks.array, *rule, scales.numpy(), codes.numpy(), left)
+    values, into, bytes_ = x.numpy(), scales.numpy(), codes.numpy()
+    number = threads_for(blocks.numel, SMALLEST)
+    if number == 1:
+        _encode_blocks(values, blocks.array, *rule, into, bytes_, left)
+        return
+
+    def encode(_shard: int, at: _Stretch) -> None:
+        _encode_blocks(values[at.x], at.blocks.array, *rule, into[at.scales], bytes_[at.codes], left)
+
+    _in_stretches([(0, blocks)], number, encode)
 
 
 def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
-    """One pass."""
-    arrays = scales.numpy(), codes.numpy(), blocks.array
-    _add_blocks(*arrays, blocks.block, _KINDS[blocks.kind], np.float32(weight), out.numpy())
+    """One pass, in stretches where cores are free."""
+    rule = blocks.block, _KINDS[blocks.kind], np.float32(weight)
+    values, of, bytes_ = out.numpy(), scales.numpy(), codes.numpy()
+    number = threads_for(blocks.numel, SMALLEST)
+    if number == 1:
+        _add_blocks(of, bytes_, blocks.array, *rule, values)
+        return
+
+    def add(_shard: int, at: _Stretch) -> None:
+        _add_blocks(of[at.scales], bytes_[at.codes], at.blocks.array, *rule, values[at.x])
+
+    _in_stretches([(0, blocks)], number, add)
 
 
 def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
-    """All shards in one call."""
+    """All shards in one call, or in stretches where cores are free."""
     first = table.shards[0]
     rule = first.block, _KINDS[first.kind], np.float32(LARGEST[first.kind])
-    _encode_shards(x.numpy(), table.array, table.table, *rule, rows.view(-1).numpy(), table.row_bytes)
+    values, data, number = x.numpy(), rows.numpy(), threads_for(table.numel, SMALLEST)
+    if number == 1:
+        _encode_shards(values, table.array, table.table, *rule, data.reshape(-1), table.row_bytes)
+        return
+    starts = [start for start, _shard in table.starts()]
+
+    def encode(shard: int, at: _Stretch) -> None:
+        scales, codes = _in_row(data[shard], table.shards[shard], at)
+        _encode_blocks(values[starts[shard] :][at.x], at.blocks.array, *rule, scales, codes, True)
+
+    _in_stretches(enumerate(table.shards), number, encode)
+    for row, blocks in zip(data, table.shards, strict=True):
+        row[4 * blocks.count + blocks.code_bytes :] = 0
 
 
 def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
-    """All shards in one call."""
+    """All shards in one call, or in stretches where cores are free."""
     out.zero_()
     first = table.shards[0]
     rule = first.block, _KINDS[first.kind]
-    _add_shards(rows.view(-1).numpy(), table.row_bytes, table.array, table.table, *rule, out.numpy())
+    values, data, number = out.numpy(), rows.numpy(), threads_for(table.numel, SMALLEST)
+    if number == 1:
+        _add_shards(data.reshape(-1), table.row_bytes, table.array, table.table, *rule, values)
+        return
+    starts = [start for start, _shard in table.starts()]
+
+    def add(shard: int, at: _Stretch) -> None:
+        scales, codes = _in_row(data[shard], table.shards[shard], at)
+        place = values[starts[shard] :][at.x]
+        _add_blocks(scales, codes, at.blocks.array, *rule, np.float32(1.0), place)
+
+    _in_stretches(enumerate(table.shards), number, add)
 
 
 def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weight: float) -> None:
-    """All rows in one call."""
-    blocks = table.shards[shard]
-    rule = blocks.array, blocks.count, blocks.code_bytes, blocks.block, _KINDS[blocks.kind]
-    _sum_shard(rows.view(-1).numpy(), table.row_bytes, *rule, np.float32(weight), out.numpy())
+    """All rows in one call, or in stretches, row after row, where cores are free."""
+    blocks, by = table.shards[shard], np.float32(weight)
+    values, data, number = out.numpy(), rows.numpy(), threads_for(blocks.numel * len(rows), SMALLEST)
+    if number == 1:
+        rule = blocks.array, blocks.count, blocks.code_bytes, blocks.block, _KINDS[blocks.kind]
+        _sum_shard(data.reshape(-1), table.row_bytes, *rule, by, values)
+        return
+
+    def add(_shard: int, at: _Stretch) -> None:
+        for row in data:
+            scales, codes = _in_row(row, blocks, at)
+            given = scales, codes, at.blocks.array, blocks.block, _KINDS[blocks.kind]
+            _add_blocks(*given, by, values[at.x])
+
+    _in_stretches([(shard, blocks)], number, add)
 
 
 def average_shard(
     rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
 ) -> Tensor:
-    """All rows in one call, and their mean in another."""
-    blocks, row, mean = table.shards[shard], rows[shard], room.zero_().numpy()
-    rule, largest = (blocks.block, _KINDS[blocks.kind]), np.float32(LARGEST[blocks.kind])
-    layout, weight = (blocks.array, blocks.count, blocks.code_bytes), np.float32(1.0 / len(rows))
-    _sum_shard(rows.view(-1).numpy(), table.row_bytes, *layout, *rule, weight, mean)
-    codes = row.numpy()
+    """All rows in one call, and their mean in another, or both in stretches where cores are free."""
+    blocks, row = table.shards[shard], rows[shard]
+    sum_shard(rows, table, shard, room.zero_(), 1.0 / len(rows))
     start, stop = 4 * blocks.count, 4 * blocks.count + blocks.code_bytes
-    places = codes[:start].view(np.float32), codes[start:stop]
-    _encode_blocks(mean, blocks.array, *rule, largest, *places, unsent is not None)
-    codes[stop:] = 0
+    encode_blocks(room, blocks, row[:start].view(float32), row[start:stop], unsent is not None)
+    row[stop:] = 0
     if unsent is not None:
         unsent.add_(room, alpha=len(rows))
     return row
