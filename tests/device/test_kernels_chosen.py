@@ -144,3 +144,12 @@ def test_elements_are_taken_and_put_as_by_the_cpu(dtype: torch.dtype) -> None:
         found.append((values, x, out, other))
     for others in found[1:]:
         assert all(map(same, found[0], others))
+
+
+@looped("indices", [(), (0,), (4095, 4096), (0, 4096, 9999), tuple(range(3000, 5000))])
+def test_values_are_put_into_zeros_wherever_they_lie(indices: tuple[int, ...]) -> None:
+    places_, values = torch.tensor(indices, dtype=torch.int64), torch.arange(1.0, len(indices) + 1)
+    out, expected = torch.ones(10_000), torch.ones(10_000)
+    device.put(out, places_, values)
+    plain.put(expected, places_, values)
+    assert torch.equal(out, expected)

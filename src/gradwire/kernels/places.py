@@ -39,7 +39,7 @@ def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
 
 @contract()
 def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Make `out` (n,) zero but for out[indices] = values (k,); indices as for `take`.
+    """Make `out` (n,) zero but for out[indices] = values (k,); indices as for `take`, and ascending.
 
     >>> out = torch.ones(3)
     >>> put(out, torch.tensor([1]), torch.tensor([5.0]))

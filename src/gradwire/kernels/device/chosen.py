@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.device.common import magnitude
+from gradwire.kernels.device.common import first_from, magnitude
 from gradwire.kernels.device.launch import is_taken, launch
 from gradwire.kernels.payload import COUNTS, DECODING, ENCODING, ORDER, PATTERNS, Form, Planes, Shape, Sound
 from gradwire.kernels.places import index_type
@@ -439,19 +439,6 @@ def _replace_places(faults, tiles, indices, count, sound, TILE: tl.constexpr):
         tl.store(indices + place, place, place < count)
 
 
-@triton.jit
-def _first_from(indices, count, bound):
-    """How many of ascending indices are below `bound`."""
-    low, high = tl.zeros((), tl.int64), tl.zeros((), tl.int64) + count
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(indices + middle) < bound:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 @triton.jit(do_not_specialize=["count", "tiles", "start", "stride", "rows", "numel"])
 def _add_places(
     indices, count, faults, tiles, sound, values, start, stride, rows, out, numel, weight,
@@ -475,7 +462,7 @@ def _add_places(
             heard = tl.zeros((), tl.int32)
         if (fault & 1) == 0:
             here = indices + row * count
-            rank, last = _first_from(here, count, begin), _first_from(here, count, stop)
+            rank, last = first_from(here, count, begin), first_from(here, count, stop)
             # What other threads of this program have written before is there.
             tl.debug_barrier()
             while rank < last:

@@ -57,3 +57,16 @@ def paired(code, BITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 def parted(code, BITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The inverse: (ROWS, WIDTH) of numbers of BITS bits."""
     return tl.reshape(tl.join(code & ((1 << BITS) - 1), code >> BITS), (ROWS, WIDTH))
+
+
+@triton.jit
+def first_from(indices, count, bound):
+    """How many of ascending indices are below `bound`."""
+    low, high = tl.zeros((), tl.int64), tl.zeros((), tl.int64) + count
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(indices + middle) < bound:
+            low = middle + 1
+        else:
+            high = middle
+    return low

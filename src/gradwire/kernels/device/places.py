@@ -5,10 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.device.common import first_from
 from gradwire.kernels.device.launch import is_taken, launch
 
 _TILE = 1024
 """Indices of a program."""
+_STRETCH = 4096
+"""Elements of a program that clears."""
 
 
 def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
@@ -31,11 +34,12 @@ def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
 
 
 def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """In one launch, after one that clears."""
+    """In one launch: a program clears a stretch, and finds the indices that lie in it."""
     if not is_taken(out, values) or not indices.is_contiguous():
         return NotImplemented
-    out.zero_()
-    return scatter(out, indices, values)
+    numel, count = out.numel(), indices.numel()
+    launch(_put, -(-numel // _STRETCH), out, numel, indices, count, values, TILE=_STRETCH, SLOTS=512)
+    return None
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -54,3 +58,19 @@ def _scatter(out, indices, count, values, TILE: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     index = tl.load(indices + place, place < count, other=0)
     tl.store(out + index, tl.load(values + place, place < count, other=0.0), place < count)
+
+
+@triton.jit(do_not_specialize=["numel", "count"])
+def _put(out, numel, indices, count, values, TILE: tl.constexpr, SLOTS: tl.constexpr):
+    """Zeros in a tile, then the values whose ascending indices lie in it."""
+    begin = tl.program_id(0).to(tl.int64) * TILE
+    place = begin + tl.arange(0, TILE)
+    tl.store(out + place, tl.zeros((TILE,), tl.float32), place < numel)
+    slot, last = first_from(indices, count, begin), first_from(indices, count, begin + TILE)
+    # What other threads of this program have cleared before is zero.
+    tl.debug_barrier()
+    while slot < last:
+        here = slot + tl.arange(0, SLOTS)
+        index = tl.load(indices + here, here < last, other=0)
+        tl.store(out + index, tl.load(values + here, here < last, other=0.0), here < last)
+        slot += SLOTS
