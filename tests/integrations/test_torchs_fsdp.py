@@ -1,0 +1,101 @@
+"""torch's own tests of training under FSDP2, with a `dense` wire attached to every model that they shard.
+
+They do not come with torch. `GRADWIRE_TORCH` names a checkout of its repository at the tag of the installed
+version, of which one folder is enough:
+
+    git clone --depth 1 --filter=blob:none --sparse --branch v2.13.0 https://github.com/pytorch/pytorch
+    git -C pytorch sparse-checkout set test/distributed/_composable/fsdp
+    GRADWIRE_TORCH=pytorch python -m pytest tests/integrations/test_torchs_fsdp.py
+
+Only cases that torch runs on a CPU are taken, in worlds of at most four.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.testing._internal.common_fsdp import FSDPTest
+from torch.testing._internal.common_utils import set_rng_seed
+
+import gradwire
+
+CHECKOUT = os.environ.get("GRADWIRE_TORCH", "")
+WORLD = 4
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.rest,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("default"),  # torch's own
+    pytest.mark.skipif(not CHECKOUT, reason="GRADWIRE_TORCH names no checkout of torch's repository"),
+]
+
+
+def _attach_to_all() -> None:
+    """Attach where FSDP2 takes a module for a root: before its first forward pass."""
+    begin, roots = FSDPState._lazy_init, set[int]()
+
+    def begun(self: Any) -> None:
+        begin(self)
+        if self._is_root and id(self) not in roots:
+            roots.add(id(self))
+            gradwire.attach(self._modules[0], None, "dense")
+
+    FSDPState._lazy_init = begun  # type: ignore[method-assign]
+
+
+class WithWires:
+    """What replaces torch's way to run a test on a rank, which asks for as many GPUs."""
+
+    @property
+    def world_size(self) -> int:
+        return min(WORLD, int(super().world_size))  # type: ignore[misc]
+
+    @classmethod
+    def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **_: Any) -> None:
+        self: Any = cls(test_name)  # type: ignore[call-arg]
+        self.rank, self.file_name = rank, file_name
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        torch.set_num_threads(1)
+        where = {"init_method": self.init_method, "world_size": self.world_size, "rank": rank}
+        dist.init_process_group("gloo", **where)
+        _attach_to_all()
+        set_rng_seed()
+        self.run_test(test_name, pipe)
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _with_wires() -> dict[str, type]:
+    """torch's classes of tests, with the cases for a CPU."""
+    folder = Path(CHECKOUT, "test", "distributed", "_composable", "fsdp").resolve()
+    sys.path.insert(0, str(folder))
+    torchs = importlib.import_module("test_fully_shard_training")
+    found = {}
+    for name, each in inspect.getmembers(torchs, inspect.isclass):
+        if not issubclass(each, FSDPTest) or each is FSDPTest:
+            continue
+        cases = [case for case in dir(each) if case.startswith("test_")]
+        wanted = [case for case in cases if "allow_cpu=True" in inspect.getsource(getattr(each, case))]
+        if wanted:
+            others: dict[str, Any] = dict.fromkeys(set(cases) - set(wanted))
+            # Ranks are started anew, and look the class up in this module.
+            found[name] = type(name, (WithWires, each), {"__module__": __name__, **others})
+    return found
+
+
+CLASSES = _with_wires() if CHECKOUT else {}
+globals().update(CLASSES)
+
+
+def test_there_are_some() -> None:
+    assert CLASSES, "torch has renamed them, or what marks those for a CPU"
