@@ -134,14 +134,20 @@ class Collecting(Carrying):
 def kernels_elsewhere() -> Iterator[None]:
     """Kernels for devices take tensors that are elsewhere, on the threads that count."""
     device_of, twin_of, run = dispatch._device_of, dispatch._device_twin, GridExecutor.__call__
+    gpus = dispatch._is_gpu
 
     def found(arguments: Iterable[Any]) -> torch.device | None:
         given = list(arguments)
         firsts = [each[0] if isinstance(each, list | tuple) and each else each for each in given]
         return WHERE if any(isinstance(each, There) for each in firsts) else device_of(given)
 
-    def twin(home: str, name: str, where: torch.device) -> Callable[..., Any]:
+    def is_gpu(device: torch.device) -> bool:
+        return device == WHERE or gpus(device)
+
+    def twin(home: str, name: str, where: torch.device) -> Callable[..., Any] | None:
         launches, plain = twin_of(home, name, where), CONTRACTS[name].plain
+        if launches is None:
+            return None
 
         def call(*arguments: Any, **named: Any) -> Any:
             result = launches(*arguments, **named)
@@ -158,12 +164,15 @@ def kernels_elsewhere() -> Iterator[None]:
         else:
             run(self, *arguments, **named)
 
+    dispatch.kernels_for.cache_clear()  # of what was chosen for such tensors before
     with (
         patch.object(dispatch, "_device_of", found),
+        patch.object(dispatch, "_is_gpu", is_gpu),
         patch.object(dispatch, "_device_twin", twin),
         patch.object(GridExecutor, "__call__", launched),
     ):
         yield
+    dispatch.kernels_for.cache_clear()
 
 
 def _fill(result: Any, found: Any) -> None:

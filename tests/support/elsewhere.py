@@ -2,7 +2,7 @@
 
 Such a tensor says that it is on another device ("meta", which every build of torch has, and no kernel of ours
 takes), and keeps its numbers in a tensor of the CPU. All operators come to `Elsewhere`, which computes them
-there. So the values are real, every fast kernel declines, and nothing that the host reads can be missed,
+there. So the values are real, no fast kernel is chosen, and nothing that the host reads can be missed,
 whether Python or torch asks for it.
 """
 

@@ -156,12 +156,12 @@ def contract(check: Callable[..., None] | None = None) -> Callable[[Callable[P, 
             return plain if where is None else for_device(where)
 
         def on(device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
-            if device.type == "cuda":
-                found = for_device(device)
-            else:
-                twin = for_cpu() if device.type == "cpu" else None
-                found = plain if twin is None or dtype not in _types_of(twin) else twin
-            return found if not checks_kernels() else _checked(found, check, is_twin=found is for_cpu())
+            twin = for_cpu() if device.type == "cpu" else None
+            types: tuple[torch.dtype, ...] = ()
+            found: Callable[..., Any] = for_device(device) if _is_gpu(device) else plain
+            if twin is not None and dtype in _types_of(twin):
+                found, types = twin, _types_of(twin)
+            return _checked(found, check, types) if checks_kernels() else found
 
         @wraps(plain)
         def call(*arguments: Any, **named: Any) -> Any:
@@ -203,15 +203,15 @@ def fits(arguments: Iterable[Any], types: tuple[torch.dtype, ...]) -> bool:
 
 
 def _checked(
-    function: Callable[..., Any], check: Callable[..., None] | None, *, is_twin: bool
+    function: Callable[..., Any], check: Callable[..., None] | None, types: tuple[torch.dtype, ...]
 ) -> Callable[..., Any]:
-    """`function` with checks in front: a twin in `cpu/`, or one that takes all tensors."""
+    """`function` with checks in front: a twin in `cpu/` for floats of `types`, or one that takes anything."""
 
     @wraps(function)
     def checked(*arguments: Any, **named: Any) -> Any:
         if check is not None:
             check(*arguments, **named)
-        if is_twin and not fits((*arguments, *named.values()), _types_of(function)):
+        if types and not fits((*arguments, *named.values()), types):
             raise TypeError(f"{function.__name__} was chosen for other tensors than these")
         return function(*arguments, **named)
 
@@ -223,6 +223,11 @@ def _unless_declined(
 ) -> Any:
     found = twin(*arguments, **named)
     return plain(*arguments, **named) if found is NotImplemented else found
+
+
+def _is_gpu(device: torch.device) -> bool:
+    """Whether twins in `device/` may compute there."""
+    return device.type == "cuda"
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device | None:
