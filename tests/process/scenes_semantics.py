@@ -245,9 +245,14 @@ def overlap_off() -> bool:
     return same(*found)
 
 
-def forgotten() -> bool:
-    """Whether the planes of a model are freed after its last reference is gone."""
+def forgotten(*, hooked: bool) -> bool:
+    """Whether the planes of a model are freed after its last reference is gone.
+
+    Or the last one but that of a hook on its optimizer, as of averaged weights, which refers to it.
+    """
     ddp, optimizer, wire = _attached()
+    if hooked:
+        optimizer.register_step_post_hook(lambda *_, model=ddp: model.zero_grad())
     train(ddp, optimizer, range(3))
     plane = weakref.ref(wire._engine.layout.lanes[0].committed[UNSENT])
     del ddp, optimizer, wire
@@ -286,5 +291,6 @@ SCENES: dict[str, Callable[[], Any]] = {
     "detach": partial(detach, None),
     "detach with policy": partial(detach, {"*.bias": "topk(ratio=0.5)"}),
     "overlap off": overlap_off,
-    "forgotten": forgotten,
+    "forgotten": partial(forgotten, hooked=False),
+    "forgotten, with a hook": partial(forgotten, hooked=True),
 }

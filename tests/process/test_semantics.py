@@ -103,5 +103,6 @@ def test_exchanging_after_backward_changes_no_number(world: Scenes) -> None:
     assert value(world, "overlap off") == [True, True, True]
 
 
-def test_a_model_that_nobody_holds_frees_its_memory(world: Scenes) -> None:
-    assert value(world, "forgotten") == [True, True, True]
+@pytest.mark.parametrize("scene", ["forgotten", "forgotten, with a hook"])
+def test_a_model_that_nobody_holds_frees_its_memory(world: Scenes, scene: str) -> None:
+    assert value(world, scene) == [True, True, True]

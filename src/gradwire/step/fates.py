@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +47,13 @@ _INSIDE = (
 
 @dataclass
 class _Record:
-    """The steps of one optimizer since the last exchange began."""
+    """The steps of one optimizer since the last exchange began.
 
-    optimizer: torch.optim.Optimizer
+    It refers to the optimizer weakly: a hook of the user's on it may refer to the model, whose end stops the
+    thread that refers to this.
+    """
+
+    reference: weakref.ref[torch.optim.Optimizer]
     has_ever_stepped: bool = False
     has_stepped: bool = False
     is_inside: bool = False
@@ -68,12 +72,22 @@ class _Record:
     """The parameters of each of its groups when `names` were looked up."""
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """`None` once nobody else refers to it: then it cannot step any more."""
+        return self.reference()
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        optimizer = self.reference()
+        return [] if optimizer is None else optimizer.param_groups
+
+    @property
     def has_made(self) -> bool:
         return self.has_stepped and (self.skipped is None or not bool(self.skipped()))
 
     def named(self, names: Mapping[int, str]) -> frozenset[str]:
         """Look up its parameters in `names`, again if parameter groups have changed."""
-        groups = [group["params"] for group in self.optimizer.param_groups]
+        groups = [group["params"] for group in self.groups]
         if len(groups) != len(self._named) or not all(map(_are_same, groups, self._named)):
             self._named = [tuple(group) for group in groups]
             self.names = frozenset(names[id(each)] for group in groups for each in group if id(each) in names)
@@ -111,7 +125,7 @@ class Steps:
         """The number of steps that were left out since an optimizer has stepped."""
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._parameters, self._device = parameters, device
-        self._records = [_Record(each) for each in optimizers]
+        self._records = [_Record(weakref.ref(each)) for each in optimizers]
         self._others: list[_Record] = []
         """Optimizers that were not given and have stepped since the last exchange began."""
         self._skipped, self._alone, self._raises = skipped, alone, raises
@@ -125,8 +139,8 @@ class Steps:
 
     @property
     def optimizers(self) -> Optimizers:
-        """The followed optimizers."""
-        return tuple(each.optimizer for each in self._records)
+        """The followed optimizers that still exist."""
+        return tuple(found for each in self._records if (found := each.optimizer) is not None)
 
     def watch(self, model: nn.Module) -> None:
         """Hear of optimizers, for as long as `model` lives."""
@@ -138,7 +152,7 @@ class Steps:
     def change(self, optimizers: Optimizers, model: nn.Module) -> None:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""
         self.forget()
-        self._records, self._others = [_Record(each) for each in optimizers], []
+        self._records, self._others = [_Record(weakref.ref(each)) for each in optimizers], []
         self.watch(model)
 
     # -- what happens, in the order of a step
@@ -250,7 +264,7 @@ class Steps:
         is_ignored = self._skipped == "keep" or not self._is_pending
         if is_ignored or any(each.is_inside or each.optimizer is optimizer for each in known):
             return
-        record = _Record(optimizer, has_ever_stepped=True, is_new=True)
+        record = _Record(weakref.ref(optimizer), has_ever_stepped=True, is_new=True)
         if self._names_of(record):
             self._others.append(record)
             self._before(record)
@@ -273,7 +287,7 @@ class Steps:
         for each in self._records:  # one that is around it may never step itself
             if not each.has_ever_stepped:
                 each.has_ever_stepped = not names.isdisjoint(self._names_of(each))
-        groups = {id(group) for each in self._records for group in each.optimizer.param_groups}
+        groups = {id(group) for each in self._records for group in each.groups}
         is_part = {id(group) for group in optimizer.param_groups} <= groups  # as of sharpness-aware ones
         if is_part or not (self._compresses and self._is_first("another")):
             return
@@ -353,7 +367,7 @@ class Steps:
         return {name: grad for name in names if (grad := parameters[name].grad) is not None}
 
     def _first_gradient(self, record: _Record) -> tuple[weakref.ref[Tensor], int] | None:
-        for group in record.optimizer.param_groups:
+        for group in record.groups:
             for parameter in group["params"]:
                 if id(parameter) in self._names and parameter.grad is not None:
                     # torch does not cast a sharded gradient to which there are weak references.
