@@ -36,7 +36,7 @@ def trained(
     torch.set_num_threads(1)
     model = perceptron(sum(map(ord, name)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    asks = {key: options.pop(key) for key in ("alone_s", "host") if key in options}
+    asks = {key: options.pop(key) for key in ("alone_s", "quorum_s", "host") if key in options}
     members = Asking(port, name, **asks)
     with (folder / f"{name}.jsonl").open("a") as notes:
 

@@ -22,6 +22,7 @@ from tests.support.ranks import FORKED, ROOT
 pytestmark = pytest.mark.process
 
 GUARD_S = 60.0
+QUORUM_S = 5.0
 
 
 class Site:
@@ -133,11 +134,12 @@ def test_a_stopped_member_is_left_out_and_heals_when_it_wakes(site: Site) -> Non
 
 @pytest.mark.rest
 def test_a_member_without_a_quorum_trains_on_and_brings_it_all_to_the_next_one(site: Site) -> None:
-    site.start("a", rounds=8, pause_s=0.1, alone_s=0.3, saves=True)
+    site.start("a", rounds=8, pause_s=0.1, alone_s=0.3, quorum_s=QUORUM_S, saves=True)
     site.start("b", rounds=50, pause_s=0.1)
     site.wait_for("a", 3)
     site.kill("b")
     site.wait_for_a_note("a", lambda each: "alone" in each)
+    time.sleep(QUORUM_S + 1.0)  # its question has no answer in time, and it asks again
     site.start("b", rounds=8, pause_s=0.1)
     site.end("a", "b")
     site.check()

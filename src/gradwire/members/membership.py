@@ -549,10 +549,8 @@ def _require_listening(name: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()
-    except ConnectionRefusedError as error:
-        raise TransportError(f"{name} is gone: nothing listens at {address}") from error
     except OSError as error:
-        raise TransportError(f"{name} cannot be reached at {address}: {error}") from error
+        raise TransportError(f"members cannot meet: {name} is not there, at {address}: {error}") from error
 
 
 def opened(address: str) -> TCPStore:
