@@ -5,6 +5,11 @@ own file only, and has no lock: it numbers what it stores in the order in which 
 file says all that the code in it depends on. So nothing is ever changed: a file is written beside and moved
 into place, and processes that compile the same kernel at once leave one whole file.
 
+A folder that is named by all sources, with Numba's cache inside, was tried on Numba 0.68.1 (2026-11-27). It
+mends the changes in other files, and nothing else. When two processes compiled a kernel for int32 and for
+int64 at once, the index led from int64 to the code for int32, and the next process raised `TypeError`. A file
+of which half was left raised `UnpicklingError`, data and index alike. So it needs what is below all the same.
+
 A kernel that cannot be read is compiled anew, and one that cannot be written is kept in memory: a cache saves
 time and must never be a reason to fail. As Numba, it heeds `NUMBA_CACHE_DIR` and not
 `PYTHONDONTWRITEBYTECODE`.
