@@ -37,7 +37,7 @@ class Laws:
       payload type, sums over a matrix).
     - `total` (codec, exchange): any bytes of the payload's size decode, alike on all ranks, and `add_decoded`
       never raises for what is in them. Of an exchange, x was final before the last payload came. So no rank
-      can fail alone any more, and the verdict goes with that payload instead of after it, which saves a
+      can fail alone any more, and the status vote goes with that payload instead of after it, which saves a
       latency.
     - `conserves` (exchange): the mean over ranks of their inputs is the returned mean plus the mean of the
       unsent parts.

@@ -1,7 +1,7 @@
 """Memories, which keep the unsent part of a gradient: late, not lost.
 
 A memory owns no buffers. The arena holds two sets of planes per element: `committed` (what the last good
-step left) and `working` (this step's). Nothing touches `committed` before the verdict, so a step that is
+step left) and `working` (this step's). Nothing touches `committed` before the status vote, so a step that is
 not committed leaves no trace.
 
 - `Residual` is error feedback: Seide et al. 2014, "1-bit stochastic gradient descent"; Stich et al. 2018,

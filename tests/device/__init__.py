@@ -10,7 +10,7 @@
   `tests/gpu/nccl.py`; here `test_streaming.py` looks at what torch is asked for.
 - B7, no numba: `tests/process/test_without_numba.py`, `test_gpu_runner.py`.
 - B10, TF32 in products: `tests/unit/kernels/test_low_rank.py`, of the setting; a CPU has no TF32.
-- B11, a ring's latencies for the verdict: `tests/laws/test_verdict.py`, `tests/process/test_many.py`,
+- B11, a ring's latencies for the status vote: `tests/laws/test_status_vote.py`, `tests/process/test_many.py`,
   `tests/faults/test_tree.py`.
 - B12, a mark on another device's stream: `tests/unit/measure/test_clock.py`.
 - B13, what is said of pinned memory: `test_placement.py`.

@@ -88,7 +88,7 @@ def test_an_engine_that_is_staged_leaves_the_same_bits(recipe: str) -> None:
 
 
 def test_what_comes_damaged_by_way_of_the_host_fails_the_step_on_all_ranks() -> None:
-    """Its decoder takes any bytes, so nothing but a checksum refuses them: the verdict waits for that."""
+    """Its decoder takes any bytes, so nothing but a checksum refuses them: the status vote waits for that."""
 
     def rank(comm: ThreadComm) -> tuple[BaseException | None, bool]:
         is_struck = comm.rank == 1
@@ -106,7 +106,7 @@ def test_what_comes_damaged_by_way_of_the_host_fails_the_step_on_all_ranks() -> 
 
 
 def test_checksums_are_counted_once_whatever_a_message_goes_through() -> None:
-    """Where ranks hold shards, gradients travel over another comm than verdicts."""
+    """Where ranks hold shards, gradients travel over another comm than status votes."""
 
     def rank(comm: ThreadComm) -> list[tuple[float, float]]:
         device, counted = Near(), []

@@ -24,7 +24,7 @@ VICTIM = 2
 
 
 def dies(algorithm: Algorithm, connections: int = 1, numel: int = 8) -> dict[str, Any]:
-    """An all-reduce of few bytes, as of a verdict; what it raises, and after how long."""
+    """An all-reduce of few bytes, as of a status vote; what it raises, and after how long."""
     comm = ProcessGroupComm(dist.group.WORLD)
     comm.spread([dist.new_group() for _ in range(connections - 1)])
     comm.all_reduce(torch.ones(numel), algorithm).wait()  # all are connected

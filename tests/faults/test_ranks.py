@@ -162,7 +162,7 @@ def test_where_a_rank_has_no_memory_even_for_zeros_all_raise_at_the_timeout(
         assert seen["intact"]
     own = found.pop(1)
     assert own["cause"] == "MemoryError"
-    # One wait may follow another: for what its node sends, and for the verdict.
+    # One wait may follow another: for what its node sends, and for the status vote.
     assert all(0.5 * STOPPED_TIMEOUT_S < seen["after_s"] < LIVES_ON_S for seen in found)
 
 

@@ -1,4 +1,4 @@
-"""Real gloo ranks: one dies in the middle of the tree by which the verdict of many ranks goes."""
+"""Real gloo ranks: one dies in the middle of the tree by which the status vote of many ranks goes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.gpu.scenes_trained import SCENES
 from tests.support.ranks import perform
 
 WORLDS = (2, 4)
-FAULTS = ("tests/faults/test_ranks.py", "tests/faults/test_verdict.py")
+FAULTS = ("tests/faults/test_ranks.py", "tests/faults/test_status_vote.py")
 
 
 def run(tell: Tell, match: str | None = None) -> None:

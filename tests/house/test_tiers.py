@@ -65,13 +65,15 @@ PROMISED = {
     "checkpoints of DCP": (
         "process.test_state:test_a_dcp_checkpoint_keeps_every_ranks_memory_and_goes_to_another_world",
     ),
-    "NaN and Inf": ("faults.test_verdict:test_a_nan_on_one_rank_makes_every_gradient_nan_and_is_forgotten",),
+    "NaN and Inf": (
+        "faults.test_status_vote:test_a_nan_on_one_rank_makes_every_gradient_nan_and_is_forgotten",
+    ),
     "an exception is named on all ranks": (
-        "faults.test_verdict:test_backward_raises_on_the_other_ranks_and_names_the_one",
+        "faults.test_status_vote:test_backward_raises_on_the_other_ranks_and_names_the_one",
     ),
     "a rank dies": ("faults.test_ranks:test_survivors_of_a_killed_rank_raise_long_before_the_timeout",),
     "checksums": (
-        "faults.test_verdict:test_damaged_bytes_are_noticed_on_all_ranks_in_their_step_and_training_goes_on",
+        "faults.test_status_vote:test_damaged_bytes_are_noticed_on_all_ranks_in_their_step_and_training_goes_on",
     ),
     "gradients on a device": (
         "device.test_placement_processes:test_a_training_by_way_of_the_host_is_the_cpus_bit_for_bit",

@@ -137,7 +137,7 @@ def test_without_checks_no_rank_knows(name: str) -> None:
 
 
 def test_means_that_come_damaged_again_and_again_end_the_run_on_all_ranks() -> None:
-    """Inside a node they are sent after the verdict, and repeated, but not for ever."""
+    """Inside a node they are sent after the status vote, and repeated, but not for ever."""
     setting = Setting("topk", 4, 2)
     _ran, sizes = clean(setting, 0)
     last = max(number for number, size in enumerate(sizes) if size > 3000)

@@ -10,7 +10,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import shortest_sum
 from gradwire.control.controller import TOLD
 from gradwire.planning.tuning import Tuning
-from gradwire.step.verdict import HEADER
+from gradwire.step.status_vote import HEADER
 from tests.support.looped import looped
 from tests.support.rig import ALONE, BUCKETS, ONE_BUCKET, Outcome, Rig, gradients
 
@@ -31,7 +31,7 @@ def test_means_are_those_of_the_tail_alone(world: int, buckets: str) -> None:
         assert all(len(step.step.small) == 2 for step in one)
         assert all(len(step.step.small) == 1 for step in other)
         assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(one, other, strict=True))
-        if shortest_sum(world) == "library":  # else what rides with the verdict goes direct
+        if shortest_sum(world) == "library":  # else what rides with the status vote goes direct
             assert [a.step.metered_bytes for a in one] == [b.step.metered_bytes for b in other]
 
 

@@ -261,7 +261,7 @@ def test_a_total_decoder_takes_whatever_has_come(case: ExchangeCase) -> None:
         finish = case.exchange.start(x, mean, Replacing(comm, last, brought), row.context(comm.rank))
         before = x.clone()
         finish()
-        assert bits(x) == bits(before)  # what stays unsent is known before the verdict
+        assert bits(x) == bits(before)  # what stays unsent is known before the status vote
         return mean
 
     for seed in range(8):

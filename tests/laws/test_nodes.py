@@ -118,7 +118,7 @@ def test_memory_and_traffic_are_those_of_a_shard(name: str) -> None:
         return tuple(found)
 
     for memory, sent, of_shard, between in run_ranks(4, rank):
-        # Halves are rounded up, by a row of a matrix; the tail of two levels has no verdict in it.
+        # Halves are rounded up, by a row of a matrix; the tail of two levels has no status vote in it.
         assert memory / 2 <= of_shard <= memory / 2 + 8 * (61 + 41 + 3 + 59)
         assert between <= 0.56 * sent
 

@@ -96,7 +96,7 @@ def test_no_recipe_sends_more_than_plain_ddp(name: str, dtype: torch.dtype, worl
     # Small gradients travel in float32, and few of them from each rank to all others.
     small = Round("all_reduce", SMALL, torch.float32, algorithm=shortest_sum(world, 4 * SMALL))
     beside = STEPS * (small.wire_bytes(world) - Round("all_reduce", SMALL, dtype).wire_bytes(world))
-    # Where something is remembered, a verdict says more; among three ranks and more it goes direct.
+    # Where something is remembered, a status vote says more; among three ranks and more it goes direct.
     said = 4 * world * (4 + TOLD)  # 4 of the link
     beside += STEPS * Round("all_reduce", said, torch.uint8, algorithm=shortest_sum(world)).wire_bytes(world)
     assert (total > plain + beside + 64 * units) == (world in MORE.get(name, ()))

@@ -166,7 +166,7 @@ def test_accidents_on_several_ranks_name_all_of_them() -> None:
 
 
 def test_a_decoder_of_any_bytes_that_fails_fails_alone_and_no_rank_goes_on_without_the_others() -> None:
-    """With one bucket the verdict is out before anything is decoded."""
+    """With one bucket the status vote is out before anything is decoded."""
 
     def rank(comm: Comm) -> tuple[Outcome, Outcome]:
         rig = _with_accident(comm, "int8", "decode", on_rank=1)
@@ -211,7 +211,7 @@ def test_a_rank_that_fails_unheard_in_a_step_that_counts_on_no_rank_goes_on_with
 
 @looped("resolve", ["now", "late"])
 def test_ranks_that_share_a_replica_hear_of_any_decoder_in_its_step(resolve: Resolve) -> None:
-    """They gather means after the verdict, and would wait for the one that failed."""
+    """They gather means after the status vote, and would wait for the one that failed."""
 
     def rank(comm: Comm) -> BaseException | None:
         rig = _with_accident(comm, "int8", "decode", on_rank=1, per_node=2, resolve=resolve)

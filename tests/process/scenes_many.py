@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.comm import ProcessGroupComm
-from tests.laws.test_verdict import told
+from tests.laws.test_status_vote import told
 from tests.support.models import digest, optimizer_of, perceptron, train
 
 

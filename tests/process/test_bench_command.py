@@ -40,7 +40,7 @@ def test_a_tiny_run_measures_everything(tmp_path):
     if rows["ddp"]["interface_bytes_per_step"] is not None:  # no counters in backend mode
         # headers, acknowledgements and BatchNorm buffers come on top
         assert 1.0 < rows["ddp"]["interface_bytes_per_step"] / rows["ddp"]["wire_bytes_per_step"] < 1.1
-    # Half by itself; a tenth, and the verdict's rows, by the policy.
+    # Half by itself; a tenth, and the status vote's rows, by the policy.
     assert rows["fp16"]["wire_bytes_per_step"] < 0.2 * rows["ddp"]["wire_bytes_per_step"]
     assert document["settings"]["workers"] == 2
     assert document["settings"]["policy"] == policy

@@ -6,7 +6,7 @@ import pytest
 
 from gradwire.comm import run_ranks
 from gradwire.comm.base import DIRECT_WORLD, shortest_sum
-from tests.laws.test_verdict import told
+from tests.laws.test_status_vote import told
 from tests.support.world import Scenes, value
 
 pytestmark = [pytest.mark.process, pytest.mark.rest]

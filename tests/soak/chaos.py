@@ -205,7 +205,7 @@ def _said_wrongly(plan: Plan, attempt: Attempt, seen: dict[int, Any]) -> list[st
             wrong.append(f"rank {rank} raised {each['raised_s'] - attempt.sent_s:.1f} s after the fault")
     if lost and attempt.ended_by is None and len(lost) < WORLD:
         wrong.append(f"only ranks {sorted(lost)} lost their peers")
-    # Inside a node means are gathered after the verdict, when a neighbour may still die.
+    # Inside a node means are gathered after the status vote, when a neighbour may still die.
     wrong += [
         f"rank {rank}'s memory has changed in a step that does not count"
         for rank, each in seen.items()

@@ -14,7 +14,7 @@ import pytest
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import GradwireError, TransportError
-from gradwire.step.verdict import Verdict
+from gradwire.step.status_vote import Votes
 from tests.soak.chaos import LATE_S, Attempt, carried_out, judged
 from tests.soak.endurance import Samples, endured, grown
 from tests.soak.plans import FATAL, INNER, RECIPES, SOURCES, WORLD, Fault, Plan, drawn
@@ -59,16 +59,16 @@ def test_seeds_bring_every_fault_source_and_recipe() -> None:
 
 
 @pytest.mark.parametrize("text", RECIPES)
-def test_whatever_is_planted_is_in_the_verdict_of_its_step(text: str) -> None:
+def test_whatever_is_planted_is_in_the_status_vote_of_its_step(text: str) -> None:
     """Otherwise a plan asks of a recipe what it does not promise: the others commit, and nobody tells them.
 
     `RECIPES` are all that any seed draws. In some steps a recipe may have nothing to encode or to decode.
     """
     told: list[bool] = []
 
-    def noted(verdict: Verdict) -> BaseException | None:
-        told.append(verdict.rows[0].failed)
-        return honest(verdict)
+    def noted(votes: Votes) -> BaseException | None:
+        told.append(votes.rows[0].failed)
+        return honest(votes)
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, text)
@@ -84,8 +84,8 @@ def test_whatever_is_planted_is_in_the_verdict_of_its_step(text: str) -> None:
                 befell += error is not None
             assert befell, f"no exception in {where}"
 
-    honest = Verdict.error
-    with mock.patch.object(Verdict, "error", noted):
+    honest = Votes.error
+    with mock.patch.object(Votes, "error", noted):
         run_ranks(1, rank)
 
 

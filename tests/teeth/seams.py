@@ -57,7 +57,7 @@ SEAMS = (
     Seam("A rank that fails pays no rounds.", "Reducer._start", "owe_zeros(…)", "pass"),
     Seam(
         "A failure is not told to the others.",
-        "Verdict.error",
+        "Votes.error",
         "failed = …if row.failed]",
         "failed = …if False]",
     ),

@@ -21,7 +21,7 @@ from tests.teeth.mutants import Fault
 from tests.teeth.planted import planted
 from tests.teeth.recording import Item
 
-PATHS = ("src/gradwire/memory.py", "src/gradwire/step/verdict.py", "src/gradwire/kernels/cpu/blocks.py")
+PATHS = ("src/gradwire/memory.py", "src/gradwire/step/status_vote.py", "src/gradwire/kernels/cpu/blocks.py")
 MEMORY = PATHS[0]
 MIXES = "tests/unit/test_memory.py::test_low_pass_mixes_the_old_memory_with_what_is_left"
 

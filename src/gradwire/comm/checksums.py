@@ -7,12 +7,12 @@ A sum cannot be checked from end to end, so all-reduces use gradwire's own hops,
 Consequences of damage:
 
 - *Short* messages (`SHORT_BYTES`) are sent twice, each copy with its checksum; one sound copy is enough. All
-  messages that decide the course of a step are short: counts, leaders, the verdict. Longer rows that ranks
-  agree on are sent in short pieces (`gradwire.comm.gathered`). If the last words of a long message tell later
-  lengths (`Round.tells`), these words are sent twice.
+  messages that decide the course of a step are short: counts, leaders, the status vote. Longer rows that
+  ranks agree on are sent in short pieces (`gradwire.comm.gathered`). If the last words of a long message tell
+  later lengths (`Round.tells`), these words are sent twice.
 - Damage of a long message in a gather, an all-to-all or a shift is known to its receiver only. `wait` raises
-  `WireError` there, and the verdict of the step tells all others. Lengths are as announced, so the order of
-  messages stays intact.
+  `WireError` there, and the status vote of the step tells all others. Lengths are as announced, so the order
+  of messages stays intact.
 - All-reduces and broadcasts end alike on all ranks, because no later message may tell the others. After the
   hops, ranks agree by short messages whether one of them has found damage. `wait` raises `WireError` on that
   rank and `PeerFailed` on the others.

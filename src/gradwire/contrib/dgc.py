@@ -107,7 +107,7 @@ class MomentumCorrection:
         return [scale * self._clipping(grad, scale, self.clip / math.sqrt(world)) for grad in each]
 
     def _clipping(self, grad: Tensor, scale: float, bound: float) -> float:
-        """Factor that clips `grad` to its bound; 1 for a norm of NaN, which the verdict rejects."""
+        """Factor that clips `grad` to its bound; 1 for a norm of NaN, which the status vote rejects."""
         norm = abs(scale) * float(torch.linalg.vector_norm(grad, dtype=torch.float64))
         return bound / norm if bound < norm < math.inf else 1.0
 

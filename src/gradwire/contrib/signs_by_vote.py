@@ -55,7 +55,7 @@ class MajorityVote:
     (W − 1)/W·n·65/512 for the bits and (W − 1)/W·n/4 for the results: less than 3/8 of a byte per element on
     any number of ranks.
 
-    Inf and NaN vote like a negative number; the step's verdict sees it.
+    Inf and NaN vote like a negative number; the step's status vote sees it.
     """
 
     scale: Scale = "none"

@@ -38,7 +38,7 @@ from gradwire.step.arena import Lane, ParameterSpec, Unit, units_of
 from gradwire.step.context import ExchangeContext, Part
 from gradwire.step.layout import TINY, Layout, Policy, build, chooser
 from gradwire.step.shards import shards_of
-from gradwire.step.verdict import HEADER, rides
+from gradwire.step.status_vote import HEADER, joins_vote
 
 _BYTES = 4
 """Bytes of an element while the ranks of a node add it up."""
@@ -341,7 +341,7 @@ class MainLane:
 
     @property
     def waits(self) -> bool:
-        """True if the verdict waits for every decode, because a decoder may reject a payload."""
+        """True if the status vote waits for every decode, because a decoder may reject a payload."""
         exchanges = (*(lane.exchange for lane in self.layout.lanes), *self.layout.direct.values())
         return not all(exchange.laws.total for exchange in exchanges)
 
@@ -379,7 +379,7 @@ def main_lane(
     return MainLane(layout, lane, places, units, beside, max(unit.numel for unit in units))
 
 
-def _verdict(world: int) -> Round:
+def _status_vote(world: int) -> Round:
     """The all-reduce of every rank's row."""
     return Round("all_reduce", world * HEADER, torch.float32, algorithm=shortest_sum(world))
 
@@ -454,12 +454,13 @@ class _Flat:
         )
 
     def end(self, small: Round) -> Tail:
-        """The verdict after the units. `small` gradients travel with it if they are few, else beside it."""
-        verdict = _verdict(self.cluster.workers)
-        if rides(small.payload_bytes, self.cluster.workers, self.main.layout.tuning):
-            numel = verdict.numel + self.main.beside
-            return Tail(self._timed(replace(verdict, numel=numel)), self.main.waits)
-        return Tail(self._timed(verdict), self.main.waits, self._timed(small))
+        """The status vote after the units. `small` gradients travel with it if they are few, else beside
+        it."""
+        vote = _status_vote(self.cluster.workers)
+        if joins_vote(small.payload_bytes, self.cluster.workers, self.main.layout.tuning):
+            numel = vote.numel + self.main.beside
+            return Tail(self._timed(replace(vote, numel=numel)), self.main.waits)
+        return Tail(self._timed(vote), self.main.waits, self._timed(small))
 
     def _timed(self, sent: Sends) -> Sent:
         return Sent(self.cluster.seconds(sent), self.cluster.latency_s(sent))
@@ -473,7 +474,8 @@ class _Flat:
 
 
 class _TwoLevels(_Flat):
-    """Ranks add up inside nodes, exchange shards between nodes, and gather the means after the verdict."""
+    """Ranks add up inside nodes, exchange shards between nodes, and gather the means after the status
+    vote."""
 
     @property
     def world(self) -> int:
@@ -498,9 +500,9 @@ class _TwoLevels(_Flat):
         )
 
     def end(self, small: Round) -> Tail:
-        """Small gradients go by shards, too; the verdict among all ranks; then all means are gathered."""
+        """Small gradients go by shards, too; the status vote among all ranks; then all means are gathered."""
         small_s = self.cluster.inside_s(small.payload_bytes) + self.cluster.between_s(small)
         gathered_s = self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
-        verdict_s = self.cluster.seconds(_verdict(self.cluster.workers))
-        # The verdict waits for every decode (`Reducer._advance`).
-        return Tail(Sent(small_s + verdict_s + gathered_s))
+        vote_s = self.cluster.seconds(_status_vote(self.cluster.workers))
+        # The status vote waits for every decode (`Reducer._advance`).
+        return Tail(Sent(small_s + vote_s + gathered_s))

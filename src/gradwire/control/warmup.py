@@ -84,7 +84,7 @@ class WarmupController:
         if facts is None:
             exposed = self.profiler.exposed
             return self.decision.hidden(exposed) if exposed else None
-        # Verdicts have more rows where ranks hold shards.
+        # Status votes have more rows where ranks hold shards.
         facts = replace(facts, buckets=tuple(step.direct), world=self.env.world)
         return self.decide(
             surveyed(facts, self.decision, self.env, self._placement, self.specs, self.may_follow)

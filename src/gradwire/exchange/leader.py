@@ -40,7 +40,7 @@ def leads(norms: Tensor, rank: int) -> bool | Tensor:
     """Whether `rank` has the largest of `norms` (world,); among equals the lowest rank has.
 
     On a device it is a 0-dimensional bool tensor, which the host need not read. With a NaN any rank may lead:
-    all ranks see the same norms, and the verdict rejects the step.
+    all ranks see the same norms, and the status vote rejects the step.
     """
     is_largest = norms.argmax() == rank
     return bool(is_largest) if norms.is_cpu else is_largest

@@ -3,9 +3,9 @@
 `Traffic` adds four numbers about the previous step to every rank's row. Rounds of several units run at once
 and share the wire, so no single time describes the link. But the step's last all-reduce, small and alone, is
 pure latency; and the time with at least one round in flight carried the step's bytes. Both are known when a
-step is over, and are sent with the next verdict. (If the verdict is sent together with the last payload,
-every fifth step sends it alone for this purpose: see `votes_alone`.) Two more numbers describe the load:
-bytes, because ranks may send frames of different lengths, and the number of consecutive latencies. An
+step is over, and are sent with the next status vote. (If the status vote is sent together with the last
+payload, every fifth step sends it alone for this purpose: see `votes_alone`.) Two more numbers describe the
+load: bytes, because ranks may send frames of different lengths, and the number of consecutive latencies. An
 all-gather has half as many as an all-reduce, and two consecutive rounds have those of both.
 
 `LinkMonitor` receives (verb, payload, seconds) once per step, equal on all ranks, so all reach the same
@@ -166,12 +166,14 @@ def _middle(points: list[Point]) -> Point:
 
 
 _ALONE_EVERY = 5
-"""Interval, in steps, of verdicts sent alone. A prime, so that units that take turns are met in all phases.
+"""Interval, in steps, of status votes sent alone. A prime, so that units that take turns are met in all
+phases.
 """
 
 
 def votes_alone(step: int) -> bool:
-    """True if the verdict of `step` follows its payloads although it need not: its time is the latency then.
+    """True if the status vote of `step` follows its payloads although it need not: its time is the latency
+    then.
 
     >>> [step for step in range(12) if votes_alone(step)]
     [4, 9]
@@ -223,7 +225,7 @@ class Traffic:
         self.row, self._tail_bytes = NOTHING, 0.0
 
     def hear(self, rows: Iterable[Sequence[float]]) -> tuple[Change, ...]:
-        """Take every rank's `row` from a verdict. Returns the changes found, the same on all ranks.
+        """Take every rank's `row` from a status vote. Returns the changes found, the same on all ranks.
 
         A tail alone is pure latency. Without a payload beside it, nothing is known of the link.
         """

@@ -361,7 +361,7 @@ class Membership:
         return max(LEAST_S, TIMES * max(self._took_s)) if self._took_s else self._timeout_s
 
     def _vote(self, limit_s: float) -> bool:
-        """Wait for the verdict of all ranks; whether something lands."""
+        """Wait for the status vote of all ranks; whether something lands."""
         failure: TransportError | None = None
         lands = False
         try:

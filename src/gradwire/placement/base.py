@@ -33,7 +33,7 @@ begins, so that it need not wait for the device."""
 class Placement:
     """The places of one attached model's gradients, memory and bytes.
 
-    Gradients travel over `comm`, in tensors that are where the memory is. The verdict, and all else that
+    Gradients travel over `comm`, in tensors that are where the memory is. The status vote, and all else that
     ranks agree on, travels over `control` in tensors on the CPU. The two may be the same comm, or over the
     same ranks. Where ranks hold shards, `control` is over all of them, `inside` over those that hold the
     other shards of a replica, and `everyone` over all for tensors that are where the memory is.
@@ -130,8 +130,8 @@ def staged(
 ) -> Placement:
     """Memory and codecs on the `device`, bytes over `comm`, which carries tensors on the CPU.
 
-    Payloads are copied to pinned memory and back. The verdict, and all else that ranks agree on, travels over
-    `control`, by default `comm`, without a detour.
+    Payloads are copied to pinned memory and back. The status vote, and all else that ranks agree on, travels
+    over `control`, by default `comm`, without a detour.
     """
     transfer = StreamTransfer(device, follows=False)
 
@@ -167,8 +167,8 @@ def stream(
 ) -> Placement:
     """Memory and codecs on the `device`, bytes over `comm`, whose collectives are work in a stream (NCCL).
 
-    The thread that brings gradients issues everything, in a stream of the engine's. The verdict travels over
-    `control`, which carries tensors on the CPU. Whether a step counts is read when the next one begins.
+    The thread that brings gradients issues everything, in a stream of the engine's. The status vote travels
+    over `control`, which carries tensors on the CPU. Whether a step counts is read when the next one begins.
     `crashed` takes what a job raises; without it the thread does. Collectives `inside` a replica, and those
     of `everyone`, by default `comm`, are work in the same stream.
     """

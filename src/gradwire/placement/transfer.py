@@ -77,7 +77,7 @@ class BufferTransfer:
         """Start to transfer `source` as it is after the work enqueued in the current stream.
 
         `key` names the same tensor in every step. Raises nothing: peers wait for the step, which has to fail
-        by its verdict, so an error is raised by `TransferredBuffer.ready`.
+        by its status vote, so an error is raised by `TransferredBuffer.ready`.
         """
         return TransferredBuffer(source)
 

@@ -28,7 +28,8 @@ class Facts:
       unit.
     - `uses` are multiply–adds per weight in a forward pass, by parameter name.
     - `dense_s` is the duration of an ordinary dense step, with overlap, from the start of the backward pass
-      to the verdict, on the slowest rank. `dense_noise` is the relative standard deviation of these steps.
+      to the status vote, on the slowest rank. `dense_noise` is the relative standard deviation of these
+      steps.
     - `gradient_bytes` is the size of the gradient. `buckets` are the elements of DDP's buckets, in order.
     - `cores` are those of the rank that has the fewest, with the busy cores of the slowest rank. `sending_s`
       is the mean processor time of a rank for the collectives. Measuring took `steps` steps.
@@ -78,7 +79,7 @@ def boundaries(buckets: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Times:
-    """Times of one step on one rank, as sent in its row of the verdict.
+    """Times of one step on one rank, as sent in its row of the status vote.
 
     - `durations_s` (collectives,): seconds from entering to leaving each collective.
     - `before_s`: seconds before the backward pass.
@@ -167,7 +168,7 @@ class Watched:
 class StepObservation:
     """Numbers of one committed step, equal on all ranks.
 
-    - `previous_s`: duration of the previous step, from the start of the backward pass to the verdict.
+    - `previous_s`: duration of the previous step, from the start of the backward pass to the status vote.
       `compressed_s`: its time for encoding and decoding. Both of the slowest rank; 0 in the first step under
       a plan.
     - `looked`: results of the judge's measurement, summed over units and ranks. `left`: energy (sum of

@@ -38,7 +38,7 @@ _MOST_NOTED = 4096
 _KEPT = 64
 """Differences of neighbouring looks that are kept, the last ones."""
 _LARGEST = 1e18
-"""Losses stay below this, whose square a verdict's float32 can still hold."""
+"""Losses stay below this, whose square a status vote's float32 can still hold."""
 
 
 class Losses(NamedTuple):

@@ -33,7 +33,7 @@ RISEN = 1.25
 
 
 class Weighed(NamedTuple):
-    """Numbers of one rank in one step, as norms: squares would exceed the range of the verdict's float32.
+    """Numbers of one rank in one step, as norms: squares would exceed the range of the status vote's float32.
 
     - `fresh`: norm of the step's addition to the memory, or of its gradient if there is no memory.
     - `unsent`: norm of the memory when the step began, times its weight.

@@ -58,7 +58,7 @@ class WarmupProfiler:
         return tuple(self._exposed) if is_time else ()
 
     def row(self, times: Callable[[], Times]) -> tuple[float, ...]:
-        """This rank's row of a verdict. `times` is called only in a step timed in parts."""
+        """This rank's row of a status vote. `times` is called only in a step timed in parts."""
         return (*self._told, *(times().row if self.is_serial else ()))
 
     def observe(

@@ -44,12 +44,12 @@ class UnitWork(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The step's last collective, which carries the verdict; it waits for every decode, or goes at once.
+    """The step's last collective, which carries the status vote; it waits for every decode, or goes at once.
 
     `beside` goes out when the backward pass ends, and waits for nothing.
     """
 
-    verdict: Sent
+    vote: Sent
     waits: bool = True
     beside: Sent | None = None
 
@@ -115,8 +115,8 @@ def step_time(
         wire_s = ended_s - tail.beside.latency_s
         landed_s = max(landed_s, ended_s)
     ended_s = max(backward_s, worker_s, landed_s)
-    verdict_s = ended_s if tail.waits else max(backward_s, issued_s)
-    return max(ended_s, max(verdict_s, wire_s) + tail.verdict.seconds)
+    vote_s = ended_s if tail.waits else max(backward_s, issued_s)
+    return max(ended_s, max(vote_s, wire_s) + tail.vote.seconds)
 
 
 def held_up(units: Iterable[Work], backward_s: float, compress: Line) -> tuple[list[Work], float]:
@@ -182,8 +182,8 @@ class Forecast:
 
     - `decodes`: payloads that a unit decodes: N after an all-gather, 1 if ranks decode the sum.
     - `wire_bytes`: bytes sent per rank and step. `node_bytes`: bytes over the busiest node's link; 0 if there
-      is one node. `calls`: number of collectives. All are means over the cycle. The verdict's time counts,
-      its bytes do not.
+      is one node. `calls`: number of collectives. All are means over the cycle. The status vote's time
+      counts, its bytes do not.
     - `memory_bytes`: memory beyond DDP's: planes, and at most what the all-gathers of a step receive.
     - `at_most`: True if the bytes include an announced upper bound.
     - `cores`: shared by encoding, decoding and collectives with the computation.

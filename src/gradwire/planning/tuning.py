@@ -17,8 +17,8 @@ class Tuning:
     the end would add 5 ms, with no computation to overlap; one more all-reduce costs up to 1 ms of CPU
     time.)"""
     riding_bytes: int = 1000
-    """Largest size of remaining small gradients that share the verdict's all-reduce, if that goes direct or
-    by a tree. With the table of a few ranks, this is one packet per message. More bytes leave at the end
+    """Largest size of remaining small gradients that share the status vote's all-reduce, if that goes direct
+    or by a tree. With the table of a few ranks, this is one packet per message. More bytes leave at the end
     of the backward pass, in an all-reduce of their own."""
     kept_steps: int = 1000
     """Steps that a recipe which `auto` has chosen stays at least. To decide anew takes some 30 dense steps,

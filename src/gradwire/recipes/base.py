@@ -65,7 +65,7 @@ class Composition:
 
     - `whole_below`: a lane with fewer elements is one unit.
     - `tiny`: the recipe of vectors and tiny tensors, unless a policy says otherwise.
-    - `watch`: may name the next composition, at a verdict. That one takes over all unsent gradient.
+    - `watch`: may name the next composition, at a status vote. That one takes over all unsent gradient.
     - `text`: parses back to the composition; checkpoints contain it. Functions decorated by `register` need
       not set it.
     - `alone`: the composition also runs on a single rank, because it passes something else than gradients to

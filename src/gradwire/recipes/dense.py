@@ -1,6 +1,6 @@
 """dense: DDP's own all-reduce, bit for bit, through gradwire's hook.
 
-Differences from DDP: none in value. One verdict of a few bytes follows the last bucket.
+Differences from DDP: none in value. One status vote of a few bytes follows the last bucket.
 """
 
 from dataclasses import replace

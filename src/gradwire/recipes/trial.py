@@ -1,9 +1,9 @@
 """Trials: some steps of training under a recipe, which measure its time and its lateness.
 
-Steps of a trial are timed like dense ones, from the start of the backward pass to the verdict on the slowest
-rank. A trial ends when more steps would hardly change the decision (`Comparison.is_clear`) and its lateness
-is known. If the lateness exceeds the limit, it ends at once. Measurements replace predictions and
-assumptions. Verdicts carry the numbers, so all ranks judge the same ones in the same step.
+Steps of a trial are timed like dense ones, from the start of the backward pass to the status vote on the
+slowest rank. A trial ends when more steps would hardly change the decision (`Comparison.is_clear`) and its
+lateness is known. If the lateness exceeds the limit, it ends at once. Measurements replace predictions and
+assumptions. Status votes carry the numbers, so all ranks judge the same ones in the same step.
 
 Unsent gradient moves from one recipe to the next; before a recipe without memory, it is sent first. The
 recipe that stays is watched. If its lateness stays above the limit, a milder one follows. If its link or its

@@ -25,7 +25,7 @@ The other files are in the order in which a gradient gets to them:
   `codec/`.
 - ahead.py: gradients that a device encodes bucket by bucket. marks.py: findings that stay on a device.
 - step.py: the state of one step: buckets, places of means, the first error, the outcome.
-- verdict.py: the rows of the status vote (line 5), and small gradients, which travel beside them.
+- status_vote.py: the rows of the status vote (line 5), and small gradients, which travel beside them.
 - fates.py: the optimizers' part: which gradients of a finished step they have used.
 - history.py and event_log.py: costs and events of a run.
 

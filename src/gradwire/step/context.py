@@ -250,10 +250,10 @@ class ExchangeContext:
     `replicas` returns what all ranks hold alike of a parameter. Gradients arrive multiplied by `scale`. Where
     parameters have a shorter type than the one in which gradients are summed, it is `narrow`, and values
     travel in it unless an option asks for another type. `see` is told whether payloads of peers are valid: it
-    raises at once or, where the host does not wait for the device, notes it for the verdict. `granularity`
-    suits the device that the unit is on, or the CPU. `constants` belong to the unit, and outlive the step.
-    `coded` says what the unit sends, and where its mean goes, if it was encoded as it came. `kernels` are for
-    contiguous tensors of the unit's device and type; by default they look at each tensor.
+    raises at once or, where the host does not wait for the device, notes it for the status vote.
+    `granularity` suits the device that the unit is on, or the CPU. `constants` belong to the unit, and
+    outlive the step. `coded` says what the unit sends, and where its mean goes, if it was encoded as it came.
+    `kernels` are for contiguous tensors of the unit's device and type; by default they look at each tensor.
     """
 
     step: int

@@ -27,7 +27,7 @@ from gradwire.step.context import Fates
 from gradwire.step.environment import Controller, EngineEnvironment, Heard, Rows
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
 from gradwire.step.shards import Shard
-from gradwire.step.verdict import fingerprint
+from gradwire.step.status_vote import fingerprint
 
 META = torch.device("meta")
 
@@ -52,7 +52,7 @@ class Engine:
     """The installed recipe of one attached model, built with `env`.
 
     A `Controller` changes the recipe, in the same step on all ranks, because it sees only numbers of
-    verdicts. `running` is the text of the recipe that runs, `None` while dense steps are measured.
+    status votes. `running` is the text of the recipe that runs, `None` while dense steps are measured.
     """
 
     def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: EngineEnvironment) -> None:

@@ -43,7 +43,7 @@ class StepObserver(Protocol):
 
 
 Rows = Sequence[Sequence[float]]
-"""Numbers of a verdict, by rank."""
+"""Numbers of a status vote, by rank."""
 
 Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
 """The assumed link, and its change, before and after, if it has just changed."""
@@ -52,8 +52,8 @@ Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
 class Controller(StepObserver, Protocol):
     """Decides which recipe follows. All calls are on the engine's thread.
 
-    A rank's numbers travel in its row of the verdict. How many there are depends on agreed numbers alone, so
-    all ranks decide the same.
+    A rank's numbers travel in its row of the status vote. How many there are depends on agreed numbers alone,
+    so all ranks decide the same.
     """
 
     @property
@@ -80,7 +80,7 @@ class Controller(StepObserver, Protocol):
         """This rank's numbers, first those of the `link`, which follow from the rounds of the step before."""
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
-        """Observe a step that had a verdict.
+        """Observe a step that had a status vote.
 
         Args:
             step: the one that has ended.
@@ -200,7 +200,7 @@ class EngineEnvironment:
 
     @property
     def control(self) -> Comm:
-        """The comm of verdicts and other agreements, for tensors on the CPU."""
+        """The comm of status votes and other agreements, for tensors on the CPU."""
         return self.usual.control
 
     @property

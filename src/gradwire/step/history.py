@@ -73,7 +73,7 @@ class History:
         self.skipped += step.outcome is Outcome.NOT_FINITE
 
     def waited(self, start_s: float, stop_s: float) -> None:
-        """Note the time in which the end of the last backward pass waited for the verdict."""
+        """Note the time in which the end of the last backward pass waited for the status vote."""
         if self._costs:
             self._costs[-1].exposed_comm_s = stop_s - start_s
         if self._is_timed:
@@ -88,7 +88,8 @@ class History:
         return median(getattr(cost, field) for cost in self._costs) if self._costs else 0.0
 
     def computing_by_rank_s(self) -> tuple[float, ...]:
-        """Median seconds of computing in a step, by rank; empty where no step of the window had a verdict.
+        """Median seconds of computing in a step, by rank; empty where no step of the window had a status
+        vote.
 
         What happens now and then, such as a save or an evaluation, does not show in a median.
         """

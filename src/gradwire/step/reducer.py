@@ -52,8 +52,8 @@ from gradwire.step.environment import EngineEnvironment
 from gradwire.step.event_log import EventLog
 from gradwire.step.fates import NONE_WRITTEN, Steps, Written
 from gradwire.step.history import History
+from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, Votes, joins_vote
 from gradwire.step.step import InFlight, Outcome, Step
-from gradwire.step.verdict import RankReport, SmallReduce, Verdict, VerdictReduce, rides
 from gradwire.step.worker import Job, Worker
 
 T = TypeVar("T")
@@ -94,12 +94,12 @@ class Stage(Protocol):
 
 _LEFT_OUT = "a backward pass after a step that was left out"
 _BEFORE_THE_STEP = "another backward pass before the optimizer's step"
-_AFTER_A_FAILURE = "a backward pass after a step that failed when its verdict was out"
+_AFTER_A_FAILURE = "a backward pass after a step that failed when its vote was out"
 _AFTER_NOTHING = "a backward pass after one that broke off before its first gradient"
 _AFTER_A_PART = "a backward pass after one that broke off"
 
 _BROKE_OFF = (
-    "a backward pass broke off before all gradients were there: its step can get no verdict, and other ranks "
+    "a backward pass broke off before all gradients were there: its step can get no vote, and other ranks "
     "may wait for it. Start all ranks again, from their last checkpoint"
 )
 
@@ -571,7 +571,7 @@ class Reducer(Engine):
             step.note_marks(lane, self.placement.fetch)
         while step.unannounced:
             self.placement.post(step.unannounced.popleft())
-        if self._tells_means or not rides(step.left_bytes, self.comm.world, self.layout.tuning):
+        if self._tells_means or not joins_vote(step.left_bytes, self.comm.world, self.layout.tuning):
             self._send_small(step, step.tail_regions.keys())
         self._advance(step)
 
@@ -791,7 +791,7 @@ class Reducer(Engine):
         regions = step.take_small(self.specs, step.tail_regions.keys())
         control = self._control
         over_control = None if control is self.comm else MeteredComm(control, step.trace, "tail")
-        step.tail = tail = VerdictReduce(regions, row, comm, step.device, over_control, finite)
+        step.tail = tail = StatusVote(regions, row, comm, step.device, over_control, finite)
         step.small.append(tail)
         step.outcome = Outcome.VOTING
 
@@ -810,38 +810,38 @@ class Reducer(Engine):
         waited for: `resolve` reads that when the next step begins.
         """
         assert step.tail is not None, "voted first"
-        verdict = step.tail.verdict()
-        step.receive_buffers(verdict.stale)
+        votes = step.tail.votes()
+        step.receive_buffers(votes.stale)
         step.receive_small()
-        step.computing_by_rank_s = tuple(row.computing_s for row in verdict.rows)
+        step.computing_by_rank_s = tuple(row.computing_s for row in votes.rows)
         for small in step.small:
             step.record_small(small)
-        error: BaseException | None = verdict.error() or step.compare(verdict)
+        error: BaseException | None = votes.error() or step.compare(votes)
         if step.error is not None and not isinstance(error, RanksDisagree):
             # The others have gone on: with one step more, unless they have found something not finite, too.
-            step.has_failed_unheard = error is None and self._is_finite(step, verdict)
+            step.has_failed_unheard = error is None and self._is_finite(step, votes)
             error = step.error  # a rank that disagrees may well fail, but that is not why
         if error is not None:
             self._close(step, Outcome.FAILED, error)
         elif deferred:
-            self._defer(step, verdict)
+            self._defer(step, votes)
         else:
-            finite = self._is_finite(step, verdict)
+            finite = self._is_finite(step, votes)
             if finite:
                 for small in step.small:
                     small.land()
             elif self._is_sharded or not self.layout.is_plain:
                 # Plain steps protect nothing: what they have is DDP's own, but of one shard only.
                 step.poison()
-            self._close(step, self._commit(step, verdict, finite))
+            self._close(step, self._commit(step, votes, finite))
 
-    def _is_finite(self, step: Step, verdict: Verdict) -> bool:
+    def _is_finite(self, step: Step, votes: Votes) -> bool:
         """Worker: whether all gradients and means of a step are finite; may wait for a device."""
         if step.is_late:
             return all(bool(finite) for finite in (step.finite(), *(each.finite() for each in step.small)))
-        return verdict.finite and step.is_finite() and all(each.is_finite() for each in step.small)
+        return votes.finite and step.is_finite() and all(each.is_finite() for each in step.small)
 
-    def _defer(self, step: Step, verdict: Verdict) -> None:
+    def _defer(self, step: Step, votes: Votes) -> None:
         """Worker: end a step for the model, before the host knows whether it counts."""
         finite = torch.stack([step.finite(), *(each.finite() for each in step.small)]).all()
         if (shard := self.shard) is not None:
@@ -853,26 +853,26 @@ class Reducer(Engine):
         step.measured_s = self.watch.mark_end()
         step.outcome, step.is_over, counts = Outcome.DEFERRED, True, self.placement.fetch(finite)
         self._now = None
-        self._deferred = lambda: self._end_deferred(step, verdict, counts)
+        self._deferred = lambda: self._end_deferred(step, votes, counts)
         self.env.concluded(step)
 
-    def _end_deferred(self, step: Step, verdict: Verdict, counts: Callable[[], Tensor]) -> None:
+    def _end_deferred(self, step: Step, votes: Votes, counts: Callable[[], Tensor]) -> None:
         """Worker: commit a deferred step, or forget it. If it has failed since, it stays failed.
 
         Args:
             step: the deferred one.
-            verdict: all ranks' rows.
+            status vote: all ranks' rows.
             counts: whether all was finite; may wait for a device.
         """
         if step.outcome is Outcome.DEFERRED:
-            self._end(step, self._commit(step, verdict, bool(counts())))
+            self._end(step, self._commit(step, votes, bool(counts())))
 
-    def _commit(self, step: Step, verdict: Verdict, finite: bool) -> Outcome:
+    def _commit(self, step: Step, votes: Votes, finite: bool) -> Outcome:
         """Worker: make the working memory the committed one, if the step was `finite`.
 
         Args:
             step: has all its means.
-            verdict: all ranks' rows.
+            status vote: all ranks' rows.
             finite: the same on all ranks, because means and rows are.
         """
         if finite:
@@ -880,12 +880,12 @@ class Reducer(Engine):
                 lane.commit(slot for owner, slots in step.idle if owner is lane for slot in slots())
             self.step += 1
             self._is_counted = True
-        self._observe(step, verdict, committed=finite)
+        self._observe(step, votes, committed=finite)
         return Outcome.COMMITTED if finite else Outcome.NOT_FINITE
 
-    def _observe(self, step: Step, verdict: Verdict, *, committed: bool) -> None:
+    def _observe(self, step: Step, votes: Votes, *, committed: bool) -> None:
         """Worker: hand the facts of a step to the controller, and install the recipe that follows."""
-        rows = [row.facts[len(step.told) :] for row in verdict.rows]
+        rows = [row.facts[len(step.told) :] for row in votes.rows]
         following = self._following = self._controller.observe(step, rows, committed=committed)
         self.facts = self._controller.facts or self.facts
         # A late step may be asked for by one rank, for its report; and a memory has to be settled first.

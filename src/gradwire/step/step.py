@@ -1,8 +1,9 @@
-"""The state of one step, from its first bucket to its verdict; dropped as a whole afterwards.
+"""The state of one step, from its first bucket to its status vote; dropped as a whole afterwards.
 
 `Step.fail` keeps the first error on this rank, which still issues all collectives for which its peers wait.
-Its row of the verdict reports the error, and the verdict decides the step's outcome on all ranks. A broken
-transport is the exception: the step fails without a verdict, as do all later ones (`Reducer.broken`).
+Its row of the status vote reports the error, and the status vote decides the step's outcome on all ranks. A
+broken transport is the exception: the step fails without a status vote, as do all later ones
+(`Reducer.broken`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
 from gradwire.step.arrival import Arrival, InTurn, LaneShare, Route
 from gradwire.step.context import ExchangeContext, refuse
 from gradwire.step.plan import Collectives, ExchangePlan
-from gradwire.step.verdict import SmallReduce, Verdict, VerdictReduce
+from gradwire.step.status_vote import SmallReduce, StatusVote, Votes
 
 
 class Untimed(Trace):
@@ -185,7 +186,7 @@ class Step:
     """Whether nothing is left to be done on the way to its outcome."""
     error: BaseException | None = None
     """The first error on this rank; once the step has failed, the one that `backward()` raises."""
-    tail: VerdictReduce | None = None
+    tail: StatusVote | None = None
     """The last all-reduce, which carries the vote, once it has been sent."""
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
@@ -193,7 +194,7 @@ class Step:
     """Sent within the node; all other bytes go between nodes."""
     last_arrival_s: float = 0.0
     computing_by_rank_s: tuple[float, ...] = ()
-    """`computing_s` of all ranks; empty without a verdict."""
+    """`computing_s` of all ranks; empty without a status vote."""
     compiled_before_s: float = field(default_factory=compiled_s)
     rank: int = 0
     """The number that names this rank in messages."""
@@ -262,10 +263,10 @@ class Step:
         self.told += numbers
         self._comparisons.append((slice(begin, len(self.told)), compare))
 
-    def compare(self, verdict: Verdict) -> GradwireError | None:
+    def compare(self, votes: Votes) -> GradwireError | None:
         """The error with which the step fails on all ranks by the numbers that they told, if any."""
         for place, compare in self._comparisons:
-            if (error := compare([row.facts[place] for row in verdict.rows])) is not None:
+            if (error := compare([row.facts[place] for row in votes.rows])) is not None:
                 return error
         return None
 
@@ -411,7 +412,7 @@ class Step:
             self.idle.append((lane, lambda: [lane.slots[n] for n in lane.marks.idle(flags())]))
 
     def note_valid(self, sound: Tensor, complaint: str) -> None:
-        """The `see` of exchanges: raises at once on the CPU; notes a device's finding for the verdict."""
+        """The `see` of exchanges: raises at once on the CPU; notes a device's finding for the status vote."""
         if sound.is_cpu:
             refuse(sound, complaint)
         else:

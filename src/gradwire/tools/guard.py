@@ -1,4 +1,5 @@
-"""Guard that compares the parameters of all ranks every few steps, by a number in the row of the verdict."""
+"""Guard that compares the parameters of all ranks every few steps, by a number in the row of the status
+vote."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from gradwire.step.environment import EngineEnvironment
 from gradwire.step.step import Step
 
 _BITS = 24
-"""Bits of a checksum: as many as float32, the type of the verdict's table, holds exactly."""
+"""Bits of a checksum: as many as float32, the type of the vote's table, holds exactly."""
 _NAMED = 3
 _NOT_DUE = -1.0
 
@@ -33,8 +34,8 @@ class Guard:
     """Checksums of the parameters with which gradients are computed, in one step out of `every`.
 
     CRC-32 of their bytes: one pass over all parameters on the engine's thread, early in the backward pass.
-    All checksums together make one number in the verdict. Only if that differs do ranks compare parameters
-    one by one.
+    All checksums together make one number in the status vote. Only if that differs do ranks compare
+    parameters one by one.
     """
 
     def __init__(

@@ -157,7 +157,7 @@ def test_two_levels_send_less_between_nodes(text: str, share: float) -> None:
     """Per node of two, of a payload M per rank. Ring: 3/2 M flat, M on two levels. Codes: all-to-all M and
     all-gather 3/4 M flat, half of M each on two levels. Gathered choices: 3 M flat, M on two levels."""
     flat, levels = (found(text, NODES, two_levels=two).node_bytes for two in (False, True))
-    # Norms and the verdict, at most 1 % of all bytes here, are summed densely.
+    # Norms and the status vote, at most 1 % of all bytes here, are summed densely.
     assert levels / flat == pytest.approx(share, rel=0.02)
 
 
@@ -202,7 +202,7 @@ def test_means_are_gathered_after_the_last_decode() -> None:
     slow = replace(INSIDE, beta_s=1e-9)
     gathered_s = 4 * PROFILE.parameters / 2 * (slow.beta_s - INSIDE.beta_s)
     ends_s = [
-        found("int8", Cluster(4, LINK, per_node=2, inside=inside), two_levels=True).tail.verdict.seconds
+        found("int8", Cluster(4, LINK, per_node=2, inside=inside), two_levels=True).tail.vote.seconds
         for inside in (INSIDE, slow)
     ]
     # Shards are filled up by at most 1/32.
@@ -212,7 +212,7 @@ def test_means_are_gathered_after_the_last_decode() -> None:
 def test_without_overlap_everything_waits_for_the_end() -> None:
     late = ready_of(PROFILE, 0.06, 0.12, overlap=False)
     step = ClusterForecasts(SPECS, late, FLAT).of(recipe("dense").build())
-    sent_s = sum(unit.sent[0].seconds for unit in step.cycle[0]) + step.tail.verdict.seconds
+    sent_s = sum(unit.sent[0].seconds for unit in step.cycle[0]) + step.tail.vote.seconds
     assert step.step_s() == pytest.approx(0.18 + sent_s, rel=1e-12)
     assert step.step_s() > found("dense").step_s()
 

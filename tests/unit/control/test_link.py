@@ -32,7 +32,7 @@ def test_the_transport_hears_of_the_link_the_same_on_all_ranks_in_the_same_step(
 
     first, *others = run_ranks(3, rank)
     assert all(other == first for other in others)
-    # A step's times ride on the verdict of the next one.
+    # A step's times ride on the status vote of the next one.
     assert [step for step, _ in first] == [WINDOW + 1, WINDOW + 2, WINDOW + 3]
     assert all(byte_s > 0.0 for _, byte_s in first)
 

@@ -17,7 +17,7 @@ from gradwire.planning.lateness import LEAST
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Watch
 from gradwire.step.context import Fates
-from gradwire.step.verdict import RankReport
+from gradwire.step.status_vote import RankReport
 from tests.support.rig import NAMES, Rig, gradients
 from tests.support.tiers import rest
 

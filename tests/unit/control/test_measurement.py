@@ -56,12 +56,12 @@ def _most_under_way(text: str, buckets: tuple[tuple[str, ...], ...], **options: 
 
 
 @pytest.mark.parametrize("text", UNTIL)
-def test_the_verdict_of_an_ordinary_step_goes_out_beside_the_last_bucket(text: str) -> None:
+def test_the_status_vote_of_an_ordinary_step_goes_out_beside_the_last_bucket(text: str) -> None:
     assert _most_under_way(text, REVERSED) == (UNTIL[text] - MEASURED) * [2] + MEASURED * [1]
 
 
 def test_a_step_taken_apart_has_one_collective_under_way() -> None:
-    # Two exchanges within a bucket make three runs of it. In most steps the verdict goes with the last.
+    # Two exchanges within a bucket make three runs of it. In most steps the status vote goes with the last.
     found = _most_under_way("auto", ONE_BUCKET, policy={"middle.weight": "fp16"})
     ordinary = [3 if votes_alone(step) else 4 for step in range(UNTIL["auto"] - MEASURED)]
     assert found == ordinary + MEASURED * [1]

@@ -17,7 +17,7 @@ from gradwire.planning.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.step_time import Sent, UnitWork, step_time
 from gradwire.recipes import recipe
 from gradwire.step.layout import build
-from gradwire.step.verdict import HEADER
+from gradwire.step.status_vote import HEADER
 from tests.support.rig import Rig, gradients, specs
 from tests.support.tiers import rest
 
@@ -43,14 +43,14 @@ def _predicted(text: str, facts: Facts = FACTS) -> float | None:
     return predicted_step_s(facts, build(specs(), composition, None, torch.device("cpu"), WORLD), specs())
 
 
-def test_a_dense_step_is_ddps_buckets_and_the_verdict() -> None:
+def test_a_dense_step_is_ddps_buckets_and_the_status_vote() -> None:
     first_s, last_s = (
         time_of(Transfer("all_reduce", 4.0 * numel), WORLD, NETWORK) for numel in FACTS.buckets
     )
-    verdict_s = time_of(Transfer("all_reduce", 4.0 * HEADER * WORLD, "direct"), WORLD, NETWORK)
+    vote_s = time_of(Transfer("all_reduce", 4.0 * HEADER * WORLD, "direct"), WORLD, NETWORK)
     at_s = next(at_s for at_s, end in zip(READY_S, accumulate(NUMEL), strict=True) if end >= FIRST)
     sent_s = max(at_s + first_s, READY_S[-1]) + last_s
-    assert _predicted("dense") == pytest.approx(0.5 + sent_s + verdict_s, rel=1e-12)
+    assert _predicted("dense") == pytest.approx(0.5 + sent_s + vote_s, rel=1e-12)
 
 
 def test_what_a_codec_costs_is_added_where_it_is_a_fact() -> None:

@@ -38,7 +38,7 @@ def test_a_change_is_seen_by_all_ranks_in_the_same_step() -> None:
         for rank, found in zip(ranks, seen, strict=True):
             found += [step] * len(rank.hear(rows))
             rank.note(_step(before if step < 2 * WINDOW else after, late_s=0.5 * (rank is ranks[1])))
-    # A step's times ride on the next one's verdict.
+    # A step's times ride on the next one's status vote.
     assert seen == 2 * [[2 * WINDOW + SOONEST]]
     link = ranks[0].monitor.links["all_reduce"]
     assert link == ranks[1].monitor.links["all_reduce"]

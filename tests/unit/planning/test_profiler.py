@@ -48,7 +48,7 @@ def test_ready_times_are_those_of_the_typical_step_and_what_precedes_it_the_medi
 
 
 def test_ordinary_steps_are_timed_whole_by_the_slowest_rank_before_any_is_taken_apart() -> None:
-    """A step's time rides on the verdict of the next one."""
+    """A step's time rides on the status vote of the next one."""
     ranks = [WarmupProfiler(ordinary=ORDINARY) for _ in range(2)]
     ordinary_s = 2 * [1.0, 7.0, 3.0, 2.0, 60.0] + 3 * [3.0]
     assert len(ordinary_s) == ORDINARY

@@ -99,18 +99,18 @@ def test_the_worker_takes_what_was_posted_first() -> None:
 
 
 def test_the_tail_waits_for_the_last_decoding_unless_there_is_none() -> None:
-    units, verdict = [UnitWork(1.0, 1, sent(2.0))], Sent(5.0)
-    assert step_time(units, 1.0, codec(0.0, 1.0), tail=Tail(verdict)) == 1 + 2 + 1 + 5
-    assert step_time(units, 1.0, codec(0.0, 1.0), tail=Tail(verdict, waits=False)) == 1 + 2 + 5
-    assert step_time([], 1.0, tail=Tail(verdict, waits=False)) == 1 + 5
+    units, vote = [UnitWork(1.0, 1, sent(2.0))], Sent(5.0)
+    assert step_time(units, 1.0, codec(0.0, 1.0), tail=Tail(vote)) == 1 + 2 + 1 + 5
+    assert step_time(units, 1.0, codec(0.0, 1.0), tail=Tail(vote, waits=False)) == 1 + 2 + 5
+    assert step_time([], 1.0, tail=Tail(vote, waits=False)) == 1 + 5
 
 
-def test_small_gradients_go_out_when_the_backward_pass_ends_and_the_verdict_after_them() -> None:
+def test_small_gradients_go_out_when_the_backward_pass_ends_and_the_status_vote_after_them() -> None:
     units, tail = [UnitWork(1.0, 1, sent(2.0))], Tail(Sent(5.0), waits=False, beside=Sent(4.0))
     assert step_time(units, 1.0, tail=tail) == 1 + 2 + 4 + 5
     assert step_time(units, 4.0, tail=tail) == 4 + 4 + 5
     assert step_time(units, 4.0, tail=tail._replace(waits=True)) == 4 + 4 + 5
-    # Their last three seconds are latency: the verdict is on the wire after one.
+    # Their last three seconds are latency: the status vote is on the wire after one.
     assert step_time(units, 4.0, tail=tail._replace(beside=Sent(4.0, 3.0))) == 4 + 1 + 5
 
 

@@ -310,7 +310,7 @@ def test_over_a_broken_transport_neither_ranks_nor_the_user_are_told_of_a_step_t
     assert told == ([] if broken else ["news", "a backward pass after a step that was left out at 3"])
 
 
-def test_a_failure_of_which_no_verdict_told_is_told_before_the_next_exchange() -> None:
+def test_a_failure_of_which_no_status_vote_told_is_told_before_the_next_exchange() -> None:
     told: list[str] = []
     backward = _backward(step=3)
     backward.calls.begin = lambda what, step: told.append(f"{what} at {step}")  # type: ignore[method-assign]
@@ -318,7 +318,7 @@ def test_a_failure_of_which_no_verdict_told_is_told_before_the_next_exchange() -
     failed: Any = SimpleNamespace(error=None, has_failed_unheard=True)
     backward.deliver(failed)
     backward.open()
-    assert told == ["a backward pass after a step that failed when its verdict was out at 3"]
+    assert told == ["a backward pass after a step that failed when its vote was out at 3"]
 
 
 def test_what_a_step_brought_lands_before_the_next_forward_pass_after_an_interrupt() -> None:
@@ -338,7 +338,7 @@ def test_it_is_sound_between_steps_until_the_transport_breaks() -> None:
     _bring(backward, 0)
     assert not backward.is_sound, "gradients are missing"
     backward.close()
-    assert not backward.is_sound, "there is no verdict"
+    assert not backward.is_sound, "there is no vote"
     backward._ended.set()
     assert backward.is_sound
     backward.engine.broken = TransportError("torn")

@@ -17,7 +17,7 @@ STEPS = 3
 
 
 @pytest.mark.parametrize("text", ["dense", "fp16", "topk(ratio=0.1)", "covap(interval=2)", "auto"])
-def test_the_verdict_travels_over_the_control_comm_and_gradients_do_not(text: str) -> None:
+def test_the_status_vote_travels_over_the_control_comm_and_gradients_do_not(text: str) -> None:
     def rank(comm: Comm) -> None:
         data, control = MeteredComm(comm), MeteredComm(comm)
         together, apart = Rig(comm, text), Rig(data, text, control=control)
@@ -36,7 +36,7 @@ def test_the_verdict_travels_over_the_control_comm_and_gradients_do_not(text: st
     run_ranks(3, rank)
 
 
-def test_a_step_without_small_gradients_has_a_verdict_over_the_control_comm() -> None:
+def test_a_step_without_small_gradients_has_a_status_vote_over_the_control_comm() -> None:
     shapes = {"weight": (200, 300)}
 
     def rank(comm: Comm) -> int:

@@ -15,8 +15,8 @@ from gradwire.control.controller import controller_for
 from gradwire.errors import RanksDisagree
 from gradwire.placement import host
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.status_vote import RankReport, Votes
 from gradwire.step.step import Step
-from gradwire.step.verdict import RankReport, Verdict
 from gradwire.tools.guard import Guard, check_guard
 from tests.support.damage import Damage, DamagingComm
 from tests.support.rig import REVERSED, Rig, gradients
@@ -134,7 +134,7 @@ def test_a_flipped_bit_in_what_names_the_parameters_misleads_no_rank(world: int)
             step, EngineEnvironment(host(checked, print), controller_for=controller_for)
         )
         rows = (RankReport(True, False, 0, facts=(float(rank), 2.0)) for rank in range(world))
-        return str(step.compare(Verdict(tuple(rows))))
+        return str(step.compare(Votes(tuple(rows))))
 
     nothing = Damage()
     run_ranks(world, lambda comm: said(comm, nothing))

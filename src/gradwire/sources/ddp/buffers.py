@@ -92,7 +92,7 @@ class Buffers:
             self.packed = self._known
 
     def look(self, device: Device) -> None:
-        """The last bucket is there, and its verdict not yet under way; buffers are on the `device`."""
+        """The last bucket is there, and its status vote not yet under way; buffers are on the `device`."""
         ddp = self._ddp()
         if self.packed is not None and ddp is not None:
             self.packed.look(self._listed(ddp), device)
@@ -101,7 +101,7 @@ class Buffers:
         return [each for name, each in ddp.module.named_buffers() if name not in self._ignored]
 
     def arrived(self, here: bool, in_vain: bool) -> None:
-        """A step has ended. Its verdict says whether the buffers that it carried are of use."""
+        """A step has ended. Its status vote says whether the buffers that it carried are of use."""
         self._landing, self.current = self.packed if here else None, False
         self._in_vain = self._in_vain + 1 if in_vain else 0 if here else self._in_vain
 

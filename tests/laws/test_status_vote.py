@@ -1,4 +1,4 @@
-"""The verdict is the same, row for row, by whatever algorithm the ranks' table is added up."""
+"""The status vote is the same, row for row, by whatever algorithm the ranks' table is added up."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import Algorithm
 from gradwire.measure.metered import MeteredComm
-from gradwire.step import verdict as verdict_of
-from gradwire.step.verdict import RankReport, VerdictReduce
+from gradwire.step import status_vote as vote_module
+from gradwire.step.status_vote import RankReport, StatusVote
 from tests.support.looped import looped
 
 FINE = RankReport(finite=True, failed=False, fingerprint=7, facts=(0.1, 0.0, 0.0, 0.0), computing_s=0.25)
@@ -31,9 +31,9 @@ def told(comm: Comm) -> list[str]:
     """What this rank reads until each rank has had each of `ROWS`; as text, since NaN is not equal to NaN."""
     found = []
     for turn in range(len(ROWS)):
-        tail = VerdictReduce([], ROWS[(comm.rank + turn) % len(ROWS)], MeteredComm(comm), torch.device("cpu"))
+        tail = StatusVote([], ROWS[(comm.rank + turn) % len(ROWS)], MeteredComm(comm), torch.device("cpu"))
         tail.send()
-        found.append(str(tail.verdict().rows))
+        found.append(str(tail.votes().rows))
     return found
 
 
@@ -42,7 +42,7 @@ def test_every_row_comes_by_a_tree_as_it_comes_by_the_library_and_direct(
     world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def by(way: Algorithm) -> list[list[str]]:
-        monkeypatch.setattr(verdict_of, "shortest_sum", lambda *_size: way)
+        monkeypatch.setattr(vote_module, "shortest_sum", lambda *_size: way)
         return run_ranks(world, told)
 
     first, *others = by("tree")

@@ -12,20 +12,20 @@ from gradwire.control.forecast import main_lane
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.tuning import USUAL, Tuning
-from gradwire.step.verdict import HEADER, RankReport, SmallReduce, Verdict, VerdictReduce, fingerprint
+from gradwire.step.status_vote import HEADER, RankReport, SmallReduce, StatusVote, Votes, fingerprint
 from tests.support.rig import Outcome, Rig, gradients
 
 FINE = RankReport(finite=True, failed=False, fingerprint=7)
 
 
-def _sent(regions: list[torch.Tensor], row: RankReport, comm: Comm) -> VerdictReduce:
-    tail = VerdictReduce(regions, row, MeteredComm(comm), torch.device("cpu"))
+def _sent(regions: list[torch.Tensor], row: RankReport, comm: Comm) -> StatusVote:
+    tail = StatusVote(regions, row, MeteredComm(comm), torch.device("cpu"))
     tail.send()
     return tail
 
 
-def _verdict(*rows: RankReport) -> Verdict:
-    return Verdict(rows)
+def _status_vote(*rows: RankReport) -> Votes:
+    return Votes(rows)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
@@ -35,19 +35,19 @@ def test_every_rank_reads_every_row_exactly(world: int) -> None:
         for rank in range(world)
     ]
 
-    def rank(comm: Comm) -> Verdict:
+    def rank(comm: Comm) -> Votes:
         tail = _sent([torch.ones(3)], rows[comm.rank], comm)
-        return tail.verdict()
+        return tail.votes()
 
-    assert run_ranks(world, rank) == world * [Verdict(tuple(rows))]
+    assert run_ranks(world, rank) == world * [Votes(tuple(rows))]
 
 
 def test_a_nan_in_a_small_gradient_does_not_touch_the_table() -> None:
-    def rank(comm: Comm) -> tuple[Verdict, bool]:
+    def rank(comm: Comm) -> tuple[Votes, bool]:
         tail = _sent([torch.full((3,), torch.nan)], FINE, comm)
-        return tail.verdict(), tail.is_finite()
+        return tail.votes(), tail.is_finite()
 
-    assert run_ranks(2, rank) == 2 * [(_verdict(FINE, FINE), False)]
+    assert run_ranks(2, rank) == 2 * [(_status_vote(FINE, FINE), False)]
 
 
 def test_small_gradients_of_any_short_type_come_back_as_means() -> None:
@@ -58,7 +58,7 @@ def test_small_gradients_of_any_short_type_come_back_as_means() -> None:
             torch.empty(0, dtype=torch.bfloat16),
         ]
         tail = _sent(regions, FINE, comm)
-        tail.verdict()
+        tail.votes()
         tail.land()
         return [region.tolist() for region in regions]
 
@@ -68,13 +68,13 @@ def test_small_gradients_of_any_short_type_come_back_as_means() -> None:
 def test_gradients_stay_as_they_are_until_the_means_land() -> None:
     def rank(comm: Comm) -> list[float]:
         region = torch.full((2,), comm.rank + 1.0)
-        _sent([region], FINE, comm).verdict()
+        _sent([region], FINE, comm).votes()
         return region.tolist()
 
     assert run_ranks(2, rank) == [[1.0, 1.0], [2.0, 2.0]]
 
 
-def test_small_gradients_travel_without_a_verdict_too() -> None:
+def test_small_gradients_travel_without_a_status_vote_too() -> None:
     def rank(comm: Comm) -> tuple[list[float], bool]:
         regions = [torch.full((2,), comm.rank + 1.0), torch.full((1,), comm.rank + 3.0)]
         small = SmallReduce(regions, MeteredComm(comm), torch.device("cpu"))
@@ -87,22 +87,22 @@ def test_small_gradients_travel_without_a_verdict_too() -> None:
 
 
 def test_all_well_is_no_error() -> None:
-    assert _verdict(FINE, FINE).error() is None
-    assert _verdict(FINE, FINE).finite
+    assert _status_vote(FINE, FINE).error() is None
+    assert _status_vote(FINE, FINE).finite
 
 
 def test_one_rank_with_nan_makes_the_step_not_finite() -> None:
-    assert not _verdict(FINE, RankReport(False, False, 7), FINE).finite
+    assert not _status_vote(FINE, RankReport(False, False, 7), FINE).finite
 
 
 def test_failed_ranks_are_named() -> None:
-    error = _verdict(FINE, RankReport(True, True, 7), RankReport(True, True, 7)).error()
+    error = _status_vote(FINE, RankReport(True, True, 7), RankReport(True, True, 7)).error()
     assert isinstance(error, PeerFailed)
     assert "rank 1, 2 failed" in str(error)
 
 
 def test_different_plans_are_a_disagreement_even_when_a_rank_failed() -> None:
-    error = _verdict(FINE, RankReport(True, True, 8)).error()
+    error = _status_vote(FINE, RankReport(True, True, 8)).error()
     assert isinstance(error, RanksDisagree)
     assert "[7, 8]" in str(error)
 
@@ -125,7 +125,7 @@ def test_a_tail_goes_direct_from_three_ranks_on_by_a_tree_among_many_and_counts_
             assert metered == predicted
 
 
-def test_many_small_gradients_do_not_travel_with_the_verdict() -> None:
+def test_many_small_gradients_do_not_travel_with_the_status_vote() -> None:
     def rank(comm: Comm, tuning: Tuning = USUAL) -> Outcome:
         return Rig(comm, "topk(ratio=0.1)", tuning=tuning).step(gradients(comm.rank, 0))
 
@@ -134,8 +134,8 @@ def test_many_small_gradients_do_not_travel_with_the_verdict() -> None:
     less = Tuning(riding_bytes=4 * (59 + 1 + 61) - 1)
     apart, row = run_ranks(3, lambda comm: rank(comm, less)), HEADER + 4 + TOLD  # 4 of the link
     for one, other in zip(together, apart, strict=True):
-        many, verdict = other.step.small
-        assert (many.buffer.numel(), verdict.buffer.numel()) == (59 + 1 + 61, 3 * row)
+        many, votes = other.step.small
+        assert (many.buffer.numel(), votes.buffer.numel()) == (59 + 1 + 61, 3 * row)
         assert torch.equal(one.flat(), other.flat())
         assert other.step.metered_bytes == other.step.predicted_bytes == one.step.metered_bytes
 
@@ -167,7 +167,7 @@ def test_up_to_six_kilobytes_of_small_gradients_go_direct_among_four_ranks_as_is
         ("topk(ratio=0.1)", 5 * [True]),
     ],
 )
-def test_the_verdict_waits_for_decoders_that_may_refuse_and_in_every_fifth_step(
+def test_the_status_vote_waits_for_decoders_that_may_refuse_and_in_every_fifth_step(
     text: str, waits: list[bool]
 ) -> None:
     # On threads a collective has ended when it is issued, and what follows it is a job of its own.

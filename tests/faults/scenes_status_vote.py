@@ -1,4 +1,4 @@
-"""Scenes of one rank's misfortune that the verdict carries to all."""
+"""Scenes of one rank's misfortune that the status vote carries to all."""
 
 from __future__ import annotations
 

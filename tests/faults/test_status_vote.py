@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.scenes_verdict import DAMAGED, UNLUCKY
+from tests.faults.scenes_status_vote import DAMAGED, UNLUCKY
 from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
@@ -22,7 +22,7 @@ ACCIDENTS = {
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     """All scenes, on three ranks of which one is unlucky."""
-    return Scenes("tests.faults.scenes_verdict", 3, tmp_path_factory.mktemp("verdict"))
+    return Scenes("tests.faults.scenes_status_vote", 3, tmp_path_factory.mktemp("verdict"))
 
 
 @pytest.mark.parametrize("scene", rest(ACCIDENTS, but=["accident"]))

@@ -24,8 +24,8 @@ from gradwire.planning.tuning import Tuning
 HEADER = 5
 
 
-def rides(left_bytes: int, world: int, tuning: Tuning) -> bool:
-    """Whether small gradients go out with the verdict, and not in an all-reduce of their own.
+def joins_vote(left_bytes: int, world: int, tuning: Tuning) -> bool:
+    """Whether small gradients go out with the status vote, and not in an all-reduce of their own.
 
     Args:
         left_bytes: of those that are left when all gradients are there.
@@ -73,13 +73,13 @@ class RankReport:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Votes:
     """All ranks' rows."""
 
     rows: tuple[RankReport, ...]
 
     @classmethod
-    def read(cls, table: Tensor) -> Verdict:
+    def read(cls, table: Tensor) -> Votes:
         """Read the rows of a summed table."""
         rows = table.tolist()
         return cls(
@@ -171,8 +171,8 @@ class SmallReduce:
             torch._foreach_copy_(self._regions, self._gradients.split_with_sizes(self._sizes))
 
 
-class VerdictReduce(SmallReduce):
-    """The all-reduce of the remaining small gradients and the verdict's table, with one row per rank.
+class StatusVote(SmallReduce):
+    """The all-reduce of the remaining small gradients and the vote's table, with one row per rank.
 
     One all-reduce carries the table after the gradients. With a `control` comm the table travels by itself
     over that, in a tensor on the CPU, and has a row for each of its ranks.
@@ -219,11 +219,11 @@ class VerdictReduce(SmallReduce):
             self._pending = DONE
             said.then(ended)
 
-    def verdict(self) -> Verdict:
+    def votes(self) -> Votes:
         """Wait for the ranks' rows. Raises `TransportError` when an all-reduce failed."""
         self.wait()
         self._said.wait()
-        return Verdict.read(self._table)
+        return Votes.read(self._table)
 
     def finite(self) -> Tensor:
         """Whether small means are finite, and every rank's gradients, as a 0-dimensional bool."""
