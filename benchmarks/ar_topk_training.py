@@ -87,10 +87,10 @@ def _energy(x: Tensor) -> float:
 
 
 def watch(trainer: Trainer) -> Watched | None:
-    """Look over the shoulder of what remembers, if there is such a lane."""
+    """Look over the shoulder of what remembers, if there is such a flat buffer."""
     assert trainer.wire is not None
-    for lane in trainer.wire._engine.layout.lanes:
-        lane.exchange = watched = Watched(lane.exchange)
+    for flat_buffer in trainer.wire._engine.layout.flat_buffers:
+        flat_buffer.exchange = watched = Watched(flat_buffer.exchange)
         return watched
     return None
 

@@ -52,8 +52,8 @@ from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads import catalogue
 from gradwire.measure.metered import MeteredComm
 from gradwire.metric import numerators, thresholds
-from gradwire.step.arena import Lane, specs_of
 from gradwire.step.context import ExchangeContext, Replicated
+from gradwire.step.flat_buffers import FlatBuffer, specs_of
 
 GLOO, AGAIN = "gloo float32", "gloo float32 again"
 
@@ -157,8 +157,8 @@ class Bench:
         self.parameters = dict(self.model.named_parameters())
         self.unit = arguments.unit
         self.settings = SETTINGS | (LIBRARIES if arguments.libraries else {})
-        self.lanes = {
-            name: Lane(
+        self.flat_buffers = {
+            name: FlatBuffer(
                 0,
                 self.specs,
                 forget(replace(how, segment=arguments.segment)),
@@ -217,15 +217,19 @@ class Bench:
         self, name: str, step: int, gradient: Tensor, commits: bool = True
     ) -> tuple[Tensor, dict[str, float]]:
         """One all-reduce by a setting, the next unit starting while the last round of this one travels."""
-        lane, metered, mean = self.lanes[name], MeteredComm(self.comm), torch.empty_like(gradient)
+        flat_buffer, metered, mean = (
+            self.flat_buffers[name],
+            MeteredComm(self.comm),
+            torch.empty_like(gradient),
+        )
         x = gradient.clone()
 
         def work() -> None:
             finish: Finish | None = None
-            for unit in lane.units:
-                ctx = self.context(lane, step, unit.index)
+            for unit in flat_buffer.units:
+                ctx = self.context(flat_buffer, step, unit.index)
                 here = slice(unit.start, unit.stop)
-                started = lane.exchange.start(x[here], mean[here], metered, ctx)
+                started = flat_buffer.exchange.start(x[here], mean[here], metered, ctx)
                 if finish is not None:
                     finish()
                 finish = started
@@ -234,16 +238,18 @@ class Bench:
 
         found = self.timed(work)
         if commits:
-            lane.kept.commit()
+            flat_buffer.kept.commit()
         else:
-            lane.kept.discard()
+            flat_buffer.kept.discard()
         return mean, found | {"metered_bytes": metered.wire_bytes}
 
-    def context(self, lane: Lane, step: int, unit: int) -> ExchangeContext:
+    def context(self, flat_buffer: FlatBuffer, step: int, unit: int) -> ExchangeContext:
         """Of one unit."""
-        parts = lane.units[unit].parts
+        parts = flat_buffer.units[unit].parts
         rank, world = self.comm.rank, self.comm.world
-        return ExchangeContext(step, unit, rank, world, parts=parts, kept=lane.kept, replicas=self.replica)
+        return ExchangeContext(
+            step, unit, rank, world, parts=parts, kept=flat_buffer.kept, replicas=self.replica
+        )
 
     def check(self, name: str, mean: Tensor, gradient: Tensor) -> float:
         """The largest error as a share of the bound; the same bits on all ranks."""
@@ -255,8 +261,11 @@ class Bench:
         world, sums = self.comm.world, torch.stack([gradient.double(), gradient.double().abs()])
         dist.all_reduce(sums)
         exact, size = sums / world
-        lane = self.lanes[name]
-        allowed = [self.allowed(name, unit.numel, self.context(lane, 1, unit.index)) for unit in lane.units]
+        flat_buffer = self.flat_buffers[name]
+        allowed = [
+            self.allowed(name, unit.numel, self.context(flat_buffer, 1, unit.index))
+            for unit in flat_buffer.units
+        ]
         # W roundings of the code, 2W of plain float32 sums, and what lies below the normal range.
         bound = world * torch.cat(allowed) + 2 * world * 2.0**-24 * size + world * 2.0**-126
         share = float(((mean.double() - exact).abs() / bound).max())

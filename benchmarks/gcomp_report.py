@@ -54,8 +54,8 @@ from gradwire.lab.report.charts import Series, line_chart
 from gradwire.lab.workloads import catalogue
 from gradwire.memory import UNSENT, Gradients
 from gradwire.metric import numerators, thresholds
-from gradwire.step.arena import Lane, Unit, specs_of
 from gradwire.step.context import ExchangeContext, Part, Replicated
+from gradwire.step.flat_buffers import FlatBuffer, Unit, specs_of
 
 MANTISSA = 23
 TRUNCATED = "truncate(bits=18)"
@@ -269,7 +269,7 @@ def sizes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Train, and code a gradient every so many steps."""
     training, tables, rows = Training(arguments), Tables(), []
     numel = sum(spec.numel for spec in training.specs)
-    libraries, units = Libraries(numel), _lane(training, recipes.recipe("gcomp").build()).units
+    libraries, units = Libraries(numel), _flat_buffer(training, recipes.recipe("gcomp").build()).units
     for step in range(arguments.steps + 1):
         gradients, loss = training.gradients()
         if step % arguments.every == 0 and step:
@@ -316,36 +316,36 @@ def carried(arguments: argparse.Namespace, text: str | None, seed: int) -> list[
             for parameter in training.model.parameters():
                 parameter.copy_(torch.nextafter(parameter, torch.full_like(parameter, torch.inf)))
     composition = None if text in (None, START) else recipes.recipe(text).build()
-    lanes = [_lane(training, composition) for _ in range(training.world)] if composition else []
+    flat_buffers = [_flat_buffer(training, composition) for _ in range(training.world)] if composition else []
     losses = []
     for step in range(arguments.steps):
         gradients, loss = training.gradients()
         losses.append(loss)
         mean = torch.stack(gradients).mean(0)
-        if lanes:
-            mean = run_ranks(training.world, _ranks_step(training, lanes, gradients, step))[0]
+        if flat_buffers:
+            mean = run_ranks(training.world, _ranks_step(training, flat_buffers, gradients, step))[0]
         training.apply(mean)
     return losses
 
 
-def _lane(training: Training, composition: Any) -> Lane:
+def _flat_buffer(training: Training, composition: Any) -> FlatBuffer:
     exchange = composition.exchange
     exchange = forget(exchange) if exchange.memory is None else exchange
     cuts = replace(composition, exchange=exchange).cuts(training.specs, training.world)
-    return Lane(0, training.specs, exchange, cuts, torch.device("cpu"))
+    return FlatBuffer(0, training.specs, exchange, cuts, torch.device("cpu"))
 
 
 def _ranks_step(
-    training: Training, lanes: list[Lane], gradients: list[Tensor], step: int
+    training: Training, flat_buffers: list[FlatBuffer], gradients: list[Tensor], step: int
 ) -> Callable[[Comm], Tensor]:
     """What a rank does in a step."""
-    return lambda comm: _step(training, lanes[comm.rank], gradients[comm.rank], step, comm)
+    return lambda comm: _step(training, flat_buffers[comm.rank], gradients[comm.rank], step, comm)
 
 
-def _step(training: Training, lane: Lane, gradient: Tensor, step: int, comm: Comm) -> Tensor:
+def _step(training: Training, flat_buffer: FlatBuffer, gradient: Tensor, step: int, comm: Comm) -> Tensor:
     mean = torch.zeros_like(gradient)
-    lane.fold(Gradients(gradient, lane.pieces), step, comm.world)
-    for unit in lane.units:
+    flat_buffer.fold(Gradients(gradient, flat_buffer.pieces), step, comm.world)
+    for unit in flat_buffer.units:
         here = slice(unit.start, unit.stop)
         ctx = ExchangeContext(
             step,
@@ -353,13 +353,13 @@ def _step(training: Training, lane: Lane, gradient: Tensor, step: int, comm: Com
             comm.rank,
             comm.world,
             parts=unit.parts,
-            unsent=lane.committed[UNSENT][here] if UNSENT in lane.committed else None,
-            kept=lane.kept,
+            unsent=flat_buffer.committed[UNSENT][here] if UNSENT in flat_buffer.committed else None,
+            kept=flat_buffer.kept,
             replicas=training.replica,
         )
-        if lane.exchange.rounds(unit.numel, lane.dtype, ctx):
-            run(lane.exchange, lane.x[here], mean[here], comm, ctx)
-    lane.commit(())
+        if flat_buffer.exchange.rounds(unit.numel, flat_buffer.dtype, ctx):
+            run(flat_buffer.exchange, flat_buffer.x[here], mean[here], comm, ctx)
+    flat_buffer.commit(())
     return mean
 
 

@@ -30,7 +30,7 @@ from gradwire.lab import emulate
 from gradwire.lab.bench.statistics import paired
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import BackwardTiming, Link
-from gradwire.step.arena import ParameterSpec
+from gradwire.step.flat_buffers import ParameterSpec
 
 SETTINGS = {NATIVE: NATIVE, f"{NATIVE} again": NATIVE, "dense": "dense", "int8": "int8"}
 GOAL, GOAL_OF = 2.5, "int8"

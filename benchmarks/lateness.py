@@ -200,10 +200,12 @@ class Looking:
 
     def __call__(self, ranks: Ranks, gradients: Sequence[Tensor], applied: Tensor, number: int) -> None:
         """Look at a step that is over."""
-        lanes, norms = ranks.lanes, self.norms
-        memory, slots = lanes[0].memory, lanes[0].slots
-        keeps = UNSENT in lanes[0].committed
-        unsent = [lane.committed[UNSENT] * memory.weight for lane in lanes] if keeps else []
+        flat_buffers, norms = ranks.flat_buffers, self.norms
+        memory, slots = flat_buffers[0].memory, flat_buffers[0].slots
+        keeps = UNSENT in flat_buffers[0].committed
+        unsent = (
+            [flat_buffer.committed[UNSENT] * memory.weight for flat_buffer in flat_buffers] if keeps else []
+        )
         coefficient = memory.coefficient(number + 1) if hasattr(memory, "coefficient") else 1.0
         fresh_by = squares(gradients, slots)
         unsent_by = squares(unsent, slots) if keeps else [0.0] * len(slots)
@@ -213,7 +215,7 @@ class Looking:
         lost = (
             (1 - coefficient) * norms.unsent[-1]
             if keeps
-            else sum(squares([each.x for each in lanes], slots)) ** 0.5
+            else sum(squares([each.x for each in flat_buffers], slots)) ** 0.5
         )
         norms.lost.append(lost)
         mean = torch.stack(list(gradients)).mean(0)

@@ -2,7 +2,7 @@
 
 Loss over steps does not depend on the link, so that nothing here waits for one. Weights are equal on all
 ranks at all times, so that one model serves; batches differ, and so do the memories, which each rank keeps in
-a lane of its own. Vectors and tiny tensors are averaged, as beside every lossy recipe.
+a flat buffer of its own. Vectors and tiny tensors are averaged, as beside every lossy recipe.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ from gradwire.lab.workloads import catalogue
 from gradwire.lab.workloads.base import Workload
 from gradwire.memory import UNSENT, Gradients
 from gradwire.recipes import recipe
-from gradwire.step.arena import Lane, specs_of
 from gradwire.step.context import ExchangeContext
+from gradwire.step.flat_buffers import FlatBuffer, specs_of
 from gradwire.step.layout import by_size
 from gradwire.tools.diagnose import Diagnosis, GradientWatch, diagnose
 
@@ -62,7 +62,7 @@ class Outcome:
 
 
 class Ranks:
-    """One lane per rank, and what one step makes of all ranks' gradients."""
+    """One flat buffer per rank, and what one step makes of all ranks' gradients."""
 
     def __init__(self, text: str, model: nn.Module, world: int) -> None:
         composition = recipe(text).build()
@@ -70,49 +70,52 @@ class Ranks:
         self.specs = tuple(spec for spec in specs_of(model) if tiny(spec) is None)
         exchange = composition.exchange if composition.exchange.memory else forget(composition.exchange)
         cuts = replace(composition, exchange=exchange).cuts(self.specs, world)
-        self.lanes = [Lane(0, self.specs, exchange, cuts, torch.device("cpu")) for _ in range(world)]
+        self.flat_buffers = [
+            FlatBuffer(0, self.specs, exchange, cuts, torch.device("cpu")) for _ in range(world)
+        ]
 
     def step(self, gradients: Sequence[Tensor], number: int, look: bool) -> tuple[Tensor, Diagnosis | None]:
         """The mean that every rank applies, flat in layout order."""
         found = run_ranks(
-            len(self.lanes),
-            lambda comm: carry(self.lanes[comm.rank], gradients[comm.rank], number, comm, look),
+            len(self.flat_buffers),
+            lambda comm: carry(self.flat_buffers[comm.rank], gradients[comm.rank], number, comm, look),
         )
         return found[0]
 
     def sent_bytes(self, number: int) -> float:
         """What a rank announces for a step, of what is compressed."""
-        lane, world = self.lanes[0], len(self.lanes)
+        flat_buffer, world = self.flat_buffers[0], len(self.flat_buffers)
         sent_bytes = 0.0
-        for unit in lane.units:
-            ctx = ExchangeContext(number, unit.index, 0, world, parts=unit.parts, kept=lane.kept)
-            rounds = lane.exchange.rounds(unit.numel, lane.dtype, ctx)
+        for unit in flat_buffer.units:
+            ctx = ExchangeContext(number, unit.index, 0, world, parts=unit.parts, kept=flat_buffer.kept)
+            rounds = flat_buffer.exchange.rounds(unit.numel, flat_buffer.dtype, ctx)
             sent_bytes += sum(each.wire_bytes(world) for each in rounds)
         return sent_bytes
 
 
 def carry(
-    lane: Lane, gradient: Tensor, number: int, comm: Comm, look: bool
+    flat_buffer: FlatBuffer, gradient: Tensor, number: int, comm: Comm, look: bool
 ) -> tuple[Tensor, Diagnosis | None]:
-    """What one rank applies in one step of its lane, and a diagnosis on request. A collective."""
-    mean, watch = torch.zeros_like(lane.x), GradientWatch()
-    lane.fold(Gradients(gradient, lane.pieces), number, comm.world)
-    for unit in lane.units:
+    """What one rank applies in one step of its flat buffer, and a diagnosis on request. A collective."""
+    mean, watch = torch.zeros_like(flat_buffer.x), GradientWatch()
+    flat_buffer.fold(Gradients(gradient, flat_buffer.pieces), number, comm.world)
+    for unit in flat_buffer.units:
         here = slice(unit.start, unit.stop)
-        unsent = lane.committed[UNSENT][here] if UNSENT in lane.committed else None
+        unsent = flat_buffer.committed[UNSENT][here] if UNSENT in flat_buffer.committed else None
         ctx = ExchangeContext(
-            number, unit.index, comm.rank, comm.world, parts=unit.parts, unsent=unsent, kept=lane.kept
+            number, unit.index, comm.rank, comm.world, parts=unit.parts, unsent=unsent, kept=flat_buffer.kept
         )
         if look:
-            watch.take(lane, unit, lane.x[here], ctx)
-        if lane.exchange.rounds(unit.numel, lane.dtype, ctx):
-            run(lane.exchange, lane.x[here], mean[here], comm, ctx)
-    lane.commit(())
-    return mean, diagnose(watch.seen, [lane], comm, comm) if look else None
+            watch.take(flat_buffer, unit, flat_buffer.x[here], ctx)
+        if flat_buffer.exchange.rounds(unit.numel, flat_buffer.dtype, ctx):
+            run(flat_buffer.exchange, flat_buffer.x[here], mean[here], comm, ctx)
+    flat_buffer.commit(())
+    return mean, diagnose(watch.seen, [flat_buffer], comm, comm) if look else None
 
 
 Look = Callable[["Ranks", Sequence[Tensor], Tensor, int], None]
-"""Is shown a step that is over: lanes, the ranks' gradients, and what all applied, flat in layout order."""
+"""Is shown a step that is over: flat buffers, the ranks' gradients, and what all applied, flat in layout
+order."""
 
 
 def train(setting: Setting, seed: int, *, work: Workload | None = None, look: Look | None = None) -> Outcome:
@@ -166,7 +169,7 @@ def _exchange(
     mean, diagnosis = ranks.step(flat, number, asked)
     if look is not None:
         look(ranks, flat, mean, number)
-    for slot in ranks.lanes[0].slots:
+    for slot in ranks.flat_buffers[0].slots:
         parameter = parameters[slot.spec.name]
         parameter.grad = mean[slot.start : slot.stop].view_as(parameter)
     return [] if diagnosis is None else [diagnosis]

@@ -51,7 +51,7 @@ from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link
 from gradwire.planning.profiler import DISCARDED, ORDINARY
 from gradwire.recipes.auto import CANDIDATES
 from gradwire.recipes.trial import COUNTED, MOST_TRIALS
-from gradwire.step.arena import ParameterSpec, specs_of
+from gradwire.step.flat_buffers import ParameterSpec, specs_of
 
 GATHERED = "int4(collective='all_gather')"
 LIKE = {

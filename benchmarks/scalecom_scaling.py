@@ -63,12 +63,12 @@ def settings(options: argparse.Namespace) -> dict[str, Setting]:
 def compression(setting: Setting) -> float:
     """Elements of the layers that are compressed over those that are sent of them."""
     work = catalogue.workload(setting.workload, full=False)
-    [lane] = Ranks(setting.text, work.model(0), 1).lanes
-    selector = selector_of(lane.exchange)
+    [flat_buffer] = Ranks(setting.text, work.model(0), 1).flat_buffers
+    selector = selector_of(flat_buffer.exchange)
     assert selector is not None, setting.text
-    ctxs = [ExchangeContext(setting.steps, unit.index, 0, 1, parts=unit.parts) for unit in lane.units]
-    sent = sum(selector.count(unit.numel, ctx) for unit, ctx in zip(lane.units, ctxs, strict=True))
-    return lane.numel / sent
+    ctxs = [ExchangeContext(setting.steps, unit.index, 0, 1, parts=unit.parts) for unit in flat_buffer.units]
+    sent = sum(selector.count(unit.numel, ctx) for unit, ctx in zip(flat_buffer.units, ctxs, strict=True))
+    return flat_buffer.numel / sent
 
 
 def line(name: str, setting: Setting, outcomes: list[Outcome], dense: list[Outcome]) -> str:

@@ -144,7 +144,7 @@ def check(name: str, total: Tensor, memory: Tensor, coded: Coded) -> None:
         raise AssertionError(f"{name}: wrong bits")
     step = BLOCK if len(scales) > 1 else x.size
     exact = np.add.reduceat(np.abs(x, dtype=np.float64), np.arange(0, x.size, step)) / step
-    # Peers add up in float32, in pairs or lanes: a relative 1e-4 at most.
+    # Peers add up in float32, in pairs or flat buffers: a relative 1e-4 at most.
     if not np.allclose(scales, exact, rtol=1e-4 if name.split(" again")[0] in PEERS else 1e-7, atol=0):
         raise AssertionError(f"{name}: scales {scales} are not {exact}")
     left = x - np.repeat(scales.astype(np.float32), step)[: x.size] * np.where(x >= 0, 1.0, -1.0).astype("f4")

@@ -1,6 +1,6 @@
 """Memories, which keep the unsent part of a gradient: late, not lost.
 
-A memory owns no buffers. The arena holds two sets of planes per element: `committed` (what the last good
+A memory owns no buffers. Flat buffers hold two sets of planes per element: `committed` (what the last good
 step left) and `working` (this step's). Nothing touches `committed` before the status vote, so a step that is
 not committed leaves no trace.
 

@@ -15,7 +15,7 @@ TORCHS = (
 OURS = ("using", "landing", "reading", "working", "at_work", "follow", "join", "ready")
 """What orders work in streams: methods of torch's, and those of a device or a placement."""
 OTHERS = {
-    ("step/arena.py", "self.working"),
+    ("step/flat_buffers.py", "self.working"),
     ("comm/progress.py", "thread.join"),
     ("comm/threads.py", "thread.join"),
     ("step/reducer.py", "self.follow"),

@@ -32,9 +32,9 @@ from gradwire.placement import (
 from gradwire.recipes import recipe
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import LossScale
-from gradwire.step.ahead import CodedLane
-from gradwire.step.arena import Lane
+from gradwire.step.ahead import CodedBuffer
 from gradwire.step.context import ExchangeContext
+from gradwire.step.flat_buffers import FlatBuffer
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, Far, There
 from tests.support.looped import looped
 from tests.support.rig import Rig, flat, gradients, parted
@@ -348,14 +348,14 @@ def test_what_a_step_calls_was_called_in_its_rehearsal(
     recipe: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = set[tuple[object, ...]]()
-    lane_fold, coded_fold, start = Lane.fold_marked, CodedLane.fold, Scheme.start
+    flat_buffer_fold, coded_fold, start = FlatBuffer.fold_marked, CodedBuffer.fold, Scheme.start
 
-    def fold(self: Lane, grads: Gradients, numbers: Sequence[int], step: int) -> None:
+    def fold(self: FlatBuffer, grads: Gradients, numbers: Sequence[int], step: int) -> None:
         # Triton compiles for addresses that are multiples of 16 bytes, and for others.
         called.update(("fold", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
-        lane_fold(self, grads, numbers, step)
+        flat_buffer_fold(self, grads, numbers, step)
 
-    def coded(self: CodedLane, grads: Gradients, numbers: Sequence[int], step: int) -> None:
+    def coded(self: CodedBuffer, grads: Gradients, numbers: Sequence[int], step: int) -> None:
         called.update(("code", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
         coded_fold(self, grads, numbers, step)
 
@@ -363,8 +363,8 @@ def test_what_a_step_calls_was_called_in_its_rehearsal(
         called.add(("start", x.data_ptr(), x.numel(), mean.data_ptr() % 16 == 0))
         return start(self, x, mean, comm, ctx)
 
-    monkeypatch.setattr(Lane, "fold_marked", fold)
-    monkeypatch.setattr(CodedLane, "fold", coded)
+    monkeypatch.setattr(FlatBuffer, "fold_marked", fold)
+    monkeypatch.setattr(CodedBuffer, "fold", coded)
     monkeypatch.setattr(Scheme, "start", started)
 
     def body(comm: ThreadComm) -> None:

@@ -34,8 +34,8 @@ from gradwire.recipes import Composition, recipe
 from gradwire.recipes.auto import comparison_of
 from gradwire.recipes.dense import dense
 from gradwire.recipes.parse import steady
-from gradwire.step.arena import ParameterSpec
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout, build
 
 HERE = Path(__file__).parent / "predictions"

@@ -30,12 +30,18 @@ def checksum(data: bytes) -> int:
     words, state = struct.unpack(f"<{len(data) // 8}Q", data), _P[4]
     whole = len(words) // 4 * 4
     if whole:
-        lanes = [(_P[0] + _P[1]) % _WORD, _P[1], 0, -_P[0] % _WORD]
+        flat_buffers = [(_P[0] + _P[1]) % _WORD, _P[1], 0, -_P[0] % _WORD]
         for i in range(whole):
-            lanes[i % 4] = _mixed(lanes[i % 4], words[i])
-        state = sum(_turned(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)) % _WORD
-        for lane in lanes:
-            state = ((state ^ _mixed(0, lane)) * _P[0] + _P[3]) % _WORD
+            flat_buffers[i % 4] = _mixed(flat_buffers[i % 4], words[i])
+        state = (
+            sum(
+                _turned(flat_buffer, bits)
+                for flat_buffer, bits in zip(flat_buffers, (1, 7, 12, 18), strict=True)
+            )
+            % _WORD
+        )
+        for flat_buffer in flat_buffers:
+            state = ((state ^ _mixed(0, flat_buffer)) * _P[0] + _P[3]) % _WORD
     state = (state + len(data)) % _WORD
     for word in words[whole:]:
         state = (_turned(state ^ _mixed(0, word), 27) * _P[0] + _P[3]) % _WORD
@@ -48,8 +54,8 @@ def _turned(word: int, bits: int) -> int:
     return (word << bits | word >> 64 - bits) % _WORD
 
 
-def _mixed(lane: int, word: int) -> int:
-    return _turned((lane + word * _P[1]) % _WORD, 31) * _P[0] % _WORD
+def _mixed(flat_buffer: int, word: int) -> int:
+    return _turned((flat_buffer + word * _P[1]) % _WORD, 31) * _P[0] % _WORD
 
 
 def unframe(

@@ -36,7 +36,7 @@ def _bad(rank: int, number: int) -> dict[str, Tensor]:
 
 
 def _momentum(rig: Rig) -> bool:
-    return any(lane.memory.covers_momentum for lane in rig.engine.layout.lanes)
+    return any(flat_buffer.memory.covers_momentum for flat_buffer in rig.engine.layout.flat_buffers)
 
 
 @looped(
@@ -132,7 +132,7 @@ def test_a_switch_within_an_open_step_can_be_undone_with_the_step() -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "scalecom(beta=0.5)")
         rig.step(gradients(comm.rank, 0))
-        weight = rig.engine.layout.lanes[0].memory.weight
+        weight = rig.engine.layout.flat_buffers[0].memory.weight
         before = rig.memory
         rig.step(_bad(comm.rank, 0))
         rig.engine.catch_up(OPEN)
@@ -155,7 +155,7 @@ def test_a_step_that_waits_for_its_optimizer_keeps_what_is_owed_from_a_recipe_wi
         rig.step(_bad(comm.rank, 0))  # takes all that is unsent along
         rig.engine.catch_up(OPEN)
         rig.engine.follow(recipe("dense").build())
-        assert rig.engine.layout.lanes, "what was taken along may still come back"
+        assert rig.engine.layout.flat_buffers, "what was taken along may still come back"
         rig.engine.catch_up(DROPPED)
         for name, plane in rig.memory.items():
             assert torch.equal(plane, before.get(name, torch.zeros_like(plane)))
@@ -173,12 +173,14 @@ def test_open_parameters_cost_a_copy_of_their_own_planes_alone() -> None:
     def rank(comm: Comm) -> tuple[int, int]:
         rig = Rig(comm, "topk(ratio=0.1)")
         rig.step(gradients(comm.rank, 0))
-        lane = rig.engine.layout.lanes[0]
+        flat_buffer = rig.engine.layout.flat_buffers[0]
         rig.engine.catch_up(Fates())
-        assert not lane.held, "where one exchange makes a step, the old plane is still there"
+        assert not flat_buffer.held, "where one exchange makes a step, the old plane is still there"
         rig.step(gradients(comm.rank, 1))
         rig.engine.catch_up(Fates(open=frozenset(["middle.weight"])))
-        return len(lane.held), sum(lane.final(*_slot(rig, each)).numel() for each in lane.held)
+        return len(flat_buffer.held), sum(
+            flat_buffer.final(*_slot(rig, each)).numel() for each in flat_buffer.held
+        )
 
     assert run_ranks(2, rank) == [(1, 53 * 41)] * 2
 

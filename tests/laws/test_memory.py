@@ -48,7 +48,7 @@ class History:
 
 
 def feed_back(exchange: Exchange, memory: Memory, steps: int = STEPS, size: int = SIZE) -> list[History]:
-    """`steps` steps with the memory folded in before and kept after, as the arena does it."""
+    """`steps` steps with the memory folded in before and kept after, as the flat buffers do it."""
 
     def body(comm: ThreadComm) -> History:
         random = generator("feedback", comm.rank)

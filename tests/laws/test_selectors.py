@@ -173,7 +173,7 @@ def test_declared_shared(case: SelectorCase) -> None:
             assert torch.equal(case.selector.select(x, here), chosen)
 
 
-@looped("field", ["step", "unit", "seed", "lane"])
+@looped("field", ["step", "unit", "seed", "flat_buffer"])
 def test_random_choice_changes_with_time_and_place(field: str) -> None:
     x, later = torch.zeros(500), replace(AT, **{field: 9})
     assert not torch.equal(random_k(0.1).select(x, AT), random_k(0.1).select(x, later))

@@ -27,7 +27,8 @@ from tests.support.rig import BUCKETS, NAMES, REVERSED, Outcome, Rig, flat, grad
 
 WORLDS = (1, 2, 3, 4, 5, 7)
 SEVERAL = 389 if FULL else 1000
-"""Elements of a unit where there are several: 19 or 8 in the lane, which begin and end within parameters."""
+"""Elements of a unit where there are several: 19 or 8 in the flat buffer, which begin and end within
+parameters."""
 
 UNITS = (None, 1000, 389) if FULL else (None, SEVERAL)
 STEPS = 4

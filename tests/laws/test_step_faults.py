@@ -21,8 +21,8 @@ from gradwire.memory import Gradients, Memory, Planes
 from gradwire.placement import Resolve
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
-from gradwire.step.arena import Slot
 from gradwire.step.context import ExchangeContext
+from gradwire.step.flat_buffers import Slot
 from gradwire.step.layout import Layout
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
@@ -146,8 +146,8 @@ def test_after_an_accident_the_same_step_can_be_tried_again(where: str) -> None:
         for each in (rig, smooth):
             each.step(gradients(comm.rank, 0))
         assert rig.step(gradients(comm.rank, 1)).error is not None
-        for lane in rig.engine.layout.lanes:
-            object.__setattr__(lane.exchange, "where", "nowhere")
+        for flat_buffer in rig.engine.layout.flat_buffers:
+            object.__setattr__(flat_buffer.exchange, "where", "nowhere")
         again, expected = rig.step(gradients(comm.rank, 1)), smooth.step(gradients(comm.rank, 1))
         assert torch.equal(again.flat(), expected.flat())
 
@@ -195,8 +195,8 @@ def test_a_rank_that_fails_unheard_in_a_step_that_counts_on_no_rank_goes_on_with
         if comm.rank == 0:
             broken["last.weight"][0] = torch.nan
         failed = rig.step(broken, ONE_BUCKET)
-        for lane in rig.engine.layout.lanes:
-            object.__setattr__(lane.exchange, "where", "nowhere")
+        for flat_buffer in rig.engine.layout.flat_buffers:
+            object.__setattr__(flat_buffer.exchange, "where", "nowhere")
         following = rig.step(gradients(comm.rank, 1), ONE_BUCKET)
         rig.engine.resolve()
         return failed, following

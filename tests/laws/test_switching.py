@@ -28,7 +28,7 @@ PAIRS = [
 
 def unsent(layout: Layout) -> Tensor:
     """As gradient, of all that is remembered: memory times what one unit of it stands for."""
-    weights = {name: lane.memory.weight for name, (lane, _slot) in layout.slots.items()}
+    weights = {name: flat_buffer.memory.weight for name, (flat_buffer, _slot) in layout.slots.items()}
     kept = {
         name: weights[name] * layout.memory(name).double()
         for name in NAMES

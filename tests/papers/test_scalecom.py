@@ -44,7 +44,7 @@ def overall_rate(layers: list[tuple[int, float]]) -> float:
 def test_rates_of_networks_follow_from_their_shapes(network: str) -> None:
     found = overall_rate(layers(network))
     assert round(found) == FROM_SHAPES[network]
-    # 5 to 14 % above what is reported, whose ranges and lanes are not published in full.
+    # 5 to 14 % above what is reported, whose ranges and flat buffers are not published in full.
     assert 1.0 < found / REPORTED[network] < 1.15
 
 

@@ -149,12 +149,12 @@ def failed() -> str:
     model = sharded()
     optimizer, wire = attached(model, LOSSY)
     if dist.get_rank() == 3:
-        [lane] = wire.attached.backward.engine.layout.lanes
+        [flat_buffer] = wire.attached.backward.engine.layout.flat_buffers
 
         def fold(*_: Any) -> None:
             raise OSError("no room")
 
-        lane.fold = fold  # type: ignore[assignment]
+        flat_buffer.fold = fold  # type: ignore[assignment]
     try:
         train(model, optimizer, range(1))
     except (PeerFailed, OSError) as error:

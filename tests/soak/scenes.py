@@ -81,8 +81,10 @@ class Run:
 
     def memory(self) -> list[Tensor]:
         """Copies of what is committed."""
-        lanes = [lane for lane in self.engine.layout.lanes if UNSENT in lane.committed]
-        return [lane.committed[UNSENT].clone() for lane in lanes]
+        flat_buffers = [
+            flat_buffer for flat_buffer in self.engine.layout.flat_buffers if UNSENT in flat_buffer.committed
+        ]
+        return [flat_buffer.committed[UNSENT].clone() for flat_buffer in flat_buffers]
 
     def note(self, before: list[Tensor]) -> None:
         """A step has counted; `before` is what was remembered when it began."""
@@ -123,7 +125,7 @@ class Run:
 
         `None` where a memory does not keep everything, on purpose. A collective.
         """
-        memories = [lane.memory for lane in self.engine.layout.lanes]
+        memories = [flat_buffer.memory for flat_buffer in self.engine.layout.flat_buffers]
         if not self.whole or any(each != Residual(whole=each.whole) for each in memories):
             return None
         unsent = gradwire_mean(self.wire)
@@ -173,13 +175,13 @@ def flipped(step: int) -> Iterator[None]:
 
 @contextmanager
 def accident(engine: Reducer, where: str) -> Iterator[None]:
-    """Within it, the first lane's exchange or memory raises at that place, on this rank.
+    """Within it, the first flat buffer's exchange or memory raises at that place, on this rank.
 
     A total decoder does not fail: its exchange raises at its start.
     """
-    lane = engine.layout.lanes[0]
-    at_once = where != "decode" or lane.exchange.laws.total
-    kind: type = type(lane.memory if where == "fold" else lane.exchange)
+    flat_buffer = engine.layout.flat_buffers[0]
+    at_once = where != "decode" or flat_buffer.exchange.laws.total
+    kind: type = type(flat_buffer.memory if where == "fold" else flat_buffer.exchange)
     honest = kind.start if where != "fold" else None  # type: ignore[attr-defined]
 
     def broken(self: Any, *args: Any) -> Finish:

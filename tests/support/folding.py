@@ -1,4 +1,4 @@
-"""A memory's planes, as the arena keeps them."""
+"""A memory's planes, as the flat buffers keep them."""
 
 from __future__ import annotations
 

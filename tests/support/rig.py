@@ -22,9 +22,9 @@ from gradwire.planning.cuts import even_cuts
 from gradwire.planning.tuning import USUAL
 from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeReducer
-from gradwire.step.arena import ParameterSpec, Slot, slots_of
 from gradwire.step.arrival import Arrival
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of
 from gradwire.step.reducer import Reducer
 from gradwire.step.step import Step
 from tests.support.where import WHERE
@@ -122,7 +122,7 @@ TUNING = USUAL
 
 
 class Rig:
-    """One rank. `unit_elements` cuts lanes into many small units, as a large model's would be.
+    """One rank. `unit_elements` cuts flat buffers into many small units, as a large model's would be.
 
     With `per_node` ranks on each node these add up among themselves, and the engine gets shards.
     `wrap` is put around every comm. `options` are values of the `EngineEnvironment`, where they differ from
@@ -190,8 +190,8 @@ class Rig:
             for name in layout.slots
             for plane in layout.planes_of(name)
         }
-        for lane in layout.lanes:
-            for kind, tensors in lane.kept.committed.items():
+        for flat_buffer in layout.flat_buffers:
+            for kind, tensors in flat_buffer.kept.committed.items():
                 planes |= {(name, kind): tensor.clone() for name, tensor in tensors.items()}
         return planes
 

@@ -196,7 +196,7 @@ SEAMS = (
     ),
     Seam("The history of steps has no end.", "History.__init__", "…deque(maxlen=…)", "…deque()"),
     Seam("A resumed run forgets what was unsent.", "_made", "…copy_(memory.detach())", "pass"),
-    Seam("What was not sent is forgotten.", "Reducer._commit", "lane.commit(…)", "pass"),
+    Seam("What was not sent is forgotten.", "Reducer._commit", "flat_buffer.commit(…)", "pass"),
     Seam(
         "A fold leaves the loss scale in.",
         "kernels.folding:fold",

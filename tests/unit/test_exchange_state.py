@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from gradwire.exchange.base import WHOLE
-from gradwire.step.arena import ParameterSpec, slots_of, units_of
 from gradwire.step.context import ExchangeContext, ExchangeState, Part
+from gradwire.step.flat_buffers import ParameterSpec, slots_of, units_of
 
 
 def test_what_was_put_is_seen_after_the_commit_only() -> None:
@@ -22,7 +22,7 @@ def test_what_was_put_is_seen_after_the_commit_only() -> None:
     assert kept.get("Q", "a") == 1.0
 
 
-def test_another_lane_adopts_what_belongs_to_the_parameter() -> None:
+def test_another_flat_buffer_adopts_what_belongs_to_the_parameter() -> None:
     old, new = ExchangeState(), ExchangeState()
     for name in ("a", "b"):
         old.put("Q", name, torch.ones(1))

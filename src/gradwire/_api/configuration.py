@@ -13,8 +13,8 @@ from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources.checks import check_policy
 from gradwire.sources.nodes.members import Nodes, kind_of
 from gradwire.sources.source import Source
-from gradwire.step.arena import layout_hash
 from gradwire.step.fates import Skipped
+from gradwire.step.flat_buffers import layout_hash
 from gradwire.step.layout import Policy, chooser
 from gradwire.tools.guard import check_guard
 from gradwire.version import __version__
@@ -75,7 +75,7 @@ class Configuration:
     def fingerprint(self, chosen: Recipe, source: Source, device: torch.device) -> dict[str, str]:
         """The values that must be the same on all ranks, by name."""
         choose, specs = chooser(self.policy), source.specs
-        lanes = ",".join(choose(spec.whole) or "-" for spec in specs)
+        flat_buffers = ",".join(choose(spec.whole) or "-" for spec in specs)
         # With the order in memory, in which buckets are filled: equal shapes are not enough to add up.
         shapes = ";".join(f"{spec.shape}{spec.stride or ''}" for spec in specs)
         dtypes = ";".join(str(spec.dtype) for spec in specs)
@@ -97,7 +97,7 @@ class Configuration:
             "source of gradients": source.kind,
             "recipe": str(chosen),
             "seed": str(self.seed),
-            "policy": "default" if self.policy is None else lanes,
+            "policy": "default" if self.policy is None else flat_buffers,
             "scaler": "none" if self.scaler is None else "given",
             "parameter names": " ".join(spec.name for spec in specs),
             "parameter shapes": shapes,

@@ -27,9 +27,9 @@ from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT, Gradients
 from gradwire.placement import Device
 from gradwire.recipes.parse import short
-from gradwire.step.ahead import CodedLane
-from gradwire.step.arena import Lane, Unit
+from gradwire.step.ahead import CodedBuffer
 from gradwire.step.context import Coded, ExchangeContext
+from gradwire.step.flat_buffers import FlatBuffer, Unit
 from gradwire.step.layout import Layout
 
 _LOG = logging.getLogger("gradwire")
@@ -46,9 +46,9 @@ def prepare_for(layout: Layout, memory: Device, *, rank: int, world: int) -> Non
     `world` ranks exchange gradients.
     """
     if memory.is_host:
-        # Only lanes are folded, though every engine could.
-        prepare(layout.main.text, compiler.imported() - (set() if layout.lanes else {"folding"}), rank)
-    elif not any(lane.x.is_meta for lane in layout.lanes):  # else it is not running yet
+        # Only flat buffers are folded, though every engine could.
+        prepare(layout.main.text, compiler.imported() - (set() if layout.flat_buffers else {"folding"}), rank)
+    elif not any(flat_buffer.x.is_meta for flat_buffer in layout.flat_buffers):  # else it is not running yet
         _rehearse_timed(layout, world)
 
 
@@ -69,76 +69,82 @@ def rehearse(layout: Layout, world: int) -> None:
     """
     from gradwire.measure.codec import EchoComm  # loaded where a device is
 
-    for lane in layout.lanes:
-        slot = max(lane.slots, key=lambda slot: slot.spec.numel)
+    for flat_buffer in layout.flat_buffers:
+        slot = max(flat_buffer.slots, key=lambda slot: slot.spec.numel)
         size = min(slot.spec.numel, _ENOUGH)
-        bucket = torch.zeros(size + 1, dtype=slot.spec.dtype, device=lane.x.device)
+        bucket = torch.zeros(size + 1, dtype=slot.spec.dtype, device=flat_buffer.x.device)
         for offset in (1, 0):  # buckets are loaded as vectors where their parameters lie so
             grads = Gradients(bucket, Pieces([(slot.start, offset, size)]))
-            seen = lane.fold(grads, STEADY, world)
+            seen = flat_buffer.fold(grads, STEADY, world)
             if isinstance(seen.idle, Tensor):
-                zero_idle(lane.x, grads.pieces, seen.idle)
-        coded = _rehearse_marking(layout, lane, world)
-        poison([lane.x], torch.zeros((), dtype=torch.bool, device=lane.x.device))
-        lane.x.copy_(lane.committed[UNSENT]) if UNSENT in lane.committed else lane.x.zero_()
+                zero_idle(flat_buffer.x, grads.pieces, seen.idle)
+        coded = _rehearse_marking(layout, flat_buffer, world)
+        poison([flat_buffer.x], torch.zeros((), dtype=torch.bool, device=flat_buffer.x.device))
+        flat_buffer.x.copy_(
+            flat_buffer.committed[UNSENT]
+        ) if UNSENT in flat_buffer.committed else flat_buffer.x.zero_()
         try:
-            for unit in lane.units:
+            for unit in flat_buffer.units:
                 # In a bucket, means lie anywhere; one unit shows what that makes of the code.
                 for offset in (0, 1) if unit.index == 0 else (0,):
                     for ranks in (world, 1):  # some decode nothing that equals their own
                         with suppress(WireError):
-                            _rehearse_unit(lane, unit, EchoComm(ranks), offset)
+                            _rehearse_unit(flat_buffer, unit, EchoComm(ranks), offset)
                             break
             if coded is not None:
-                unit = lane.units[0]
-                place = torch.empty(unit.numel, dtype=slot.spec.dtype, device=lane.x.device)
-                _rehearse_unit(lane, unit, EchoComm(world), 0, coded.unit(unit, [place], 1.0))
+                unit = flat_buffer.units[0]
+                place = torch.empty(unit.numel, dtype=slot.spec.dtype, device=flat_buffer.x.device)
+                _rehearse_unit(flat_buffer, unit, EchoComm(world), 0, coded.unit(unit, [place], 1.0))
         finally:
             if coded is not None:
                 coded.close()
-            lane.marks.close()
-            lane.kept.discard()
+            flat_buffer.marks.close()
+            flat_buffer.kept.discard()
 
 
-def _rehearse_marking(layout: Layout, lane: Lane, world: int) -> CodedLane | None:
+def _rehearse_marking(layout: Layout, flat_buffer: FlatBuffer, world: int) -> CodedBuffer | None:
     """Fold a small parameter as in a step that the host does not wait for, and encode it where that comes
     along; returns what does."""
-    if not lane.adds:
+    if not flat_buffer.adds:
         return None
-    coded = layout.coded(lane, world, ON_DEVICE)
+    coded = layout.coded(flat_buffer, world, ON_DEVICE)
     # Planes are loaded as vectors where parameters lie so.
-    full = [slot for slot in lane.slots if slot.spec.numel] or list(lane.slots)
+    full = [slot for slot in flat_buffer.slots if slot.spec.numel] or list(flat_buffer.slots)
     slot = min(full, key=lambda slot: (slot.start % 4 or slot.spec.numel % 4, slot.spec.numel))
-    bucket = torch.zeros(slot.spec.numel + 1, dtype=slot.spec.dtype, device=lane.x.device)
+    bucket = torch.zeros(slot.spec.numel + 1, dtype=slot.spec.dtype, device=flat_buffer.x.device)
     for offset in (1, 0):
         grads = Gradients(bucket, Pieces([(slot.start, offset, slot.spec.numel)]))
-        fold = lane.fold_marked if coded is None else coded.fold
-        fold(grads, lane.numbers_of([slot]), STEADY)
+        fold = flat_buffer.fold_marked if coded is None else coded.fold
+        fold(grads, flat_buffer.numbers_of([slot]), STEADY)
     return coded
 
 
-def _rehearse_unit(lane: Lane, unit: Unit, comm: Comm, offset: int, coded: Coded | None = None) -> None:
-    x = lane.x[unit.start : unit.stop]
+def _rehearse_unit(
+    flat_buffer: FlatBuffer, unit: Unit, comm: Comm, offset: int, coded: Coded | None = None
+) -> None:
+    x = flat_buffer.x[unit.start : unit.stop]
     mean = torch.empty(offset + x.numel(), dtype=x.dtype, device=x.device)[offset:]
     ctx = ExchangeContext(
         STEADY,
         unit.index,
         comm.rank,
         comm.world,
-        lane=unit.lane,
+        flat_buffer=unit.flat_buffer,
         parts=unit.parts,
-        narrow=lane.narrow,
-        unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
-        kept=lane.kept,
+        narrow=flat_buffer.narrow,
+        unsent=flat_buffer.committed[UNSENT][unit.start : unit.stop]
+        if UNSENT in flat_buffer.committed
+        else None,
+        kept=flat_buffer.kept,
         see=lambda _sound, _complaint: None,
         granularity=ON_DEVICE,
         coded=coded,
-        kernels=lane.kernels,
+        kernels=flat_buffer.kernels,
     )
     for step in range(STEADY, STEADY + CYCLE):  # units may rest
         now = replace(ctx, step=step)
-        if lane.exchange.rounds(x.numel(), x.dtype, now):
-            lane.exchange.start(x, mean, comm, now)()
+        if flat_buffer.exchange.rounds(x.numel(), x.dtype, now):
+            flat_buffer.exchange.start(x, mean, comm, now)()
             return
 
 

@@ -11,8 +11,8 @@ from gradwire.agreement.agree import damage, on_all_ranks, require_agreement, re
 from gradwire.kernels import compiler
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, Recipe, recipe
-from gradwire.step.arena import Lane, ParameterSpec
 from gradwire.step.engine import META, Engine, Snapshot
+from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec
 from gradwire.step.layout import Layout
 
 
@@ -54,20 +54,24 @@ def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Ten
     found = []
     damaged: list[Exception | None] = []
     shard = engine.shard if whole else None
-    lanes = _remembering(engine)
+    flat_buffers = _remembering(engine)
     rooms = {}
     if shard is not None:
-        parts = {slot.spec.name: lane.x[slot.start : slot.stop] for lane in lanes for slot in lane.slots}
+        parts = {
+            slot.spec.name: flat_buffer.x[slot.start : slot.stop]
+            for flat_buffer in flat_buffers
+            for slot in flat_buffer.slots
+        }
         rooms = on_all_ranks(
             lambda: {name: shard.room(part) for name, part in parts.items()},
             "make room for what is unsent",
             engine.env.control,
         )
-    for lane in lanes:
-        lane.x.copy_(lane.committed[UNSENT]).mul_(lane.memory.weight / engine.comm.world)
-        damaged.append(damage(engine.comm.all_reduce(lane.x)))
-        for slot in lane.slots:
-            spec, late = slot.spec, lane.x[slot.start : slot.stop]
+    for flat_buffer in flat_buffers:
+        flat_buffer.x.copy_(flat_buffer.committed[UNSENT]).mul_(flat_buffer.memory.weight / engine.comm.world)
+        damaged.append(damage(engine.comm.all_reduce(flat_buffer.x)))
+        for slot in flat_buffer.slots:
+            spec, late = slot.spec, flat_buffer.x[slot.start : slot.stop]
             if shard is not None:
                 late = shard.gathered(spec, late, rooms[spec.name], damaged)
                 spec = spec.whole
@@ -78,9 +82,9 @@ def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Ten
 
 def forget_unsent(engine: Engine) -> None:
     """Empty the memory of what is unsent, once it has been sent."""
-    for lane in _remembering(engine):
-        lane.forget_unsent()
+    for flat_buffer in _remembering(engine):
+        flat_buffer.forget_unsent()
 
 
-def _remembering(engine: Engine) -> list[Lane]:
-    return [lane for lane in engine.layout.lanes if UNSENT in lane.committed]
+def _remembering(engine: Engine) -> list[FlatBuffer]:
+    return [flat_buffer for flat_buffer in engine.layout.flat_buffers if UNSENT in flat_buffer.committed]

@@ -23,7 +23,7 @@ from gradwire.recipes import Composition, Recipe
 from gradwire.sources.checks import check_optimizers, warn_without_optimizer
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, optimizers_of
-from gradwire.step.arena import ParameterSpec
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.worker import Worker
@@ -163,7 +163,7 @@ class Wire:
         watch, engine = self._watch, self._engine
         self._diagnosis = self._backward.together(
             "diagnose()",
-            lambda: diagnose(watch.seen, engine.layout.lanes, engine.comm, engine.env.control),
+            lambda: diagnose(watch.seen, engine.layout.flat_buffers, engine.comm, engine.env.control),
         )
         return self._diagnosis
 
@@ -425,7 +425,7 @@ class Wire:
 
     @property
     def _covers_momentum(self) -> bool:
-        return any(lane.memory.covers_momentum for lane in self._engine.layout.lanes)
+        return any(flat_buffer.memory.covers_momentum for flat_buffer in self._engine.layout.flat_buffers)
 
     def _warn_of_momentum(self) -> None:
         warnings.warn(

@@ -30,8 +30,8 @@ from gradwire.comm import Comm, gathered
 from gradwire.errors import GradwireWarning, RanksDisagree
 from gradwire.memory import UNSENT
 from gradwire.recipes.parse import short
-from gradwire.step.arena import layout_hash
 from gradwire.step.engine import Snapshot
+from gradwire.step.flat_buffers import layout_hash
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Reducer
 from gradwire.step.shards import cut, joined
@@ -133,8 +133,8 @@ def _copied(engine: Reducer) -> dict[str, Any]:
 def _kept(layout: Layout) -> dict[str, dict[str, Tensor]]:
     """Copies, by kind and parameter name, of what exchanges keep beside the planes; equal on all ranks."""
     kept: dict[str, dict[str, Tensor]] = {}
-    for lane in layout.lanes:
-        for kind, tensors in lane.kept.final().items():
+    for flat_buffer in layout.flat_buffers:
+        for kind, tensors in flat_buffer.kept.final().items():
             kept.setdefault(kind, {}).update({name: tensor.clone() for name, tensor in tensors.items()})
     return kept
 
@@ -335,10 +335,10 @@ def _made(engine: Reducer, state: State, dropped: Sequence[int] = ()) -> _Ready:
 def _keep(layout: Layout, kept: Kept) -> None:
     for kind, tensors in kept.items():
         for name, tensor in tensors.items():
-            lane = layout.slots[name][0]
-            lane.kept.put(kind, name, tensor.detach().to(lane.x.device, copy=True))
-    for lane in layout.lanes:
-        lane.kept.commit()
+            flat_buffer = layout.slots[name][0]
+            flat_buffer.kept.put(kind, name, tensor.detach().to(flat_buffer.x.device, copy=True))
+    for flat_buffer in layout.flat_buffers:
+        flat_buffer.kept.commit()
 
 
 def _kind(state: State, dropped: Sequence[int]) -> str:

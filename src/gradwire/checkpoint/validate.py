@@ -13,8 +13,8 @@ from gradwire.kernels.range import LARGEST_SUM
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.dense import dense
-from gradwire.step.arena import ParameterSpec, layout_hash
 from gradwire.step.engine import META, Engine
+from gradwire.step.flat_buffers import ParameterSpec, layout_hash
 from gradwire.step.layout import Layout
 from gradwire.step.shards import shards_of
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from gradwire.control.forecast import MainLane, best_cuts, lane_forecast_by, main_lane
+from gradwire.control.forecast import MainBuffer, best_cuts, forecast_by_units, main_buffer
 from gradwire.control.warmup import WarmupController, cost_of
 from gradwire.kernels import compiler
 from gradwire.measure.clock import BackwardWatch
@@ -22,8 +22,8 @@ from gradwire.planning.step_time import Forecast
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short, steady
 from gradwire.recipes.regroup import with_cuts
-from gradwire.step.arena import ParameterSpec
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout
 
 _LOG = logging.getLogger("gradwire")
@@ -94,10 +94,10 @@ class AutoController(WarmupController):
         Cuts are compared with a nominal codec, because fewer units hide less of its work.
         """
         granularity = self.env.placed(layout).granularity
-        main = main_lane(layout, self.specs, facts.bucket_boundaries)
+        main = main_buffer(layout, self.specs, facts.bucket_boundaries)
 
-        def price(lane: MainLane) -> Forecast:
-            found = lane_forecast_by(facts, lane, granularity)
+        def price(flat_buffer: MainBuffer) -> Forecast:
+            found = forecast_by_units(facts, flat_buffer, granularity)
             assert found is not None, "ready times and links are known"
             return found.coded(NOMINAL_CODEC)
 

@@ -23,9 +23,9 @@ from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.health import EVERY, Health, Lag, Losses, pooled
 from gradwire.planning.lateness import Lateness, Layers, Weighed, is_weighed
 from gradwire.recipes import Composition, Decision
-from gradwire.step.arena import Lane, ParameterSpec, Unit
 from gradwire.step.context import ExchangeContext
 from gradwire.step.environment import Controller, EngineEnvironment, Heard, Rows
+from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit
 from gradwire.step.layout import Layout
 from gradwire.step.step import Step
 
@@ -66,11 +66,13 @@ class RunningController:
         self._judge = (
             None if self._watch is None else self._watch.judge(watched_in(layout, placement.comm.world))
         )
-        self._lanes = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
-        remembering = [lane for lane in self._lanes if UNSENT in lane.committed]
+        self._flat_buffers = [
+            flat_buffer for flat_buffer in layout.flat_buffers if flat_buffer.exchange is layout.main.exchange
+        ]
+        remembering = [flat_buffer for flat_buffer in self._flat_buffers if UNSENT in flat_buffer.committed]
         self._remembers = bool(remembering)
         self._scales = Scales(remembering, placement.fetch)
-        cycle = max((lane.exchange.laws.cycle for lane in remembering), default=1)
+        cycle = max((flat_buffer.exchange.laws.cycle for flat_buffer in remembering), default=1)
         is_on_trial = self._watch is not None and self._watch.ends
         self._cycle, self._every = cycle, cycle if is_on_trial else max(EVERY, cycle)
         self.lateness, self._layers = Lateness(cycle), Layers(cycle)
@@ -112,11 +114,11 @@ class RunningController:
     def _is_weighed(self, step: int) -> bool:
         return self._remembers and is_weighed(step, self._every, self._cycle)
 
-    def _look(self, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
+    def _look(self, flat_buffer: FlatBuffer, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         """Run the judge's measurement on a unit, and weigh its fresh and its unsent gradient, in the steps
         where these are due.
         """
-        if lane not in self._lanes:
+        if flat_buffer not in self._flat_buffers:
             return
         if self._judge_looks(ctx.step) and self._watch is not None and self._watch.look is not None:
             seen = self._watch.look(x)
@@ -130,7 +132,7 @@ class RunningController:
         told = self._told(step.number) if self._remembers else ()
         if self._judge is None:
             return (*link, *told)
-        looked = [*self._looked, _energy(self._lanes)] if self._judge_looks(step.number) else []
+        looked = [*self._looked, _energy(self._flat_buffers)] if self._judge_looks(step.number) else []
         self._looked = self._nothing
         return (*link, *told, *self._previous_s, *looked)
 
@@ -192,12 +194,19 @@ class RunningController:
 
 
 class Scales:
-    """Norms of the units of `lanes` in one step, reported in a later one. `fetch` copies from a device."""
+    """Norms of the units of `flat_buffers` in one step, reported in a later one. `fetch` copies from a
+    device."""
 
-    def __init__(self, lanes: Sequence[Lane], fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
-        self._lanes, self._fetch = {lane.number: lane for lane in lanes}, fetch
+    def __init__(
+        self, flat_buffers: Sequence[FlatBuffer], fetch: Callable[[Tensor], Callable[[], Tensor]]
+    ) -> None:
+        self._flat_buffers, self._fetch = (
+            {flat_buffer.number: flat_buffer for flat_buffer in flat_buffers},
+            fetch,
+        )
         self._places = {
-            lane.number: {slot.spec.name: place for place, slot in enumerate(lane.slots)} for lane in lanes
+            flat_buffer.number: {slot.spec.name: place for place, slot in enumerate(flat_buffer.slots)}
+            for flat_buffer in flat_buffers
         }
         self._now: dict[int, Weighing] = {}
         self._thrown_away = 0.0
@@ -205,11 +214,13 @@ class Scales:
 
     def weigh(self, step: int, unit: Unit, x: Tensor, unsent: Tensor) -> None:
         """Add the norms of a unit, before its exchange."""
-        lane, places = self._lanes[unit.lane], self._places[unit.lane]
-        weighing = self._now.get(unit.lane)
+        flat_buffer, places = self._flat_buffers[unit.flat_buffer], self._places[unit.flat_buffer]
+        weighing = self._now.get(unit.flat_buffer)
         if weighing is None:
-            weighing = self._now[unit.lane] = Weighing(len(places), x.device, lane.memory.weight)
-        coefficient = lane.memory.coefficient(step)
+            weighing = self._now[unit.flat_buffer] = Weighing(
+                len(places), x.device, flat_buffer.memory.weight
+            )
+        coefficient = flat_buffer.memory.coefficient(step)
         self._thrown_away = 1.0 - coefficient
         first, sizes = (
             places[unit.parts[0].name],
@@ -238,9 +249,12 @@ TOLD = len(Weighed._fields) + len(Losses._fields)
 """Numbers of a rank about lateness and losses."""
 
 
-def _energy(lanes: Sequence[Lane]) -> float:
+def _energy(flat_buffers: Sequence[FlatBuffer]) -> float:
     """Sum of squares, in float64, of the present contents of the current step's units."""
-    return sum(float(torch.linalg.vector_norm(lane.x, dtype=torch.float64)) ** 2 for lane in lanes)
+    return sum(
+        float(torch.linalg.vector_norm(flat_buffer.x, dtype=torch.float64)) ** 2
+        for flat_buffer in flat_buffers
+    )
 
 
 def controller_for(
@@ -260,8 +274,10 @@ def controller_for(
 
 
 def watched_in(layout: Layout, world: int) -> Watched:
-    """Sizes of the largest lane with the main exchange of `layout`, for its judge."""
-    mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
-    largest = max(mine, key=lambda lane: lane.numel, default=None)
+    """Sizes of the largest flat buffer with the main exchange of `layout`, for its judge."""
+    mine = [
+        flat_buffer for flat_buffer in layout.flat_buffers if flat_buffer.exchange is layout.main.exchange
+    ]
+    largest = max(mine, key=lambda flat_buffer: flat_buffer.numel, default=None)
     sizes = () if largest is None else tuple(slot.spec.numel for slot in largest.slots)
     return Watched(world, sizes, layout.tuning)

@@ -34,8 +34,8 @@ from gradwire.planning.tuning import ROUNDS, USUAL
 from gradwire.recipes import Composition
 from gradwire.recipes.parse import steady
 from gradwire.recipes.regroup import fewer_cuts, with_cuts
-from gradwire.step.arena import Lane, ParameterSpec, Unit, units_of
 from gradwire.step.context import ExchangeContext, Part
+from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit, units_of
 from gradwire.step.layout import TINY, Layout, Policy, build, chooser
 from gradwire.step.shards import shards_of
 from gradwire.step.status_vote import HEADER, joins_vote
@@ -95,7 +95,7 @@ class ClusterForecasts:
         # Buckets hold whole parameters.
         ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
         self._boundaries = [ends[each] for each in boundaries(bucketed(backward.numel))]
-        self._known: dict[str, tuple[Composition, MainLane, Forecast]] = {}
+        self._known: dict[str, tuple[Composition, MainBuffer, Forecast]] = {}
         self._units: Known = {}
 
     def of(self, composition: Composition, codec: CodecCost | None = None) -> Forecast:
@@ -117,19 +117,19 @@ class ClusterForecasts:
         composition = own if cuts is None else with_cuts(text, cuts, main.numel)
         return composition, found.coded(codec or FREE)
 
-    def _recipe(self, text: str) -> tuple[Composition, MainLane, Forecast]:
+    def _recipe(self, text: str) -> tuple[Composition, MainBuffer, Forecast]:
         if text not in self._known:
             own = steady(text, "candidate")
             self._known[text] = (own, *self._laid_out(own))
         return self._known[text]
 
-    def _laid_out(self, composition: Composition) -> tuple[MainLane, Forecast]:
+    def _laid_out(self, composition: Composition) -> tuple[MainBuffer, Forecast]:
         meta = torch.device("meta")
         layout = build(self._held, composition, None, meta, self._world, tuning=self._tuning)
-        main = main_lane(layout, self._held, self._boundaries, self._units)
+        main = main_buffer(layout, self._held, self._boundaries, self._units)
         return main, self._priced(main)
 
-    def _priced(self, main: MainLane) -> Forecast:
+    def _priced(self, main: MainBuffer) -> Forecast:
         return replace(_priced(self._way(self._cluster, main), self._backward), cores=self._cores)
 
 
@@ -193,11 +193,11 @@ def forecast_by(
     `cut` is the granularity of the device that will hold the memory. The codec counts as free until its cost
     is known (`Forecast.coded`).
     """
-    return lane_forecast_by(facts, main_lane(layout, specs, facts.bucket_boundaries), cut)
+    return forecast_by_units(facts, main_buffer(layout, specs, facts.bucket_boundaries), cut)
 
 
-def lane_forecast_by(facts: Facts, main: MainLane, cut: Granularity = ON_HOST) -> Forecast | None:
-    """`forecast_by` of a layout's `main` lane."""
+def forecast_by_units(facts: Facts, main: MainBuffer, cut: Granularity = ON_HOST) -> Forecast | None:
+    """`forecast_by` of a layout's `main` flat buffer."""
     if facts.backward is None or facts.network is None:
         return None
     cluster = Cluster(facts.world, facts.network.link, measured=facts.network)
@@ -215,7 +215,7 @@ def predicted_step_s(
 
 
 def _priced(way: _Flat, backward: BackwardTiming) -> Forecast:
-    """Forecast of a lane from its rounds, with a codec that takes no time."""
+    """Forecast of a flat buffer from its rounds, with a codec that takes no time."""
     main, exchange = way.main, way.main.layout.main.exchange
 
     # 1. The rounds that units announce in each step of a cycle, and the collectives beside them.
@@ -259,7 +259,7 @@ def _priced(way: _Flat, backward: BackwardTiming) -> Forecast:
 
 
 def best_cuts(
-    main: MainLane, first: Forecast, price: Callable[[MainLane], Forecast]
+    main: MainBuffer, first: Forecast, price: Callable[[MainBuffer], Forecast]
 ) -> tuple[Cuts | None, Forecast]:
     """Cuts of `main` into fewer units that are faster by `LEAD`, with their forecast; else `None` and
     `first`.
@@ -268,7 +268,7 @@ def best_cuts(
     its rounds. `first` is the forecast of `main` with its own cuts, and `price` computes it for other units.
     """
     exchange = main.layout.main.exchange
-    if main.lane is None or first.step_s() <= (1.0 + LEAD) * first.compute_s:
+    if main.flat_buffer is None or first.step_s() <= (1.0 + LEAD) * first.compute_s:
         return None, first
     priced = [
         (each, price(main.in_units(each))) for each in fewer_cuts(exchange, main.numel, len(main.units))
@@ -277,8 +277,9 @@ def best_cuts(
     return (best, found) if found.step_s() < (1.0 - LEAD) * first.step_s() else (None, first)
 
 
-class LaneUnit(NamedTuple):
-    """A unit that ends at element `stop` of its lane. `alike` are its elements of each shape, in order."""
+class UnitForecast(NamedTuple):
+    """A unit that ends at element `stop` of its flat buffer. `alike` are its elements of each shape, in
+    order."""
 
     stop: int
     numel: int
@@ -286,26 +287,29 @@ class LaneUnit(NamedTuple):
     alike: tuple[tuple[tuple[int, ...], int], ...] = ()
 
 
-def _seen(units: Iterable[Unit]) -> tuple[LaneUnit, ...]:
-    """Units of a lane as the cost model sees them."""
+def _seen(units: Iterable[Unit]) -> tuple[UnitForecast, ...]:
+    """Units of a flat buffer as the cost model sees them."""
     return tuple(
-        LaneUnit(unit.stop, unit.numel, unit.parts, tuple([(part.shape, part.numel) for part in unit.parts]))
+        UnitForecast(
+            unit.stop, unit.numel, unit.parts, tuple([(part.shape, part.numel) for part in unit.parts])
+        )
         for unit in units
     )
 
 
 @dataclass(frozen=True)
-class MainLane:
+class MainBuffer:
     """The units in which a layout's main recipe sends, and the number of elements that travel beside them.
 
-    `places` are the indices of its parameters in the layout. `lane` is `None` if nothing is remembered; units
-    are DDP's buckets then. `coded_numel` is the size in elements of the largest of the recipe's own units.
+    `places` are the indices of its parameters in the layout. `flat_buffer` is `None` if nothing is
+    remembered; units are DDP's buckets then. `coded_numel` is the size in elements of the largest of the
+    recipe's own units.
     """
 
     layout: Layout
-    lane: Lane | None
+    flat_buffer: FlatBuffer | None
     places: tuple[int, ...]
-    units: tuple[LaneUnit, ...]
+    units: tuple[UnitForecast, ...]
     beside: int
     coded_numel: int
 
@@ -314,17 +318,19 @@ class MainLane:
         """Elements of all units."""
         return self.units[-1].stop
 
-    def in_units(self, cuts: Cuts) -> MainLane:
-        """The lane, cut otherwise. It must have a memory."""
-        assert self.lane is not None, "buckets are DDP's to cut"
-        units = units_of(self.lane.slots, cuts, self.lane.exchange.laws.grain, self.lane.number)
+    def in_units(self, cuts: Cuts) -> MainBuffer:
+        """The flat buffer, cut otherwise. It must have a memory."""
+        assert self.flat_buffer is not None, "buckets are DDP's to cut"
+        units = units_of(
+            self.flat_buffer.slots, cuts, self.flat_buffer.exchange.laws.grain, self.flat_buffer.number
+        )
         return replace(self, units=_seen(units))
 
     def rounds(self, ctx: ExchangeContext) -> tuple[Rounds, ...]:
         """The rounds of each unit in the step of `ctx`, which may be the context of any of them."""
-        exchange, lane = self.layout.main.exchange, self.lane
-        dtype = torch.float32 if lane is None else lane.dtype
-        ctx = replace(ctx, narrow=None if lane is None else lane.narrow)
+        exchange, flat_buffer = self.layout.main.exchange, self.flat_buffer
+        dtype = torch.float32 if flat_buffer is None else flat_buffer.dtype
+        ctx = replace(ctx, narrow=None if flat_buffer is None else flat_buffer.narrow)
         rounds, known, cycle = [], dict[Hashable, Rounds](), exchange.laws.cycle
         for index, (_, numel, parts, alike) in enumerate(self.units):
             # Rounds depend on the number of elements per shape in a unit, not on their positions.
@@ -342,41 +348,50 @@ class MainLane:
     @property
     def waits(self) -> bool:
         """True if the status vote waits for every decode, because a decoder may reject a payload."""
-        exchanges = (*(lane.exchange for lane in self.layout.lanes), *self.layout.direct.values())
+        exchanges = (
+            *(flat_buffer.exchange for flat_buffer in self.layout.flat_buffers),
+            *self.layout.direct.values(),
+        )
         return not all(exchange.laws.total for exchange in exchanges)
 
 
-Known = dict[Hashable, tuple[LaneUnit, ...]]
+Known = dict[Hashable, tuple[UnitForecast, ...]]
 """Units by the places of their parameters and by their ends."""
 
 
-def main_lane(
+def main_buffer(
     layout: Layout,
     specs: Sequence[ParameterSpec],
     bucket_boundaries: Sequence[int],
     known: Known | None = None,
-) -> MainLane:
-    """The lane of the recipe itself; all parameters in buckets where nothing is remembered.
+) -> MainBuffer:
+    """The flat buffer of the recipe itself; all parameters in buckets where nothing is remembered.
 
     Units that are `known`, from another recipe on the same parameters, are taken from there.
     """
-    mine = [lane for lane in layout.lanes if lane.exchange is layout.main.exchange]
-    lane = max(mine, key=lambda lane: lane.numel, default=None)
-    names = {spec.name for spec in specs} if lane is None else {slot.spec.name for slot in lane.slots}
+    mine = [
+        flat_buffer for flat_buffer in layout.flat_buffers if flat_buffer.exchange is layout.main.exchange
+    ]
+    flat_buffer = max(mine, key=lambda flat_buffer: flat_buffer.numel, default=None)
+    names = (
+        {spec.name for spec in specs}
+        if flat_buffer is None
+        else {slot.spec.name for slot in flat_buffer.slots}
+    )
     places = tuple(place for place, spec in enumerate(specs) if spec.name in names)
     numel = sum(specs[place].numel for place in places)
-    if lane is None:
+    if flat_buffer is None:
         units = tuple(
-            LaneUnit(stop, stop - start) for start, stop in pairwise((0, *bucket_boundaries, numel))
+            UnitForecast(stop, stop - start) for start, stop in pairwise((0, *bucket_boundaries, numel))
         )
     else:
         known = {} if known is None else known
-        key = places, tuple(unit.stop for unit in lane.units)
+        key = places, tuple(unit.stop for unit in flat_buffer.units)
         if key not in known:
-            known[key] = _seen(lane.units)
+            known[key] = _seen(flat_buffer.units)
         units = known[key]
     beside = sum(spec.numel for spec in specs) - numel
-    return MainLane(layout, lane, places, units, beside, max(unit.numel for unit in units))
+    return MainBuffer(layout, flat_buffer, places, units, beside, max(unit.numel for unit in units))
 
 
 def _status_vote(world: int) -> Round:
@@ -412,7 +427,7 @@ class _Flat:
     """All ranks take part in every collective."""
 
     cluster: Cluster
-    main: MainLane
+    main: MainBuffer
     cut: Granularity = ON_HOST
     prices: dict[Round, _Price] = field(default_factory=dict, repr=False, compare=False)
 

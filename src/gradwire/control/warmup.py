@@ -27,8 +27,8 @@ from gradwire.planning.profiler import ORDINARY, WarmupProfiler
 from gradwire.planning.step_time import overhead_factor
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short
-from gradwire.step.arena import ParameterSpec
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.step import Step
 
 _LOG = logging.getLogger("gradwire")

@@ -111,7 +111,7 @@ class EveryK:
 class Scheme:
     """An aggregation over a compressor, which is a codec or a selector; its memory; and its schedule.
 
-    The arena folds the memory in before `start` and commits what is left. A scheme is an exchange itself, so
+    The engine adds the memory before `start` and commits what is left. A scheme is an exchange itself, so
     that one can be the aggregation of another. Then the outer one's memory counts.
     """
 

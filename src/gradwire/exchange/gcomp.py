@@ -243,7 +243,7 @@ class Frames:
                 held = self._thresholds[start : start + numel]
             # A partition that went astray is another state.
             self._states[place] = (fingerprint(held) + start) % 2**32
-        unit = ((self._at.lane + 1) * 2**20 + self._at.unit) % 2**32
+        unit = ((self._at.flat_buffer + 1) * 2**20 + self._at.unit) % 2**32
         return Key(self._at.step, unit, hop, self._states[place])
 
     @cached_property

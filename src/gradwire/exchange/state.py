@@ -63,11 +63,12 @@ def _of_factors(kept: Tensor, size: int) -> str | None:
     return None if bool(((gram - wanted).abs() <= _SKEW).all()) else "is not orthonormal"
 
 
-def times_led(lanes: Iterable[ExchangeState]) -> list[int] | None:
-    """The number of times that each rank has led, over all lanes and units; `None` if no rank leads."""
+def times_led(flat_buffers: Iterable[ExchangeState]) -> list[int] | None:
+    """The number of times that each rank has led, over all flat buffers and units; `None` if no rank
+    leads."""
     counts = [
         tensor
-        for kept in lanes
+        for kept in flat_buffers
         for kind, tensors in kept.committed.items()
         if kind.startswith(f"{LED}/")
         for tensor in tensors.values()

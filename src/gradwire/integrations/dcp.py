@@ -36,7 +36,7 @@ from gradwire._api.wire import Wire
 from gradwire.agreement.agree import on_all_ranks
 from gradwire.checkpoint.state import Missing, single
 from gradwire.comm import gathered
-from gradwire.step.arena import ParameterSpec, layout_hash
+from gradwire.step.flat_buffers import ParameterSpec, layout_hash
 from gradwire.step.shards import Shard
 
 T = TypeVar("T")

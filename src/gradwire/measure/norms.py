@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Weighing:
-    """Sums of squares of the units of one lane in one step. Nothing is read on the host.
+    """Sums of squares of the units of one flat buffer in one step. Nothing is read on the host.
 
     `weight` is the amount of gradient that a memory of 1 stands for (`Memory.weight`).
 
@@ -34,7 +34,7 @@ class Weighing:
             x: memory plus gradient (numel,), the input of the exchange.
             unsent: the memory (numel,), of any floating type; `None` without a memory.
             coefficient: the factor by which the memory was added.
-            first: the number of the unit's first parameter in the lane.
+            first: the number of the unit's first parameter in the flat buffer.
             sizes: elements of each parameter in the unit, in order.
         """
         here = self._squares[:, first : first + len(sizes)]

@@ -14,7 +14,7 @@ from gradwire.agreement.agree import checksum
 from gradwire.comm.apart import Apart
 from gradwire.sources.buffer_means import put
 from gradwire.sources.outer import LocalSteps, OuterFactory
-from gradwire.step.arena import ParameterSpec
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.reducer import Backward
 
 

@@ -1,8 +1,8 @@
-"""Boundaries of units in a lane, and of groups of tensors.
+"""Boundaries of units in a flat buffer, and of groups of tensors.
 
-The first functions return the inner boundaries of a lane, as element offsets; most take the sizes of its
-parameters, in order. The others group tensors in ready order: cut k lies between tensors k and k + 1, counted
-from one.
+The first functions return the inner boundaries of a flat buffer, as element offsets; most take the sizes of
+its parameters, in order. The others group tensors in ready order: cut k lies between tensors k and k + 1,
+counted from one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def whole_layer_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def fixed_cuts(sizes: Sequence[int], cuts: Sequence[int], numel: int) -> tuple[int, ...]:
-    """The planned `cuts` for a lane of `numel` elements; another lane, of another dtype say, is one unit.
+    """The planned `cuts` for a flat buffer of `numel` elements; another flat buffer, of another dtype say, is
+    one unit.
 
     >>> fixed_cuts((2, 8), (6,), numel=10), fixed_cuts((4,), (6,), numel=10)
     ((6,), ())
@@ -69,14 +70,14 @@ def _even(numel: int, unit_elements: int) -> tuple[int, ...]:
 
 PHASED_RAMP = (2 / 16, 6 / 16, 10 / 16, 13 / 16, 15 / 16)
 _RAMPS = ((2, 8, 13, 15), (4, 10, 14), (6, 12), (8,), ())
-"""Inner edges in sixteenths of the arena. The wire idles until the first unit is ready, and nothing is left
-to hide the last one, so both are small. Each ramp ends in a unit of half the size of the next one's."""
+"""Inner edges in sixteenths of the flat buffers. The wire idles until the first unit is ready, and nothing is
+left to hide the last one, so both are small. Each ramp ends in a unit of half the size of the next one's."""
 _SHORT_RAMP = (6, 12, 15)
 
 _BYTES = Network(Link(0.0, NOMINAL.beta_s))
 
 Announced = Callable[[int], Sequence[Sends]]
-"""The collectives of the elements from here to the end of a lane, sent as one unit."""
+"""The collectives of the elements from here to the end of a flat buffer, sent as one unit."""
 
 
 def ramped_cuts(
@@ -86,9 +87,10 @@ def ramped_cuts(
     between.
 
     Each collective costs a latency and CPU time, so there are few units: 2, 6, 5, 2 and 1 sixteenths of the
-    lane. Units above `largest` elements (25 MB of float32) are divided. The cost of a collective does not
-    shrink with the lane (1 ms of CPU time on a busy core). So a lane of up to `small` elements gets four
-    units of 6, 6, 3 and 1 sixteenths, and one of less than 16 times `smallest` gets at most two.
+    flat buffer. Units above `largest` elements (25 MB of float32) are divided. The cost of a collective does
+    not shrink with the flat buffer (1 ms of CPU time on a busy core). So a flat buffer of up to `small`
+    elements gets four units of 6, 6, 3 and 1 sixteenths, and one of less than 16 times `smallest` gets at
+    most two.
 
     >>> ramped_cuts((1600,), largest=500, smallest=100, small=1000)
     (200, 500, 800, 1300, 1500)
@@ -185,6 +187,7 @@ def even_groups(tensors: int, parts: int) -> Cuts:
 
 
 def element_cuts(cuts: Cuts, numel: Sequence[int]) -> tuple[int, ...]:
-    """`cuts` between tensors of `numel` elements each, as cuts between elements, which an arena takes."""
+    """`cuts` between tensors of `numel` elements each, as cuts between elements, which a flat buffer
+    takes."""
     ends = list(accumulate(numel, initial=0))
     return tuple(ends[cut] for cut in cuts)

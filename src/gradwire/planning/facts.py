@@ -157,7 +157,7 @@ def typical(steps: Sequence[Facts]) -> Facts:
 
 @dataclass(frozen=True)
 class Watched:
-    """The number of ranks, and the elements of each parameter in the main recipe's lane, in order."""
+    """The number of ranks, and the elements of each parameter in the main recipe's flat buffer, in order."""
 
     world: int
     sizes: tuple[int, ...]

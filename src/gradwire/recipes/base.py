@@ -18,14 +18,14 @@ from gradwire.planning.change_detection import THRESHOLD
 from gradwire.planning.cuts import even_cuts, fitted_cuts, ramped_cuts
 from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.recipes.catalogue import MODULES
-from gradwire.step.arena import ParameterSpec, slots_of, units_of
 from gradwire.step.context import ExchangeContext
+from gradwire.step.flat_buffers import ParameterSpec, slots_of, units_of
 
 if TYPE_CHECKING:  # loaded by what chooses
     from gradwire.planning.choice import ChoiceRow
 
 Cutter = Callable[[Sequence[int]], Sequence[int]]
-"""A function from the sizes of a lane's parameters, in order, to its inner cut points, ascending."""
+"""A function from the sizes of a flat buffer's parameters, in order, to its inner cut points, ascending."""
 
 Judge = Callable[[StepObservation], "Composition | None"]
 """A function of each step's observations. It returns the composition to run next, or `None` to go on."""
@@ -36,8 +36,8 @@ class Watch:
     """A composition's measurements of its own steps, and their judge.
 
     Args:
-        judge: a function from the sizes of the lane to a judge. The judge sees only numbers on which ranks
-            agree, and must depend on nothing else.
+        judge: a function from the sizes of the flat buffer to a judge. The judge sees only numbers on which
+            ranks agree, and must depend on nothing else.
         every: steps between two measurements.
         look: the measurement: `looks` numbers of a unit's error-fed gradient (numel,).
         looks: the number of these.
@@ -56,14 +56,14 @@ class Watch:
 
 @dataclass(frozen=True)
 class Composition:
-    """The exchange of a lane, with its cuts; `build` of a recipe returns it.
+    """The exchange of a flat buffer, with its cuts; `build` of a recipe returns it.
 
     Without a `cutter`, units of whole matrices are cut while a cut is worth its messages (`fitted_cuts`). In
     other recipes, a unit is also the range of a selection or of a scale, so other cuts would change the
     result; there the cuts are fixed (`ramped_cuts`). In rounds of local steps, all gradients come at once.
     More units would hide nothing and cost latencies, so there are as few as `unit_elements` allows.
 
-    - `whole_below`: a lane with fewer elements is one unit.
+    - `whole_below`: a flat buffer with fewer elements is one unit.
     - `tiny`: the recipe of vectors and tiny tensors, unless a policy says otherwise.
     - `watch`: may name the next composition, at a status vote. That one takes over all unsent gradient.
     - `text`: parses back to the composition; checkpoints contain it. Functions decorated by `register` need
@@ -91,7 +91,7 @@ class Composition:
     def cuts(
         self, specs: Sequence[ParameterSpec], world: int, unit_elements: int | None = None
     ) -> Sequence[int]:
-        """Inner cut points, ascending, of a lane of `specs` among `world` ranks.
+        """Inner cut points, ascending, of a flat buffer of `specs` among `world` ranks.
 
         They follow from these arguments alone.
 

@@ -38,8 +38,8 @@ from gradwire.planning.ratio import ALL_GATHER, FACTOR, TREE, Magnitudes, candid
 from gradwire.recipes.base import Composition, Cutter, Judge, Watch, register
 from gradwire.recipes.parse import Recipe, recipe
 from gradwire.recipes.units import fused_cutter
-from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import ExchangeContext
+from gradwire.step.flat_buffers import ParameterSpec
 
 
 @register
@@ -142,7 +142,8 @@ def selector_of(inner: str, ratio: float) -> Selector:
 def rounds_of(
     watched: Watched, cutter: Cutter | None, elect: Election = "round_robin", inner: str = "topk"
 ) -> Rounds:
-    """The rounds of all units of the watched lane in a step under a choice, as its exchange announces them.
+    """The rounds of all units of the watched flat buffer in a step under a choice, as its exchange announces
+    them.
 
     >>> sent = rounds_of(Watched(4, (600, 400)), fused_cutter(True))(Choice(0.1, "tree"))
     >>> [(each.verb, each.algorithm) for each in sent]

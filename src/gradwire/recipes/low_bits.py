@@ -12,9 +12,9 @@ from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.recipes.base import Composition
 
 TOGETHER = 1 << 17
-"""Size in elements below which a lane is one unit. Such a lane usually comes in one of DDP's buckets, when
-the backward pass ends, so more units would hide nothing. Recipes that select elements differ: each unit is
-a range of the selection there, and a selection over everything leaves out whole layers."""
+"""Size in elements below which a flat buffer is one unit. Such a flat buffer usually comes in one of DDP's
+buckets, when the backward pass ends, so more units would hide nothing. Recipes that select elements differ:
+each unit is a range of the selection there, and a selection over everything leaves out whole layers."""
 
 Collective = Literal["all_reduce", "all_gather"]
 
@@ -24,7 +24,7 @@ def rounded(codec: Codec, feedback: bool, collective: Collective = "all_reduce")
     `feedback`.
 
     Between two ranks an all-gather costs the same bytes in one round instead of two, and rounds once.
-    Even without feedback it lives in a lane: blocks follow parameters, and never DDP's buckets.
+    Even without feedback it lives in a flat buffer: blocks follow parameters, and never DDP's buckets.
 
     >>> from gradwire.codec.blocks import blocks
     >>> rounded(blocks("int8"), feedback=False).exchange.memory

@@ -102,7 +102,7 @@ def _inner(text: str) -> Composition:
     composition = steady(text, "inner")
     if composition.exchange.memory is not None:
         return composition
-    # A recipe that takes DDP's own buckets as they are must be copied into the arena to be grouped.
+    # A recipe that takes DDP's own buckets as they are must be copied into the flat buffers to be grouped.
     return replace(composition, exchange=forget(composition.exchange))
 
 
@@ -158,8 +158,8 @@ def _trying(search: TimedMerge, trying: Composition, asked: Asked, watched: Watc
 
 
 def _planned(asked: Asked, inner: str, split: Split, groups: int, alpha: float, facts: Facts) -> Composition:
-    """Composition with planned cuts. The first steps are in one group, because a built lane is needed to
-    plan.
+    """Composition with planned cuts. The first steps are in one group, because a built flat buffer is needed
+    to plan.
 
     Its text says one group until the decision, because a checkpoint may be saved before.
     """

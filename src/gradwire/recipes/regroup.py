@@ -9,7 +9,7 @@ from gradwire.recipes.mergecomp import mergecomp
 
 
 def fewer_cuts(exchange: Exchange, numel: int, units: int) -> tuple[Cuts, ...]:
-    """Up to five sets of cuts of a lane of `numel` elements into fewer than `units` units.
+    """Up to five sets of cuts of a flat buffer of `numel` elements into fewer than `units` units.
 
     Empty if units take turns: their number is part of the recipe then.
 
@@ -23,7 +23,7 @@ def fewer_cuts(exchange: Exchange, numel: int, units: int) -> tuple[Cuts, ...]:
 
 
 def with_cuts(text: str, cuts: Cuts, numel: int) -> Composition:
-    """The recipe `text` whose lane of `numel` elements has these `cuts`.
+    """The recipe `text` whose flat buffer of `numel` elements has these `cuts`.
 
     >>> with_cuts("int8", (80,), 160).cutter([100, 60])
     (80,)

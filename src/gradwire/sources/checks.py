@@ -13,7 +13,7 @@ from torch import nn
 from gradwire.errors import GradwireWarning
 from gradwire.recipes.parse import short
 from gradwire.sources.unwrap import Optimizers
-from gradwire.step.arena import Lane
+from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.layout import Layout, Policy
 
 
@@ -50,7 +50,7 @@ def warn_without_optimizer(layout: Layout, optimizers: Optimizers) -> None:
     """Warn where `attach` was called, if something goes by an optimizer that was not given."""
     if optimizers:
         return
-    if any(lane.exchange.laws.asks_optimizer for lane in layout.lanes):
+    if any(flat_buffer.exchange.laws.asks_optimizer for flat_buffer in layout.flat_buffers):
         warnings.warn(
             f"{short(layout.main.text)} drops what the optimizer cannot see, but attach was given no "
             "optimizer: gradients are sent without loss, in 0.7 to 0.9 of the bytes. Call "
@@ -58,7 +58,7 @@ def warn_without_optimizer(layout: Layout, optimizers: Optimizers) -> None:
             GradwireWarning,
             stacklevel=4,
         )
-    if any(lane.memory.covers_momentum for lane in layout.lanes):
+    if any(flat_buffer.memory.covers_momentum for flat_buffer in layout.flat_buffers):
         warnings.warn(
             f"{short(layout.main.text)} applies momentum itself, before gradients are sent, but attach was "
             "given no optimizer. It must be torch.optim.SGD(momentum=0): any other may apply momentum twice. "
@@ -73,7 +73,7 @@ def check_momentum(layout: Layout, optimizers: Optimizers) -> None:
 
     Without an optimizer nothing is known, and nothing is checked.
     """
-    covering = [lane for lane in layout.lanes if lane.memory.covers_momentum]
+    covering = [flat_buffer for flat_buffer in layout.flat_buffers if flat_buffer.memory.covers_momentum]
     if not covering or not optimizers:
         return
     for optimizer in optimizers:
@@ -92,6 +92,11 @@ def check_momentum(layout: Layout, optimizers: Optimizers) -> None:
         )
 
 
-def _others(layout: Layout, covering: list[Lane]) -> list[str]:
-    outside = [slot.spec for lane in layout.lanes if lane not in covering for slot in lane.slots]
+def _others(layout: Layout, covering: list[FlatBuffer]) -> list[str]:
+    outside = [
+        slot.spec
+        for flat_buffer in layout.flat_buffers
+        if flat_buffer not in covering
+        for slot in flat_buffer.slots
+    ]
     return [*layout.direct, *(spec.name for spec in outside)]

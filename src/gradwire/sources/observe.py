@@ -135,7 +135,7 @@ class Entrance:
         self._is_seen = False
         """Whether one has entered since the last call of `opened`."""
         self._handles: list[RemovableHandle] = []
-        # Parameters that outlive the model must not keep the arena alive.
+        # Parameters that outlive the model must not keep the flat buffers alive.
         weakref.finalize(model, remove, self._handles).atexit = False
 
     def show(self, outputs: Any) -> None:

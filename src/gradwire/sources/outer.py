@@ -36,8 +36,8 @@ from gradwire.sources.same_parameters import Known
 from gradwire.sources.sharded import ShardedParameters, is_sharded
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, inside, optimizers_of, replicated_in
-from gradwire.step.arena import ParameterSpec, specs_of
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.flat_buffers import ParameterSpec, specs_of
 from gradwire.step.layout import Layout, Policy, chooser
 from gradwire.step.optimizers import local
 from gradwire.step.reducer import Backward
@@ -262,7 +262,7 @@ class LocalSteps(Source):
                 "auto and other recipes that measure, before or while they run, have limits that are about "
                 "steps, not rounds: name a fixed recipe, such as 'int4' or 'topk(ratio=0.02)'"
             )
-        exchanges = [*(lane.exchange for lane in layout.lanes), *layout.direct.values()]
+        exchanges = [*(flat_buffer.exchange for flat_buffer in layout.flat_buffers), *layout.direct.values()]
         if any(each.laws.asks_optimizer for each in exchanges):
             raise ValueError(
                 f"{short(main.text)} reads the state of the optimizer that uses the gradients, but between "

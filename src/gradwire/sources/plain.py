@@ -32,8 +32,8 @@ from gradwire.sources.observe import (
 )
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers
-from gradwire.step.arena import specs_of
 from gradwire.step.context import Replicas, Replicated
+from gradwire.step.flat_buffers import specs_of
 from gradwire.step.reducer import Backward
 from gradwire.step.step import Passenger, Step
 from gradwire.untraced import untraced

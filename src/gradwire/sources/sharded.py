@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from gradwire.sources.plain import PlainParameters
 from gradwire.sources.unwrap import Optimizers
-from gradwire.step.arena import ParameterSpec, specs_of
 from gradwire.step.context import Replicas, Replicated
+from gradwire.step.flat_buffers import ParameterSpec, specs_of
 from gradwire.step.shards import shards_of
 
 

@@ -15,11 +15,12 @@ The other files are in the order in which a gradient gets to them:
 
 - worker.py: the thread, with its queue of jobs. on_device.py is the training thread's side where a device
   computes: another thread waits for gradients then.
-- arrival.py: a gradient bucket, and the place of each gradient in it. A *lane share* goes to a lane, which
-  has a memory. A *direct share* bypasses the lanes: its exchange works in the bucket itself. A small direct
-  share beside lanes waits for the vote.
-- layout.py: lanes, made of recipe and policy before the first step.
-- arena.py: a lane, which is compensated (line 1) by its `Memory` (`gradwire/memory.py`). x lies in the arena.
+- arrival.py: a gradient bucket, and the place of each gradient in it. A *flat buffer share* goes to a flat
+  buffer, which has a memory. A *direct share* bypasses the flat buffers: its exchange works in the bucket
+  itself. A small direct share beside flat buffers waits for the vote.
+- layout.py: flat buffers, made of recipe and policy before the first step.
+- flat_buffers.py: a flat buffer, which is compensated (line 1) by its `Memory` (`gradwire/memory.py`). x lies
+  in the flat buffers.
 - plan.py: everything about a unit's exchange that stays the same from step to step. context.py: the unit, the
   rank and the step of an exchange. The exchange itself (lines 2 to 4) is in `exchange/`, its codec in
   `codec/`.

@@ -1,8 +1,8 @@
 """Compensation and encoding of gradients in one pass, bucket by bucket, on a device.
 
 No block lies in two parameters, so a bucket can be encoded before all of its unit is there. Codes go to a
-room of the whole lane, in which each unit has the rows that its exchange sends. The room lives from the first
-bucket of a step to the last one.
+room of the whole flat buffer, in which each unit has the rows that its exchange sends. The room lives from
+the first bucket of a step to the last one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gradwire.granularity import Granularity
 from gradwire.kernels.layouts import CodedPieces, ScaledBlocks, ShardedBlocks
 from gradwire.kernels.pieces import Pieces
 from gradwire.memory import UNSENT, Gradients
-from gradwire.step.arena import Lane, Unit
 from gradwire.step.context import Coded, ExchangeContext
+from gradwire.step.flat_buffers import FlatBuffer, Unit
 
 _GRAIN = 16
 """Bytes at multiples of which rows begin, so that kernels move whole vectors."""
@@ -40,23 +40,23 @@ class _Segment(NamedTuple):
         return room[self.start : self.start + shape[0] * shape[1]].view(shape)
 
 
-class CodedLane:
-    """Encodes the gradients of a lane as they come, and keeps the codes of the running step."""
+class CodedBuffer:
+    """Encodes the gradients of a flat buffer as they come, and keeps the codes of the running step."""
 
-    def __init__(self, lane: Lane, units: Sequence[Sequence[RowCoder]]) -> None:
+    def __init__(self, flat_buffer: FlatBuffer, units: Sequence[Sequence[RowCoder]]) -> None:
         """Lay out a room for the codes. `units` are the coders of each unit's segments, in order."""
-        self._lane = lane
+        self._flat_buffer = flat_buffer
         self._room: Tensor | None = None
         self._runs = defaultdict[int, list[tuple[int, int, int, int]]](list)
         """By number of the slot: first element, elements, first scale and first byte of codes."""
         self._zeros = defaultdict[int, list[tuple[int, int]]](list)
         self._segments: list[list[_Segment]] = []
         self._bytes = 0
-        self._starts = [slot.start for slot in lane.slots]
+        self._starts = [slot.start for slot in flat_buffer.slots]
         self._fold = units[0][0].fold
         first = units[0][0].table.shards[0]
         self._rule = first.block, first.kind
-        for unit, coders in zip(lane.units, units, strict=True):
+        for unit, coders in zip(flat_buffer.units, units, strict=True):
             self._segments.append([])
             begin = unit.start
             for coder in coders:
@@ -76,11 +76,11 @@ class CodedLane:
 
         Args:
             table: of the segment.
-            begin: its first element in the lane.
+            begin: its first element in the flat buffer.
             first: the number of the slot with which bytes that no code takes become zero.
 
         Returns:
-            The element of the lane after the segment.
+            The element of the flat buffer after the segment.
         """
         for number, shard in enumerate(table.shards):
             start = self._bytes + number * table.row_bytes
@@ -102,14 +102,20 @@ class CodedLane:
             numbers: of their slots, in the order of the pieces.
             step: counts committed steps.
         """
-        lane = self._lane
+        flat_buffer = self._flat_buffer
         if self._room is None:
-            self._room = torch.empty(self._bytes, dtype=torch.uint8, device=lane.x.device)
+            self._room = torch.empty(self._bytes, dtype=torch.uint8, device=flat_buffer.x.device)
         coded = self._shares.get(numbers[0])
         if coded is None or coded.pieces is not grads.pieces:  # DDP makes other buckets in its second step
             coded = self._shares[numbers[0]] = self._coded(grads.pieces, numbers)
-        place = lane.memory.coefficient(step), grads.scale, coded, self._room, lane.marks.begun()[:-1]
-        self._fold(lane.x, lane.committed.get(UNSENT), grads.bucket, *place)
+        place = (
+            flat_buffer.memory.coefficient(step),
+            grads.scale,
+            coded,
+            self._room,
+            flat_buffer.marks.begun()[:-1],
+        )
+        self._fold(flat_buffer.x, flat_buffer.committed.get(UNSENT), grads.bucket, *place)
 
     def _coded(self, pieces: Pieces, numbers: Sequence[int]) -> CodedPieces:
         places = enumerate(zip(numbers, pieces.table.tolist(), strict=True))
@@ -132,7 +138,7 @@ class CodedLane:
         room = self._room
         if room is None:
             return None
-        marks, segments = self._lane.marks.begun(), self._segments[unit.index]
+        marks, segments = self._flat_buffer.marks.begun(), self._segments[unit.index]
         land = tuple(
             partial(each.coder.land, places=_within(places, each.here), factor=factor, marks=marks)
             for each in segments
@@ -155,22 +161,27 @@ def _within(places: Sequence[Tensor], here: slice) -> list[Tensor]:
     return found
 
 
-def coded_lane(lane: Lane, world: int, granularity: Granularity) -> CodedLane | None:
-    """The encoder of gradients as they come; `None` if the lane's memory or exchange allows none.
+def coded_buffer(flat_buffer: FlatBuffer, world: int, granularity: Granularity) -> CodedBuffer | None:
+    """The encoder of gradients as they come; `None` if the flat buffer's memory or exchange allows none.
 
     Args:
-        lane: has the units.
+        flat buffer: has the units.
         world: the number of ranks.
         granularity: of the device.
     """
-    ahead = getattr(lane.exchange, "ahead", None)
-    if ahead is None or not lane.adds or lane.dtype is not torch.float32 or not lane.units:
+    ahead = getattr(flat_buffer.exchange, "ahead", None)
+    if (
+        ahead is None
+        or not flat_buffer.adds
+        or flat_buffer.dtype is not torch.float32
+        or not flat_buffer.units
+    ):
         return None
     units = []
-    for unit, plan in zip(lane.units, lane.plans, strict=True):
+    for unit, plan in zip(flat_buffer.units, flat_buffer.plans, strict=True):
         ctx = ExchangeContext(0, unit.index, 0, world, parts=unit.parts, granularity=granularity)
-        coders = ahead(unit.numel, lane.dtype, ctx.with_constants(plan.constants))
+        coders = ahead(unit.numel, flat_buffer.dtype, ctx.with_constants(plan.constants))
         if coders is None:
             return None
         units.append(coders)
-    return CodedLane(lane, units)
+    return CodedBuffer(flat_buffer, units)

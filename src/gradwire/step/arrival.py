@@ -1,4 +1,4 @@
-"""Gradient buckets, and the place of each gradient in lanes and units.
+"""Gradient buckets, and the place of each gradient in flat buffers and units.
 
 Places are worked out once, because the same buckets come in every step.
 """
@@ -19,7 +19,7 @@ from gradwire.exchange.base import Exchange
 from gradwire.kernels.pieces import Pieces
 from gradwire.measure.clock import now_s
 from gradwire.placement import TransferredBuffer
-from gradwire.step.arena import Lane, Slot, Unit
+from gradwire.step.flat_buffers import FlatBuffer, Slot, Unit
 from gradwire.step.plan import ExchangePlan
 
 
@@ -88,7 +88,7 @@ class InTurn:
 
 @dataclass(eq=False)
 class DirectShare:
-    """Neighbours in a bucket that bypass the arena, by one exchange."""
+    """Neighbours in a bucket that bypass the flat buffers, by one exchange."""
 
     exchange: Exchange
     entries: tuple[Slot, ...]
@@ -118,20 +118,21 @@ class DirectShare:
 
 
 @dataclass(frozen=True)
-class LaneShare:
-    """The gradients of a bucket that belong to a lane: piece number i is the whole gradient of slot number i.
+class BufferShare:
+    """The gradients of a bucket that belong to a flat buffer: piece number i is the whole gradient of slot
+    number i.
 
-    These `pieces` are for compensation. Those of the arena end where a unit does.
+    These `pieces` are for compensation. Those of the flat buffers end where a unit does.
     """
 
-    lane: Lane
+    flat_buffer: FlatBuffer
     slots: tuple[Slot, ...]
     pieces: Pieces
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """Numbers of the slots in the lane."""
-        return self.lane.numbers_of(self.slots)
+        """Numbers of the slots in the flat buffer."""
+        return self.flat_buffer.numbers_of(self.slots)
 
     @cached_property
     def label(self) -> str:
@@ -145,7 +146,7 @@ class BucketPlan:
 
     entries: tuple[Slot, ...]
     direct: tuple[DirectShare, ...]
-    shares: tuple[LaneShare, ...]
+    shares: tuple[BufferShare, ...]
     units: tuple[tuple[Unit, int], ...]
 
     @cached_property
@@ -155,26 +156,27 @@ class BucketPlan:
 
 
 def bucket_plan(
-    entries: tuple[Slot, ...], slots: Mapping[str, tuple[Lane, Slot]], direct: Mapping[str, Exchange]
+    entries: tuple[Slot, ...], slots: Mapping[str, tuple[FlatBuffer, Slot]], direct: Mapping[str, Exchange]
 ) -> BucketPlan:
-    """Sort the entries of one bucket: by lane in the order of the bucket, or by exchange without a lane."""
-    lanes: defaultdict[Lane, list[tuple[Slot, Slot]]] = defaultdict(list)
-    # By lane and number: a unit's own hash goes through all of its pieces.
-    units: Counter[tuple[Lane, int]] = Counter()
+    """Sort the entries of one bucket: by flat buffer in the order of the bucket, or by exchange without a
+    flat buffer."""
+    flat_buffers: defaultdict[FlatBuffer, list[tuple[Slot, Slot]]] = defaultdict(list)
+    # By flat buffer and number: a unit's own hash goes through all of its pieces.
+    units: Counter[tuple[FlatBuffer, int]] = Counter()
     for entry in entries:
         if entry.spec.name in slots:
-            lane, slot = slots[entry.spec.name]
-            lanes[lane].append((entry, slot))
-            units.update((lane, unit.index) for unit in lane.units_of[entry.spec.name])
-    shares = (_share(lane, members) for lane, members in lanes.items())
-    counted = [(lane.units[index], count) for (lane, index), count in units.items()]
-    counted.sort(key=lambda item: (item[0].lane, item[0].index))
+            flat_buffer, slot = slots[entry.spec.name]
+            flat_buffers[flat_buffer].append((entry, slot))
+            units.update((flat_buffer, unit.index) for unit in flat_buffer.units_of[entry.spec.name])
+    shares = (_share(flat_buffer, members) for flat_buffer, members in flat_buffers.items())
+    counted = [(flat_buffer.units[index], count) for (flat_buffer, index), count in units.items()]
+    counted.sort(key=lambda item: (item[0].flat_buffer, item[0].index))
     return BucketPlan(entries, tuple(_direct(entries, direct)), tuple(shares), tuple(counted))
 
 
-def _share(lane: Lane, members: Sequence[tuple[Slot, Slot]]) -> LaneShare:
+def _share(flat_buffer: FlatBuffer, members: Sequence[tuple[Slot, Slot]]) -> BufferShare:
     pieces = Pieces((slot.start, entry.start, entry.spec.numel) for entry, slot in members)
-    return LaneShare(lane, tuple(slot for _entry, slot in members), pieces)
+    return BufferShare(flat_buffer, tuple(slot for _entry, slot in members), pieces)
 
 
 def _direct(entries: Sequence[Slot], direct: Mapping[str, Exchange]) -> list[DirectShare]:
@@ -193,7 +195,7 @@ def route_of(unit: Unit, taken: Mapping[int, Arrival]) -> Route:
     """The route of a unit all of which lies in buckets that have been `taken` in; neighbours are one stretch.
 
     >>> import torch
-    >>> from gradwire.step.arena import ParameterSpec, slots_of, units_of
+    >>> from gradwire.step.flat_buffers import ParameterSpec, slots_of, units_of
     >>> specs = [ParameterSpec(name, (size,), torch.float32, size) for name, size in (("v", 2), ("w", 3))]
     >>> (unit,) = units_of(slots_of(specs), (), 1)
     >>> entries = tuple(Slot(spec, start) for spec, start in zip(specs, (1, 3)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -132,7 +133,7 @@ class ExchangeState:
         self._replaced = {}
 
     def settle(self, fates: Fates) -> None:
-        """Undo the last commit, and earlier open ones, for dropped parameters: see `Lane.settle`."""
+        """Undo the last commit, and earlier open ones, for dropped parameters: see `FlatBuffer.settle`."""
         for name in self._replaced.keys() | self._way_back.held.keys():
             before = self._way_back.settle(name, fates, self._replaced.get(name, {}))
             for kind, old in before.items():
@@ -243,10 +244,10 @@ class ExchangeContext:
     """Unit, rank and step of an exchange, and everything else that it may use beside its tensor.
 
     `step` counts committed steps, which are the optimizer's: several exchanges before one optimizer step have
-    the same number. `unit` is the unit's number within its lane, `lane` the lane's number. An exchange that
-    bypasses the lanes has the lane -1. Its unit is its number among all such exchanges of the step.
-    `parts` of parameters make up the unit, in order; none means one that has no name.
-    `unsent` (numel,) is what the last committed step left of the unit on this rank, to be read only.
+    the same number. `unit` is the unit's number within its flat buffer, `flat_buffer` the flat buffer's
+    number. An exchange that bypasses the flat buffers has the flat buffer -1. Its unit is its number among
+    all such exchanges of the step. `parts` of parameters make up the unit, in order; none means one that has
+    no name. `unsent` (numel,) is what the last committed step left of the unit on this rank, to be read only.
     `replicas` returns what all ranks hold alike of a parameter. Gradients arrive multiplied by `scale`. Where
     parameters have a shorter type than the one in which gradients are summed, it is `narrow`, and values
     travel in it unless an option asks for another type. `see` is told whether payloads of peers are valid: it
@@ -261,7 +262,7 @@ class ExchangeContext:
     rank: int
     world: int
     seed: int = 0
-    lane: int = 0
+    flat_buffer: int = 0
     parts: tuple[Part, ...] = ()
     scale: float = 1.0
     narrow: torch.dtype | None = None
@@ -273,6 +274,12 @@ class ExchangeContext:
     coded: Coded | None = field(default=None, compare=False, repr=False)
     kernels: Kernels = field(default=LOOKING, compare=False, repr=False)
     constants: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    def lane(self) -> int:
+        """Former name of `flat_buffer`."""
+        warnings.warn("ExchangeContext.lane is now flat_buffer", DeprecationWarning, stacklevel=2)
+        return self.flat_buffer
 
     def with_constants(self, constants: dict[Hashable, Any]) -> ExchangeContext:
         """Let `once` keep its values in `constants`, which belong to the unit. Changes the context in place.
@@ -286,7 +293,8 @@ class ExchangeContext:
         """Compute `make(self, *of)` once for this unit, and keep it while the recipe runs.
 
         It may depend on the unit's parts, the rank and the world, and on nothing that changes from step to
-        step. An exchange without lane has another number as its unit where buckets come in another order.
+        step. An exchange without flat buffer has another number as its unit where buckets come in another
+        order.
 
         >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=4)
         >>> def share(ctx, numel):
@@ -319,7 +327,7 @@ class ExchangeContext:
         return self._generator(self.rank)
 
     def _generator(self, who: int) -> torch.Generator:
-        number = number_from(self.seed, self.step, self.lane, self.unit, who)
+        number = number_from(self.seed, self.step, self.flat_buffer, self.unit, who)
         return torch.Generator("cpu").manual_seed(number >> 1)
 
 

@@ -22,9 +22,9 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.health import Health
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
-from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import Fates
 from gradwire.step.environment import Controller, EngineEnvironment, Heard, Rows
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
 from gradwire.step.shards import Shard
 from gradwire.step.status_vote import fingerprint
@@ -147,7 +147,11 @@ class Engine:
 
     def remembering(self, asked: Layout) -> Layout:
         """`layout_to_run`, with the memory of `asked`. On a single rank the next step sends all of it."""
-        owing = any(bool(lane.committed[UNSENT].any()) for lane in asked.lanes if UNSENT in lane.committed)
+        owing = any(
+            bool(flat_buffer.committed[UNSENT].any())
+            for flat_buffer in asked.flat_buffers
+            if UNSENT in flat_buffer.committed
+        )
         here = self.layout_to_run(asked, owing=owing)
         if here is not asked:
             here.take_over(asked)
@@ -199,8 +203,8 @@ class Engine:
         `step` counts optimizer steps. An exchange is taken to make one until this says that it has not.
         Several exchanges before an optimizer steps have one number, and go back together.
         """
-        for lane in self.layout.lanes:
-            lane.settle(fates)
+        for flat_buffer in self.layout.flat_buffers:
+            flat_buffer.settle(fates)
         is_dropped = not (fates.made or fates.open) and (self._is_counted or self._is_open)
         if fates.made:
             self.step += self._is_open and not self._is_counted

@@ -136,20 +136,24 @@ def account(engine: Engine) -> str:
         share = f"an unknown share ({error!r})"
     if engine.layout.is_plain:
         return f"{recipe}, {share} of {size}, no memory"
-    units = counted(sum(len(lane.units) for lane in engine.layout.lanes), "unit")
+    units = counted(sum(len(flat_buffer.units) for flat_buffer in engine.layout.flat_buffers), "unit")
     return f"{recipe}, {units}, {share} of {size}, memory {bytes_text(engine.layout.memory_bytes)}"
 
 
 def _share(engine: Engine) -> float:
     """Announced bytes of a steady step as a share of a plain all-reduce's."""
     layout, world = engine.layout, engine.comm.world
-    steady = ExchangeContext(STEADY, 0, 0, world, lane=-1, granularity=engine.placement.granularity)
+    steady = ExchangeContext(STEADY, 0, 0, world, flat_buffer=-1, granularity=engine.placement.granularity)
     sent = 0.0
     for step in range(STEADY, STEADY + _STEPS):
-        for lane in layout.lanes:
-            for unit in lane.units:
-                ctx = replace(steady, step=step, unit=unit.index, lane=lane.number, parts=unit.parts)
-                rounds = lane.exchange.rounds(unit.numel, lane.dtype, replace(ctx, narrow=lane.narrow))
+        for flat_buffer in layout.flat_buffers:
+            for unit in flat_buffer.units:
+                ctx = replace(
+                    steady, step=step, unit=unit.index, flat_buffer=flat_buffer.number, parts=unit.parts
+                )
+                rounds = flat_buffer.exchange.rounds(
+                    unit.numel, flat_buffer.dtype, replace(ctx, narrow=flat_buffer.narrow)
+                )
                 sent += sum(each.wire_bytes(world) for each in rounds)
         for spec in engine.specs:
             if (exchange := layout.direct.get(spec.name)) is not None:

@@ -1,4 +1,4 @@
-"""The layout of parameters: lanes from recipe and policy, and parameters that bypass the arena.
+"""The layout of parameters: flat buffers from recipe and policy, and parameters that bypass the flat buffers.
 
 A rank alone has nothing to send, so it compresses nothing: its gradients are dense, whatever the recipe.
 Recipes that do more than compress go on as they are: where the optimizer would miss the momentum that is
@@ -25,9 +25,9 @@ from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition
 from gradwire.recipes.dense import dense as plain
 from gradwire.recipes.parse import short, steady
-from gradwire.step.ahead import CodedLane, coded_lane
-from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
+from gradwire.step.ahead import CodedBuffer, coded_buffer
 from gradwire.step.arrival import Arrival, BucketPlan, Route, bucket_plan, route_of
+from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Slot, Unit
 
 Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
 """Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default, and
@@ -48,7 +48,7 @@ def by_size(smallest: int = TINY_ELEMENTS, recipe: str = "dense") -> Callable[[P
 
     >>> import gradwire
     >>> from torch import nn
-    >>> from gradwire.step.arena import specs_of
+    >>> from gradwire.step.flat_buffers import specs_of
     >>> choose = gradwire.by_size(smallest=16384)  # for gradwire.attach(…, policy=choose)
     >>> model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 200))
     >>> {spec.name: choose(spec) for spec in specs_of(model)}
@@ -85,7 +85,7 @@ def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The exchange of each parameter: lanes with memory in the arena, and exchanges without.
+    """The exchange of each parameter: flat buffers with memory in the flat buffers, and exchanges without.
 
     `main` is the composition of the recipe in use; a policy may give some parameters another one. `direct`
     has the exchanges without memory, by the name of the parameter. On a rank `alone` everything is dense,
@@ -95,22 +95,22 @@ class Layout:
 
     specs: tuple[ParameterSpec, ...]
     main: Composition
-    lanes: tuple[Lane, ...]
-    slots: Mapping[str, tuple[Lane, Slot]]
+    flat_buffers: tuple[FlatBuffer, ...]
+    slots: Mapping[str, tuple[FlatBuffer, Slot]]
     direct: Mapping[str, Exchange]
     alone: bool = False
     does_more: bool = False
     tuning: Tuning = USUAL
     _bucket_plans: dict[int, BucketPlan] = field(default_factory=dict, repr=False, compare=False)
     _routes: dict[tuple[int, int], Route] = field(default_factory=dict, repr=False, compare=False)
-    _coded: dict[tuple[int, int, Granularity], CodedLane | None] = field(
+    _coded: dict[tuple[int, int, Granularity], CodedBuffer | None] = field(
         default_factory=dict, repr=False, compare=False
     )
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether nothing has a memory: whole buckets travel in place."""
-        return not self.lanes
+        return not self.flat_buffers
 
     @cached_property
     def is_dense(self) -> bool:
@@ -121,7 +121,8 @@ class Layout:
     def stays_on_device(self) -> bool:
         """Whether nothing in it reads a number on the host, which would wait for a device."""
         exchanges = {
-            id(each): each for each in (*(lane.exchange for lane in self.lanes), *self.direct.values())
+            id(each): each
+            for each in (*(flat_buffer.exchange for flat_buffer in self.flat_buffers), *self.direct.values())
         }
         looks = self.main.watch is not None and self.main.watch.look is not None
         return not looks and all(each.laws.stays_on_device for each in exchanges.values())
@@ -129,15 +130,16 @@ class Layout:
     @property
     def memory_bytes(self) -> int:
         """Bytes of all planes."""
-        return sum(lane.memory_bytes for lane in self.lanes)
+        return sum(flat_buffer.memory_bytes for flat_buffer in self.flat_buffers)
 
     def memory(self, name: str, plane: str = UNSENT) -> Tensor:
         """A committed plane of a parameter, flat; a view."""
-        lane, slot = self.slots[name]
-        return lane.committed[plane][slot.start : slot.stop]
+        flat_buffer, slot = self.slots[name]
+        return flat_buffer.committed[plane][slot.start : slot.stop]
 
     def bucket_plan(self, bucket: Arrival) -> BucketPlan:
-        """The lanes and units of a bucket's gradients; computed anew only if the bucket has changed."""
+        """The flat buffers and units of a bucket's gradients; computed anew only if the bucket has
+        changed."""
         known = self._bucket_plans.get(bucket.index)
         if known is None or known.entries is not bucket.entries:
             self._routes.clear()  # DDP makes other buckets in its second step, and under `join()`
@@ -147,29 +149,29 @@ class Layout:
 
     def route(self, unit: Unit, taken: Mapping[int, Arrival]) -> Route:
         """Where a unit lies in the buckets `taken` in; worked out anew only if a bucket has changed."""
-        key = unit.lane, unit.index
+        key = unit.flat_buffer, unit.index
         known = self._routes.get(key)
         if known is None:
             known = self._routes[key] = route_of(unit, taken)
         return known
 
-    def coded(self, lane: Lane, world: int, granularity: Granularity) -> CodedLane | None:
-        """The encoder of a lane's gradients as they come; `None` if there is none.
+    def coded(self, flat_buffer: FlatBuffer, world: int, granularity: Granularity) -> CodedBuffer | None:
+        """The encoder of a flat buffer's gradients as they come; `None` if there is none.
 
         Args:
-            lane: of this layout.
+            flat buffer: of this layout.
             world: the number of ranks.
             granularity: of the device.
         """
-        key = lane.number, world, granularity
+        key = flat_buffer.number, world, granularity
         if key not in self._coded:
-            self._coded[key] = coded_lane(lane, world, granularity)
+            self._coded[key] = coded_buffer(flat_buffer, world, granularity)
         return self._coded[key]
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """The elements at which the units of all lanes begin."""
-        return tuple(unit.start for lane in self.lanes for unit in lane.units)
+        """The elements at which the units of all flat buffers begin."""
+        return tuple(unit.start for flat_buffer in self.flat_buffers for unit in flat_buffer.units)
 
     @cached_property
     def early(self) -> frozenset[str]:
@@ -180,7 +182,7 @@ class Layout:
         in an order that depends on the position; which of them are neighbours in a bucket and, together, wide
         enough for a collective of their own is left to DDP's buckets, as it is for the tail.
         """
-        units = [unit for lane in self.lanes for unit in lane.units]
+        units = [unit for flat_buffer in self.flat_buffers for unit in flat_buffer.units]
         if len(units) < 2:
             return frozenset()
         place = {spec.name: number for number, spec in enumerate(self.specs)}
@@ -199,36 +201,37 @@ class Layout:
 
         The other may have its memory on another device.
         """
-        for name, (lane, slot) in old.slots.items():
+        for name, (flat_buffer, slot) in old.slots.items():
             planes = self.planes_of(name)
             for plane in planes:
-                if plane in lane.memory.planes:
+                if plane in flat_buffer.memory.planes:
                     self.memory(name, plane).copy_(old.memory(name, plane))
             if UNSENT in planes:
-                self.memory(name).mul_(lane.memory.weight / self.slots[name][0].memory.weight)
-            elif UNSENT in lane.memory.planes:
+                self.memory(name).mul_(flat_buffer.memory.weight / self.slots[name][0].memory.weight)
+            elif UNSENT in flat_buffer.memory.planes:
                 assert not old.memory(name).any(), f"{name}: flush before it loses its memory"
             if name in self.slots:
                 here, place = self.slots[name]
-                here.kept.adopt(name, lane.kept, here.x.device)
-                if name in lane.held:
-                    here.hold(place, self._held_from(lane, slot))
+                here.kept.adopt(name, flat_buffer.kept, here.x.device)
+                if name in flat_buffer.held:
+                    here.hold(place, self._held_from(flat_buffer, slot))
 
-    def _held_from(self, lane: Lane, slot: Slot) -> dict[str, Tensor]:
-        """The planes that an open slot of another layout's `lane` had before, converted for this layout."""
+    def _held_from(self, flat_buffer: FlatBuffer, slot: Slot) -> dict[str, Tensor]:
+        """The planes that an open slot of another layout's `flat_buffer` had before, converted for this
+        layout."""
         name = slot.spec.name
         here = self.slots[name][0]
         held = {plane: self.memory(name, plane).clone() for plane in self.planes_of(name)}
-        for plane in held.keys() & set(lane.memory.planes):
-            held[plane].copy_(lane.final(slot, plane))
-        if UNSENT in held and UNSENT in lane.memory.planes:
-            held[UNSENT].mul_(lane.memory.weight / here.memory.weight)
+        for plane in held.keys() & set(flat_buffer.memory.planes):
+            held[plane].copy_(flat_buffer.final(slot, plane))
+        if UNSENT in held and UNSENT in flat_buffer.memory.planes:
+            held[UNSENT].mul_(flat_buffer.memory.weight / here.memory.weight)
         return held
 
     def final(self, name: str, plane: str = UNSENT) -> Tensor:
         """A committed plane of a parameter without open exchanges, flat; a view."""
-        lane, slot = self.slots[name]
-        return lane.final(slot, plane)
+        flat_buffer, slot = self.slots[name]
+        return flat_buffer.final(slot, plane)
 
     def planes_of(self, name: str) -> tuple[str, ...]:
         """The planes of a parameter; none without a memory."""
@@ -252,7 +255,8 @@ def build(
     memory_dtype: torch.dtype | None = None,
     tuning: Tuning = USUAL,
 ) -> Layout:
-    """Assign every parameter to a lane of its recipe and type, or to an exchange without a lane.
+    """Assign every parameter to a flat buffer of its recipe and type, or to an exchange without a flat
+    buffer.
 
     A recipe without memory takes its tiny tensors along: whole buckets travel in place.
 
@@ -261,7 +265,7 @@ def build(
         main: the composition of the recipe in use.
         policy: gives some parameters another recipe.
         device: of the memory.
-        world: the number of ranks, by which lanes are cut.
+        world: the number of ranks, by which flat buffers are cut.
         memory_dtype: of committed planes, by default that of working ones.
         tuning: of sizes.
 
@@ -292,16 +296,18 @@ def build(
             raise ValueError(
                 f"{short(composition.text)!r} forgets what it does not send; wrap it in remember(...)"
             )
-    lanes = tuple(
-        Lane(
+    flat_buffers = tuple(
+        FlatBuffer(
             number, group, each.exchange, each.cuts(group, world, tuning.unit_elements), device, memory_dtype
         )
         for number, (each, group) in enumerate(
             (compositions[text], group) for (text, _dtype), group in members.items()
         )
     )
-    slots = {slot.spec.name: (lane, slot) for lane in lanes for slot in lane.slots}
-    return Layout(tuple(specs), main, lanes, slots, direct, does_more=does_more, tuning=tuning)
+    slots = {
+        slot.spec.name: (flat_buffer, slot) for flat_buffer in flat_buffers for slot in flat_buffer.slots
+    }
+    return Layout(tuple(specs), main, flat_buffers, slots, direct, does_more=does_more, tuning=tuning)
 
 
 def is_alone(comm: Comm) -> bool:
@@ -311,7 +317,9 @@ def is_alone(comm: Comm) -> bool:
 
 def only_compresses(layout: Layout) -> bool:
     """Whether dense gradients can stand for what `layout` hands to the optimizer."""
-    return not (layout.does_more or any(lane.memory.covers_momentum for lane in layout.lanes))
+    return not (
+        layout.does_more or any(flat_buffer.memory.covers_momentum for flat_buffer in layout.flat_buffers)
+    )
 
 
 def uncompressed(

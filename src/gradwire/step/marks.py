@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class Marks:
-    """A lane's marks (2 · count + 2,) int32, for `count` slots.
+    """A flat buffer's marks (2 · count + 2,) int32, for `count` slots.
 
     Those of `gradwire.kernels.folding.fold_marked`, then the one of `gradwire.kernels.blocks.land_shards`.
-    The last two are of the whole lane, and 0 as long as all is finite.
+    The last two are of the whole flat buffer, and 0 as long as all is finite.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:

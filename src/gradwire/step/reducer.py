@@ -44,13 +44,13 @@ from gradwire.measure.metered import MeteredComm
 from gradwire.memory import UNSENT, Gradients
 from gradwire.placement import HostDevice, Placement
 from gradwire.recipes import Recipe
-from gradwire.step.arena import Lane, ParameterSpec, Unit
-from gradwire.step.arrival import Arrival, DirectShare, LaneShare
+from gradwire.step.arrival import Arrival, BufferShare, DirectShare
 from gradwire.step.context import ExchangeContext, Fates
 from gradwire.step.engine import Engine, Snapshot
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.event_log import EventLog
 from gradwire.step.fates import NONE_WRITTEN, Steps, Written
+from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit
 from gradwire.step.history import History
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, Votes, joins_vote
 from gradwire.step.step import InFlight, Outcome, Step
@@ -453,23 +453,28 @@ class Reducer(Engine):
     def restore(self, saved: Snapshot) -> None:
         """Install a recipe, and work out everything that its steps have in common."""
         super().restore(saved)
-        lanes, self._is_late = self.layout.lanes, self.placement.resolves_late and not self.measuring
+        flat_buffers, self._is_late = (
+            self.layout.flat_buffers,
+            self.placement.resolves_late and not self.measuring,
+        )
         self._tells_means = self._is_sharded and not self._is_late
         """Whether the vote has to tell if means are finite: ranks with other shards see other means. In late
         steps they tell each other on the device, at the end."""
-        self._marked = [lane for lane in lanes if lane.adds] if self._is_late else []
-        """Lanes of which a device marks idle slots, and whether all is finite."""
+        self._marked = (
+            [flat_buffer for flat_buffer in flat_buffers if flat_buffer.adds] if self._is_late else []
+        )
+        """Flat buffers of which a device marks idle slots, and whether all is finite."""
         coded = [
-            (lane.number, self.layout.coded(lane, self.comm.world, self._granularity))
-            for lane in self._marked
+            (flat_buffer.number, self.layout.coded(flat_buffer, self.comm.world, self._granularity))
+            for flat_buffer in self._marked
         ]
         self._coded = {number: each for number, each in coded if each is not None}
-        """Lanes whose gradients are encoded as they come, by number."""
+        """Flat buffers whose gradients are encoded as they come, by number."""
         self._begins = tuple(self._features())
 
     def _features(self) -> Iterator[Callable[[Step], None]]:
         """Yield the features of the installed recipe, each of which a step calls when it begins."""
-        if any(lane.memory.covers_momentum for lane in self.layout.lanes):
+        if any(flat_buffer.memory.covers_momentum for flat_buffer in self.layout.flat_buffers):
             yield self._refuse_momentum_twice
         if self.env.loss_scale is not None:
             yield self._ask_loss_scale
@@ -489,8 +494,8 @@ class Reducer(Engine):
         if not self.is_resolved:
             self.catch_up()
         self._is_counted = False
-        for lane in self.layout.lanes:
-            lane.begin()
+        for flat_buffer in self.layout.flat_buffers:
+            flat_buffer.begin()
         step = self._now = Step.begun(
             self.step,
             self.layout.main.text,
@@ -513,7 +518,9 @@ class Reducer(Engine):
 
     def _refuse_momentum_twice(self, step: Step) -> None:
         """Worker: fail the step if a momentum already has gradients in it that no optimizer has used yet."""
-        if any(lane.held for lane in self.layout.lanes if lane.memory.covers_momentum):
+        if any(
+            flat_buffer.held for flat_buffer in self.layout.flat_buffers if flat_buffer.memory.covers_momentum
+        ):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin")
 
     def _ask_loss_scale(self, step: Step) -> None:
@@ -540,8 +547,8 @@ class Reducer(Engine):
 
     def _begin_marks(self, step: Step) -> None:
         """Worker: clear marks; encode gradients as they come, unless observers want units."""
-        for lane in self._marked:
-            lane.marks.close()
+        for flat_buffer in self._marked:
+            flat_buffer.marks.close()
         for coded in self._coded.values():
             coded.close()
         # Where the host reads which of them are zero, to leave these out, it does so before they are encoded.
@@ -567,8 +574,8 @@ class Reducer(Engine):
         step.all_arrived = True
         for coded in step.coded.values():
             coded.close()
-        for lane in self._marked:
-            step.note_marks(lane, self.placement.fetch)
+        for flat_buffer in self._marked:
+            step.note_marks(flat_buffer, self.placement.fetch)
         while step.unannounced:
             self.placement.post(step.unannounced.popleft())
         if self._tells_means or not joins_vote(step.left_bytes, self.comm.world, self.layout.tuning):
@@ -608,19 +615,19 @@ class Reducer(Engine):
         except DAMAGED as error:  # in the vote itself or beside it, on all ranks
             self._close(step, Outcome.FAILED, error)
 
-    def _compensate(self, step: Step, bucket: Arrival, share: LaneShare) -> None:
-        """Worker, 1: add the gradients of a bucket to the unsent gradient of a lane."""
-        lane, seen = share.lane, None
-        scale = lane.scale_of(step.loss_scale) / step.loss_scale
-        grads = Gradients(bucket.buffer, share.pieces, scale, lane.kernels)
+    def _compensate(self, step: Step, bucket: Arrival, share: BufferShare) -> None:
+        """Worker, 1: add the gradients of a bucket to the unsent gradient of a flat buffer."""
+        flat_buffer, seen = share.flat_buffer, None
+        scale = flat_buffer.scale_of(step.loss_scale) / step.loss_scale
+        grads = Gradients(bucket.buffer, share.pieces, scale, flat_buffer.kernels)
         try:
             with step.trace.compressing("encode", share.label):
-                if lane.number in step.coded:
-                    step.coded[lane.number].fold(grads, share.numbers, step.number)
-                elif lane in self._marked:
-                    lane.fold_marked(grads, share.numbers, step.number)
+                if flat_buffer.number in step.coded:
+                    step.coded[flat_buffer.number].fold(grads, share.numbers, step.number)
+                elif flat_buffer in self._marked:
+                    flat_buffer.fold_marked(grads, share.numbers, step.number)
                 else:
-                    seen = lane.fold(grads, step.number, self.comm.world)
+                    seen = flat_buffer.fold(grads, step.number, self.comm.world)
         except BaseException as error:
             step.fail(error, f"fold of {share.label}")
         if seen is not None:
@@ -628,19 +635,21 @@ class Reducer(Engine):
 
     def _compress_unit(self, step: Step, unit: Unit) -> None:
         """Worker, 2 and 3: start the exchange of a compensated unit, or let it rest."""
-        lane = self.layout.lanes[unit.lane]
-        plan = lane.plans[unit.index]
-        x, route = lane.x[unit.start : unit.stop], self.layout.route(unit, step.taken)
-        scale, coded = lane.scale_of(step.loss_scale), step.coded.get(unit.lane)
+        flat_buffer = self.layout.flat_buffers[unit.flat_buffer]
+        plan = flat_buffer.plans[unit.index]
+        x, route = flat_buffer.x[unit.start : unit.stop], self.layout.route(unit, step.taken)
+        scale, coded = flat_buffer.scale_of(step.loss_scale), step.coded.get(unit.flat_buffer)
         factor = step.loss_scale / scale
-        where = (unit.index, self.comm.rank, self.comm.world, self.env.seed, unit.lane, unit.parts)
+        where = (unit.index, self.comm.rank, self.comm.world, self.env.seed, unit.flat_buffer, unit.parts)
         ctx = ExchangeContext(
             step.number,
             *where,
             scale,
-            lane.narrow,
-            unsent=lane.committed[UNSENT][unit.start : unit.stop] if UNSENT in lane.committed else None,
-            kept=lane.kept,
+            flat_buffer.narrow,
+            unsent=flat_buffer.committed[UNSENT][unit.start : unit.stop]
+            if UNSENT in flat_buffer.committed
+            else None,
+            kept=flat_buffer.kept,
             replicas=self.env.replicas,
             see=step.note_valid,
             granularity=self._granularity,
@@ -648,7 +657,7 @@ class Reducer(Engine):
             kernels=plan.kernels,
         ).with_constants(plan.constants)
         if step.unit_observers:
-            self._show(step, lane, unit, x, ctx)
+            self._show(step, flat_buffer, unit, x, ctx)
         agreed = plan.collectives(ctx, checked=self.comm.verifies)
         if not agreed.rounds:
             step.rest(route)
@@ -661,12 +670,12 @@ class Reducer(Engine):
         may_overflow = plan.may_overflow
         self.issue(self._start, step, InFlight(plan, agreed, x, place, ctx, comm, may_overflow, land, back))
 
-    def _show(self, step: Step, lane: Lane, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
+    def _show(self, step: Step, flat_buffer: FlatBuffer, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         """Worker: show a unit to the observers of this step. An error of theirs fails the step.
 
         Args:
             step: the running one.
-            lane: has the unit.
+            flat buffer: has the unit.
             unit: all of it is compensated.
             x: its error-fed gradient (unit.numel,), read only.
             ctx: of its exchange.
@@ -674,14 +683,14 @@ class Reducer(Engine):
         try:
             with step.trace.compressing("encode", f"look at {unit}"):
                 for observe in step.unit_observers:
-                    observe(lane, unit, x, ctx)
+                    observe(flat_buffer, unit, x, ctx)
         except BaseException as error:
             step.fail(error, f"look at {unit}")
 
     def _compress_direct(self, step: Step, bucket: Arrival, share: DirectShare) -> None:
         """Worker, 2 and 3: start the exchange of a direct share in place; a small one waits for the vote.
 
-        It belongs to no lane: the lane of its context is -1.
+        It belongs to no flat buffer: the flat buffer of its context is -1.
         """
         region = bucket.buffer[share.region]
         wide = region.dtype == torch.float64 or region.nbytes >= self.layout.tuning.small_bytes
@@ -780,7 +789,7 @@ class Reducer(Engine):
     def _vote(self, step: Step) -> None:
         """Worker, 5: send this rank's row, and the small gradients that are left."""
         facts = (*step.told, *self._controller.row(step, self.traffic.row))
-        step.require_all_units(self.layout.lanes)
+        step.require_all_units(self.layout.flat_buffers)
         stale = any(each.is_stale(late=step.is_late) for each in step.carried)
         sound = step.is_late or step.is_finite()
         if self._tells_means:
@@ -876,8 +885,10 @@ class Reducer(Engine):
             finite: the same on all ranks, because means and rows are.
         """
         if finite:
-            for lane in self.layout.lanes:
-                lane.commit(slot for owner, slots in step.idle if owner is lane for slot in slots())
+            for flat_buffer in self.layout.flat_buffers:
+                flat_buffer.commit(
+                    slot for owner, slots in step.idle if owner is flat_buffer for slot in slots()
+                )
             self.step += 1
             self._is_counted = True
         self._observe(step, votes, committed=finite)
@@ -905,8 +916,8 @@ class Reducer(Engine):
             self.traffic.note(step.trace.rounds)
         else:
             self.traffic.forget()
-        for lane in self.layout.lanes:
-            lane.kept.discard()
+        for flat_buffer in self.layout.flat_buffers:
+            flat_buffer.kept.discard()
         if outcome is not Outcome.FAILED:
             self.env.resolved(step)
 

@@ -28,10 +28,10 @@ from gradwire.kernels.range import is_finite
 from gradwire.measure.clock import BackwardWatch, Compressing, Trace, now_s
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times
-from gradwire.step.ahead import CodedLane
-from gradwire.step.arena import Lane, ParameterSpec, Slot, Unit
-from gradwire.step.arrival import Arrival, InTurn, LaneShare, Route
+from gradwire.step.ahead import CodedBuffer
+from gradwire.step.arrival import Arrival, BufferShare, InTurn, Route
 from gradwire.step.context import ExchangeContext, refuse
+from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Slot, Unit
 from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.status_vote import SmallReduce, StatusVote, Votes
 
@@ -68,7 +68,7 @@ class CountedComm(MeteredComm):
         return pending
 
 
-UnitObserver: TypeAlias = Callable[[Lane, Unit, Tensor, ExchangeContext], None]
+UnitObserver: TypeAlias = Callable[[FlatBuffer, Unit, Tensor, ExchangeContext], None]
 """Called with a compensated unit, before its exchange works in it."""
 
 Compare: TypeAlias = Callable[[Sequence[tuple[float, ...]]], GradwireError | None]
@@ -156,10 +156,10 @@ class Step:
     """Parameters in taken buckets, where small gradients may go early (`Layout.early`)."""
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
     """Pieces that are still to be folded, by the numbers of lane and unit."""
-    idle: list[tuple[Lane, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
+    idle: list[tuple[FlatBuffer, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
     """Functions that return the slots without a gradient, and may wait for a device."""
     direct: list[int] = field(default_factory=list)
-    """Elements of each exchange that bypasses the lanes, in order."""
+    """Elements of each exchange that bypasses the flat buffers, in order."""
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
     """Small dense gradients that are there and not sent yet."""
     carried: list[Passenger] = field(default_factory=list)
@@ -169,8 +169,8 @@ class Step:
     small: list[SmallReduce] = field(default_factory=list)
     """The all-reduces of small gradients."""
     all_arrived: bool = False
-    coded: Mapping[int, CodedLane] = field(default_factory=dict)
-    """Lanes whose gradients are encoded as they come, by number."""
+    coded: Mapping[int, CodedBuffer] = field(default_factory=dict)
+    """Flat buffers whose gradients are encoded as they come, by number."""
     received: deque[InFlight] = field(default_factory=deque)
     """Exchanges whose last collective has ended, for the reducer to decode."""
     unannounced: deque[Callable[[], None]] = field(default_factory=deque)
@@ -215,7 +215,7 @@ class Step:
     """Each with the slice of a row that it reads."""
     _doubts: list[bool | Tensor] = field(default_factory=list)
     _marks: list[Tensor] = field(default_factory=list)
-    """Two marks of each lane that a device marks: 0 as long as gradients and means are finite."""
+    """Two marks of each flat buffer that a device marks: 0 as long as gradients and means are finite."""
     _in_turn: InTurn = field(default_factory=InTurn)
 
     @classmethod
@@ -312,7 +312,7 @@ class Step:
         """Count compensated pieces of `units`, each with a number of them. Returns the units complete now."""
         ready = []
         for unit, more in units:
-            key = (unit.lane, unit.index)
+            key = (unit.flat_buffer, unit.index)
             self.missing[key] = self.missing.get(key, len(unit.parts)) - more
             if self.missing[key] == 0:
                 ready.append(unit)
@@ -376,7 +376,7 @@ class Step:
         if finite is not True:
             self._doubts.append(finite)
 
-    def note(self, share: LaneShare, seen: Folded, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
+    def note(self, share: BufferShare, seen: Folded, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
         """Note the findings of a fold. Idle slots send nothing, and keep their memory.
 
         DDP discards the mean of unused parameters, and join() sends zeros from finished ranks: no memory may
@@ -388,28 +388,30 @@ class Step:
             seen: the findings.
             fetch: copies a tensor to the host without waiting, and returns a function that waits for it.
         """
-        lane, slots = share.lane, share.slots
+        flat_buffer, slots = share.flat_buffer, share.slots
         if self.is_late and isinstance(seen.idle, Tensor):
             self.note_finite(seen.finite)
-            zero_idle(lane.x, share.pieces, seen.idle)
+            zero_idle(flat_buffer.x, share.pieces, seen.idle)
             flags = fetch(seen.idle)
             self.idle.append(
-                (lane, lambda: [slots[n] for n, is_idle in enumerate(flags().tolist()) if is_idle])
+                (flat_buffer, lambda: [slots[n] for n, is_idle in enumerate(flags().tolist()) if is_idle])
             )
             return
         numbers, finite = seen.read()
         self.note_finite(finite)
         found = [slots[number] for number in numbers]
         for slot in found:
-            lane.x[slot.start : slot.stop].zero_()
-        self.idle.append((lane, lambda: found))
+            flat_buffer.x[slot.start : slot.stop].zero_()
+        self.idle.append((flat_buffer, lambda: found))
 
-    def note_marks(self, lane: Lane, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
-        """Note the marks of a device on a lane, as `note` does the findings of a fold."""
-        if (marks := lane.marks.close()) is not None:
+    def note_marks(self, flat_buffer: FlatBuffer, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
+        """Note the marks of a device on a flat buffer, as `note` does the findings of a fold."""
+        if (marks := flat_buffer.marks.close()) is not None:
             self._marks.append(marks[-2:])
             flags = fetch(marks)
-            self.idle.append((lane, lambda: [lane.slots[n] for n in lane.marks.idle(flags())]))
+            self.idle.append(
+                (flat_buffer, lambda: [flat_buffer.slots[n] for n in flat_buffer.marks.idle(flags())])
+            )
 
     def note_valid(self, sound: Tensor, complaint: str) -> None:
         """The `see` of exchanges: raises at once on the CPU; notes a device's finding for the status vote."""
@@ -438,10 +440,12 @@ class Step:
         """Whether the step counts."""
         return self.outcome is Outcome.COMMITTED
 
-    def require_all_units(self, lanes: Sequence[Lane]) -> None:
+    def require_all_units(self, flat_buffers: Sequence[FlatBuffer]) -> None:
         """Fail if a unit never became complete or a bucket never had its turn: it was not exchanged."""
         complete = list(self.missing.values()).count(0)
-        if not self._in_turn.is_empty or complete != sum(len(lane.units) for lane in lanes):
+        if not self._in_turn.is_empty or complete != sum(
+            len(flat_buffer.units) for flat_buffer in flat_buffers
+        ):
             error = GradwireError(
                 "the gradients of some parameters never arrived: which ones need gradients must not change "
                 "after wrapping and attaching the model"

@@ -11,8 +11,8 @@ from torch import Tensor
 from gradwire.comm import Round
 from gradwire.memory import UNSENT
 from gradwire.sources.source import Source
-from gradwire.step.arena import Lane
 from gradwire.step.engine import Engine
+from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.history import History
 from gradwire.step.reducer import Backward
 
@@ -92,15 +92,18 @@ def _residual_to_gradient(engine: Engine, source: Source, loss_scale: float) -> 
     gradient = _norm(grads) / loss_scale
     if not gradient > 0.0 or not math.isfinite(gradient):
         return None
-    left = [lane.memory.weight * _norm([lane.committed[UNSENT]]) for lane in _remembering(engine)]
+    left = [
+        flat_buffer.memory.weight * _norm([flat_buffer.committed[UNSENT]])
+        for flat_buffer in _remembering(engine)
+    ]
     shard = engine.shard
     # Shards of one size stand for the whole, where gradients are whole.
     parts = 1 if shard is None or source.members is not None else shard.parts
     return math.sqrt(parts) * math.hypot(*left) / gradient
 
 
-def _remembering(engine: Engine) -> list[Lane]:
-    return [lane for lane in engine.layout.lanes if UNSENT in lane.committed]
+def _remembering(engine: Engine) -> list[FlatBuffer]:
+    return [flat_buffer for flat_buffer in engine.layout.flat_buffers if UNSENT in flat_buffer.committed]
 
 
 def _norm(tensors: list[Tensor]) -> float:

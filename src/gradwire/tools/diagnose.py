@@ -22,9 +22,9 @@ from gradwire.codec.select.base import Selector
 from gradwire.comm import Comm
 from gradwire.exchange.base import Exchange, parts
 from gradwire.memory import UNSENT
-from gradwire.step.arena import Lane, Unit
 from gradwire.step.context import ExchangeContext
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.flat_buffers import FlatBuffer, Unit
 from gradwire.step.step import Step
 
 BINS_PER_OCTAVE = 4
@@ -83,13 +83,15 @@ class GradientWatch:
         self.seen.clear()
         step.unit_observers.append(self.take)
 
-    def take(self, lane: Lane, _unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
+    def take(self, flat_buffer: FlatBuffer, _unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         """Take in a unit."""
         unsent = None if ctx.unsent is None else ctx.unsent.clone()
-        self.seen.append(SeenUnit(lane.exchange, x.clone(), replace(ctx, unsent=unsent)))
+        self.seen.append(SeenUnit(flat_buffer.exchange, x.clone(), replace(ctx, unsent=unsent)))
 
 
-def diagnose(seen: Sequence[SeenUnit], lanes: Sequence[Lane], comm: Comm, control: Comm) -> Diagnosis:
+def diagnose(
+    seen: Sequence[SeenUnit], flat_buffers: Sequence[FlatBuffer], comm: Comm, control: Comm
+) -> Diagnosis:
     """Compare ranks by the units `seen`. Collectives: two all-reduces of a gradient's size over `comm`, and
     small ones over `control`.
 
@@ -104,7 +106,7 @@ def diagnose(seen: Sequence[SeenUnit], lanes: Sequence[Lane], comm: Comm, contro
 
     def inputs() -> tuple[Tensor, Tensor, Tensor]:
         own = torch.cat([each.x.reshape(-1) for each in seen])
-        return own, own / comm.world, _direction(lanes)
+        return own, own / comm.world, _direction(flat_buffers)
 
     own, mean, direction = on_all_ranks(inputs, "diagnose", control)
     damages = [damage(comm.all_reduce(mean))]
@@ -132,9 +134,13 @@ def diagnose(seen: Sequence[SeenUnit], lanes: Sequence[Lane], comm: Comm, contro
     )
 
 
-def _direction(lanes: Sequence[Lane]) -> Tensor:
+def _direction(flat_buffers: Sequence[FlatBuffer]) -> Tensor:
     """The memory of unit length, float64; empty where nothing is remembered."""
-    parts = [lane.committed[UNSENT].double() for lane in lanes if UNSENT in lane.committed]
+    parts = [
+        flat_buffer.committed[UNSENT].double()
+        for flat_buffer in flat_buffers
+        if UNSENT in flat_buffer.committed
+    ]
     unit = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device="cpu")
     unit /= unit.norm().clamp_min(torch.finfo(torch.float64).tiny)
     return unit

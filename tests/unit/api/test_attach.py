@@ -313,14 +313,14 @@ def test_momentum_is_applied_once(make: Callable[[Any], torch.optim.Optimizer], 
     gradwire.attach(ddp, optimizer, recipe="dgc(ratio=0.1, momentum=0.0)")
 
 
-def test_a_model_that_dies_leaves_no_arena_behind_in_its_optimizer() -> None:
+def test_a_model_that_dies_leaves_no_flat_buffers_behind_in_its_optimizer() -> None:
     model = nn.Sequential(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wire = gradwire.attach(_ddp(model), optimizer, recipe="topk(ratio=0.1)")
-    arena = weakref.ref(wire.attached.backward.engine.layout.lanes[0])
+    flat_buffers = weakref.ref(wire.attached.backward.engine.layout.flat_buffers[0])
     del wire
     gc.collect()
-    assert arena() is None
+    assert flat_buffers() is None
     assert not optimizer._optimizer_step_post_hooks
 
 

@@ -27,7 +27,7 @@ from gradwire.kernels.compiler import prepare
 from gradwire.kernels.cpu.prepared import SIGNATURES
 from gradwire.placement.device import HostDevice
 from gradwire.recipes import recipe
-from gradwire.step.arena import ParameterSpec
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build, by_size
 from tests.support.recipes import LAWS, composed
 from tests.support.source import ROOT
@@ -129,7 +129,7 @@ def test_building_a_recipe_imports_its_own_kernels_only(
 
 
 @pytest.mark.parametrize(("text", "folds"), [("dense", False), ("fp16", False), ("int8", True)])
-def test_only_lanes_are_folded(text: str, folds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_flat_buffers_are_folded(text: str, folds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Collection[str]] = []
     monkeypatch.setattr(compiler, "prepare", lambda subjects, turn: asked.append(subjects))
     specs = [ParameterSpec(str(size), (size, 1), torch.float32, size) for size in (10, 10**5)]

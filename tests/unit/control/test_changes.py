@@ -252,7 +252,7 @@ def test_losses_that_rise_on_the_mean_of_all_ranks_are_told_where_something_is_r
 
 
 def test_healthy_steps_say_nothing_and_weigh_what_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The numbers are those of all main lanes of all ranks."""
+    """The numbers are those of all main flat buffers of all ranks."""
     weighed: list[tuple[float, float]] = []
     monkeypatch.setattr("gradwire.planning.health.Lag.add", lambda _lag, *norms: weighed.append(norms) or "")
 

@@ -21,8 +21,8 @@ from gradwire.planning.links import straight_line
 from gradwire.planning.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.step_time import sending_s
 from gradwire.recipes import Decision, recipe
-from gradwire.step.arena import ParameterSpec
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.flat_buffers import ParameterSpec
 from tests.support.rig import Rig, gradients
 
 

@@ -11,7 +11,7 @@ import torch
 from gradwire.control.forecast import (
     ClusterForecasts,
     gains_by_two_levels,
-    main_lane,
+    main_buffer,
     predicted_step_s,
     specs_of_profile,
 )
@@ -23,8 +23,8 @@ from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import load, ready_of
 from gradwire.planning.step_time import Forecast
 from gradwire.recipes import recipe
-from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import ExchangeContext
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
 from tests.support.recipes import EVERY_RECIPE
 
@@ -134,12 +134,14 @@ def test_what_a_gather_receives_grows_with_the_ranks_and_a_leaders_choice_does_n
 @pytest.mark.parametrize("interval", [2, 4, 38, 41, 64])
 def test_units_that_rest_send_a_share(interval: int) -> None:
     text = f"covap(interval={interval})"
-    lane = build(SPECS, recipe(text).build(), None, torch.device("meta"), 4).lanes[0]
-    beside = PROFILE.parameters - lane.numel
+    flat_buffer = build(SPECS, recipe(text).build(), None, torch.device("meta"), 4).flat_buffers[0]
+    beside = PROFILE.parameters - flat_buffer.numel
     sent = found(text)
     assert len(sent.cycle) == interval
     assert all(sum(bool(unit.sent) for unit in units) == 1 for units in zip(*sent.cycle, strict=True))
-    assert sent.wire_bytes == pytest.approx(2 * 3 / 4 * 4 * (lane.numel / interval + beside), rel=1e-12)
+    assert sent.wire_bytes == pytest.approx(
+        2 * 3 / 4 * 4 * (flat_buffer.numel / interval + beside), rel=1e-12
+    )
 
 
 def test_frames_are_counted_as_long_as_they_usually_are() -> None:
@@ -231,12 +233,14 @@ def test_units_that_are_alike_have_the_rounds_that_each_of_them_has(label: str) 
         recipe(EVERY_RECIPE[label]).build(), cutter=partial(even_cuts, unit_elements=1 << 18)
     )
     layout = build(ALIKE, composition, None, torch.device("meta"), 4)
-    main, exchange = main_lane(layout, ALIKE, ()), layout.main.exchange
+    main, exchange = main_buffer(layout, ALIKE, ()), layout.main.exchange
     for step in (0, 1003):
         ctx = ExchangeContext(step, 0, 0, 4)
         found = main.rounds(ctx)
         for unit, rounds in zip(
-            () if main.lane is None else main.lane.units, found, strict=main.lane is not None
+            () if main.flat_buffer is None else main.flat_buffer.units,
+            found,
+            strict=main.flat_buffer is not None,
         ):
             own = replace(ctx, unit=unit.index, parts=unit.parts, narrow=None)
             assert rounds == exchange.rounds(unit.numel, torch.float32, own)

@@ -64,14 +64,14 @@ def test_what_a_codec_costs_is_added_where_it_is_a_fact() -> None:
 def test_units_that_rest_now_and_then_count_as_often_as_they_travel() -> None:
     """One unit, sent every fourth step: between resting and sending always."""
     exchange = "covap(interval=4, sharding='off')"
-    lane = build(specs(), recipe(exchange).build(), None, torch.device("cpu"), WORLD).lanes[0]
-    assert len(lane.units) == 1
-    tail = sum(NUMEL) - lane.numel + HEADER * WORLD
+    flat_buffer = build(specs(), recipe(exchange).build(), None, torch.device("cpu"), WORLD).flat_buffers[0]
+    assert len(flat_buffer.units) == 1
+    tail = sum(NUMEL) - flat_buffer.numel + HEADER * WORLD
     tail_s = time_of(Transfer("all_reduce", 4.0 * tail, "direct"), WORLD, NETWORK)
-    mine = {slot.spec.name for slot in lane.slots}
+    mine = {slot.spec.name for slot in flat_buffer.slots}
     ready_s = max(at_s for at_s, spec in zip(READY_S, specs(), strict=True) if spec.name in mine)
-    sum_s = time_of(Transfer("all_reduce", 4.0 * lane.numel), WORLD, NETWORK)
-    sent_s = 0.5 + step_time([UnitWork(ready_s, lane.numel, (Sent(sum_s),))], READY_S[-1]) + tail_s
+    sum_s = time_of(Transfer("all_reduce", 4.0 * flat_buffer.numel), WORLD, NETWORK)
+    sent_s = 0.5 + step_time([UnitWork(ready_s, flat_buffer.numel, (Sent(sum_s),))], READY_S[-1]) + tail_s
     rested_s = 0.5 + READY_S[-1] + tail_s
     assert _predicted(exchange) == pytest.approx((sent_s + 3 * rested_s) / 4, rel=1e-12)
 

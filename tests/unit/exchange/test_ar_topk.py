@@ -217,12 +217,12 @@ def test_a_step_that_is_not_committed_leaves_no_trace() -> None:
     assert times_led([kept]) is None
 
 
-def test_times_led_add_up_over_units_and_lanes() -> None:
-    lanes = [ExchangeState(), ExchangeState()]
+def test_times_led_add_up_over_units_and_flat_buffers() -> None:
+    flat_buffers = [ExchangeState(), ExchangeState()]
     for kept, unit, leader in [(0, 0, 2), (0, 1, 2), (1, 0, 0), (0, 0, 1)]:
-        note(ctx(0, lanes[kept], unit), leader, None)
-        lanes[kept].commit()
-    assert times_led(lanes) == [1, 1, 2]
+        note(ctx(0, flat_buffers[kept], unit), leader, None)
+        flat_buffers[kept].commit()
+    assert times_led(flat_buffers) == [1, 1, 2]
     assert times_led([ExchangeState()]) is None
 
 

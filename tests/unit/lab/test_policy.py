@@ -8,7 +8,7 @@ from gradwire.lab.bench.settings import NetworkSetting, Schedule, Settings, Trai
 from gradwire.lab.bench.table import title
 from gradwire.lab.bench.trainer import policy_of
 from gradwire.recipes import recipe
-from gradwire.step.arena import ParameterSpec
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
 
 SPECS = tuple(
@@ -18,9 +18,11 @@ SPECS = tuple(
 
 
 def remembered(text, policy):
-    """The recipe of every lane with memory, by parameter."""
+    """The recipe of every flat buffer with memory, by parameter."""
     layout = build(SPECS, recipe(text).build(), policy, torch.device("meta"), world=2)
-    return {name: type(lane.exchange).__name__ for name, (lane, _slot) in layout.slots.items()}.keys()
+    return {
+        name: type(flat_buffer.exchange).__name__ for name, (flat_buffer, _slot) in layout.slots.items()
+    }.keys()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,9 @@ def test_by_size_leaves_tiny_tensors_to_the_recipe_as_the_default_policy_does():
             for policy in (None, policy_of("by_size(smallest=2048)"))
         ]
         assert layouts[0].direct == layouts[1].direct
-        assert [len(each.lanes) for each in layouts] == [{"dgc(ratio=0.1)": 2, "fp16": 0}.get(text, 1)] * 2
+        assert [len(each.flat_buffers) for each in layouts] == [
+            {"dgc(ratio=0.1)": 2, "fp16": 0}.get(text, 1)
+        ] * 2
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from gradwire.lab.workloads.emulated import EmulatedWorkload
 from gradwire.lab.workloads.profile import shrunk, timing
 from gradwire.planning.shapes import PROFILES, load, models
 from gradwire.recipes import recipe
-from gradwire.step.arena import ParameterSpec
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
 
 PUBLISHED = {
@@ -124,7 +124,7 @@ def specs(profile):
 def sent(profile, policy):
     """The share of all elements that covap(interval=3) sends in a step, in the mean."""
     layout = build(specs(profile), recipe("covap(interval=3)").build(), policy, torch.device("meta"), world=2)
-    waiting = sum(lane.numel for lane in layout.lanes) / profile.parameters
+    waiting = sum(flat_buffer.numel for flat_buffer in layout.flat_buffers) / profile.parameters
     return 1 - waiting * 2 / 3
 
 

@@ -9,7 +9,7 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
 from gradwire.measure.norms import Weighing
 from gradwire.memory import UNSENT, Gradients, LowPass, Memory, Residual
-from gradwire.step.arena import Lane, ParameterSpec
+from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec
 
 CPU = torch.device("cpu")
 SIZES = (5, 3, 9)
@@ -24,18 +24,18 @@ def test_the_gradient_is_found_again_in_what_a_fold_makes(
     memory: Memory, coefficient: float, kept: torch.dtype, cuts: tuple[int, ...]
 ) -> None:
     specs = [ParameterSpec(str(n), (size,), torch.float32, size) for n, size in enumerate(SIZES)]
-    lane = Lane(0, specs, remember(dense(), memory), cuts, CPU, kept)
+    flat_buffer = FlatBuffer(0, specs, remember(dense(), memory), cuts, CPU, kept)
     left, gradient = torch.randn(sum(SIZES)), torch.randn(sum(SIZES))
-    lane.committed[UNSENT].copy_(left)
-    left = lane.committed[UNSENT].float()
-    lane.fold(Gradients(gradient, lane.pieces), 0, 2)
+    flat_buffer.committed[UNSENT].copy_(left)
+    left = flat_buffer.committed[UNSENT].float()
+    flat_buffer.fold(Gradients(gradient, flat_buffer.pieces), 0, 2)
     weighing = Weighing(len(SIZES), CPU, memory.weight)
-    for unit in lane.units:
+    for unit in flat_buffer.units:
         here = slice(unit.start, unit.stop)
         sizes = [part.numel for part in unit.parts]
-        first = [slot.spec.name for slot in lane.slots].index(unit.parts[0].name)
-        unsent = lane.committed[UNSENT][here]
-        weighing.add(lane.x[here], unsent, coefficient=coefficient, first=first, sizes=sizes)
+        first = [slot.spec.name for slot in flat_buffer.slots].index(unit.parts[0].name)
+        unsent = flat_buffer.committed[UNSENT][here]
+        weighing.add(flat_buffer.x[here], unsent, coefficient=coefficient, first=first, sizes=sizes)
     for found, wanted in zip(weighing.norms(), (gradient, left * memory.weight), strict=True):
         norms = [float(each.norm()) for each in wanted.split_with_sizes(SIZES)]
         torch.testing.assert_close(found, torch.tensor(norms, dtype=torch.float64), rtol=1e-5, atol=1e-6)

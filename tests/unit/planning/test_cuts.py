@@ -1,4 +1,4 @@
-"""Where lanes are cut."""
+"""Where flat buffers are cut."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _sending(verbs: Sequence[str], bytes_per_element: float, numel: int) -> Anno
 
 @pytest.mark.parametrize("numel", SIZES)
 @pytest.mark.parametrize("world", [1, 2, 4, 64])
-def test_fitted_units_make_up_the_lane_and_none_is_above_25_megabytes_of_float32(
+def test_fitted_units_make_up_the_flat_buffer_and_none_is_above_25_megabytes_of_float32(
     numel: int, world: int
 ) -> None:
     parts = _parts(numel, fitted_cuts(numel, _sending(["all_reduce"], 4.0, numel), world))
@@ -100,7 +100,7 @@ def test_every_phase_carries_the_same_within_a_hundredth(numel: int, interval: i
     assert max(phases) <= 1.01 * min(phases)
 
 
-def test_phased_units_are_spread_over_the_whole_lane() -> None:
+def test_phased_units_are_spread_over_the_whole_flat_buffer() -> None:
     numel, interval = 11_000_000, 4
     cuts = phased_cuts((numel,), interval)
     starts = [0, *cuts][1::interval]

@@ -14,7 +14,7 @@ from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.facts import Facts
 from gradwire.planning.step_time import ready_of_element
 from gradwire.recipes import Composition, recipe
-from gradwire.step.arena import Lane, ParameterSpec
+from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec
 from tests.support.planning_problems import imbalance
 
 # VGG-19's six buckets in the paper (table V), in the order in which they become ready.
@@ -22,11 +22,11 @@ VGG_19 = (4101096, 16781312, 107480576, 7079424, 7669760, 555072)
 
 
 def units(text: str, sizes: tuple[int, ...] = VGG_19) -> list[int]:
-    """Elements of each unit of a lane with parameters of `sizes`."""
+    """Elements of each unit of a flat buffer with parameters of `sizes`."""
     built = recipe(text).build()
     specs = [ParameterSpec(f"p{i}", (size,), torch.float32, size) for i, size in enumerate(sizes)]
-    lane = Lane(0, specs, built.exchange, built.cuts(specs, 2), torch.device("meta"))
-    return [unit.numel for unit in lane.units]
+    flat_buffer = FlatBuffer(0, specs, built.exchange, built.cuts(specs, 2), torch.device("meta"))
+    return [unit.numel for unit in flat_buffer.units]
 
 
 def test_without_sharding_units_are_those_of_ddp() -> None:

@@ -13,9 +13,9 @@ from gradwire.exchange.leader import leader_in_turn
 from gradwire.placement import host
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
-from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import ExchangeContext
 from gradwire.step.environment import EngineEnvironment
+from gradwire.step.flat_buffers import ParameterSpec
 from tests.support.rig import Outcome, Rig, gradients
 
 AUTO = "scalecom(rates='auto', warmup_steps=3)"

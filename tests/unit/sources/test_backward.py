@@ -24,11 +24,11 @@ from gradwire.placement.transfer import BufferTransfer, TransferredBuffer
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.source import Source
-from gradwire.step.arena import Slot
 from gradwire.step.arrival import Arrival
 from gradwire.step.context import Fates
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.fates import Steps
+from gradwire.step.flat_buffers import Slot
 from gradwire.step.on_device import DeviceBackward
 from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.step import Step

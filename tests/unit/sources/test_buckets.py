@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.sources.ddp.source import BucketMap
-from gradwire.step.arena import specs_of
+from gradwire.step.flat_buffers import specs_of
 
 
 @dataclass

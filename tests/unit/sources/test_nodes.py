@@ -10,7 +10,7 @@ import torch
 from gradwire.comm import Comm, run_ranks
 from gradwire.sources.nodes.level import Packing
 from gradwire.sources.nodes.members import Members, NodeTable, agreed, neighbours
-from gradwire.step.arena import slots_of
+from gradwire.step.flat_buffers import slots_of
 from gradwire.step.shards import shards_of
 from tests.support.rig import specs
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.sources.buckets import Bucket, assigned
-from gradwire.step.arena import ParameterSpec
+from gradwire.step.flat_buffers import ParameterSpec
 
 CPU = torch.device("cpu")
 

@@ -308,6 +308,6 @@ def test_after_a_switch_to_what_only_compresses_the_next_gradient_takes_all_that
             if name in owed:
                 expected = expected + owed[name]
             assert torch.equal(mean[name].flatten(), expected)
-        assert not any(lane.committed[UNSENT].any() for lane in rig.engine.layout.lanes)
+        assert not any(flat_buffer.committed[UNSENT].any() for flat_buffer in rig.engine.layout.flat_buffers)
 
     run_ranks(1, rank)

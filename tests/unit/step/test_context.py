@@ -9,7 +9,7 @@ import torch
 
 from gradwire.step.context import ExchangeContext
 
-HERE = ExchangeContext(step=3, unit=2, rank=1, world=4, seed=5, lane=1)
+HERE = ExchangeContext(step=3, unit=2, rank=1, world=4, seed=5, flat_buffer=1)
 
 
 def draw(generator: torch.Generator) -> list[int]:
@@ -25,7 +25,7 @@ def test_private_generator_differs_between_ranks_and_from_the_shared_one() -> No
     assert len(set(map(tuple, draws))) == 5
 
 
-@pytest.mark.parametrize("field", ["step", "unit", "seed", "lane"])
+@pytest.mark.parametrize("field", ["step", "unit", "seed", "flat_buffer"])
 def test_every_coordinate_changes_the_numbers(field: str) -> None:
     there = replace(HERE, **{field: getattr(HERE, field) + 1})
     assert draw(HERE.shared()) != draw(there.shared())

@@ -58,7 +58,7 @@ def test_a_failure_is_told_over_the_control_comm() -> None:
     def rank(comm: Comm) -> BaseException | None:
         rig = Rig(comm, "topk(ratio=0.1)", control=MeteredComm(comm))
         if comm.rank == 0:
-            rig.engine.layout.lanes[0].fold = fold  # type: ignore[assignment,method-assign]
+            rig.engine.layout.flat_buffers[0].fold = fold  # type: ignore[assignment,method-assign]
         return rig.step(gradients(comm.rank, 0)).error
 
     own, *others = run_ranks(3, rank)
@@ -143,7 +143,7 @@ def test_a_failure_in_one_shard_is_told_to_all_by_the_rank_among_all() -> None:
     def rank(comm: Comm) -> BaseException | None:
         rig = Rig(comm.split(SHARDS), "topk(ratio=0.1)", control=comm)
         if comm.rank == 3:
-            rig.engine.layout.lanes[0].fold = fold  # type: ignore[assignment,method-assign]
+            rig.engine.layout.flat_buffers[0].fold = fold  # type: ignore[assignment,method-assign]
         return rig.step(gradients(comm.rank, 0)).error
 
     *others, own = run_ranks(4, rank)

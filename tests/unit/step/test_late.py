@@ -145,8 +145,8 @@ def test_a_failure_is_told_in_its_own_step() -> None:
             def fold(*_: object) -> None:
                 raise full
 
-            lane = rig.engine.layout.lanes[0]
-            lane.fold = lane.fold_marked = fold  # type: ignore[assignment,method-assign]
+            flat_buffer = rig.engine.layout.flat_buffers[0]
+            flat_buffer.fold = flat_buffer.fold_marked = fold  # type: ignore[assignment,method-assign]
         outcome = rig.step(brought(comm.rank, 1, {}))
         assert rig.engine.step == 1, "the step before counts, this one does not"
         return outcome.error

@@ -14,7 +14,7 @@ from gradwire.exchange.payloads import Reduce, reduce
 from gradwire.memory import UNSENT
 from gradwire.planning.tuning import Tuning
 from gradwire.recipes import Composition, recipe
-from gradwire.step.arena import ParameterSpec
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout, build, by_size
 
 CPU = torch.device("cpu")
@@ -54,8 +54,8 @@ def test_a_recipe_without_memory_takes_whole_buckets(text: str) -> None:
 def test_the_first_pattern_that_fits_wins() -> None:
     layout = _layout("topk(ratio=0.1)", {"head.*": "dense", "*": "topk(ratio=0.5)"})
     assert set(layout.direct) == {"head.bias", "head.weight"}
-    (lane,) = layout.lanes
-    assert lane.slots[0].spec.name == "norm"
+    (flat_buffer,) = layout.flat_buffers
+    assert flat_buffer.slots[0].spec.name == "norm"
 
 
 def test_what_a_policy_leaves_open_goes_the_recipes_way() -> None:
@@ -65,12 +65,12 @@ def test_what_a_policy_leaves_open_goes_the_recipes_way() -> None:
     }
 
 
-def test_every_recipe_and_type_has_a_lane_of_its_own() -> None:
+def test_every_recipe_and_type_has_a_flat_buffer_of_its_own() -> None:
     specs = (*SPECS, _spec("double", 99, 99, dtype=torch.float64), _spec("half", 99, 99, dtype=torch.float16))
     layout = _layout("topk(ratio=0.1)", {"head.weight": "randomk(ratio=0.1)", "*": "topk(ratio=0.1)"}, specs)
-    names = [[slot.spec.name for slot in lane.slots] for lane in layout.lanes]
+    names = [[slot.spec.name for slot in flat_buffer.slots] for flat_buffer in layout.flat_buffers]
     assert names == [["head.bias", "norm", "body"], ["head.weight"], ["double"], ["half"]]
-    assert [lane.number for lane in layout.lanes] == [0, 1, 2, 3]
+    assert [flat_buffer.number for flat_buffer in layout.flat_buffers] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_holds_gradients_of_sixteen_bits_and_what_they_travel_in(
     text: str, plane: torch.dtype, narrow: torch.dtype | None
 ) -> None:
     specs = (_spec("half", 99, 99, dtype=torch.bfloat16), _spec("whole", 99, 99))
-    first, second = _layout(text, None, specs).lanes
+    first, second = _layout(text, None, specs).flat_buffers
     assert (first.dtype, first.x.dtype, first.narrow) == (plane, plane, narrow)
     assert (second.dtype, second.narrow) == (torch.float32, None)
 
@@ -96,7 +96,7 @@ def test_what_holds_gradients_of_sixteen_bits_and_what_they_travel_in(
 def test_memory_is_a_view_of_the_committed_plane() -> None:
     layout = _layout("topk(ratio=0.1)")
     layout.memory("body").fill_(3.0)
-    assert layout.lanes[0].committed[UNSENT].sum() == 3.0 * 512 * 64
+    assert layout.flat_buffers[0].committed[UNSENT].sum() == 3.0 * 512 * 64
     assert layout.memory_bytes == 2 * 4 * (5120 + 512 * 64)
 
 

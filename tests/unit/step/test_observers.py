@@ -20,7 +20,7 @@ class Looking:
         self.heard.append(f"step {step.number}")
         step.unit_observers.append(self._look)
 
-    def _look(self, _lane: object, unit: object, *_: object) -> None:
+    def _look(self, _flat_buffer: object, unit: object, *_: object) -> None:
         self.heard.append(str(unit))
         if self.heard.count("step 1") in self.fails:
             raise MemoryError("no room to look")
@@ -33,7 +33,9 @@ def test_an_observer_hears_of_a_step_before_its_units_and_of_none_once_it_is_off
         for step, observers in enumerate([[], [observer], []]):
             rig.engine.env.observers[:] = observers
             rig.step(gradients(comm.rank, step))
-        assert len({*observer.heard}) == 1 + sum(len(lane.units) for lane in rig.engine.layout.lanes)
+        assert len({*observer.heard}) == 1 + sum(
+            len(flat_buffer.units) for flat_buffer in rig.engine.layout.flat_buffers
+        )
         return observer.heard
 
     (first, *units), other = run_ranks(2, rank)

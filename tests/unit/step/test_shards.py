@@ -7,8 +7,8 @@ import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.recipes import recipe
-from gradwire.step.arena import ParameterSpec
 from gradwire.step.context import Replicated
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
 from gradwire.step.shards import Shard, cut, joined, shards_of
 from tests.support.rig import specs

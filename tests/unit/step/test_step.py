@@ -12,15 +12,15 @@ from gradwire.codec.sparse import sparse
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
-from gradwire.step.arena import Lane, ParameterSpec, slots_of
 from gradwire.step.arrival import Arrival, route_of
+from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, slots_of
 from gradwire.step.step import Outcome, Step
 from tests.support.rig import Rig, gradients
 
 
-def _lane(*sizes: int) -> Lane:
+def _flat_buffer(*sizes: int) -> FlatBuffer:
     specs = [ParameterSpec(f"p{i}", (size,), torch.float32, size) for i, size in enumerate(sizes)]
-    return Lane(0, specs, remember(gather(sparse(top_k(0.5)))), (), torch.device("cpu"))
+    return FlatBuffer(0, specs, remember(gather(sparse(top_k(0.5)))), (), torch.device("cpu"))
 
 
 def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:
@@ -52,7 +52,7 @@ def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:
 def test_a_mean_lands_on_its_parameters_and_nowhere_else(
     buckets: list[dict[str, int]], factor: float
 ) -> None:
-    (unit,) = _lane(2, 3).units
+    (unit,) = _flat_buffer(2, 3).units
     step, buffers = _step(*buckets)
     route, mean = route_of(unit, step.taken), torch.arange(1.0, 6.0)
     place = step.place_of(route, torch.zeros(5), factor)
@@ -67,7 +67,7 @@ def test_a_mean_lands_on_its_parameters_and_nowhere_else(
 
 
 def test_a_unit_within_one_bucket_needs_no_copy() -> None:
-    (unit,) = _lane(2, 3).units
+    (unit,) = _flat_buffer(2, 3).units
     step, (buffer,) = _step({"x": 4, "p0": 2, "p1": 3})
     place = step.place_of(route_of(unit, step.taken), torch.zeros(5), 1.0)
     assert place is not None
@@ -75,10 +75,10 @@ def test_a_unit_within_one_bucket_needs_no_copy() -> None:
 
 
 def test_a_unit_is_complete_when_all_its_pieces_are() -> None:
-    lane = _lane(2, 3)
+    flat_buffer = _flat_buffer(2, 3)
     step, _ = _step({"p0": 2, "p1": 3})
-    assert step.completed([(lane.units[0], 1)]) == []
-    assert step.completed([(lane.units[0], 1)]) == list(lane.units)
+    assert step.completed([(flat_buffer.units[0], 1)]) == []
+    assert step.completed([(flat_buffer.units[0], 1)]) == list(flat_buffer.units)
 
 
 def test_the_first_failure_is_kept_with_its_context() -> None:

@@ -38,9 +38,11 @@ def watched(text: str, world: int = WORLD) -> list[tuple[Diagnosis, list[SeenUni
         rig = Rig(comm, text, unit_elements=1500, observers=[watch])
         for step in range(STEPS):
             assert rig.step(gradients(comm.rank, step)).error is None
-        lanes = rig.engine.layout.lanes
-        memories = [lane.committed[UNSENT] for lane in lanes if UNSENT in lane.committed]
-        return diagnose(watch.seen, lanes, comm, comm), watch.seen, memories
+        flat_buffers = rig.engine.layout.flat_buffers
+        memories = [
+            flat_buffer.committed[UNSENT] for flat_buffer in flat_buffers if UNSENT in flat_buffer.committed
+        ]
+        return diagnose(watch.seen, flat_buffers, comm, comm), watch.seen, memories
 
     return run_ranks(world, body)
 
@@ -176,7 +178,7 @@ def test_where_only_some_ranks_watched_all_of_them_are_told() -> None:
         rig = Rig(comm, "topk(ratio=0.1)", observers=[watch] if comm.rank > 0 else [])
         rig.step(gradients(comm.rank, 0))
         with pytest.raises(RanksDisagree) as caught:
-            diagnose(watch.seen, rig.engine.layout.lanes, comm, comm)
+            diagnose(watch.seen, rig.engine.layout.flat_buffers, comm, comm)
         return str(caught.value)
 
     for message in run_ranks(WORLD, body):

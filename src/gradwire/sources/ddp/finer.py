@@ -1,4 +1,4 @@
-"""Smaller DDP buckets, so that gradients reach the arena while backward still runs.
+"""Smaller DDP buckets, so that gradients reach the flat buffers while backward still runs.
 
 DDP hands over whole buckets. At its default of 25 MB most of a model arrives only when backward ends,
 so communication cannot overlap with it. gradwire cuts units where it likes, so the

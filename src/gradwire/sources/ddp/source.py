@@ -20,8 +20,8 @@ from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.source import Source
-from gradwire.step.arena import ParameterSpec, Slot, slots_of, specs_of
 from gradwire.step.arrival import Arrival
+from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of, specs_of
 from gradwire.step.reducer import Backward
 from gradwire.step.step import Passenger, Step
 from gradwire.untraced import untraced

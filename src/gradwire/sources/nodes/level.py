@@ -22,8 +22,8 @@ from gradwire.comm import Pending
 from gradwire.errors import DAMAGED, TransportError
 from gradwire.measure.metered import MeteredComm
 from gradwire.placement import Placement
-from gradwire.step.arena import ParameterSpec, Slot, slots_of
 from gradwire.step.arrival import Arrival, InTurn
+from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of
 from gradwire.step.reducer import Reducer
 from gradwire.step.shards import shards_of
 from gradwire.step.step import Outcome, Step

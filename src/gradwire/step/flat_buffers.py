@@ -1,10 +1,10 @@
 """Flat memory in which unsent gradient lives, keyed by parameter and never by bucket.
 
-Vocabulary: a *slot* is where one parameter lies; a *lane* is a run of slots that share an exchange; a
+Vocabulary: a *slot* is where one parameter lies; a *flat buffer* is a run of slots that share an exchange; a
 *cut* is a boundary between two *units*; a unit is what one exchange agrees on at a time; a *part* is what
-a unit holds of one parameter. A *plane* holds one number for each element of a lane, such as what is unsent:
-*committed* planes are what the last good step left, *working* planes are the current step's. The *error-fed*
-gradient is a step's gradient plus what is unsent.
+a unit holds of one parameter. A *plane* holds one number for each element of a flat buffer, such as what is
+unsent: *committed* planes are what the last good step left, *working* planes are the current step's. The
+*error-fed* gradient is a step's gradient plus what is unsent.
 
 The layout is a pure function of the module (reverse registration order, roughly the order in which backward
 delivers) so it exists before DDP has built its buckets, and does not change when DDP rebuilds them.
@@ -109,7 +109,7 @@ def layout_hash(specs: Sequence[ParameterSpec]) -> str:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a parameter in flat memory, its lane or a gradient bucket: elements [start, stop)."""
+    """The place of a parameter in memory, its flat buffer or a gradient bucket: elements [start, stop)."""
 
     spec: ParameterSpec
     start: int
@@ -122,9 +122,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Unit:
-    """Elements [start, stop) of a lane, exchanged together."""
+    """Elements [start, stop) of a flat buffer, exchanged together."""
 
-    lane: int
+    flat_buffer: int
     index: int
     start: int
     stop: int
@@ -135,10 +135,10 @@ class Unit:
         return self.stop - self.start
 
     def __str__(self) -> str:
-        return f"lane {self.lane} unit {self.index}"
+        return f"lane {self.flat_buffer} unit {self.index}"
 
 
-class Lane:
+class FlatBuffer:
     """The slots of one exchange with the planes of its memory, by name.
 
     `committed` planes are those of the last committed exchange. `working` planes belong to the running one,
@@ -160,7 +160,7 @@ class Lane:
         """Allocate the planes, and cut the units.
 
         Args:
-            number: of the lane.
+            number: of the flat buffer.
             specs: its parameters, in order, all of one type.
             exchange: of all its units; has a memory.
             cuts: inner cut points in elements. They move to the exchange's grain.
@@ -235,7 +235,7 @@ class Lane:
         fold_marked(self.x, old, grads.bucket, coefficient, grads.scale, grads.pieces, numbers, marks)
 
     def numbers_of(self, slots: Iterable[Slot]) -> tuple[int, ...]:
-        """Numbers of slots among all of the lane."""
+        """Numbers of slots among all of the flat buffer."""
         return tuple([self._numbers[slot.spec.name] for slot in slots])
 
     @cached_property
@@ -330,15 +330,17 @@ def slots_of(specs: Sequence[ParameterSpec]) -> tuple[Slot, ...]:
     return tuple(Slot(spec, start) for spec, start in zip(specs, starts, strict=False))
 
 
-def units_of(slots: Sequence[Slot], cuts: Iterable[int], grain: int, lane: int = 0) -> tuple[Unit, ...]:
+def units_of(
+    slots: Sequence[Slot], cuts: Iterable[int], grain: int, flat_buffer: int = 0
+) -> tuple[Unit, ...]:
     """The units between `cuts`, which move down to a multiple of `grain`, or to the nearest end of a
     parameter.
 
     Args:
-        slots: of the lane.
+        slots: of the flat buffer.
         cuts: inner cut points in elements.
         grain: of the exchange.
-        lane: its number.
+        flat buffer: its number.
     """
     ends = [0, *(slot.stop for slot in slots)]
     numel = ends[-1]
@@ -349,7 +351,7 @@ def units_of(slots: Sequence[Slot], cuts: Iterable[int], grain: int, lane: int =
         inner = {cut // grain * grain for cut in inner}
     bounds, starts = sorted({0, numel} | inner), [slot.start for slot in slots]
     return tuple(
-        Unit(lane, index, start, stop, _parts(slots, starts, ends[1:], start, stop))
+        Unit(flat_buffer, index, start, stop, _parts(slots, starts, ends[1:], start, stop))
         for index, (start, stop) in enumerate(pairwise(bounds))
     )
 

@@ -15,7 +15,7 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import Gather, gather
 from gradwire.laws import Laws
 from gradwire.memory import UNSENT
-from gradwire.step.arena import Lane, ParameterSpec, layout_hash, specs_of
+from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, layout_hash, specs_of
 
 
 def _spec(name: str, numel: int, dtype: torch.dtype = torch.float32) -> ParameterSpec:
@@ -33,10 +33,10 @@ class Grained(Gather):
         return replace(super().laws, grain=self.grain)
 
 
-def _lane(sizes: list[int], cuts: tuple[int, ...], grain: int = 1) -> Lane:
+def _flat_buffer(sizes: list[int], cuts: tuple[int, ...], grain: int = 1) -> FlatBuffer:
     exchange = remember(Grained(sparse(top_k(0.5)), grain))
     specs = [_spec(f"p{i}", size) for i, size in enumerate(sizes)]
-    return Lane(0, specs, exchange, cuts, torch.device("cpu"))
+    return FlatBuffer(0, specs, exchange, cuts, torch.device("cpu"))
 
 
 def test_parameters_come_in_reverse_registration_order() -> None:
@@ -70,20 +70,22 @@ def test_the_layout_hash_sees_order_names_shapes_and_types(other: list[Parameter
     ("sizes", "cuts"),
     [([5], ()), ([3, 4, 5], (3, 7)), ([3, 4, 5], (1, 5, 11)), ([1, 1, 1], (1, 2)), ([7, 0, 2], (7,))],
 )
-def test_units_tile_the_lane_and_parts_tile_the_parameters(sizes: list[int], cuts: tuple[int, ...]) -> None:
-    lane = _lane(sizes, cuts)
-    covered = list(itertools.chain.from_iterable(range(u.start, u.stop) for u in lane.units))
+def test_units_tile_the_flat_buffer_and_parts_tile_the_parameters(
+    sizes: list[int], cuts: tuple[int, ...]
+) -> None:
+    flat_buffer = _flat_buffer(sizes, cuts)
+    covered = list(itertools.chain.from_iterable(range(u.start, u.stop) for u in flat_buffer.units))
     assert covered == list(range(sum(sizes)))
-    for slot in lane.slots:
-        parts = [p for u in lane.units_of[slot.spec.name] for p in u.parts if p.name == slot.spec.name]
+    for slot in flat_buffer.slots:
+        parts = [p for u in flat_buffer.units_of[slot.spec.name] for p in u.parts if p.name == slot.spec.name]
         elements = list(itertools.chain.from_iterable(range(p.start, p.stop) for p in parts))
         assert elements == list(range(slot.spec.numel))
 
 
 def test_a_part_lies_where_its_unit_says() -> None:
-    lane = _lane([3, 4, 5], (5,))
-    begins = {slot.spec.name: slot.start for slot in lane.slots}
-    for unit in lane.units:
+    flat_buffer = _flat_buffer([3, 4, 5], (5,))
+    begins = {slot.spec.name: slot.start for slot in flat_buffer.slots}
+    for unit in flat_buffer.units:
         offset = unit.start
         for part in unit.parts:
             assert begins[part.name] + part.start == offset
@@ -92,24 +94,24 @@ def test_a_part_lies_where_its_unit_says() -> None:
 
 
 def test_cuts_fall_on_the_grain_only() -> None:
-    lane = _lane([100], (5, 16, 33, 63), grain=16)
-    assert [(unit.start, unit.stop) for unit in lane.units] == [(0, 16), (16, 32), (32, 48), (48, 100)]
+    flat_buffer = _flat_buffer([100], (5, 16, 33, 63), grain=16)
+    assert [(unit.start, unit.stop) for unit in flat_buffer.units] == [(0, 16), (16, 32), (32, 48), (48, 100)]
 
 
-def test_cuts_outside_the_lane_are_no_cuts() -> None:
-    assert len(_lane([4], (-1, 0, 4, 9)).units) == 1
+def test_cuts_outside_the_flat_buffer_are_no_cuts() -> None:
+    assert len(_flat_buffer([4], (-1, 0, 4, 9)).units) == 1
 
 
-def test_a_lane_of_empty_parameters_has_no_units() -> None:
-    assert _lane([0, 0], ()).units == ()
+def test_a_flat_buffer_of_empty_parameters_has_no_units() -> None:
+    assert _flat_buffer([0, 0], ()).units == ()
 
 
 def test_commit_takes_the_working_plane_and_adds_to_what_is_idle() -> None:
-    lane = _lane([2, 3], ())
-    lane.committed[UNSENT].copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
-    lane.x.copy_(torch.tensor([0.0, 0.5, 30.0, 40.0, 50.0]))
-    lane.commit(idle=[lane.slots[0]])
-    assert lane.committed[UNSENT].tolist() == [1.0, 2.5, 30.0, 40.0, 50.0]
+    flat_buffer = _flat_buffer([2, 3], ())
+    flat_buffer.committed[UNSENT].copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
+    flat_buffer.x.copy_(torch.tensor([0.0, 0.5, 30.0, 40.0, 50.0]))
+    flat_buffer.commit(idle=[flat_buffer.slots[0]])
+    assert flat_buffer.committed[UNSENT].tolist() == [1.0, 2.5, 30.0, 40.0, 50.0]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,9 @@ def test_commit_takes_the_working_plane_and_adds_to_what_is_idle() -> None:
     ],
 )
 def test_short_gradients_accumulate_in_float32(dtype: torch.dtype, plane: torch.dtype) -> None:
-    lane = Lane(0, [_spec("p", 6, dtype)], remember(gather(sparse(top_k(0.5)))), (), torch.device("cpu"))
-    assert lane.committed[UNSENT].dtype == lane.x.dtype == plane
-    assert lane.memory_bytes == 2 * 6 * plane.itemsize
-    assert not lane.committed[UNSENT].any()
+    flat_buffer = FlatBuffer(
+        0, [_spec("p", 6, dtype)], remember(gather(sparse(top_k(0.5)))), (), torch.device("cpu")
+    )
+    assert flat_buffer.committed[UNSENT].dtype == flat_buffer.x.dtype == plane
+    assert flat_buffer.memory_bytes == 2 * 6 * plane.itemsize
+    assert not flat_buffer.committed[UNSENT].any()
