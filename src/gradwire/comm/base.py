@@ -288,10 +288,10 @@ def owe_zeros(comm: Comm, owed: Sequence[Round], device: torch.device) -> None:
             told.extend(_owe_shift(comm, round_, told, device))
         elif not round_.at_most:
             zeros = torch.zeros(round_.numel, dtype=round_.dtype, device=device)
-            drain(issue_alone(comm, round_, zeros))
+            wait_unread(issue_alone(comm, round_, zeros))
 
 
-def drain(pending: Pending) -> None:
+def wait_unread(pending: Pending) -> None:
     """Wait for a round whose payload is not read; a damaged payload is ignored."""
     with suppress(*DAMAGED):
         pending.wait()
@@ -310,7 +310,7 @@ def _owe_shift(comm: Comm, round_: Round, told: deque[int], device: torch.device
         raise TransportError(f"a peer announces {heard} elements, where there are {round_.numel} at most")
     out = torch.empty(heard, dtype=round_.dtype, device=device)
     zeros = torch.zeros(sent, dtype=round_.dtype, device=device)
-    drain(comm.shift(out, zeros, round_.by, round_.tells))
+    wait_unread(comm.shift(out, zeros, round_.by, round_.tells))
     tail = out.view(torch.uint8)[out.nbytes - 8 * round_.tells :].clone()
     words: list[int] = tail.view(torch.int64).tolist()
     return words

@@ -16,7 +16,7 @@ from typing import cast
 
 import torch
 
-from gradwire.comm.base import Algorithm, Comm, Round, Verb, drain, gathered, issue_alone
+from gradwire.comm.base import Algorithm, Comm, Round, Verb, gathered, issue_alone, wait_unread
 from gradwire.measure.clock import now_s
 from gradwire.planning.collectives import payload_for, serial_bytes
 from gradwire.planning.costs import LONG_S, Link, Network
@@ -181,7 +181,7 @@ def _durations(
     durations = []
     for _ in range(repetitions):
         start_s = clock()
-        drain(issue_alone(comm, round_, tensor))  # an error on one rank would leave the others waiting
+        wait_unread(issue_alone(comm, round_, tensor))  # an error on one rank would leave the others waiting
         durations.append(clock() - start_s)
     return durations
 

@@ -2,7 +2,7 @@
 `catalogue` says in which module each is.
 
 The other files are no recipes. `narrow`, `units` and `low_bits` are parts of several, `parse` reads their
-texts, and `trial`, `drain` and `regroup` make compositions out of other recipes while a training runs.
+texts, and `trial`, `flush` and `regroup` make compositions out of other recipes while a training runs.
 """
 
 from gradwire.recipes.base import Composition, Decision, RecipeEntry, register

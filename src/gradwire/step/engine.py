@@ -127,9 +127,9 @@ class Engine:
         asked = self.layout_of(following, META)
         if self._may_follow(asked):
             return asked.main
-        from gradwire.recipes.drain import sending_unsent  # few runs need it
+        from gradwire.recipes.flush import flushing  # few runs need it
 
-        first = sending_unsent(asked.main)
+        first = flushing(asked.main)
         return None if first == self.layout.main else first
 
     def _may_follow(self, following: Layout) -> bool:

@@ -27,7 +27,7 @@ from gradwire.recipes import Composition, recipe
 from gradwire.recipes.auto import auto
 from gradwire.recipes.base import Judge
 from gradwire.recipes.dense import dense
-from gradwire.recipes.drain import AGAIN, sending_unsent
+from gradwire.recipes.flush import AGAIN, flushing
 from gradwire.recipes.trial import (
     COUNTED,
     DECIDED,
@@ -486,7 +486,7 @@ def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize(
     "running",
-    [on_trial("int4", COMPARISON, auto), sending_unsent(dense())],
+    [on_trial("int4", COMPARISON, auto), flushing(dense())],
     ids=lambda c: c.text,
 )
 def test_a_checkpoint_goes_on_with_what_ran_watched_and_without_a_trial(running: Composition) -> None:

@@ -14,14 +14,14 @@ AGAIN = 10
 """Steps after which the second is proposed again, where something was still unsent."""
 
 
-def sending_unsent(following: Composition) -> Composition:
+def flushing(following: Composition) -> Composition:
     """A dense composition that sends all unsent gradient, and then proposes `following`.
 
     One step suffices, unless a parameter's gradient is zero on a rank, which keeps its memory there. A
     checkpoint saved meanwhile resumes with `local_every(interval=1)`, which sends the same.
 
     >>> from gradwire.recipes.dense import dense
-    >>> sending_unsent(dense()).text
+    >>> flushing(dense()).text
     'local_every(interval=1)'
     """
     return replace(
