@@ -14,7 +14,7 @@ from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.exchange.gcomp import Gcomp
-from gradwire.exchange.turns import turn_of
+from gradwire.exchange.round_robin import round_robin
 from gradwire.kernels.folding import Folded
 from gradwire.laws import Laws
 from gradwire.memory import Gradients, Memory, Planes
@@ -226,8 +226,8 @@ ALIKE = next(
     step
     for step in range(288, 10**6, 288)
     if all(
-        turn_of(ExchangeContext(step, 0, 0, 2), interval, whose=whose)
-        == turn_of(ExchangeContext(0, 0, 0, 2), interval, whose=whose)
+        round_robin(ExchangeContext(step, 0, 0, 2), interval, whose=whose)
+        == round_robin(ExchangeContext(0, 0, 0, 2), interval, whose=whose)
         for interval, whose in ((2, "phase"), (3, "phase"), (4, "phase"), (2, "leader"), (2, "factor"))
     )
     and all(Gcomp(refresh=each).renews(ExchangeContext(step, 0, 0, 2)) for each in (2, 3))

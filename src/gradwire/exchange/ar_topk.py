@@ -13,7 +13,7 @@ Differences from the paper:
 
 - the sum is divided by N, which algorithm 1 forgets (equation 1a has it);
 - in turn, only the leader chooses: no other choice would be looked at;
-- the rank that begins a cycle is drawn anew every three cycles of N steps (`gradwire.exchange.turns`);
+- the rank that begins a cycle is drawn anew every three cycles of N steps (`gradwire.exchange.round_robin`);
 - indices are coded (5 bits at c = 0.1, 8.5 at 0.01) instead of 32 or 64 bits each. Where all ranks know the
   leader beforehand they are broadcast, by a scatter and an all-gather unless told otherwise; those of an
   elected leader are summed with zeros (`spread_indices`);

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Exchange, Finish, RowCoder
 from gradwire.exchange.dense import Dense
-from gradwire.exchange.turns import Order, check_order, turn_of
+from gradwire.exchange.round_robin import Order, check_order, round_robin
 from gradwire.laws import Laws, joint_phase, phase_of
 from gradwire.memory import UNSENT, Memory, NoMemory, Residual
 from gradwire.step.context import ExchangeContext
@@ -97,7 +97,7 @@ class EveryK:
     def sends(self, ctx: ExchangeContext) -> bool:
         """Whether the unit travels in this step."""
         unit = 1 if self.together else ctx.unit
-        return (unit + turn_of(ctx, self.interval, self.order)) % self.interval == 0
+        return (unit + round_robin(ctx, self.interval, self.order)) % self.interval == 0
 
     def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange | None:
         return aggregation if self.sends(ctx) else None

@@ -54,8 +54,8 @@ from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Finish
 from gradwire.exchange.dense import dense
 from gradwire.exchange.ring import RingAllReduce, RingSchedule
+from gradwire.exchange.round_robin import drawn_offset
 from gradwire.exchange.state import COUNTED
-from gradwire.exchange.turns import drawn_phase
 from gradwire.kernels.terms import mantissa_levels
 from gradwire.laws import Laws
 from gradwire.metric import numerators, thresholds
@@ -153,7 +153,7 @@ class Gcomp:
         cycle, place = divmod(ctx.step, self.refresh)
         if cycle == 0:
             return place & (place - 1) == 0
-        return place == drawn_phase(ctx.seed, cycle, self.refresh, "table")
+        return place == drawn_offset(ctx.seed, cycle, self.refresh, "table")
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         """Frames are announced at their largest size, that of incompressible data."""

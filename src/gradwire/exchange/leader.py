@@ -20,7 +20,7 @@ from gradwire.codec.indices import index_words, pack_indices, unpack_indices
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Broadcasting, Comm, Round
 from gradwire.exchange.base import Finish
-from gradwire.exchange.turns import turn_of
+from gradwire.exchange.round_robin import round_robin
 from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.places import put, scatter, take
 from gradwire.laws import Laws, phase_of
@@ -33,7 +33,7 @@ def leader_in_turn(ctx: ExchangeContext) -> int:
     Not the step's number modulo the world, since a unit whose parameters have gradients in every second step,
     say, would have the same leaders for ever.
     """
-    return turn_of(ctx, ctx.world, whose="leader")
+    return round_robin(ctx, ctx.world, whose="leader")
 
 
 def leads(norms: Tensor, rank: int) -> bool | Tensor:

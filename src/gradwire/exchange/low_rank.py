@@ -18,10 +18,10 @@ products of the next. Two steps are one step of power iteration.
 
 In that order a matrix that has gradients in every second step only, as one of two parts that are trained in
 turn, would send the same factor for ever, and what its memory has outside of the other one's span would never
-travel. So which factor begins is drawn anew every three pairs of steps (`gradwire.exchange.turns`). A matrix
-may then send the same factor several times running: in one of twelve steps, if it has gradients in all.
-The first time keeps the factor. Later ones are projections like any other, but what they would keep is of new
-gradients alone, since nothing of the memory is left in their span. `order="paper"` is the paper's.
+travel. So which factor begins is drawn anew every three pairs of steps (`gradwire.exchange.round_robin`). A
+matrix may then send the same factor several times running: in one of twelve steps, if it has gradients in
+all. The first time keeps the factor. Later ones are projections like any other, but what they would keep is
+of new gradients alone, since nothing of the memory is left in their span. `order="paper"` is the paper's.
 
 Other differences from the papers: a rank of PowerSGD leaves its own M − P̂·(its own Q)ᵀ, and not M less the
 mean. Over ranks both have the same mean, so the mean of every later step is the same in exact arithmetic. But
@@ -45,8 +45,8 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Pending, Round, shortest_sum
 from gradwire.exchange.base import WHOLE, Finish
+from gradwire.exchange.round_robin import Order, check_order, round_robin
 from gradwire.exchange.state import LEFT, RIGHT, TURN
-from gradwire.exchange.turns import Order, check_order, turn_of
 from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.uploads import sent_to
 from gradwire.laws import Laws
@@ -321,7 +321,7 @@ class AcpSgd:
         return self._sends_left(ctx)
 
     def _sends_left(self, ctx: ExchangeContext) -> bool:
-        return turn_of(ctx, 2, self.order, "factor") == 0
+        return round_robin(ctx, 2, self.order, "factor") == 0
 
 
 def acp_sgd(rank: int = 1, order: Order = "random") -> AcpSgd:

@@ -27,7 +27,7 @@ from typing import Literal, get_args
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import every, forget, remember
 from gradwire.exchange.dense import dense
-from gradwire.exchange.turns import Order
+from gradwire.exchange.round_robin import Order
 from gradwire.memory import NoMemory, Residual
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import Line

@@ -1,8 +1,8 @@
 """leader_topk: one rank's top-k indices for all ranks (CLT-k of ScaleCom, STAR and VAR of AR-Topk).
 
 Differences from the papers: per unit, not fused over the gradient; the order of turns is drawn anew every
-three cycles (`gradwire.exchange.turns`); `elect="norm"` elects by the norm of all that a rank has, not by
-that of its top-k as VAR does; indices are spread by an all-reduce (`gradwire.exchange.leader`), in the
+three cycles (`gradwire.exchange.round_robin`); `elect="norm"` elects by the norm of all that a rank has, not
+by that of its top-k as VAR does; indices are spread by an all-reduce (`gradwire.exchange.leader`), in the
 shortest of three forms (`gradwire.codec.indices`); the memory's low-pass filter is off (β = 1) by default;
 values may travel in 16 bits.
 """

@@ -9,7 +9,7 @@ always the same step.
 
 from gradwire.exchange.compose import every, remember
 from gradwire.exchange.dense import dense
-from gradwire.exchange.turns import Order
+from gradwire.exchange.round_robin import Order
 from gradwire.recipes.base import Composition, register
 
 

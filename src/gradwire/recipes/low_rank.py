@@ -13,7 +13,7 @@ densely, as all non-matrices are in PowerSGD's paper.
 
 from gradwire.exchange.compose import remember, warm
 from gradwire.exchange.low_rank import acp_sgd, power_sgd
-from gradwire.exchange.turns import Order
+from gradwire.exchange.round_robin import Order
 from gradwire.recipes.base import Composition, register
 
 

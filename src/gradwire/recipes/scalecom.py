@@ -10,7 +10,7 @@ Differences from the paper:
   `keep` selects by chunks here, too: the `keep` largest of every keep·rate elements, which are spread over
   the layer (`gradwire.codec.select.rates`).
 - An all-reduce of packed indices broadcasts them (`gradwire.exchange.leader`), with no parameter server.
-- The order of leaders is drawn again every three cycles (`gradwire.exchange.turns`).
+- The order of leaders is drawn again every three cycles (`gradwire.exchange.round_robin`).
 - Vectors and tiny tensors are sent densely.
 - The memory holds gradients as they came, and the optimizer multiplies late gradients by its present rate.
   The paper's text speaks of gradients "after scaling by step size", so its memory would contain the rate of

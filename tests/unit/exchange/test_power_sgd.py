@@ -14,8 +14,8 @@ from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.low_rank import SIDE, acp_sgd, arrange, power_sgd
+from gradwire.exchange.round_robin import Order, round_robin
 from gradwire.exchange.state import LEFT, RIGHT, TURN
-from gradwire.exchange.turns import Order, turn_of
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext, ExchangeState, Part
 from tests.support.looped import looped
@@ -79,7 +79,9 @@ def test_means_are_those_of_the_papers_acp_sgd(world: int, rank: int, order: Ord
     count = 20
     runs = steps(acp_sgd(rank, order), lambda *ctx: normal(*ctx).double(), PARTS, world, count)
     p, q = start(rank)
-    lefts = [turn_of(ExchangeContext(step, 0, 0, world), 2, order, "factor") == 0 for step in range(count)]
+    lefts = [
+        round_robin(ExchangeContext(step, 0, 0, world), 2, order, "factor") == 0 for step in range(count)
+    ]
     again = [before == is_left for before, is_left in pairwise(lefts)]
     assert any(again) is (order == "random")
     for name in MATRICES:

@@ -18,16 +18,16 @@ BLOCK = 3
 
 
 @lru_cache(maxsize=256)
-def drawn_phase(seed: int, block: int, interval: int, whose: str = "phase") -> int:
+def drawn_offset(seed: int, block: int, interval: int, whose: str = "phase") -> int:
     """The phase of a block of cycles, as likely to be any of 0 … interval - 1; kept, since each unit asks.
 
-    >>> [drawn_phase(0, block, 4) for block in range(8)]
+    >>> [drawn_offset(0, block, 4) for block in range(8)]
     [0, 0, 2, 3, 2, 1, 2, 1]
     """
     return number_from(whose, seed, block) % interval
 
 
-def turn_of(ctx: ExchangeContext, interval: int, order: Order = "random", whose: str = "phase") -> int:
+def round_robin(ctx: ExchangeContext, interval: int, order: Order = "random", whose: str = "phase") -> int:
     """Which of 0 … interval - 1 has its turn in this step: no data dependency, every rank decides alone.
 
     Cycles begin at multiples of `interval`, and each has its turn once in a cycle. In the order "random" the
@@ -35,11 +35,11 @@ def turn_of(ctx: ExchangeContext, interval: int, order: Order = "random", whose:
     that takes turns lies within another, not even their orders agree. In the order "paper" the turn is the
     step's number modulo `interval`.
 
-    >>> [turn_of(ExchangeContext(step, unit=0, rank=0, world=2), 3, "paper") for step in range(6)]
+    >>> [round_robin(ExchangeContext(step, unit=0, rank=0, world=2), 3, "paper") for step in range(6)]
     [0, 1, 2, 0, 1, 2]
     """
     random = order == "random"
-    phase = drawn_phase(ctx.seed, ctx.step // (BLOCK * interval), interval, whose) if random else 0
+    phase = drawn_offset(ctx.seed, ctx.step // (BLOCK * interval), interval, whose) if random else 0
     return (ctx.step + phase) % interval
 
 
