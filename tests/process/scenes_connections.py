@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import gradwire
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.ahead import Receive
+from gradwire.comm.algorithms import ring_all_gather
 from gradwire.comm.groups import borrow
-from gradwire.comm.hops import ring_all_gather
 from gradwire.environment import CONNECTIONS
 
 SIZES = (0, 1, 5, 16_385, 70_001, 1_400_003)

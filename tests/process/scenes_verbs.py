@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.comm import ProcessGroupComm
-from gradwire.comm.hops import ALL_REDUCES
+from gradwire.comm.algorithms import ALL_REDUCES
 from gradwire.comm.process_group import PIECE_BYTES, SHORT_BYTES, SWAP_BYTES, TURN_S
 from tests.support.verbs import CALLS
 

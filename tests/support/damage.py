@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Pending, Round, ThreadComm
+from gradwire.comm.algorithms import Collective, Peers, PointToPointComm
 from gradwire.comm.base import DONE
-from gradwire.comm.hops import Collective, HoppingComm, Peers
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Damage:
         self.sizes.append(raw.numel())
 
 
-class DamagingComm(HoppingComm):
+class DamagingComm(PointToPointComm):
     """A comm between threads, on a rank whose messages `damage` strikes."""
 
     def __init__(self, inner: ThreadComm, damage: Damage) -> None:
@@ -55,7 +55,7 @@ class DamagingComm(HoppingComm):
         return DONE
 
     def hop(self, collective: Collective) -> Pending:
-        """As `HoppingComm.hop`; done on return."""
+        """As `PointToPointComm.hop`; done on return."""
         return self._inner.hop(lambda peers: collective(_DamagingPeers(peers, self._damage)))
 
 

@@ -21,7 +21,8 @@ from gradwire.errors import DAMAGED, TransportError
 Verb = Literal["all_reduce", "all_gather", "broadcast", "all_to_all", "shift"]
 
 Algorithm = Literal["library", "ring", "tree", "star", "direct"]
-"""How an all-reduce goes: as the transport's library likes, or by hops of our own (`gradwire.comm.hops`)."""
+"""How an all-reduce goes: as the transport's library likes, or by hops of our own
+(`gradwire.comm.algorithms`)."""
 
 Broadcasting = Literal["library", "scatter"]
 """How a broadcast goes: by the library, or as a scatter and an all-gather of our own."""
@@ -107,8 +108,8 @@ class Round:
         Ring all-reduce 2(N-1)/N·M, ring all-gather (N-1)·M, tree broadcast (N-1)/N·M in the mean,
         pairwise all-to-all (N-1)/N·M, shift M (nothing when alone). In the mean over ranks our own
         algorithms send as much: of an all-reduce 2(N-1) payloads in all, wherever they are added up, and
-        of a broadcast N-1. How it is shared out between ranks differs (`gradwire.comm.hops`), and with it
-        the time. Only a direct all-reduce sends more, (N-1)·M.
+        of a broadcast N-1. How it is shared out between ranks differs (`gradwire.comm.algorithms`), and with
+        it the time. Only a direct all-reduce sends more, (N-1)·M.
 
         >>> Round("all_reduce", 1000, torch.float32).wire_bytes(4)
         6000.0

@@ -30,8 +30,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gradwire.comm.algorithms import (
+    Collective,
+    Peers,
+    PointToPointComm,
+    collective_of,
+    strides,
+    swap_all_reduce,
+)
 from gradwire.comm.base import DONE, SHORT_BYTES, Comm, Finishing, Pending, Round
-from gradwire.comm.hops import Collective, HoppingComm, Peers, collective_of, strides, swap_all_reduce
 from gradwire.errors import PeerFailed, WireError
 from gradwire.kernels.frames import checksum
 
@@ -169,7 +176,7 @@ class CheckedComm(Comm):
 
     verifies = True
 
-    def __init__(self, inner: HoppingComm, names: Sequence[int] | None = None) -> None:
+    def __init__(self, inner: PointToPointComm, names: Sequence[int] | None = None) -> None:
         """`names` are the ranks' numbers in errors, where they have others among all ranks of the model."""
         self._names = range(inner.world) if names is None else names
         self.rank, self.world, self.connections = inner.rank, inner.world, inner.connections
@@ -263,7 +270,7 @@ class Judged(Finishing):
 
 
 class CheckedPeers:
-    """The other ranks, for one collective; see `gradwire.comm.hops.Peers`.
+    """The other ranks, for one collective; see `gradwire.comm.algorithms.Peers`.
 
     A damaged message is handed on all the same, because others wait for it.
     """

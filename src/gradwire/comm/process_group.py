@@ -13,17 +13,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.comm import ahead
-from gradwire.comm.base import DONE, Finishing, Pending, Round, Unannounced
-from gradwire.comm.hops import (
+from gradwire.comm.algorithms import (
     STRIPE_BYTES,
     Collective,
-    HoppingComm,
+    PointToPointComm,
     add_by_rank,
     collective_of,
     gloo_all_reduce,
     ring_all_gather,
     stripes,
 )
+from gradwire.comm.base import DONE, Finishing, Pending, Round, Unannounced
 from gradwire.comm.progress import STOP_S, Progress
 from gradwire.errors import TransportError
 
@@ -125,7 +125,7 @@ Addressed = tuple[Tensor, int]
 """A message, and the rank at its other end."""
 
 
-class ProcessGroupComm(HoppingComm):
+class ProcessGroupComm(PointToPointComm):
     """`Comm` over a c10d group. Only one thread may use it, so that the order of rounds is the program's.
 
     `groups` are that group and further ones; long messages are spread over all of them.
@@ -154,10 +154,10 @@ class ProcessGroupComm(HoppingComm):
         """Send long messages over this group and `more`; call it on all ranks between the same collectives.
 
         gloo has one connection between two ranks of a group, and it carries at most one TCP window per round
-        trip. CPU messages are cut into `gradwire.comm.hops.stripes`, one for each group. The library sends
-        long sums and gathers over one connection; here they use gradwire's own hops, in the library's order
-        of addition. So the number of groups changes neither the bits of a result nor the order of messages.
-        Broadcasts by the library stay on one connection.
+        trip. CPU messages are cut into `gradwire.comm.algorithms.stripes`, one for each group. The library
+        sends long sums and gathers over one connection; here they use gradwire's own hops, in the library's
+        order of addition. So the number of groups changes neither the bits of a result nor the order of
+        messages. Broadcasts by the library stay on one connection.
 
         `more` has the same ranks in the same order. A broken connection breaks the collective.
         """
@@ -205,7 +205,7 @@ class ProcessGroupComm(HoppingComm):
             raise TransportError(f"a collective could not be issued: {error}") from error
 
     def hop(self, collective: Collective) -> Pending:
-        """See `HoppingComm.hop`: on a thread beside the caller."""
+        """See `PointToPointComm.hop`: on a thread beside the caller."""
         if self.world == 1:
             return DONE
         return self._beside().issue(partial(collective, GroupPeers(self.groups, self.series)))
@@ -347,12 +347,13 @@ def _striped(
     return works
 
 
-HOPS_TAG = 1
+ALGORITHM_TAG = 1
 """Tag of messages in hops. Shifts, all-to-alls and swaps, which another thread sends, have tag 0."""
 
 
 class GroupPeers:
-    """`gradwire.comm.hops.Peers` over c10d groups of the same ranks, one for each stripe of a message."""
+    """`gradwire.comm.algorithms.Peers` over c10d groups of the same ranks, one for each stripe of a
+    message."""
 
     def __init__(self, groups: Sequence[dist.ProcessGroup], series: ahead.Series | None = None) -> None:
         self._groups, self._series = groups, series
@@ -370,6 +371,6 @@ class GroupPeers:
             return DONE
         try:
             series = self._series if tensor.is_cpu else None
-            return WorkPending(_striped(self._groups, verb, tensor, rank, HOPS_TAG, series=series))
+            return WorkPending(_striped(self._groups, verb, tensor, rank, ALGORITHM_TAG, series=series))
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error

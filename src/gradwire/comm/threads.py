@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from gradwire.comm.algorithms import Collective, PointToPointComm, collective_of
 from gradwire.comm.base import DONE, Finishing, Pending, Round
-from gradwire.comm.hops import Collective, HoppingComm, collective_of
 from gradwire.errors import RanksDisagree
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class _Meeting:
         return [payload for payload in payloads if payload is not None]
 
 
-class ThreadComm(HoppingComm):
+class ThreadComm(PointToPointComm):
     """`Comm` between threads. Verbs complete before they return."""
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:
@@ -149,7 +149,7 @@ class ThreadComm(HoppingComm):
         return DONE
 
     def hop(self, collective: Collective) -> Pending:
-        """See `HoppingComm.hop`; done on return."""
+        """See `PointToPointComm.hop`; done on return."""
         collective(self.peers)
         return DONE
 
@@ -161,7 +161,7 @@ def _deliver(received: Tensor, out: Tensor) -> None:
 
 
 class ThreadPeers:
-    """`gradwire.comm.hops.Peers` between threads. A message is a copy in the receiver's mailbox."""
+    """`gradwire.comm.algorithms.Peers` between threads. A message is a copy in the receiver's mailbox."""
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:
         self.rank = rank

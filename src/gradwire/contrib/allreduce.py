@@ -3,7 +3,7 @@ nothing, and shows what an algorithm costs by itself.
 
 Tyagi and Swany 2023, "Flexible communication for optimal distributed learning over unpredictable networks",
 table I, for the costs; Li et al. 2014, "Scaling distributed machine learning with the parameter server",
-for the star. The algorithms are in `gradwire.comm.hops`.
+for the star. The algorithms are in `gradwire.comm.algorithms`.
 
 Differences from the paper:
 

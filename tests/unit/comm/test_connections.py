@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.comm import ProcessGroupComm, ahead
+from gradwire.comm.algorithms import ALL_REDUCES, STRIPE_BYTES
 from gradwire.comm.base import DONE
-from gradwire.comm.hops import ALL_REDUCES, STRIPE_BYTES
 
 T = TypeVar("T")
 

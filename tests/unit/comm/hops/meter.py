@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from gradwire.comm import ThreadComm, run_ranks
+from gradwire.comm.algorithms import Peers
 from gradwire.comm.base import Pending
-from gradwire.comm.hops import Peers
 from gradwire.comm.threads import ThreadPeers
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Round, ThreadComm, run_ranks
+from gradwire.comm.algorithms import ALL_REDUCES
 from gradwire.comm.base import Algorithm
-from gradwire.comm.hops import ALL_REDUCES
 from gradwire.errors import RanksDisagree
 from tests.unit.comm.hops.meter import messages
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Round, ThreadComm, run_ranks
-from gradwire.comm.hops import scatter_broadcast
+from gradwire.comm.algorithms import scatter_broadcast
 from tests.unit.comm.hops.meter import messages
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)

@@ -42,7 +42,7 @@ Collective: TypeAlias = Callable[[Peers], None]
 """A function that blocks until this rank's share is done. All ranks call it, in the same order."""
 
 
-class HoppingComm(Comm):
+class PointToPointComm(Comm):
     """A `Comm` that carries messages, and so collectives of our own."""
 
     @abstractmethod
