@@ -318,7 +318,7 @@ def _assemble(
         replicas=_transferred(replicas, transfer),
         uses=lambda: uses,
         replica=transports.parts[0].group if transports.parts else None,
-        buffers=source.passenger if source.carries_buffers else None,
+        buffers=source.side_broadcast if source.carries_buffers else None,
         check=lambda layout: source.suits(layout, backward.steps.optimizers),
         source_state=source.source_state,
         prepare=partial(prepare_for, rank=transports.everyone.rank, world=carry[-1].world),

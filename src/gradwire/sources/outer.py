@@ -42,7 +42,7 @@ from gradwire.step.layout import Layout, Policy, chooser
 from gradwire.step.optimizers import local
 from gradwire.step.reducer import Backward
 from gradwire.step.shards import shards_of
-from gradwire.step.step import Passenger, Step
+from gradwire.step.step import SideBroadcast, Step
 
 _LOG = logging.getLogger("gradwire")
 
@@ -583,7 +583,7 @@ class LocalSteps(Source):
             each.grad = None
         self._written()
 
-    def passenger(self) -> Passenger | None:
+    def side_broadcast(self) -> SideBroadcast | None:
         """Means of the buffers, where there are some."""
         return self._buffer_means if self._floating else None
 

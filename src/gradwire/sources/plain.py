@@ -35,7 +35,7 @@ from gradwire.sources.unwrap import Optimizers
 from gradwire.step.context import Replicas, Replicated
 from gradwire.step.flat_buffers import specs_of
 from gradwire.step.reducer import Backward
-from gradwire.step.step import Passenger, Step
+from gradwire.step.step import SideBroadcast, Step
 from gradwire.untraced import untraced
 
 _LOG = logging.getLogger("gradwire")
@@ -312,7 +312,7 @@ class PlainParameters(Source):
         self._known.pack(backward.placement.transfer)
         self._packed = self._known
 
-    def passenger(self) -> Passenger | None:
+    def side_broadcast(self) -> SideBroadcast | None:
         """The buffers, where there are any."""
         return self._packed
 

@@ -26,7 +26,7 @@ from gradwire.step.environment import SourceState
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Backward
-from gradwire.step.step import Passenger, Step
+from gradwire.step.step import SideBroadcast, Step
 
 
 class Source(ABC):
@@ -46,7 +46,7 @@ class Source(ABC):
       into it, in place. After that the source alone decides what becomes of it: NaN throughout if the step
       failed, or if a gradient was not finite where something is remembered.
 
-    A step asks six methods of it: `begin` has registered hooks; then `is_exchanging`, `passenger`,
+    A step asks six methods of it: `begin` has registered hooks; then `is_exchanging`, `side_broadcast`,
     `step_ended`, `release` and `land`. Beside them it answers while attaching (`group`, `over`, `members`,
     `check`, `suits`, `applying`, `facts`, `replicas_of`) and between steps (`settle`, `no_sync`, `is_uneven`,
     `adding`, `may_differ`, `retire`). All but `begin` and `group` have an answer here that suits most
@@ -69,7 +69,7 @@ class Source(ABC):
     device: torch.device
     """The device of the gradients."""
     carries_buffers: bool = True
-    """Whether any step may have a `passenger`."""
+    """Whether any step may have a `side_broadcast`."""
     lending: Lending = groups
     """Makes process groups beside `group`."""
     links: Tried | None = None
@@ -178,7 +178,7 @@ class Source(ABC):
 
     # -- in a step
 
-    def passenger(self) -> Passenger | None:
+    def side_broadcast(self) -> SideBroadcast | None:
         """Tensors that travel beside the step's gradients, such as buffers. On the engine's thread."""
         return None
 

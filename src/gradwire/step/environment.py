@@ -22,7 +22,7 @@ from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition
 from gradwire.step.context import Replicas
 from gradwire.step.layout import Layout, Policy
-from gradwire.step.step import Passenger, Step
+from gradwire.step.step import SideBroadcast, Step
 
 
 class StepObserver(Protocol):
@@ -171,7 +171,7 @@ class EngineEnvironment:
     """Parameters and optimizer state that all ranks hold alike, by name."""
     uses: Callable[[], Mapping[str, float]] = dict
     """Multiply-adds per weight, by parameter name, as far as they have been counted."""
-    buffers: Callable[[], Passenger | None] | None = None
+    buffers: Callable[[], SideBroadcast | None] | None = None
     """The model's buffers that the current step broadcasts. `None` where there are none in any step."""
     check: Callable[[Layout], None] = lambda _layout: None
     """Raises `ValueError` for a layout that does not suit the optimizer."""

@@ -75,7 +75,7 @@ Compare: TypeAlias = Callable[[Sequence[tuple[float, ...]]], GradwireError | Non
 """Reads numbers of all ranks, by rank. Returns the error with which the step fails on all of them, if any."""
 
 
-class Passenger(Protocol):
+class SideBroadcast(Protocol):
     """Tensors that travel beside a step's gradients, from one rank to all, such as the model's buffers."""
 
     failure: BaseException | None
@@ -162,7 +162,7 @@ class Step:
     """Elements of each exchange that bypasses the flat buffers, in order."""
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
     """Small dense gradients that are there and not sent yet."""
-    carried: list[Passenger] = field(default_factory=list)
+    carried: list[SideBroadcast] = field(default_factory=list)
     """The model's buffers, such as BatchNorm's, if they travel in this step."""
     stale: bool = False
     """Whether the model's buffers were out of date on some rank, and are not used."""

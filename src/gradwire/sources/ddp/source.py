@@ -23,7 +23,7 @@ from gradwire.sources.source import Source
 from gradwire.step.arrival import Arrival
 from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of, specs_of
 from gradwire.step.reducer import Backward
-from gradwire.step.step import Passenger, Step
+from gradwire.step.step import SideBroadcast, Step
 from gradwire.untraced import untraced
 
 _Future: TypeAlias = torch.futures.Future[Tensor]
@@ -243,7 +243,7 @@ class DDPBuckets(Source):
             backward.close()
         return future
 
-    def passenger(self) -> Passenger | None:
+    def side_broadcast(self) -> SideBroadcast | None:
         """The buffers, where they travel in this step."""
         return self._buffers.packed
 
