@@ -239,7 +239,6 @@ class Membership:
             self._kept = self._memory["kept"]
             self._stop()
             give_up(self._source)
-            self.running = None
         if self._meeting is not None:
             self._meeting.close()
             self._meeting = None
