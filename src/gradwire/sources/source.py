@@ -47,7 +47,7 @@ class Source(ABC):
       failed, or if a gradient was not finite where something is remembered.
 
     A step asks six methods of it: `begin` has registered hooks; then `is_exchanging`, `side_broadcast`,
-    `step_ended`, `release` and `land`. Beside them it answers while attaching (`group`, `over`, `members`,
+    `step_ended`, `release` and `complete`. Beside them it answers while attaching (`group`, `over`, `members`,
     `check`, `suits`, `applying`, `facts`, `replicas_of`) and between steps (`settle`, `no_sync`, `is_uneven`,
     `adding`, `may_differ`, `retire`). All but `begin` and `group` have an answer here that suits most
     sources.
