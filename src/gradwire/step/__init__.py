@@ -18,7 +18,8 @@ The other files are in the order in which a gradient gets to them:
 - arrival.py: a gradient bucket, and the place of each gradient in it. A *flat buffer share* goes to a flat
   buffer, which has a memory. A *direct share* bypasses the flat buffers: its exchange works in the bucket
   itself. A small direct share beside flat buffers waits for the vote.
-- layout.py: flat buffers, made of recipe and policy before the first step.
+- layout.py: flat buffers, made of recipe and policy before the first step. shards.py: the part of each
+  parameter that a rank holds, where ranks share a replica.
 - flat_buffers.py: a flat buffer, which is compensated (line 1) by its `Memory` (`gradwire/memory.py`). x lies
   in the flat buffers.
 - plan.py: everything about a unit's exchange that stays the same from step to step. context.py: the unit, the
@@ -27,7 +28,8 @@ The other files are in the order in which a gradient gets to them:
 - ahead.py: gradients that a device encodes bucket by bucket. marks.py: findings that stay on a device.
 - step.py: the state of one step: buckets, places of means, the first error, the outcome.
 - status_vote.py: the rows of the status vote (line 5), and small gradients, which travel beside them.
-- fates.py: the optimizers' part: which gradients of a finished step they have used.
+- optimizers.py and fates.py: the optimizers' part: when they step, and which gradients of a finished step
+  they have used.
 - history.py and event_log.py: costs and events of a run.
 
 engine.py has the installed recipe with its memory, which changes between steps only. `Reducer` is derived

@@ -256,7 +256,7 @@ class Steps:
     # -- what the follower of optimizers reports
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Any optimizer is about to step. One that was not given may be inside another, or around it."""
+        """Note a step that begins. An optimizer that was not given may be inside another, or around it."""
         if (given := self._record_of(optimizer)) is not None:
             self._before(given)
             return
@@ -270,7 +270,7 @@ class Steps:
             self._before(record)
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer, found_inf: Tensor | None) -> None:
-        """It has stepped. If it was not given, those that share parameters with it are known to be used."""
+        """Note a step that has ended. An optimizer not given stands for those with its parameters."""
         if (given := self._record_of(optimizer)) is not None:
             self._after(given, found_inf)
             return

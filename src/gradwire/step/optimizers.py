@@ -1,4 +1,4 @@
-"""The one follower of optimizers: it reports of each when it begins to step, and has stepped or skipped that.
+"""The one follower of optimizers: it reports when each begins to step, and has stepped or skipped that.
 
 Two readers have rules of their own. `Steps` (`step/fates.py`) asks which gradients an optimizer has used: a
 step that a scaler skipped used none. `Attempts` (`sources/attempts.py`) asks how often a replica has tried to
@@ -24,13 +24,13 @@ _GLANCE = 1024
 
 
 class Reader(Protocol):
-    """Hears of the steps of every optimizer in this process, on the thread that calls `step`."""
+    """Is told of the steps of every optimizer in this process, on the thread that calls `step`."""
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to step. One optimizer may step inside the step of another."""
+        """Note that it is about to step. One optimizer may step inside the step of another."""
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer, found_inf: Tensor | None) -> None:
-        """It has stepped. A fused one has skipped that, on the device, where `found_inf` is not zero."""
+        """Note that it has stepped. A fused one has skipped it, on the device, if `found_inf` is not zero."""
 
 
 _READERS: weakref.WeakValueDictionary[int, Reader] = weakref.WeakValueDictionary()
@@ -38,7 +38,7 @@ _READERS: weakref.WeakValueDictionary[int, Reader] = weakref.WeakValueDictionary
 
 
 def listen(reader: Reader, model: nn.Module) -> None:
-    """Let `reader` hear of all optimizers, until `model` or itself is gone.
+    """Tell `reader` of all steps, until `model` or itself is gone.
 
     No optimizer keeps it alive. Hooks stay: torch must not lose one while it goes through them.
     """
@@ -49,7 +49,7 @@ def listen(reader: Reader, model: nn.Module) -> None:
 
 
 def stop_listening(reader: Reader) -> None:
-    """The inverse."""
+    """Tell it no more."""
     _READERS.pop(id(reader), None)
 
 
@@ -83,13 +83,13 @@ def parameters_of(*optimizers: torch.optim.Optimizer) -> set[int]:
 
 
 def local(gradient: Tensor) -> Tensor:
-    """The part on this rank, of a sharded one."""
+    """The part of a gradient on this rank."""
     to_local = getattr(gradient, "to_local", None)
     here: Tensor = gradient if to_local is None else to_local()
     return here.detach()
 
 
 def are_zero(gradients: Collection[Tensor]) -> bool:
-    """Whether all elements are; most often a glance at the first ones shows that they are not."""
+    """Whether all elements are zero. Most often a glance at the first ones shows that they are not."""
     looks = product((_GLANCE, None), gradients)
     return not any(bool(local(each).flatten()[:limit].any()) for limit, each in looks)
