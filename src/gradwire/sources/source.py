@@ -47,10 +47,10 @@ class Source(ABC):
       failed, or if a gradient was not finite where something is remembered.
 
     A step asks six methods of it: `begin` has registered hooks; then `is_exchanging`, `side_broadcast`,
-    `step_ended`, `release` and `complete`. Beside them it answers while attaching (`group`, `over`, `members`,
-    `check`, `suits`, `applying`, `facts`, `replicas_of`) and between steps (`settle`, `no_sync`, `is_uneven`,
-    `adding`, `may_differ`, `retire`). All but `begin` and `group` have an answer here that suits most
-    sources.
+    `step_ended`, `release` and `complete`. Beside them it answers while attaching (`group`, `over`,
+    `members`, `check`, `suits`, `applying`, `facts`, `replicas_of`) and between steps (`settle`, `no_sync`,
+    `is_uneven`, `adding`, `may_differ`, `retire`). All but `begin` and `group` have an answer here that suits
+    most sources.
 
     A source holds its model weakly, because the engine's thread refers to the source and has to end with the
     model. It may keep the parameters.
