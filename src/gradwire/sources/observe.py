@@ -221,7 +221,7 @@ class LossScale:
 def _before_forward(backward: Backward, source: Source) -> Callable[..., None]:
     """Refuse parameters that have changed, end the pass before, and watch parameters where that is wanted.
 
-    Ready times are wanted of steps taken apart; a hook on every parameter would cost in all others.
+    Ready times are wanted of serial steps; a hook on every parameter would cost in all others.
     """
     named = tuple(source.parameters.items())
     source.known  # noqa: B018  # as they are now
