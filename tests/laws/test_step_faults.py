@@ -21,8 +21,8 @@ from gradwire.memory import Gradients, Memory, Planes
 from gradwire.placement import Resolve
 from gradwire.planning.cuts import even_cuts
 from gradwire.recipes import recipe
+from gradwire.step.arrival import Arrival
 from gradwire.step.context import ExchangeContext
-from gradwire.step.flat_buffers import Slot
 from gradwire.step.layout import Layout
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
@@ -289,11 +289,11 @@ def test_an_error_of_our_own_ends_the_step_instead_of_hanging(
         rig = Rig(comm, "topk(ratio=0.1)")
         honest, seen = Layout.bucket_plan, []
 
-        def broken(layout: Layout, entries: tuple[Slot, ...]) -> Any:
-            seen.append(entries)
+        def broken(layout: Layout, arrival: Arrival) -> Any:
+            seen.append(arrival)
             if len(seen) == bucket + 1:
                 raise KeyError("a mistake in the engine")
-            return honest(layout, entries)
+            return honest(layout, arrival)
 
         monkeypatch.setattr(Layout, "bucket_plan", broken)
         return rig.step(gradients(0, 0))
