@@ -10,7 +10,14 @@ import torch
 
 from gradwire.environment import RANKS_HERE
 from gradwire.kernels import slices
-from gradwire.kernels.blocks import add_blocks, decode_shards, encode_blocks, encode_shards, sum_shard
+from gradwire.kernels.blocks import (
+    add_blocks,
+    average_shard,
+    decode_shards,
+    encode_blocks,
+    encode_shards,
+    sum_shard,
+)
 from gradwire.kernels.cpu import blocks as cpu_blocks
 from gradwire.kernels.folding import fold, fold_momentum
 from gradwire.kernels.layouts import BlockKind, ScaledBlocks, ShardedBlocks
@@ -83,6 +90,22 @@ def test_slices_of_blocks_change_no_bit(kind: BlockKind, sizes: list[tuple[int, 
         sum_shard(several, table, number, out, 0.25)
         sum_shard.plain(several, table, number, expected_out, 0.25)
         assert torch.equal(out, expected_out)
+
+
+@looped(("kind", "sizes"), [(kind, sizes) for kind in BLOCK_KINDS for sizes in (*UNEVEN, [(), (0,), ()])])
+def test_slices_of_means_change_no_bit(kind: BlockKind, sizes: list[tuple[int, ...]], three: None) -> None:
+    table = ShardedBlocks(tuple(ScaledBlocks(each, 16, kind) for each in sizes))
+    sent = torch.empty(len(sizes), len(sizes), table.row_bytes, dtype=torch.uint8)
+    for rows in sent:
+        encode_shards(torch.randn(table.numel), table, rows)
+    for number, shard in enumerate(table.shards):
+        unsent, expected = torch.ones(2, shard.numel)
+        codes = [
+            average(sent[:, number].clone(), table, number, torch.empty(shard.numel), left)
+            for average, left in ((average_shard, unsent), (average_shard.plain, expected))
+        ]
+        assert torch.equal(*codes)
+        assert torch.equal(unsent, expected)
 
 
 def test_slices_make_up_everything_in_order(three: None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, float32
+from torch import Tensor
 
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
@@ -189,9 +189,9 @@ def average_shard(
     """All rows in one call, and their mean in another, or both in stretches where cores are free."""
     blocks, row = table.shards[shard], rows[shard]
     sum_shard(rows, table, shard, room.zero_(), 1.0 / len(rows))
-    start, stop = 4 * blocks.count, 4 * blocks.count + blocks.code_bytes
-    encode_blocks(room, blocks, row[:start].view(float32), row[start:stop], unsent is not None)
-    row[stop:] = 0
+    scales, codes = table.split(row, blocks)
+    encode_blocks(room, blocks, scales, codes, unsent is not None)
+    row[scales.nbytes + codes.nbytes :] = 0
     if unsent is not None:
         unsent.add_(room, alpha=len(rows))
     return row
