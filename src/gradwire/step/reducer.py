@@ -474,6 +474,8 @@ class Reducer(Engine):
 
     def _features(self) -> Iterator[Callable[[Step], None]]:
         """Yield the features of the installed recipe, each of which a step calls when it begins."""
+        if self.measuring:  # first, or what others send would begin by another clock than it ends by
+            yield self._time_exactly
         if any(flat_buffer.memory.covers_momentum for flat_buffer in self.layout.flat_buffers):
             yield self._refuse_momentum_twice
         if self.env.loss_scale is not None:
@@ -484,8 +486,6 @@ class Reducer(Engine):
             yield self._send_buffers
         if self._marked:
             yield self._begin_marks
-        if self.measuring:
-            yield self._time_exactly
 
     # -- what comes: the beginning of a step, its gradient buckets, the ends of collectives
 
