@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import is_
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +22,7 @@ from gradwire.errors import GradwireError, GradwireWarning
 from gradwire.placement import Device, fetch
 from gradwire.step.context import Fates
 from gradwire.step.optimizers import are_zero, listen, stop_listening
+from gradwire.untraced import untraced
 
 Optimizers: TypeAlias = tuple[torch.optim.Optimizer, ...]
 
@@ -143,11 +145,20 @@ class Steps:
         return tuple(found for each in self._records if (found := each.optimizer) is not None)
 
     def watch(self, model: nn.Module) -> None:
-        """Hear of optimizers, for as long as `model` lives."""
+        """Hear of optimizers, for as long as `model` lives.
+
+        The follower is told of a step before the user's own hooks run. These may clear gradients, so the
+        optimizers that were given have a hook of their own, which comes after those that are there.
+        """
         if self._records:
             listen(self, model)
         else:
             stop_listening(self)
+        steps = weakref.ref(self)
+        for optimizer in self.optimizers:
+            if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # else torch's constructor has not run
+                handle = optimizer.register_step_pre_hook(untraced(partial(_about_to_step, steps)))
+                weakref.finalize(model, handle.remove).atexit = False
 
     def change(self, optimizers: Optimizers, model: nn.Module) -> None:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""
@@ -258,7 +269,7 @@ class Steps:
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step that begins. An optimizer that was not given may be inside another, or around it."""
         if (given := self._record_of(optimizer)) is not None:
-            self._before(given)
+            given.is_inside = True
             return
         known = (*self._records, *self._others)
         is_ignored = self._skipped == "keep" or not self._is_pending
@@ -268,6 +279,11 @@ class Steps:
         if self._names_of(record):
             self._others.append(record)
             self._before(record)
+
+    def given_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer is about to step, after hooks of the user's."""
+        if (given := self._record_of(optimizer)) is not None:
+            self._before(given)
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer, found_inf: Tensor | None) -> None:
         """Note a step that has ended. An optimizer not given stands for those with its parameters."""
@@ -394,6 +410,11 @@ class Steps:
         if there and self._device.is_host and not record.got_zeros and are_zero(there.values()):
             return names
         return names - there.keys() - {name for name, was_cleared in written.items() if not was_cleared}
+
+
+def _about_to_step(steps: weakref.ref[Steps], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if (following := steps()) is not None:
+        following.given_begins(optimizer)
 
 
 def _are_same(parameters: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
