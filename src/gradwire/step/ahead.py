@@ -165,7 +165,7 @@ def coded_buffer(flat_buffer: FlatBuffer, world: int, granularity: Granularity) 
     """The encoder of gradients as they come; `None` if the flat buffer's memory or exchange allows none.
 
     Args:
-        flat buffer: has the units.
+        flat_buffer: has the units.
         world: the number of ranks.
         granularity: of the device.
     """

@@ -340,7 +340,7 @@ def units_of(
         slots: of the flat buffer.
         cuts: inner cut points in elements.
         grain: of the exchange.
-        flat buffer: its number.
+        flat_buffer: its number.
     """
     ends = [0, *(slot.stop for slot in slots)]
     numel = ends[-1]

@@ -85,7 +85,7 @@ def chooser(policy: Policy | None) -> Callable[[ParameterSpec], str | None]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The exchange of each parameter: flat buffers with memory in the flat buffers, and exchanges without.
+    """The exchange of each parameter: flat buffers, which have a memory, and exchanges without one.
 
     `main` is the composition of the recipe in use; a policy may give some parameters another one. `direct`
     has the exchanges without memory, by the name of the parameter. On a rank `alone` everything is dense,
@@ -159,7 +159,7 @@ class Layout:
         """The encoder of a flat buffer's gradients as they come; `None` if there is none.
 
         Args:
-            flat buffer: of this layout.
+            flat_buffer: of this layout.
             world: the number of ranks.
             granularity: of the device.
         """
@@ -255,8 +255,7 @@ def build(
     memory_dtype: torch.dtype | None = None,
     tuning: Tuning = USUAL,
 ) -> Layout:
-    """Assign every parameter to a flat buffer of its recipe and type, or to an exchange without a flat
-    buffer.
+    """Assign every parameter to the flat buffer of its recipe and type, or to an exchange without one.
 
     A recipe without memory takes its tiny tensors along: whole buckets travel in place.
 

@@ -675,7 +675,7 @@ class Reducer(Engine):
 
         Args:
             step: the running one.
-            flat buffer: has the unit.
+            flat_buffer: has the unit.
             unit: all of it is compensated.
             x: its error-fed gradient (unit.numel,), read only.
             ctx: of its exchange.
@@ -870,7 +870,7 @@ class Reducer(Engine):
 
         Args:
             step: the deferred one.
-            status vote: all ranks' rows.
+            votes: all ranks' rows.
             counts: whether all was finite; may wait for a device.
         """
         if step.outcome is Outcome.DEFERRED:
@@ -881,7 +881,7 @@ class Reducer(Engine):
 
         Args:
             step: has all its means.
-            status vote: all ranks' rows.
+            votes: all ranks' rows.
             finite: the same on all ranks, because means and rows are.
         """
         if finite:

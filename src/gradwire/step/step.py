@@ -155,7 +155,7 @@ class Step:
     names: set[str] = field(default_factory=set)
     """Parameters in taken buckets, where small gradients may go early (`Layout.early`)."""
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Pieces that are still to be folded, by the numbers of lane and unit."""
+    """Parts of units that are still to be folded, by the numbers of flat buffer and unit."""
     idle: list[tuple[FlatBuffer, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
     """Functions that return the slots without a gradient, and may wait for a device."""
     direct: list[int] = field(default_factory=list)
