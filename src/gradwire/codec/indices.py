@@ -97,7 +97,7 @@ def see_choice(sound: Sound, packed: Tensor, count: int, numel: int, see: See) -
     """Tell `see` whether `packed` stands for a choice of `count` of `numel`, if that is not certain.
 
     A damaged word may well stand for another choice. Zeros are what a rank sends whose encode has failed:
-    they stand for any choice, because its status vote will tell.
+    they stand for any choice, because its row of the status vote will tell.
     """
     if sound is not True:
         see(sound | ~packed.any(), no_choice(count, numel))

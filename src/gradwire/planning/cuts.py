@@ -70,7 +70,7 @@ def _even(numel: int, unit_elements: int) -> tuple[int, ...]:
 
 PHASED_RAMP = (2 / 16, 6 / 16, 10 / 16, 13 / 16, 15 / 16)
 _RAMPS = ((2, 8, 13, 15), (4, 10, 14), (6, 12), (8,), ())
-"""Inner edges in sixteenths of the flat buffers. The wire idles until the first unit is ready, and nothing is
+"""Inner edges in sixteenths of a flat buffer. The wire idles until the first unit is ready, and nothing is
 left to hide the last one, so both are small. Each ramp ends in a unit of half the size of the next one's."""
 _SHORT_RAMP = (6, 12, 15)
 

@@ -35,14 +35,14 @@ class Source(ABC):
     From `begin` on, a source calls `Backward.open`, `submit` and `close` in every backward pass whose
     gradients are to be exchanged, on the thread of that pass. It promises:
 
-    - Each `Arrival` is one dense flat buffer of one dtype, of gradients on `device`. Element i of an entry is
+    - Each `Arrival` is one dense flat tensor of one dtype, of gradients on `device`. Element i of an entry is
       element i of the parameter as `ParameterSpec.shaped` has it.
     - Every parameter of `specs` comes exactly once per step, in a single entry. One without a gradient in
       this step comes as zeros: the engine takes gradients that are all zero for idle, and leaves their memory
       as it is.
-    - Buffers are numbered 0, 1, 2, … without gaps. A number stands for the same parameters in the same order
+    - Buckets are numbered 0, 1, 2, … without gaps. A number stands for the same parameters in the same order
       on all ranks, in this step; from step to step that may change. They may arrive in any order.
-    - From `submit` until the step has ended, a buffer belongs to the engine, which writes the mean over ranks
+    - From `submit` until the step has ended, a bucket belongs to the engine, which writes the mean over ranks
       into it, in place. After that the source alone decides what becomes of it: NaN throughout if the step
       failed, or if a gradient was not finite where something is remembered.
 

@@ -25,14 +25,15 @@ from gradwire.step.plan import ExchangePlan
 
 @dataclass(frozen=True)
 class Arrival:
-    """A gradient bucket, ready since `at_s`: a flat buffer, in which its mean lands.
+    """A gradient bucket, ready since `at_s`: a flat tensor of gradients, in which their means land.
 
-    The buckets of a step are numbered from 0. `index` is the same on all ranks, whatever the order of
-    arrival.
+    It is no *flat buffer*: that is memory of the engine's, and keyed by parameter. The buckets of a step are
+    numbered from 0. `index` is the same on all ranks, whatever the order of arrival.
     """
 
     buffer: Tensor
     entries: tuple[Slot, ...]
+    """The place of each parameter in `buffer`. In flat buffers, places are called slots."""
     index: int
     at_s: float = field(default_factory=now_s)
     failure: BaseException | None = None
@@ -122,7 +123,7 @@ class BufferShare:
     """The gradients of a bucket that belong to a flat buffer: piece number i is the whole gradient of slot
     number i.
 
-    These `pieces` are for compensation. Those of the flat buffers end where a unit does.
+    `pieces` are for compensation, which goes by whole parameters. The parts of a unit end where it does.
     """
 
     flat_buffer: FlatBuffer

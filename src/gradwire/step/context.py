@@ -244,9 +244,9 @@ class ExchangeContext:
     """Unit, rank and step of an exchange, and everything else that it may use beside its tensor.
 
     `step` counts committed steps, which are the optimizer's: several exchanges before one optimizer step have
-    the same number. `unit` is the unit's number within its flat buffer, `flat_buffer` the flat buffer's
-    number. An exchange that bypasses the flat buffers has the flat buffer -1. Its unit is its number among
-    all such exchanges of the step. `parts` of parameters make up the unit, in order; none means one that has
+    the same number. `flat_buffer` is the number of the unit's flat buffer, and `unit` its own number in that.
+    An exchange that bypasses the flat buffers has the flat buffer -1, and its number among all such exchanges
+    of the step as its unit. `parts` of parameters make up the unit, in order; none means one that has
     no name. `unsent` (numel,) is what the last committed step left of the unit on this rank, to be read only.
     `replicas` returns what all ranks hold alike of a parameter. Gradients arrive multiplied by `scale`. Where
     parameters have a shorter type than the one in which gradients are summed, it is `narrow`, and values
@@ -293,8 +293,8 @@ class ExchangeContext:
         """Compute `make(self, *of)` once for this unit, and keep it while the recipe runs.
 
         It may depend on the unit's parts, the rank and the world, and on nothing that changes from step to
-        step. An exchange without flat buffer has another number as its unit where buckets come in another
-        order.
+        step. An exchange without a flat buffer has another number as its unit where buckets come in
+        another order.
 
         >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=4)
         >>> def share(ctx, numel):

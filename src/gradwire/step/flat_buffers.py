@@ -4,7 +4,8 @@ Vocabulary: a *slot* is where one parameter lies; a *flat buffer* is a run of sl
 *cut* is a boundary between two *units*; a unit is what one exchange agrees on at a time; a *part* is what
 a unit holds of one parameter. A *plane* holds one number for each element of a flat buffer, such as what is
 unsent: *committed* planes are what the last good step left, *working* planes are the current step's. The
-*error-fed* gradient is a step's gradient plus what is unsent.
+*error-fed* gradient is a step's gradient plus what is unsent. To *fold* is to compute it: line 1 of
+`gradwire.step.reducer`.
 
 The layout is a pure function of the module (reverse registration order, roughly the order in which backward
 delivers) so it exists before DDP has built its buckets, and does not change when DDP rebuilds them.

@@ -92,7 +92,7 @@ class Buffers:
             self.packed = self._known
 
     def look(self, device: Device) -> None:
-        """The last bucket is there, and its status vote not yet under way; buffers are on the `device`."""
+        """The last bucket is there, and the status vote not yet under way; buffers are on the `device`."""
         ddp = self._ddp()
         if self.packed is not None and ddp is not None:
             self.packed.look(self._listed(ddp), device)

@@ -226,7 +226,7 @@ class DDPBuckets(Source):
         ddp.register_comm_hook(backward, self.on_bucket)
 
     def on_bucket(self, backward: Backward, bucket: GradBucket) -> _Future:
-        """Hand a bucket to `backward`; the future is set when the step has its status vote."""
+        """Hand a bucket to `backward`. The future is set once the step has ended (`release`)."""
         if bucket.index() == 0:
             self._entrance.opened()
             backward.open()
