@@ -102,7 +102,7 @@ def _inner(text: str) -> Composition:
     composition = steady(text, "inner")
     if composition.exchange.memory is not None:
         return composition
-    # Such a recipe sends DDP's own buckets as they are. In a flat buffer their gradients can be grouped otherwise.
+    # Such a recipe sends DDP's own buckets as they are. In a flat buffer, gradients can be grouped otherwise.
     return replace(composition, exchange=forget(composition.exchange))
 
 
