@@ -11,7 +11,8 @@ that are exchanged together. `Reducer._advance` has these lines as code:
 6. *finish*: unsent = x on all ranks, or on none, and the means go to the model.
 
 The recipe determines c, C and the collectives. 2 and 3 are its exchange's `start`, and 4 is the function that
-`start` returns. Gradients without a memory begin with 2.
+`start` returns. Gradients without a memory begin with 2. In code, to compensate is to *fold*, and a *round*
+is one collective of a unit.
 
 There are two threads, and a class for the side of each. `Backward` is the side of the *training thread*:
 autograd's hooks hand it gradient buckets, and at the end of the backward pass it waits for the step.
@@ -220,7 +221,7 @@ class Backward:
             self._post_held()
 
     def _hold(self, job: Job) -> None:
-        """Training thread: hold a job for the worker, behind those that are held already."""
+        """Training thread: hold a job for the worker, after those that are held already."""
         self._held.append(job)
 
     def _post_held(self) -> None:
@@ -240,7 +241,7 @@ class Backward:
             self._outside_backward()
 
     def _outside_backward(self) -> None:
-        """Training thread: outside a backward pass, no callback can wait for the step."""
+        """Training thread: go on. Nothing waits for the step here, so its error waits for the next `open`."""
 
     def all_brought(self) -> None:
         """Training thread: end the intake outside a backward pass; `finish` waits for the step."""
@@ -251,8 +252,8 @@ class Backward:
     def _wait(self) -> None:
         """Training thread: wait for the step, at the end of the backward pass."""
         self._wait_and_complete()
-        # After the wrapper's own callbacks: it could not do without them in the next step, and then `p.grad`
-        # holds the mean.
+        # After the wrapper's own callbacks. An error would keep them from running, and its next pass needs
+        # them; once they have run, `p.grad` holds the mean.
         last = self._tell if self._error is None else self._raise_pending
         Variable._execution_engine.queue_callback(last)
 
@@ -506,9 +507,10 @@ class Reducer(Engine):
             is_serial=self.is_serial,
             is_timed=self.times(self.step),
         )
-        # Where nothing can fail on one rank alone any more, the vote goes with the last payload. But ranks
-        # that share a replica wait for each other after it: there no lack of memory may come later. And now
-        # and then it goes alone, because its time is all that tells the latency of the link.
+        # Where nothing can fail on one rank alone any more, the vote goes out with the last payload. There
+        # are three exceptions. A serial step times each collective alone. Ranks that share a replica wait for
+        # each other after the vote, so none may run out of memory while it still decodes. And now and then
+        # the vote goes alone, because its time is all that tells the latency of the link.
         for_latency = step.is_timed and votes_alone(step.number) and not self.layout.is_dense
         step.votes_last = step.is_serial or self._is_sharded or for_latency
         for observer in self.env.observers:
@@ -585,7 +587,11 @@ class Reducer(Engine):
     # -- the algorithm, and its stations in order
 
     def _advance(self, step: Step) -> None:
-        """Worker: the algorithm. Called after each event; does everything that is possible by then."""
+        """Worker: the algorithm. Does everything that is possible by now.
+
+        Called after each event: a bucket, the last bucket, the end of a unit's last collective, and the end
+        of the status vote.
+        """
         while step.turns and self.broken is None:
             bucket = step.turns.popleft()
             step.taken[bucket.index] = bucket
@@ -634,7 +640,14 @@ class Reducer(Engine):
             step.note(share, seen, self.placement.fetch)
 
     def _compress_unit(self, step: Step, unit: Unit) -> None:
-        """Worker, 2 and 3: start the exchange of a compensated unit, or let it rest."""
+        """Worker, 2 and 3: start the exchange of a compensated unit, or let it rest.
+
+        Here the way of its mean is chosen, too. Where the unit is one stretch of a bucket, of the same type
+        and loss scale, line 4 decodes straight into that (`Step.place_of`). Elsewhere it decodes to a tensor
+        of its own, which `Step.land` copies to the buckets. Codes of a device land by a kernel
+        (`ExchangeContext.coded`). Where buckets are copies on the host, the mean is then copied back to the
+        model, while other units are still on the wire (`Step.copy_back_early`).
+        """
         flat_buffer = self.layout.flat_buffers[unit.flat_buffer]
         plan = flat_buffer.plans[unit.index]
         x, route = flat_buffer.x[unit.start : unit.stop], self.layout.route(unit, step.taken)
@@ -712,7 +725,10 @@ class Reducer(Engine):
         self.issue(self._start, step, exchange)
 
     def issue(self, send: Callable[..., None], *arguments: Any) -> None:
-        """Worker: call `send`, unless the transport is broken; note if it breaks now."""
+        """Worker: call `send`, which issues collectives or waits for one, unless the transport is broken.
+
+        If it breaks now, that is noted in `broken`.
+        """
         if self.broken is None:
             try:
                 send(*arguments)
@@ -840,7 +856,7 @@ class Reducer(Engine):
                 for small in step.small:
                     small.land()
             elif self._is_sharded or not self.layout.is_plain:
-                # Plain steps protect nothing: what they have is DDP's own, but of one shard only.
+                # The sum of a plain step spreads NaN by itself, as DDP's does; but in one shard only.
                 step.poison()
             self._close(step, self._commit(step, votes, finite))
 

@@ -27,6 +27,9 @@ HEADER = 5
 def joins_vote(left_bytes: int, world: int, tuning: Tuning) -> bool:
     """Whether small gradients go out with the status vote, and not in an all-reduce of their own.
 
+    Among more than two ranks the vote goes by an algorithm for few bytes (`shortest_sum`), which many bytes
+    would slow down.
+
     Args:
         left_bytes: of those that are left when all gradients are there.
         world: the number of ranks.

@@ -1,9 +1,8 @@
 """The state of one step, from its first bucket to its status vote; dropped as a whole afterwards.
 
 `Step.fail` keeps the first error on this rank, which still issues all collectives for which its peers wait.
-Its row of the status vote reports the error, and the status vote decides the step's outcome on all ranks. A
-broken transport is the exception: the step fails without a status vote, as do all later ones
-(`Reducer.broken`).
+Its row of the status vote reports the error, and all rows together decide the step's outcome on all ranks. A
+broken transport is the exception: the step fails without a vote, as do all later ones (`Reducer.broken`).
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class InFlight:
     land: Callable[[Tensor], None] | None = None
     """Carries the mean to the buckets, where it is not written there at once."""
     back: Route = ()
-    """Where the mean is then, if the buckets are copies, from which it is copied back at once."""
+    """The route of the mean if buckets are copies: once it is in them, it is copied back to the model."""
     finish: Finish | None = None
     """Waits for the last collective and decodes; `None` if the start has failed."""
 
@@ -187,7 +186,7 @@ class Step:
     error: BaseException | None = None
     """The first error on this rank; once the step has failed, the one that `backward()` raises."""
     tail: StatusVote | None = None
-    """The last all-reduce, which carries the vote, once it has been sent."""
+    """The last all-reduce, which carries the vote, once it has been sent. Timelines call it "tail"."""
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
     inside_bytes: float = 0.0
