@@ -9,25 +9,30 @@ state machine: `Backward` is the side of the training thread, `Reducer` the side
 **The path ends at `Backward.deliver`.** `gradwire.attach` (`_assemble` in `_api/attach.py`) ties the two
 sides together: it makes the `EngineEnvironment`, whose `concluded` is `Backward.deliver` and whose `resolved`
 is `Backward.note`. The reducer calls these for each step. `deliver` sets the event for which the training
-thread waits, and lets the source set DDP's futures.
+thread waits, and lets the source set DDP's futures. So the backward pass ends, with means in `p.grad`. An
+optimizer that steps is noted by fates.py. The commit of the step is final when the next `Backward.open` finds
+that optimizers have used its means.
 
 The other files are in the order in which a gradient gets to them:
 
 - worker.py: the thread, with its queue of jobs. on_device.py is the training thread's side where a device
   computes: another thread waits for gradients then.
-- arrival.py: a gradient bucket, and the place of each gradient in it. A *flat buffer share* goes to a flat
-  buffer, which has a memory. A *direct share* bypasses the flat buffers: its exchange works in the bucket
-  itself. A small direct share beside flat buffers waits for the vote.
+- arrival.py: a gradient bucket, and the place of each gradient in it. A `BufferShare` of it goes to a flat
+  buffer, which has a memory. A `DirectShare` bypasses the flat buffers, as biases do beside most recipes: an
+  exchange works in the bucket itself. A small direct share beside flat buffers travels with the vote.
 - layout.py: flat buffers, made of recipe and policy before the first step. shards.py: the part of each
   parameter that a rank holds, where ranks share a replica.
-- flat_buffers.py: a flat buffer, which is compensated (line 1) by its `Memory` (`gradwire/memory.py`). x lies
-  in the flat buffers.
-- plan.py: everything about a unit's exchange that stays the same from step to step. context.py: the unit, the
-  rank and the step of an exchange. The exchange itself (lines 2 to 4) is in `exchange/`, its codec in
-  `codec/`.
+- flat_buffers.py: a flat buffer, in which x lies. Its `Memory` (`gradwire/memory.py`) folds gradients into it
+  (line 1).
+- plan.py: everything about a unit's exchange that stays the same from step to step, such as its kernels.
+  context.py: the unit, the rank and the step of an exchange. The exchange itself (lines 2 to 4) is in
+  `exchange/`, its codec in `codec/`, and its kernels in `kernels/`. Of `topk`, for instance, line 2 is
+  `Sparse.take` (`codec/sparse.py`), line 3 is `Gather.start` (`exchange/payloads.py`), which calls it, and
+  line 4 is the function that `Gather.start` returns. `ProcessGroupComm.issue` (`comm/process_group.py`) sends
+  the payload.
 - ahead.py: gradients that a device encodes bucket by bucket. marks.py: findings that stay on a device.
 - step.py: the state of one step: buckets, places of means, the first error, the outcome.
-- status_vote.py: the rows of the status vote (line 5), and small gradients, which travel beside them.
+- status_vote.py: the rows of the status vote (line 5), and small gradients, which travel with them.
 - optimizers.py and fates.py: the optimizers' part: when they step, and which gradients of a finished step
   they have used.
 - history.py and event_log.py: costs and events of a run.
@@ -49,4 +54,7 @@ Words for the outcome of a step:
   when the training thread has what the step has brought.
 - A unit *rests* in a step in which its exchange sends nothing. A slot is *idle* in a step in which its
   gradient is zero throughout: its memory stays as it is.
+- Two verbs have several objects. An exchange's `finish` decodes its mean (line 4), `Reducer._finish` is line
+  6, and `Backward.finish` waits for a step outside a backward pass. `Backward.close` ends the intake of
+  gradients, and `Reducer._close` the step.
 """
