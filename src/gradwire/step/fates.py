@@ -97,7 +97,11 @@ class _Record:
 
 
 class Steps:
-    """Follows the optimizers of one attached model, on the training thread or autograd's."""
+    """The steps that optimizers of one attached model make, and the gradients that they use.
+
+    A reader of `gradwire.step.optimizers`, on the training thread or autograd's. `Backward` tells it of each
+    exchange, and asks by `fates` what has become of those before.
+    """
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ def fingerprint(*parts: object) -> int:
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank's account of its step."""
+    """One rank's row: its account of the step."""
 
     finite: bool
     failed: bool
