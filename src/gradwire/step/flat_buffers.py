@@ -168,7 +168,7 @@ class FlatBuffer:
             device: of the planes.
             memory_dtype: of committed planes, by default that of working ones.
         """
-        assert exchange.memory is not None, "only exchanges with a memory live in the arena"
+        assert exchange.memory is not None, "only exchanges with a memory have a flat buffer"
         self.number = number
         self.exchange, self.memory = exchange, exchange.memory
         self.slots = slots_of(specs)
