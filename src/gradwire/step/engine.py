@@ -173,12 +173,8 @@ class Engine:
     def restore(self, saved: Snapshot) -> None:
         """Install a snapshot: one that was `prepared`, or an earlier state."""
         self._following = None
-        self.layout, self.step, self.running, self.facts = (
-            saved.layout,
-            saved.step,
-            saved.running,
-            saved.facts,
-        )
+        self.layout, self.step = saved.layout, saved.step
+        self.running, self.facts = saved.running, saved.facts
         self._controller, self.env, self.placement = saved.controller, saved.env, saved.placement
         self.comm, self._control, self._is_sharded = self.placement.comm, self.env.control, self.env.sharded
         self._granularity, self._copies_back = self.placement.granularity, self.placement.copies

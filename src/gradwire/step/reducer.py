@@ -454,16 +454,12 @@ class Reducer(Engine):
     def restore(self, saved: Snapshot) -> None:
         """Install a recipe, and work out everything that its steps have in common."""
         super().restore(saved)
-        flat_buffers, self._is_late = (
-            self.layout.flat_buffers,
-            self.placement.resolves_late and not self.measuring,
-        )
+        flat_buffers = self.layout.flat_buffers
+        self._is_late = self.placement.resolves_late and not self.measuring
         self._tells_means = self._is_sharded and not self._is_late
         """Whether the vote has to tell if means are finite: ranks with other shards see other means. In late
         steps they tell each other on the device, at the end."""
-        self._marked = (
-            [flat_buffer for flat_buffer in flat_buffers if flat_buffer.adds] if self._is_late else []
-        )
+        self._marked = [each for each in flat_buffers if each.adds and self._is_late]
         """Flat buffers of which a device marks idle slots, and whether all is finite."""
         coded = [
             (flat_buffer.number, self.layout.coded(flat_buffer, self.comm.world, self._granularity))
@@ -716,10 +712,8 @@ class Reducer(Engine):
             step.number, *where, granularity=self._granularity, kernels=plan.kernels
         ).with_constants(plan.constants)
         step.direct.append(region.numel())
-        comm, agreed = (
-            step.meter(self.comm, step.trace, plan.label),
-            plan.collectives(ctx, checked=self.comm.verifies),
-        )
+        comm = step.meter(self.comm, step.trace, plan.label)
+        agreed = plan.collectives(ctx, checked=self.comm.verifies)
         back = ((bucket.index, share.region.start, region.numel()),) if self._copies_back else ()
         exchange = InFlight(plan, agreed, region, region, ctx, comm, checks_mean=True, back=back)
         self.issue(self._start, step, exchange)
