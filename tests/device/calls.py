@@ -123,6 +123,7 @@ def places() -> None:
     planes = elias_fano_planes(160, N)
     device.unpack_elias_fano(device.pack_elias_fano(torch.arange(160), planes), planes)
     device.put(torch.zeros(N), torch.arange(16), device.take(torch.zeros(N), torch.arange(16)))
+    device.scatter(torch.zeros(N), torch.arange(16), torch.zeros(16))
 
 
 def quantized(grid: Grid) -> None:

@@ -28,7 +28,7 @@ def test_dense_loads_no_other_recipe_and_no_other_exchange() -> None:
     assert {home for home in HOMES.values() if home in loaded} == {"gradwire.recipes.dense"}
     exchanges = {name for name in loaded if name.startswith("gradwire.exchange.")}
     assert exchanges == {
-        f"gradwire.exchange.{name}" for name in ("base", "compose", "dense", "state", "turns")
+        f"gradwire.exchange.{name}" for name in ("base", "compose", "dense", "state", "round_robin")
     }
     assert not {"gradwire.codec.gcomp", "gradwire.metric"} & set(loaded)
 
