@@ -10,9 +10,9 @@ from pathlib import Path
 COMMAND = [sys.executable, "-c", "from gradwire.cli.main import app; app()"]
 
 
-def gradwire(*words: str) -> "subprocess.CompletedProcess[str]":
+def gradwire(*words: str, within_s: float = 100) -> "subprocess.CompletedProcess[str]":
     """The finished command, with what it printed."""
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=within_s, check=False)
 
 
 def processes(marker: str) -> list[int]:
