@@ -160,11 +160,11 @@ class Apart:
 
 
 class _Connections:
-    """Sockets of gloo's devices of one meeting.
+    """The gloo devices of one `Apart`, with the means to shut down their sockets.
 
     gloo cannot abort a running collective: `ProcessGroup.abort` does nothing, and the group lives until its
-    timeout. Shutting a connection down ends its collectives at once on both sides. Each device has its own
-    event poll, and Linux tells which sockets it polls.
+    timeout. Shutting a connection down ends its collectives at once on both sides. gloo does not tell its
+    sockets, but each device has an event poll (epoll) of its own, and Linux lists the sockets of a poll.
     """
 
     _lock = threading.Lock()
@@ -173,7 +173,7 @@ class _Connections:
         self._polls: list[int] = []
 
     def device(self, address: str) -> Any:
-        """A device that listens and connects at `address`."""
+        """New gloo device that listens and connects at `address`. Its event poll is noted for `shut`."""
         with self._lock:
             before = _event_polls()
             made = ProcessGroupGloo.create_device(hostname=address)
@@ -191,7 +191,7 @@ class _Connections:
 
 
 def _event_polls() -> set[int]:
-    """The numbers of this process's event polls, where the system tells."""
+    """File descriptors of this process's event polls; empty on systems other than Linux."""
     found = set()
     with suppress(OSError):
         for each in os.listdir(_FILES):
@@ -202,7 +202,7 @@ def _event_polls() -> set[int]:
 
 
 def _polled(poll: int) -> list[int]:
-    """The numbers of files that an event poll watches."""
+    """File descriptors that the event poll with descriptor `poll` watches; empty if it is closed."""
     try:
         with open(f"/proc/self/fdinfo/{poll}") as file:
             return [int(each) for each in re.findall(r"tfd:\s*(\d+)", file.read())]

@@ -115,10 +115,18 @@ Elect = Literal["round_robin", "norm"]
 
 @dataclass(frozen=True)
 class Leader:
-    """The leader's indices are spread by an all-reduce to which all others contribute zeros.
+    """Exchange in which one rank, the leader, selects the indices for all ranks.
 
-    With a `dtype`, values travel in that type where it is shorter than the gradient's own. The rounding error
-    stays unsent like everything else, and a value too large for the type arrives in several steps.
+    An all-reduce spreads the indices: the leader contributes them, all others zeros. A second all-reduce sums
+    x/W at these indices, in values of `dtype` if that is shorter than the gradient's own type. The mean is
+    zero elsewhere. Unsent elements stay in x, as do rounding errors. A value too large for `dtype` arrives in
+    several steps.
+
+    Args:
+        selector: selection of a number of elements that is known before the gradients are.
+        elect: "round_robin" lets ranks lead in turn; "norm" lets the rank with the largest norm of x lead,
+            which takes one more all-reduce, of W float32.
+        dtype: type of the values on the wire; None is the gradient's own.
     """
 
     selector: Selector

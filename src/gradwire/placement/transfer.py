@@ -248,7 +248,7 @@ class CopyTransfer(StreamTransfer):
         self._out.wait_event(self._device.current().record_event())
 
     def read(self, source: Tensor) -> Tensor:
-        """A copy in pinned memory, which is not kept."""
+        """`source` copied to new pinned memory on the host. Blocks until the copy is complete."""
         copy = self._device.pinned(source)
         with self._device.using(self._out):
             copy.copy_(source, non_blocking=True)

@@ -35,8 +35,13 @@ def acpsgd(rank: int = 1, warmup_steps: int = 0, order: Order = "random") -> Com
     Travels: rank·rows values of every matrix in one step, rank·columns in the next.
     Paper: Zhang et al. 2023, "Evaluation and optimization of gradient compression for distributed
         deep learning".
-    Use when: as powersgd, where its two dependent all-reduces per unit cost more than half as many factors.
+    Use when: powersgd's traffic suits, but the latency of two dependent all-reduces per unit does not. Two
+        steps of acpsgd do the work of one step of powersgd.
 
-    Which of the two begins is drawn anew every six steps; with the `order` "paper" it is always the first.
+    Args:
+        rank: columns of each factor.
+        warmup_steps: steps at the beginning that send gradients densely.
+        order: "random" draws the factor to begin with every six steps, from the seed that all ranks share;
+            "paper" sends the left factor in even steps.
     """
     return Composition(remember(warm(warmup_steps, acp_sgd(rank, order))))

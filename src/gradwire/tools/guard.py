@@ -45,9 +45,13 @@ class Guard:
         uneven: Callable[[], bool] = lambda: False,
         read: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> None:
-        """`parameters()` by name are those of the step that is running; `read` brings one to the host.
+        """Compare `parameters` in steps whose number is a multiple of `every`.
 
-        While `uneven()`, replicas differ on purpose, and nothing is compared.
+        Args:
+            parameters: returns the parameters by name, in the same order on all ranks.
+            every: steps from one check to the next; at least 1.
+            uneven: returns True while replicas differ on purpose; nothing is compared then.
+            read: returns a tensor on the host with the values of its argument.
         """
         self._parameters, self._every, self._uneven, self._read = parameters, every, uneven, read
         self._sums: dict[str, int] = {}

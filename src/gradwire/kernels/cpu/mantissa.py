@@ -56,7 +56,7 @@ def _rounded(bits: Any, drop: Any, how: Any) -> Any:
 )
 @kernel
 def round_words(words: Any, drops: Any, how: Any, out: Any) -> None:
-    """uint32 `out`: what comes out of `words` on the other side."""
+    """Write to `out` the `words` as they are after encoding and decoding; both uint32 (n,)."""
     exact = not how[1]
     for i in range(words.size):
         near = _rounded(words[i], _I(drops[i]), how)
@@ -124,7 +124,15 @@ def pack_fields(fields: Any, widths: Any, out: Any, place: Any, held: Any, fille
 
 @kernel
 def widths_of(exponents: Any, symbols: Any, drops: Any, how: Any, widths: Any) -> Any:
-    """uint8 `widths` of what has been decoded; the bits of all, or -1 where a value cannot be so small."""
+    """Compute from decoded exponents how many bits the field of each number has.
+
+    Args:
+        exponents, symbols, drops: (n,), as decoded; a symbol of 0 is the number zero, which has no field.
+        how: (thresholds, flush, explicit, base).
+        widths: uint8 (n,), written: bits of each field.
+
+    Returns the sum of `widths`, or -1 if some number would keep no bit, as in a damaged frame.
+    """
     full, bits, most = _I(24 - how[3]), _I(0), _I(0)
     for i in range(symbols.size):
         drop = _dropped(_I(exponents[i]), _I(drops[i]), how)
@@ -146,7 +154,16 @@ def _word_at(data: Any, place: Any) -> Any:
 
 @kernel
 def unpack_fields(data: Any, bit: Any, widths: Any, fields: Any) -> Any:
-    """uint32 `fields`, an even number, of `widths` from `bit` of uint8 `data` on; reads a word too much."""
+    """Read fields of different widths that lie one after the other in `data`.
+
+    Args:
+        data: uint8; 8 bytes more than the fields take must be readable.
+        bit: place of the first field, in bits.
+        widths: uint8 (n,), bits of each field, at most 24; n is even.
+        fields: uint32 (n,), written.
+
+    Returns the place after the last field, in bits.
+    """
     bit = _U(bit)
     for i in range(0, fields.size - 1, 2):
         window, first, second = _word_at(data, bit >> _3) >> (bit & _U(7)), _U(widths[i]), _U(widths[i + 1])
@@ -158,7 +175,13 @@ def unpack_fields(data: Any, bit: Any, widths: Any, fields: Any) -> Any:
 
 @kernel
 def join(exponents: Any, widths: Any, fields: Any, out: Any) -> None:
-    """uint32 `out`: the numbers' bits again."""
+    """Assemble float32 numbers from their exponents and fields; the inverse of `split`.
+
+    Args:
+        exponents: (n,), biased, 0 … 255.
+        widths, fields: (n,), as `split` writes them: sign and kept mantissa.
+        out: uint32 (n,), written: bits of the numbers.
+    """
     for i in range(fields.size):
         mantissa = _I(fields[i] << _I(_I(24) - _I(widths[i])))
         sign, exponent = _I(_I(mantissa & _IMPLICIT) << _I(8)), _I(_I(exponents[i]) << _I(23))
@@ -167,7 +190,16 @@ def join(exponents: Any, widths: Any, fields: Any, out: Any) -> None:
 
 @kernel
 def write_levels(symbols: Any, drops: Any, out: Any, place: Any) -> Any:
-    """Two bits for every symbol but zero: how many times 6 bits are dropped; returns the next word."""
+    """Write for every number that is not zero its level: dropped bits divided by 6, in two bits.
+
+    Args:
+        symbols: uint8 (n,); 0 is the number zero, which has no level. Symbols 254 and 255 have level 0.
+        drops: uint8 (n,), dropped bits of each number: 0, 6, 12 or 18.
+        out: uint64, written from word `place` on, the lowest bits first.
+        place: number of the first word.
+
+    Returns the number of the word after the last.
+    """
     held, filled, place = _0, _0, _U(place)
     for i in range(symbols.size):
         level = _U(0) if _I(symbols[i]) >= _TINY else _U(drops[i] // 6)
@@ -186,7 +218,17 @@ def write_levels(symbols: Any, drops: Any, out: Any, place: Any) -> Any:
 
 @kernel
 def read_levels(words: Any, bit: Any, limit: Any, symbols: Any, drops: Any) -> Any:
-    """uint8 `drops` from those two bits, of which there are none from `limit` on; the next bit."""
+    """Read the levels that `write_levels` wrote, as dropped bits.
+
+    Args:
+        words: uint64.
+        bit: place of the first level, in bits.
+        limit: last place that may be read, in bits; a damaged frame may ask for more levels than there are.
+        symbols: uint8 (n,); a symbol of 0 has no level, and its `drops` are 0.
+        drops: uint8 (n,), written: 0, 6, 12 or 18.
+
+    Returns the place after the last level, in bits.
+    """
     bit = _U(bit)
     for i in range(symbols.size):
         level = (words[min(bit, limit) >> _6] >> (bit & _63)) & _3
