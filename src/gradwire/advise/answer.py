@@ -470,7 +470,11 @@ def _predicted(
 
 
 def _cores(observed: Observed) -> tuple[Cores, Cores]:
-    """The cores of a rank, at worst and at best. On a GPU nothing waits for them."""
+    """Cores that one rank has for coding and gloo: (pessimistic, optimistic).
+
+    Both are ENOUGH with NCCL, where the GPU does this work. Where the cores are not known, a rank has one in
+    the pessimistic case, and enough in the optimistic one.
+    """
     if observed.backend == "nccl":
         return ENOUGH, ENOUGH
     if observed.cores_per_rank is None:

@@ -278,7 +278,11 @@ def power_sgd(rank: int = 1) -> PowerSgd:
 
 @dataclass(frozen=True)
 class AcpSgd:
-    """One all-reduce: r·rows of every matrix in one step, r·columns in the next, and what is raw."""
+    """ACP-SGD: every step sums one of the two factors of each matrix over ranks, in one all-reduce.
+
+    It carries r·rows values per matrix in one step and r·columns in the next. Vectors, and matrices that
+    would not become smaller, travel uncompressed in the same all-reduce.
+    """
 
     rank: int
     order: Order = "random"
@@ -286,7 +290,7 @@ class AcpSgd:
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        """Reads and writes every matrix once where left factors are sent, twice where right ones are."""
+        """Begin the exchange: one pass over x in a step that sends left factors, two with right ones."""
         unit, dtype, weight = arrange(x.numel(), ctx.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
         is_left = self._sends_left(ctx)
         sent, fixed = (unit.left, unit.right) if is_left else (unit.right, unit.left)
@@ -325,7 +329,7 @@ class AcpSgd:
 
 
 def acp_sgd(rank: int = 1, order: Order = "random") -> AcpSgd:
-    """The mean's approximation of `rank`, one factor per step.
+    """ACP-SGD: a mean of rank `rank` per matrix, by one factor per step.
 
     >>> import torch
     >>> from gradwire.step.context import ExchangeContext, Part

@@ -224,7 +224,11 @@ def _distance(found: Tensor, expected: Tensor) -> tuple[float, float]:
 
 
 def _judged(case: Case, notes: Sequence[_Notes], seconds: float) -> Compared:
-    """Judge a case by the notes of all ranks, which all come to one line."""
+    """Judge a case by the notes of all ranks, by rank; the result is the same on all ranks.
+
+    An error on any rank is a fault. So are ranks with different results in a `shared` case, and results that
+    differ from gloo's: in an `exact` case by any bit, else in more than the share FEW of elements.
+    """
     raised = [rank for rank, each in enumerate(notes) if each.failed]
     apart, share = max(each.apart for each in notes), max(each.share for each in notes)
     fault = ""

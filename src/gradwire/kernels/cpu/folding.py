@@ -86,7 +86,11 @@ def mask_zeros(target: Tensor, like: Tensor) -> None:
 
 
 def _loaded(working: Tensor, committed: Tensor, pieces: Pieces) -> Tensor:
-    """`committed` in the working type: itself, or else its pieces in `working`, to be folded in place."""
+    """Memory in the type of `working`, for a fold to read.
+
+    Returns `committed` itself if it has this type. Otherwise converts all its pieces into `working`, and
+    returns `working`, which the fold then updates in place.
+    """
     if committed.dtype == working.dtype:
         return committed
     for plane, _bucket in pieces.slices():

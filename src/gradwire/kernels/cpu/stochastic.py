@@ -133,7 +133,7 @@ def _narrow_to_2(codes: Any, packed: Any) -> None:
 
 @kernel
 def _widen_from_4(packed: Any, codes: Any) -> None:
-    """The inverse; the product spreads each sign over the upper bits of its byte."""
+    """Inverse of `_narrow_to_4`; the product spreads each sign over the upper bits of its byte."""
     for i in range(packed.size):
         b = np.uint16(packed[i])
         w = np.uint16((b & np.uint16(0xF)) | ((b & np.uint16(0xF0)) << np.uint16(4)))
@@ -142,7 +142,7 @@ def _widen_from_4(packed: Any, codes: Any) -> None:
 
 @kernel
 def _widen_from_2(packed: Any, codes: Any) -> None:
-    """The inverse, as above."""
+    """Inverse of `_narrow_to_2`; signs are spread as in `_widen_from_4`."""
     for i in range(packed.size):
         b = np.uint32(packed[i])
         w = np.uint32(b | (b << np.uint32(6)) | (b << np.uint32(12)) | (b << np.uint32(18)))
@@ -159,7 +159,19 @@ def _bytes(count: Any, bits: Any) -> Any:
 def _quantize_bucket(
     x: Any, rule: Any, key: Any, index: Any, largest: Any, lanes: Any, codes: Any, packed: Any, subtract: Any
 ) -> Any:
-    """One bucket with a finite largest magnitude that is not 0; returns its step."""
+    """Quantize one bucket, whose largest magnitude is finite and not 0.
+
+    Args:
+        x: float32 (n,), the bucket; with `subtract`, the decoded values are subtracted from it.
+        rule: (bits per code, whether the norm is Euclidean, clip, largest step).
+        key: two uint32 that seed the noise.
+        index: number of the first element, by which its noise is drawn.
+        largest: largest magnitude, as bits of float32.
+        lanes, codes: scratch memory: float32 (_LANES,) and int8 (_BLOCK + 4,).
+        packed: uint8, written: the codes, packed.
+
+    Returns the step: a code c decodes to c times the step.
+    """
     bits, euclidean, clip, most = rule
     levels = np.float32((1 << (bits - 1)) - 1)
     down, near, step = _scale(x, largest, levels, euclidean, clip, most, lanes)

@@ -6,13 +6,16 @@ import triton.language as tl
 
 @triton.jit
 def magnitude(x):
-    """The bits of float32 without the sign: as integers they order NaN and Inf above everything."""
+    """Bits of float32 `x` without the sign, int32. As integers they order NaN and Inf above all numbers."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def load(pointers, mask):
-    """As float32, exactly; zeros where a mask hides them. Without a mask loads can be vectors."""
+    """Load the values at `pointers` as float32, exactly; 0 where `mask` is False.
+
+    Without a mask (None), the compiler can use vector loads.
+    """
     if mask is None:
         found = tl.load(pointers)
     else:
@@ -22,7 +25,14 @@ def load(pointers, mask):
 
 @triton.jit
 def places_in(numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """Elements of a tile (ROWS, WIDTH) in its memory, which of them there are, and which blocks."""
+    """Offsets and masks of a tile of ROWS blocks of BLOCK elements, which lie one after the other.
+
+    Args:
+        numel: elements from the start of the tile to the end of the tensor.
+        WIDTH: BLOCK rounded up to a power of two.
+
+    Returns (offsets, mask of elements, mask of blocks): the first two are (ROWS, WIDTH), the last is (ROWS,).
+    """
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
     place = row[:, None] * BLOCK + column
     return place, (column < BLOCK) & (place < numel), row * BLOCK < numel
@@ -30,7 +40,16 @@ def places_in(numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexp
 
 @triton.jit
 def bytes_at(numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, PER: tl.constexpr):
-    """Where the bytes of a tile are, PER codes in each, and which there are; blocks begin a byte."""
+    """Offsets of the packed codes of a tile of ROWS blocks; each block begins with a new byte.
+
+    Args:
+        numel: elements from the start of the tile to the end of the tensor.
+        BLOCK: elements of a block.
+        WIDTH: BLOCK rounded up to a power of two.
+        PER: codes in a byte.
+
+    Returns (offsets in bytes, mask of the bytes that exist), both (ROWS, WIDTH / PER).
+    """
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH // PER)[None, :]
     first = column * PER
     place = row * ((BLOCK + PER - 1) // PER) + column
@@ -39,7 +58,11 @@ def bytes_at(numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
 
 @triton.jit
 def bytes_from(codes, byte, ALIGNED: tl.constexpr):
-    """Where a tile's codes are. Only what an operation returns can be said to be a multiple."""
+    """Pointer to the codes of a tile: `codes` plus `byte`.
+
+    With ALIGNED the compiler is told that it is a multiple of 4. Triton takes this hint only on the result of
+    an operation, and not on an argument.
+    """
     if ALIGNED:
         return tl.multiple_of(codes + byte, 4)
     else:
@@ -48,14 +71,14 @@ def bytes_from(codes, byte, ALIGNED: tl.constexpr):
 
 @triton.jit
 def paired(code, BITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Neighbours of (ROWS, WIDTH), numbers of BITS bits, as one: the first in the lowest bits."""
+    """Join codes of BITS bits in pairs: (ROWS, WIDTH) to (ROWS, WIDTH / 2), the first in the lowest bits."""
     low, high = tl.split(tl.reshape(code, (ROWS, WIDTH // 2, 2)))
     return low | (high << BITS)
 
 
 @triton.jit
 def parted(code, BITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The inverse: (ROWS, WIDTH) of numbers of BITS bits."""
+    """Inverse of `paired`: (ROWS, WIDTH / 2) to (ROWS, WIDTH) codes of BITS bits."""
     return tl.reshape(tl.join(code & ((1 << BITS) - 1), code >> BITS), (ROWS, WIDTH))
 
 

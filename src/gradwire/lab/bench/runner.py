@@ -128,9 +128,15 @@ def run(
 def started(
     settings: Settings, network: BenchNetwork, say: Say, make: MakeSetting | None = None
 ) -> Iterator[list[Setting]]:
-    """Start and set up every setting; end them all on the way out, whatever happened.
+    """Context in which every setting runs: its processes are started and set up; at the exit they are ended.
 
-    `TooLarge` if they do not fit into memory.
+    Args:
+        settings: entries to start, and their task.
+        network: the emulated network that they share.
+        say: is called with lines about the progress.
+        make: starts the processes of an entry; by default worker processes in `network`.
+
+    Yields the settings, in the order of their entries. Raises `TooLarge` if they do not fit into memory.
     """
     start = make or _starter(settings, network)
     with ExitStack() as stack:

@@ -86,7 +86,10 @@ def loss_over_time(document: Document, width: float = WIDTH) -> str:
 
 
 def _arrivals(both: Both) -> list[Spot]:
-    """When the mean of each side has the loss that every run of plain DDP ends with."""
+    """Dots of the chart: the seconds after which each side's mean loss has reached the target.
+
+    The target is the loss that every run of plain DDP ends with. A side that never reaches it has no dot.
+    """
     spots, target = [], both.target()
     for name, runs in (("gradwire", both.wire), ("ddp", both.ddp)):
         mean_s = None if target is None else runs.mean_reached_s(target)
@@ -157,7 +160,10 @@ def step_timeline(document: Document) -> str:
 
 
 def bytes_beside(document: Document) -> str:
-    """Predicted bytes of the cost model beside the interface's count."""
+    """SVG of two bars per row of `document`: bytes per step as predicted, and as the interface counted.
+
+    Failed rows and the bounds are left out.
+    """
     return byte_pairs(
         [
             (
