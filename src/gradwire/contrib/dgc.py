@@ -165,7 +165,7 @@ class Ramp:
 
     @cached_property
     def laws(self) -> Laws:
-        """The promises of all of them."""
+        """Laws that all selectors keep. The number of rounds is fixed only if there is a single selector."""
         return Laws(
             shared=all(selector.laws.shared for selector in self.selectors),
             contractive=all(selector.laws.contractive for selector in self.selectors),

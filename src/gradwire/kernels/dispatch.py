@@ -272,7 +272,7 @@ def _say_once(error: str) -> None:
 
 @cache
 def _device_twin(home: str, name: str, where: torch.device) -> Callable[..., Any] | None:
-    """As `_twin`; `None` also where Triton can launch nothing."""
+    """The function `name` of the module `home`, as `_twin` finds it; `None` if Triton cannot launch on `where`."""
     return _twin(home, name) if find_spec(home) is not None and _launches(where) else None
 
 

@@ -26,7 +26,7 @@ class Folded(NamedTuple):
     memory (`LARGEST_GRADIENT`, `LARGEST_SUM`); or one bool on the device."""
 
     def read(self) -> tuple[tuple[int, ...], bool]:
-        """Both on the host; waits for the device where they are tensors.
+        """Return (`idle` as numbers of pieces, `finite`) on the host; waits for the device if it holds them.
 
         >>> Folded(torch.tensor([False, True]), torch.tensor(True)).read()
         ((1,), True)

@@ -154,7 +154,7 @@ class MovingSteps(LocalSteps):
         self._counted_at = self._leaves_at
 
     def drop(self) -> None:
-        """Let nothing land of what has come: another rank of this replica has lost it."""
+        """Discard the result of the round, because another rank of this replica failed to receive it."""
         for each in self.parameters.values():
             each.grad = None
         self._stay()

@@ -22,23 +22,27 @@ _LOST = 1e-6  # of a column of float32 that shrinks to this share, rounding is a
 def left_products(
     x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor, subtract: bool = False
 ) -> None:
-    """A row of the matrix is read once."""
+    """Multiply as the contract says; every row of a matrix is read once."""
     _left_products(x.numpy(), places.numpy(), rank, left.numpy(), right.numpy(), subtract)
 
 
 def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
-    """Row by row, in two passes."""
+    """Multiply as the contract says, row by row, in two passes over x."""
     _right_products(x.numpy(), places.numpy(), rank, left.numpy(), right.numpy())
 
 
 def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
-    """Each element is summed in the order of the columns."""
+    """Multiply as the contract says; the sum of an element is in the order of the factors' columns."""
     _outer_products(out.numpy(), places.numpy(), rank, left.numpy(), right.numpy())
 
 
 @takes(torch.float32, torch.float64)
 def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None = None) -> None:
-    """float64 as well: a library's sums may depend on alignment and threads, and so differ between ranks."""
+    """Make columns orthonormal in place, as the contract says.
+
+    float64 has a kernel, too: sums of a library may depend on alignment and threads, so that ranks would get
+    different bits.
+    """
     other = factors[:0] if spare is None else spare
     _orthonormalise(factors.numpy(), spans.numpy(), rank, other.numpy())
 

@@ -191,10 +191,17 @@ def _scales(rows: Tensor) -> Tensor:
 
 @triton.jit
 def _scale_of(maximum, largest):
-    """(scale, whether it is a positive number) of blocks with these maxima, which are bits of float32.
+    """Scales of blocks: `maximum` / `largest`.
 
-    Rounded towards zero, so that the largest code decodes to no more than the maximum and cannot overflow;
-    below the normal range upwards, so that no code is larger than the largest. 0 of zeros, else NaN.
+    A scale in the normal range is rounded towards zero, so that the largest code decodes to no more than the
+    maximum and cannot overflow. A subnormal scale is rounded up, so that no code exceeds `largest`.
+
+    Args:
+        maximum: largest magnitudes of the blocks, as bits of float32.
+        largest: largest code.
+
+    Returns (scale as float32, mask of positive finite maxima). The scale of a block of zeros is 0, that of a
+    block with NaN or Inf is NaN.
     """
     top = maximum.to(tl.float32, bitcast=True)
     scale = tl.div_rn(top, largest)
@@ -208,9 +215,10 @@ def _scale_of(maximum, largest):
 
 @triton.jit
 def _to_fp8(value):
-    """e4m3 in int32, ties to even: 4 bits of exponent with bias 7, 3 of mantissa.
+    """Round float32 to e4m3, ties to even; the code is in the lowest 8 bits of an int32.
 
-    A sum with 2^14 is a multiple of 2^-9, the step of what is below 2^-6.
+    e4m3 has a sign, 4 bits of exponent with bias 7, and 3 of mantissa. Below 2^-6 it has steps of 2^-9. There
+    2^14 is added first, because sums of that size are multiples of 2^-9 in float32.
     """
     bits = magnitude(value)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
@@ -221,7 +229,7 @@ def _to_fp8(value):
 
 @triton.jit
 def _from_fp8(code):
-    """The number that the lowest 8 bits of int32 are in e4m3."""
+    """Decode e4m3: the code is in the lowest 8 bits of an int32; the result is float32."""
     value = (((code & 0x7F) << 20) + (960 << 20)).to(tl.float32, bitcast=True)
     # An exponent of 0 stands for the same step as 1, and for no leading one.
     value = tl.where((code & 0x78) != 0, value, 2.0 * value - 0.015625)

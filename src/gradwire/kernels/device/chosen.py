@@ -290,7 +290,7 @@ def _pack_blocks(patterns, blocks, encoding, words, groups, places, last, TILE: 
 
 @triton.jit
 def _window(words, bit, last, mask):
-    """32 bits, in int64, of the words from `bit` on, of which none is read that is not before `last`."""
+    """Read 32 bits from `bit` on, as int64. Words from number `last` on are not read and count as 0."""
     word = bit >> 5
     low = tl.load(words + word, mask & (word < last), other=0).to(tl.int64) & 0xFFFFFFFF
     high = tl.load(words + word + 1, mask & (word + 1 < last), other=0).to(tl.int64) & 0xFFFFFFFF
@@ -299,14 +299,29 @@ def _window(words, bit, last, mask):
 
 @triton.jit
 def _entry(words, number, groups, decoding, last, mask):
-    """The entry of a block's group: its first position in the order, above 11 bits the width of a place."""
+    """Look up the group of each block.
+
+    Returns the group's first position in the order of patterns in the lowest 11 bits, and above them the bits
+    that a place in the group takes.
+    """
     group = _window(words, groups * 32 + number.to(tl.int64) * 6, last, mask) & 63
     return tl.where(mask, tl.load(decoding + group), 0)
 
 
 @triton.jit
 def _pattern(words, entry, at, places, order, last, mask):
-    """(a block's pattern and above 10 bits its ones, whether it is none): its place begins at bit `at`."""
+    """Decode the pattern of each block from its group and its place within the group.
+
+    Args:
+        words: the payload, int32.
+        entry: the blocks' groups, as `_entry` returns them.
+        at: first bit of each block's place, counted from the word `places`.
+        order: table of all patterns in the order of places.
+        last: number of the first word after the payload.
+        mask: which blocks exist.
+
+    Returns (pattern in the lowest 10 bits and its number of ones above, whether the place is out of range).
+    """
     width = entry >> 11
     place = _window(words, places * 32 + at.to(tl.int64), last, mask) & ((1 << width) - 1)
     position = (entry & 2047) + place.to(tl.int32)
