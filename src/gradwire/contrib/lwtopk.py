@@ -64,10 +64,15 @@ def layer_top_k(ratio: float) -> LayerTopK:
 def lwtopk(ratio: float = 0.01, values: CodedValues = "full", layers: bool = False) -> Composition:
     """Every rank's own top-k of each layer with error feedback, all-gathered.
 
-    Travels: places and values of every rank's own choice, a share of each layer.
+    Travels: indices and values of every rank's own choice, the share `ratio` of each layer.
     Paper: Aji and Heafield 2017, "Sparse communication for distributed gradient descent".
-    Use when: layers differ in scale to an extent that a choice over all of them would starve some (Tyagi and
-        Swany find the opposite: with non-uniform layers, a choice over the whole gradient loses less).
+    Use when: gradients of some layers are so small that a choice over all layers would hardly ever send them.
+        (Tyagi and Swany find the opposite: if layers differ, a choice over the whole gradient loses less.)
+
+    Args:
+        ratio: share of a layer's elements to send, above 0 and at most 1.
+        values: "full" sends values in the gradient's type; other names shorten them.
+        layers: cut units between parameters, so that none is divided and every layer is one parameter.
     """
     exchange = remember(gather(coded(layer_top_k(ratio), values)))
     return Composition(exchange, layer_cutter(layers))

@@ -57,9 +57,14 @@ class Bracket:
 
 @dataclass(frozen=True)
 class MSTopK:
-    """Nearly the largest magnitudes: what is left is at most 1 - k/(4·numel) of the squared norm.
+    """Selector of k elements with nearly the largest magnitudes, found by bisection of a threshold.
 
-    Either half of k are the largest of all, or all chosen are at least half as large as any left.
+    Unselected elements have at most 1 - k/(4·numel) of the squared norm. For this, one of two holds: k/2 of
+    the selected elements are the largest of all, or every selected magnitude is at least half of any other.
+
+    Args:
+        ratio: k as a share of the elements.
+        rounds: rounds of the bisection.
     """
 
     ratio: float
@@ -88,9 +93,17 @@ class MSTopK:
 
 
 def _candidates(x: Tensor, k: int, mean: float, ctx: ExchangeContext) -> tuple[Tensor, float]:
-    """Indices of all elements that reach some floor, ascending, and the floor.
+    """Find the elements among which the bisection looks for its threshold.
 
-    They are more than k, or the floor is the mean, below which the bisection never looks.
+    A random sample of x proposes a floor that more than k elements should reach. If k or fewer reach it, or
+    far too many, the floor is the mean, the least threshold of the bisection.
+
+    Args:
+        x: (numel,).
+        k: number of elements to select.
+        mean: mean of the magnitudes of x.
+
+    Returns (indices of all elements whose magnitude reaches the floor, ascending; the floor).
     """
     size = min(_SAMPLE, x.numel())
     expected = k / x.numel() * size

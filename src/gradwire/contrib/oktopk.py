@@ -43,14 +43,23 @@ from gradwire.step.context import ExchangeContext
 
 @dataclass(frozen=True)
 class OkTopK:
-    """Traffic per rank in 4-byte words, with k chosen float32 elements and N ranks:
+    """Sparse all-reduce in which rank r owns region r of the unit.
 
-    - bounds: 4(N - 1);
-    - to the owners: (N - 1)(1 + 2·ceil(slack·k/N)), the 1 for how many there are;
-    - to all: (N - 1)(1 + 2·ceil(k/N)).
+    Every rank selects k of its elements and sends each one to the owner of its region. An owner sums them and
+    sends its largest sums to all ranks; the mean is zero elsewhere. The unit has N regions, for N ranks.
 
-    With a slack of 2 that is 6k(N - 1)/N and what does not depend on k: below 6k, the paper's bound, when k
-    is above about 2N².
+    Traffic per rank in words of 4 bytes, for float32:
+
+    - bounds of the regions: 4(N - 1);
+    - selected elements to the owners: (N - 1)(1 + 2·ceil(slack·k/N)), of which 1 is their count;
+    - largest sums to all ranks: (N - 1)(1 + 2·ceil(k/N)).
+
+    With a slack of 2 this is 6k(N - 1)/N plus a part that does not depend on k. It is below the paper's bound
+    of 6k if k is above about 2N².
+
+    Args:
+        selector: each rank's own selection.
+        slack: elements that an owner takes from one rank at most, as a multiple of k/N.
     """
 
     selector: Selector
@@ -95,7 +104,7 @@ class OkTopK:
         return finish
 
     def _slots(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Slots, Slots]:
-        """The message from a rank to an owner, and from an owner to all ranks."""
+        """Layouts of the message from a rank to an owner, and of that from an owner to all ranks."""
         if numel > 2**31:
             raise ValueError(
                 f"a unit of {numel} elements is too large: indices travel in 32 bits. Cut it, or use topk"
@@ -239,9 +248,10 @@ class Slots:
 
 @register
 def oktopk(ratio: float = 0.01) -> Composition:
-    """Every rank's own top-k, added region by region, the largest sums for all: some 6k words.
+    """Every rank's own top-k, summed by the owner of each region; the largest sums go to all ranks.
 
-    Travels: every rank's own choice to the owners of regions, and the owners' choice to all.
+    Travels: every rank's own k elements to the owners of regions, and the owners' largest sums to all: in all
+        about 6k words of 4 bytes per rank, whatever the number of ranks.
     Paper: Li and Hoefler 2022, "Near-optimal sparse allreduce for distributed deep learning".
     Use when: there are many ranks and their own choices differ.
     """

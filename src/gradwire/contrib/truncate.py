@@ -27,12 +27,14 @@ from gradwire.step.context import ExchangeContext
 
 @dataclass(frozen=True)
 class Truncate:
-    """Sign, exponent and the upper 23 - bits bits of the mantissa, towards zero.
+    """Codec that drops the lowest `bits` bits of float32's mantissa, which rounds towards zero.
 
-    Error per element: less than 2^(bits − 23)·|x|, below the normal range less than 2^(bits − 149), so
-    γ = 4^(bits − 23). It is biased: of mantissas that are equally likely 2^(bits − 24)/1.5 of the magnitude
-    is lost in the mean (1 % at 18), and without error feedback no average over ranks or steps brings it back.
-    NaN and Inf arrive as such. float64 is rounded to float32 first, and held to its largest number.
+    The error of an element is less than 2^(bits − 23)·|x|, and less than 2^(bits − 149) below the normal
+    range. The squared error of a tensor is at most 4^(bits − 23) of its squared norm. The codec is biased:
+    with uniformly distributed mantissas the magnitude shrinks by 2^(bits − 24)/1.5 in the mean, 1 % at 18
+    bits. Averages over ranks or steps do not remove this bias; error feedback does.
+
+    NaN and Inf arrive as such. float64 is rounded to float32 first; larger numbers become its largest one.
     """
 
     bits: int
@@ -46,7 +48,7 @@ class Truncate:
         return pack_upper(x, self.bits, left=False)
 
     def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
-        """The bits that are cut off are what is left: exact."""
+        """Encode x and leave the dropped bits in it. Nothing is rounded."""
         return pack_upper(x, self.bits, left=True)
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:

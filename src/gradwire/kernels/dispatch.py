@@ -127,10 +127,13 @@ def takes(*types: torch.dtype) -> Callable[[F], F]:
 
 
 def contract(check: Callable[..., None] | None = None) -> Callable[[Callable[P, R]], Contract[P, R]]:
-    """A decorator for the contract of a kernel.
+    """Decorator that makes a function of plain torch the contract of a kernel.
 
-    Kernels check no bounds. `check` takes the arguments and raises `ValueError` for those with which a kernel
-    would leave its memory.
+    A call of the result runs the twin of the same name in `cpu/` (Numba) or `device/` (Triton), if one takes
+    the arguments. Otherwise it runs the decorated function, which is also `plain` of the result.
+
+    Kernels check no bounds. `check` takes the same arguments and raises `ValueError` for those with which a
+    kernel would read or write outside its tensors.
 
     >>> @contract()
     ... def double(x: Tensor) -> Tensor:
@@ -272,7 +275,7 @@ def _say_once(error: str) -> None:
 
 @cache
 def _device_twin(home: str, name: str, where: torch.device) -> Callable[..., Any] | None:
-    """The function `name` of the module `home`, as `_twin` finds it; `None` if Triton cannot launch on `where`."""
+    """The function `name` of the module `home`, by `_twin`; `None` if Triton cannot run on `where`."""
     return _twin(home, name) if find_spec(home) is not None and _launches(where) else None
 
 

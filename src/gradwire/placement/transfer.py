@@ -17,10 +17,10 @@ from gradwire.placement.device import Device, Event, Stream
 
 
 class Waited(NamedTuple):
-    """How it went to wait for something."""
+    """Result of a wait."""
 
     at_s: float
-    """When that was over, on the clock of `gradwire.measure.clock.now_s`."""
+    """Time at which the wait ended, on the clock of `gradwire.measure.clock.now_s`."""
     error: BaseException | None
 
 
@@ -29,10 +29,10 @@ def _nothing() -> None:
 
 
 class TransferredBuffer:
-    """A flat tensor of the model in one step, and the memory in which the engine works on it: here the tensor
-    itself, in which nothing has to be copied back.
+    """One flat tensor of the model during one step, and the memory `buffer` in which the engine works on it.
 
-    The engine reads `buffer` after `ready`.
+    In this class `buffer` is the tensor itself, so copying back does nothing. Subclasses work on a copy. The
+    engine reads `buffer` after `ready` has returned.
     """
 
     def __init__(self, buffer: Tensor, wait: Callable[[], None] = _nothing) -> None:
@@ -50,15 +50,15 @@ class TransferredBuffer:
         """
 
     def copy_back(self) -> None:
-        """Copy back, at the end of the step, all that is left. Returns when that is enqueued."""
+        """Copy the remaining elements back, at the end of the step. Returns when the copy is enqueued."""
 
     def poison(self) -> None:
-        """Make the tensor NaN, instead of all that has been copied back."""
+        """Fill the model's tensor with NaN; elements that were copied back before are overwritten."""
         self.buffer.fill_(torch.nan)
 
 
 def _failed(buffer: Tensor, error: BaseException) -> TransferredBuffer:
-    """A tensor that could not be brought: `ready` fails the step on all ranks, and nothing is enqueued."""
+    """Buffer whose transfer failed with `error`: `ready` raises it. The status vote then fails the step."""
 
     def wait() -> None:
         raise error
@@ -82,11 +82,11 @@ class BufferTransfer:
         return TransferredBuffer(source)
 
     def read(self, source: Tensor) -> Tensor:
-        """`source`, readable by the engine, as it was when gradients were last brought. May wait."""
+        """`source` as the engine can read it, with its values at the last `start`. May block."""
         return source
 
     def reading(self) -> AbstractContextManager[None]:
-        """A context in which the stream is current in which `read` copies: for tensors made to be read."""
+        """A context in which the stream of `read`'s copies is current; tensors for `read` are made in it."""
         return self.landing()
 
     def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
@@ -102,7 +102,7 @@ class BufferTransfer:
         return nullcontext()
 
     def follow(self) -> None:
-        """Make the engine's stream wait for all that this thread's current stream has so far."""
+        """Make the engine's stream wait for all work in this thread's current stream so far."""
 
     def join(self) -> None:
         """Make this thread's current stream wait for all that the engine has enqueued so far."""

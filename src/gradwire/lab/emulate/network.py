@@ -33,18 +33,26 @@ _GRACE_S = 2.0
 
 
 class EmulatedNetwork:
-    """`workers` ranks, each behind a `link` of its own, for as long as the `with` block lasts.
+    """Emulated network of ranks behind slow links, for as long as the `with` block lasts.
 
-    With `nodes` ranks are numbered node by node, and those of a node share its link: they live in one network
-    namespace, where what they send each other takes the loopback, which is not slowed. Backend mode has none.
-    `mode` is what `enter` returned. In `root` and `user` mode every rank is a network namespace; in `backend`
-    mode ranks share the machine's loopback and a delaying process group slows what they send, so only Python
-    programs can be run and there are no counters. Several sets of workers may use the network at once, each
-    with its own `master_port`. Leaving the block ends everything that was started through it.
+    In the modes "root" and "user" every node is a network namespace, and its link is slowed. In the mode
+    "backend" ranks share the machine's loopback, and a process group delays their messages. Only Python
+    programs can run there, and there are no counters. Several sets of workers may use the network at once,
+    each with its own `master_port`. Leaving the block ends all processes that were started through it.
+
+    Args:
+        workers: number of ranks.
+        link: rate and delay of every link.
+        mode: the mode that `enter` returned.
+        nodes: number of nodes; by default every rank is a node. Ranks are numbered node by node. Ranks of a
+            node share its link, and reach each other over a loopback that is not slowed. The mode "backend"
+            has no nodes.
+
+    Raises `ValueError` for a number of workers, a mode or a number of nodes that cannot be.
 
     Example::
 
-        with Network(2, Link(200e6), enter()) as network:
+        with EmulatedNetwork(2, EmulatedLink(200e6), enter()) as network:
             ranks = [network.popen(rank, [sys.executable, "train.py"]) for rank in range(2)]
     """
 

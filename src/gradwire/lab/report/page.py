@@ -268,7 +268,7 @@ def file_of(picture: str, legend: Sequence[tuple[str, str]] = ()) -> str:
 
 
 def shown(choices: Sequence[Document]) -> list[Document]:
-    """At most `SHOWN` of `choices`, in their order; `dense` and the recipe that runs are always among them."""
+    """At most `SHOWN` of `choices`, in their order; `dense` and the recipe that runs are always shown."""
     must = [each for each in choices if each["verdict"] == "runs" or each["recipe"] == "dense"]
     others = [each for each in choices if each not in must][: SHOWN - len(must)]
     return [each for each in choices if each in must or each in others]
