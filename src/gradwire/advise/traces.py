@@ -211,14 +211,14 @@ def _timed(ranks: Sequence[Sequence[Sequence[Sum]]]) -> Iterator[tuple[float, fl
 
 
 def _shared_s(sums: Sequence[Sum], place: int) -> float:
-    """For how long others were under way during one of several all-reduces."""
+    """Seconds of all-reduce number `place` during which at least one other was running."""
     spans = np.array([(each.at_s, each.at_s + each.took_s) for each in sums])
     own, others = spans[place], np.delete(spans, place, axis=0)
     return seconds(within(union(others), own[0], own[1]))
 
 
 def _gradients(found: Recorded, sent: Sequence[Sequence[Span]], steps: Sequence[Step]) -> Gradients | None:
-    """Gradients with their shapes, ready when they were in the median over steps; `None` without shapes."""
+    """Gradients with shapes and ready times (medians over steps); `None` if shapes were not recorded."""
     spans = [step[-1] for step in sent if step]
     orders = [[each for each in found.gradients if a <= each.stop_s < b] for a, b in spans]
     if not orders or not orders[-1] or any(each.shape is None for each in orders[-1]):
@@ -239,7 +239,11 @@ def _gradients(found: Recorded, sent: Sequence[Sequence[Span]], steps: Sequence[
 
 
 def _recording_s(found: Recorded, passes: Sequence[Sequence[Pass]], steps: Sequence[Step]) -> float:
-    """Seconds that recording took of a step, half of its computing at most. A GPU waits for none of it."""
+    """Seconds by which the profiler lengthened a step on the CPU, in the median; 0 on a GPU.
+
+    The result is at most half of the time in which the step computes. On a GPU only the host records, and it
+    runs ahead of the device.
+    """
     if found.on_gpu:
         return 0.0
     nodes = median(_between(found.nodes_s, step[0].start_s, step[-1].stop_s) for step in passes)

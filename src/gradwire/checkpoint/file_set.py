@@ -265,7 +265,11 @@ def _chosen(told: list[dict[_Set, _Sight]], world: int, missing: Missing) -> _Ch
 
 
 def _of_all(folder: Path, mine: Mapping[int, Path], control: Comm) -> Saved:
-    """The states of all ranks, for others than they were saved of. Raises on all ranks together."""
+    """Read the states of all old ranks, to load them on another number of ranks. A collective.
+
+    `mine` are the files that this rank sees, by the rank that saved them. If a file is missing or damaged on
+    any rank, all ranks raise an error.
+    """
     failure: Exception | None = None
     found: list[Any] = []
     try:
@@ -300,7 +304,7 @@ def _read(path: Path) -> Any:
 
 
 class _Written:
-    """A file whose first error stays known: torch's writer may raise one of its own in its place."""
+    """File that keeps its first `OSError` in `failure`; torch's writer may raise another error instead."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.flush = file, file.flush
@@ -315,7 +319,10 @@ class _Written:
 
 
 def _write(saved: Mapping[str, Any], part: Path, path: Path) -> None:
-    """All of `saved` is in `path`, on the disk, or nothing of it; an `OSError` names the folder."""
+    """Write `saved` to `part`, and rename it to `path` when all of it is on the disk.
+
+    So `path` is complete or does not exist. An `OSError` names the folder.
+    """
     written: _Written | None = None
     try:
         with part.open("wb") as file:
@@ -332,7 +339,7 @@ def _write(saved: Mapping[str, Any], part: Path, path: Path) -> None:
 
 
 def _rename(old: Path, new: Path) -> None:
-    """Durably."""
+    """Rename a file, and wait until the new name is on the disk."""
     os.replace(old, new)
     folder = os.open(new.parent, os.O_RDONLY)
     try:

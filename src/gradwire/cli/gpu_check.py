@@ -148,7 +148,7 @@ _NAME_BYTES = 64
 
 
 def _names(control: Comm, where: torch.device) -> list[str]:
-    """The device of every rank."""
+    """Name of the device of every rank, by rank. A collective."""
     name = "CPU" if where == CPU else torch.cuda.get_device_name(where)
     text = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)
     mine = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -157,7 +157,14 @@ def _names(control: Comm, where: torch.device) -> list[str]:
 
 
 def block(found: Sequence[Compared], names: Sequence[str], where: torch.device, why_not: str) -> str:
-    """A block of text for an issue: versions, devices, a table and a verdict."""
+    """A block of Markdown for an issue: versions, devices, a table and a verdict.
+
+    Args:
+        found: results of the cases, in the order of the table; at least one.
+        names: device of every rank.
+        where: device of the tensors; the CPU stands for gloo, else for NCCL.
+        why_not: why GPUs were not checked; empty if they were.
+    """
     nccl: Any = torch.cuda.nccl  # its functions have no types
     transport = "gloo" if where == CPU else f"NCCL {'.'.join(map(str, nccl.version()))}"
     faults = [each.name for each in found if each.fault]

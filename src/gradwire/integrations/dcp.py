@@ -210,7 +210,11 @@ class _Shards:
         return parts == self.shard.parts and len(saved) * parts == self._world and self.replica in saved
 
     def divided(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A rank's state, in which ranks of a replica differ by their shards and by what is under `name`."""
+        """This rank's `state` as DCP saves it, under the key of its replica.
+
+        Memories become `DTensor`s over the ranks of the replica. State that this rank alone has is under
+        `name`.
+        """
         planes, beyond = dict[str, Any](), dict[str, Any]()
         for plane, memories in {"": state["memory"], **state["planes"]}.items():
             planes[plane] = {name: self._cut(self._specs[name], each) for name, each in memories.items()}
@@ -222,7 +226,7 @@ class _Shards:
         return {self.replica: {**alike, "memory": planes.pop(""), "planes": planes, self.name: own}}
 
     def joined(self, replica: Mapping[str, Any]) -> dict[str, Any]:
-        """The inverse, of what was read for this rank."""
+        """Inverse of `divided`: this rank's state, from the state of its replica as DCP has read it."""
         own = replica[self.name]
         beyond = own.get("beyond", {})
 
@@ -249,12 +253,12 @@ class _Shards:
         return all(known.get(name) == tuple(size) for name, size in sizes.items())
 
     def room(self, name: str, dtype: torch.dtype) -> DTensor:
-        """For this rank's shard."""
+        """DTensor of zeros in which DCP can put this rank's shard of the parameter `name`."""
         spec = self._specs[name]
         return self._cut(spec, torch.zeros(spec.shape, dtype=dtype, device="cpu"))
 
     def filled(self, spec: ParameterSpec, tensor: Tensor) -> Tensor:
-        """This rank's shard in its full size, with zeros where others have more."""
+        """This rank's shard, padded with zeros to `spec.shape`, the size of the largest shard."""
         mine = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         found = mine.new_zeros(spec.shape)
         found[: len(mine)] = mine

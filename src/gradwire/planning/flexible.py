@@ -196,7 +196,7 @@ class Flexible:
         return self._is_due and len(self._took) < len(WAYS)
 
     def _try(self) -> Choice:
-        """The next way; after the last one the fastest, until the link under it is known."""
+        """Try the next way. After the last one, adopt the fastest until the link is known."""
         self._took[self.now.way] = self.now, median(self._steps_s)
         if self._untried:
             choice = Choice(self.now.ratio, self._untried.pop(0))
@@ -220,14 +220,14 @@ class Flexible:
         return self._adopt(choice, f"{seen} call for {choice}")
 
     def _adopt(self, choice: Choice, why: str) -> Choice:
-        """Forget times and bytes of steps: they are those of the other choice."""
+        """Make `choice` the present one, and forget the step times and gains of the one before."""
         self._steps_s.clear()
         self._sent = self._level_of_gain()
         self.now, self.why = choice, why
         return choice
 
     def _compared(self, network: Network) -> dict[str, float]:
-        """Seconds that each way was found to take beyond its model; all else in a step is the same."""
+        """Measured step time of each way minus the model's, in seconds; 0 for the way with the smallest."""
         rest_s = {
             way: took_s - self._sending(choice, network) for way, (choice, took_s) in self._took.items()
         }
@@ -244,7 +244,7 @@ class Flexible:
         return self._gains[self._nearest(ratio)]
 
     def _share(self, way: str) -> float:
-        """The share of that gain in a way: a leader's choice is not the best one for the other ranks."""
+        """Share of `_own_gain` that `way` sends. It is below 1 where a leader chooses for all ranks."""
         return median(self._led) if self._led and way != ALL_GATHER else 1.0
 
     def _plan(self, seen: LinkEstimate) -> Choice:
@@ -264,7 +264,12 @@ class Flexible:
         return Choice(best, way_of[best])
 
     def _progress(self, network: Network) -> Choice:
-        """The most gain per second; what sends a part of the gain takes as much longer for all of it."""
+        """The ratio and collective with the most gain per second of a step.
+
+        A leader's choice sends only a share of the gain that each rank's own choice would send. Its step time
+        counts as longer by the inverse of this share. The present choice stays if it is within `LEAD` of the
+        best one.
+        """
         known_s = self._sending(self.now, network) + self._more_s.get(self.now.way, 0.0)
         others_s = max(median(self._steps_s) - known_s, self._compressing())
         found: dict[Choice, float] = {}

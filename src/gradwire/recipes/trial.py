@@ -150,11 +150,20 @@ def _watching(
     milder: Callable[[float], Composition] | None,
     watched: Watched,
 ) -> Judge:
-    """A judge that decides again once the link or the step time has changed, but not before `Tuning` allows
-    it.
+    """Judge of a recipe that stays; it sees every step and returns the next composition, or None.
 
-    Lateness above the limit counts at once. If training suffers (`gradwire.planning.health`), dense follows
-    at once, and stays.
+    - If training suffers (`gradwire.planning.health`), dense follows at once, and stays.
+    - If the lateness exceeds `PATIENCE` times `limit`, `milder` of this lateness follows at once; without
+      `milder`, `again()`.
+    - If the link or the step time has changed, `again()` follows, once the recipe has run for the number of
+      steps in `Tuning`.
+
+    Args:
+        text: the recipe that runs.
+        again: makes the composition that measures and decides again.
+        limit: largest lateness, in steps' worth of gradient.
+        milder: returns the fallback for a lateness above the limit.
+        watched: facts about the engine, with its `Tuning`.
     """
     kept = watched.tuning.kept_dense_steps if text == dense().text else watched.tuning.kept_steps
     steps, changed = count(1), False

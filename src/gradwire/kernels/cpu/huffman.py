@@ -106,11 +106,21 @@ def encode_stream(
     marks: Any,
     marked: Any,
 ) -> Any:
-    """Symbols start … stop - 1 into uint8 `out` from byte `place` on; returns (next whole word, marked).
+    """Encode `symbols[start:stop]` as one stream of Huffman codes.
 
-    `symbols` fill whole words of 4, `start` is a multiple of 4, as `place` is of 8. Eight bytes are written
-    for every four symbols, and the next go on where those end: how far that is cannot be predicted. Where one
-    of the four is escaped, int32 `marks` get their number: seldom, so that this branch can be predicted.
+    Every four symbols write eight bytes, and the next four begin after their last bit. So there is no branch
+    on the length. Escaped symbols are rare, so the branch that marks them is predicted well.
+
+    Args:
+        symbols: uint8; its size is a multiple of 4.
+        start, stop: numbers of the first symbol, a multiple of 4, and of the one after the last.
+        pairs, singles: tables from two symbols, or one, to an entry: the length of the code in the lowest 5
+            bits, then a flag for an escaped symbol, then the code.
+        out: uint8, written from byte `place` on, a multiple of 8.
+        marks: int32, written from entry `marked` on: numbers of the quads that have an escaped symbol or are
+            cut by `stop`.
+
+    Returns (first byte of the word after the stream, number of marks).
     """
     quads, flag = symbols.view(np.uint32), np.uint32(32)
     held, filled, place, marked = _0, _0, _U(place), _U(marked)
@@ -145,7 +155,7 @@ def encode_stream(
 
 @kernel
 def window_at(words: Any, bit: Any) -> Any:
-    """The 64 bits from `bit` on; reads two words."""
+    """64 bits of uint64 `words` from place `bit` on; two words are read."""
     word, shift = bit >> _6, bit & _63
     # Two shifts to the left, because one by 64 is undefined.
     return (words[word] >> shift) | ((words[word + _1] << _1) << (_63 - shift))
@@ -155,7 +165,10 @@ def window_at(words: Any, bit: Any) -> Any:
 def _finish_stream(
     words: Any, bit: Any, limit: Any, windows: Any, lengths: Any, symbols: Any, place: Any, stop: Any
 ) -> Any:
-    """Decode one stream to its end; whether it ends where it should, with zeros behind it."""
+    """Decode the rest of one stream, from place `bit`, into symbols `place` … `stop` - 1.
+
+    Returns True if its last code ends in the last word before place `limit`, and only zeros follow it.
+    """
     mask = _U(windows.size - 1)
     while place < stop:
         if bit > limit:
@@ -176,10 +189,20 @@ def _finish_stream(
 
 @kernel
 def decode_streams(words: Any, ends: Any, windows: Any, lengths: Any, symbols: Any, count: Any) -> Any:
-    """Decode four streams to `symbols`, a quarter of `count` each; False where they are no such streams.
+    """Decode four Huffman streams, of a quarter of `count` symbols each.
 
-    Stream k takes the words ends[k] … ends[k + 1] - 1 of uint64 `words`, which has two more behind the last.
-    Five look-ups of at most 12 bits fit into one window.
+    Five look-ups of at most 12 bits are made in one window of 64 bits.
+
+    Args:
+        words: uint64; two words after the last stream must be readable.
+        ends: uint64 (5,): stream k is the words ends[k] … ends[k + 1] - 1.
+        windows: table from the next bits of a stream to the symbols in them: symbols in the lowest 56 bits,
+            then their number in 3 bits and the bits that they take in 5.
+        lengths: (256,), bits of each symbol's code.
+        symbols: uint8, written.
+        count: number of symbols in all four streams.
+
+    Returns False if a stream is damaged: its codes do not end in its last word, or zeros do not follow them.
     """
     q = quarter(count)
     mask = _U(windows.size - 1)
