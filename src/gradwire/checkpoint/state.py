@@ -454,7 +454,7 @@ def is_of_our_shard(engine: Reducer, state: State) -> bool:
     """Whether `state` is of the shard that this rank holds; of whole parameters, where it holds those.
 
     FSDP cuts all parameters between rows, nodes may cut elsewhere: equal numbers are not yet equal shards.
-    Parameters that only the state or only this model has say nothing of it.
+    Parameters that only the state has, or only this model, are not compared.
     """
     shard, theirs = engine.shard, state.get("shard")
     if shard is None or theirs is None:
@@ -468,12 +468,16 @@ def is_of_our_shard(engine: Reducer, state: State) -> bool:
 
 
 def _for_other_shards(state: State) -> State:
-    """The state of exchanges belongs to the shards with which it was computed; it starts anew."""
+    """`state` without what exchanges keep, which is valid only for the shards that it was computed with."""
     return {**state, "kept": {}}
 
 
 def _whole(engine: Reducer, states: Sequence[State]) -> State:
-    """The mean state, of whole parameters, of the ranks that had shards or none."""
+    """State of whole parameters: the mean over replicas, with the shards of each parameter joined.
+
+    `states` are those of the old ranks. Without shards, each of them is already of whole parameters. Raises
+    `ValueError` if some shard has no state, or if nodes differ in size.
+    """
     if states[0].get("shard") is None:
         return _mean_state(states)
     specs, parts = {spec.name: spec for spec in described(engine, states[0])}, states[0]["shard"][1]

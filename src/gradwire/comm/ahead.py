@@ -60,7 +60,7 @@ class _Announced:
         self._left_bytes = ROOM_BYTES
 
     def take(self, key: _Key) -> tuple[Tensor, Any] | None:
-        """The first receive that was announced, if one was."""
+        """Remove the oldest announced receive of `key`. Returns (buffer, work); `None` if there is none."""
         if not (works := self._works.get(key)):
             return None
         buffer, work = works.popleft()
@@ -68,12 +68,18 @@ class _Announced:
         return buffer, work
 
     def keep(self, key: _Key, buffer: Tensor, work: Any) -> None:
-        """Add one that has been announced."""
+        """Store a receive that has just been announced, for `take`.
+
+        `buffer` (bytes,) is its memory, and `work` ends when the message is in it.
+        """
         self._works.setdefault(key, deque()).append((buffer, work))
         self._left_bytes -= buffer.nbytes
 
     def begin(self, key: _Key, nbytes: int) -> int:
-        """Count a message of this length; how many others to announce. The first one announces none."""
+        """Count one more message in flight, of `nbytes`. Returns how many further receives to announce.
+
+        The first message of a key announces none.
+        """
         self._under_way[key] += 1
         if len(self._most) >= _REMEMBERED:  # most likely of lengths that vary, and seldom come again
             self._most.clear()
@@ -84,7 +90,7 @@ class _Announced:
         return min(most - len(self._works.get(key, ())), self._left_bytes // max(nbytes, 1))
 
     def end(self, key: _Key) -> None:
-        """A message has come, or never will."""
+        """Count one message less in flight: it has arrived or failed."""
         self._under_way[key] -= 1
         if not self._under_way[key]:  # lengths that vary would fill it
             del self._under_way[key]

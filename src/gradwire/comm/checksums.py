@@ -134,7 +134,7 @@ class Watchman:
         return ((self.number << 20) + sender) * _SPREAD % 2**64
 
     def sealed(self, payload: Tensor, tells: int = 0) -> Tensor:
-        """A message that says `payload`."""
+        """`payload` with its checksums, as a uint8 message. Its last `tells` int64 are in it twice."""
         how = Sealed(payload.nbytes, 8 * tells)
         return how.seal(
             _raw(payload), self._mark(self.rank), torch.empty(how.bytes, dtype=torch.uint8, device="cpu")
@@ -145,7 +145,14 @@ class Watchman:
         return torch.empty(Sealed(payload.nbytes, 8 * tells).bytes, dtype=torch.uint8, device="cpu")
 
     def open(self, message: Tensor, sender: int, payload: Tensor, tells: int = 0) -> None:
-        """Fill `payload` from what came of `sender`, damaged or not."""
+        """Check the `message` (bytes,) uint8 from `sender`, and copy its content to `payload`.
+
+        Content that is damaged in all copies is copied, too, and recorded in `damage`. Damage in one copy of
+        several is logged only.
+
+        Args:
+            tells: as in the sender's `sealed`.
+        """
         is_right, is_whole = Sealed(payload.nbytes, 8 * tells).open(
             message, self._mark(sender), _raw(payload)
         )

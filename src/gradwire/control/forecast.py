@@ -319,7 +319,7 @@ class MainBuffer:
         return self.units[-1].stop
 
     def in_units(self, cuts: Cuts) -> MainBuffer:
-        """The flat buffer, cut otherwise. It must have a memory."""
+        """This forecast with the units of the flat buffer cut at `cuts`. There must be a flat buffer."""
         assert self.flat_buffer is not None, "buckets are DDP's to cut"
         units = units_of(
             self.flat_buffer.slots, cuts, self.flat_buffer.exchange.laws.grain, self.flat_buffer.number
@@ -341,7 +341,7 @@ class MainBuffer:
         return tuple(rounds)
 
     def small(self, world: int) -> Round:
-        """The all-reduce of what travels beside the units."""
+        """The all-reduce of the `beside` elements, in float32."""
         way = shortest_sum(world, torch.float32.itemsize * self.beside, self.layout.tuning.latency)
         return Round("all_reduce", self.beside, torch.float32, algorithm=way)
 
@@ -365,9 +365,16 @@ def main_buffer(
     bucket_boundaries: Sequence[int],
     known: Known | None = None,
 ) -> MainBuffer:
-    """The flat buffer of the recipe itself; all parameters in buckets where nothing is remembered.
+    """Forecast of the units in which the main recipe of `layout` sends.
 
-    Units that are `known`, from another recipe on the same parameters, are taken from there.
+    Args:
+        layout: layout of all parameters.
+        specs: the parameters, in the order of the layout.
+        bucket_boundaries: ends of DDP's buckets but the last, in elements. Buckets are the units of a recipe
+            without a flat buffer, and all parameters are in them.
+        known: cache of units by parameters and cuts, shared by the forecasts of several recipes.
+
+    If the recipe has several flat buffers, the largest one counts; all other elements are `beside`.
     """
     mine = [
         flat_buffer for flat_buffer in layout.flat_buffers if flat_buffer.exchange is layout.main.exchange

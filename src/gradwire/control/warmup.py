@@ -67,10 +67,10 @@ class WarmupController:
         return self.profiler.is_serial
 
     def before(self, step: Step, _env: EngineEnvironment) -> None:
-        """Times are all that is needed of gradients."""
+        """Do nothing: the values of gradients are not needed."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
-        """The profiler's row. Nothing is said of the link, which is probed in the end."""
+        """The profiler's row for the status vote. `link` is not used, because the link is probed later."""
         return self.profiler.row(lambda: step.times(self.specs, self._watch))
 
     def observe(self, step: Step, rows: Sequence[Sequence[float]], *, committed: bool) -> Composition | None:

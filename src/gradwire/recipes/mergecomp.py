@@ -237,7 +237,11 @@ def dearer(cost: GroupCost) -> GroupCost:
 
 
 def sending(exchange: Exchange, network: Network, world: int) -> Line:
-    """Line through the times of the rounds of a small and of a large group."""
+    """Seconds of communication as a linear function of a group's elements.
+
+    The line goes through the predicted times of the exchange for a group of 2^12 and one of 2^22 elements.
+    Neither its base nor its slope is negative.
+    """
     small, large = (_seconds(exchange, numel, network, world) for numel in _ENDS)
     slope_s = max(large - small, 0.0) / (_ENDS[1] - _ENDS[0])
     return Line(max(small - slope_s * _ENDS[0], 0.0), slope_s)
