@@ -207,9 +207,13 @@ def _words(bits: Tensor) -> Tensor:
 
 
 def _in_a_row(bits: Tensor, widths: Tensor, most: int) -> Tensor:
-    """The `widths` (n,) lowest of `bits` (n, longest) one after the other, `most` of them with zeros behind.
+    """Concatenate fields of different widths.
 
-    Those that are not wanted go to a place of their own, which is cut off.
+    Args:
+        bits: (n, longest), the bits of each field, the lowest first.
+        widths: (n,), bits to take from each field, from the lowest on. Their sum is at most `most`.
+
+    Returns the bits (most,): all fields one after the other, then zeros.
     """
     at = torch.arange(bits.shape[1], device=bits.device)
     places = (widths.cumsum(0) - widths).view(-1, 1) + at

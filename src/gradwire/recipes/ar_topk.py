@@ -19,13 +19,22 @@ from gradwire.recipes.units import fused_cutter
 def star_topk(
     ratio: float = 0.1, fused: bool = True, values: Values = "full", algorithm: Algorithm = "library"
 ) -> Composition:
-    """The top-k places of a leader in turn for all ranks, with error feedback: traffic constant in the world.
+    """The indices of one rank's top-k for all ranks, which lead in turn, with error feedback.
 
-    Travels: one rank's choice of places once, and all ranks' values there.
+    Traffic does not grow with the number of ranks.
+
+    Travels: the leader's indices once, and all ranks' values at these indices.
     Paper: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning", STAR-Topk.
     Use when: the ranks' data are alike, the network is 2 to 10 times too slow, and one choice for the whole
-        gradient should beat overlap (fused=False cuts it). Each rank leads in one of N steps; the paper
-        expects that choices get stale on very many ranks.
+        gradient should beat overlap. Each rank leads in one of N steps; the paper expects that choices get
+        stale on very many ranks.
+
+    Args:
+        ratio: share of the elements to send, above 0 and at most 1.
+        fused: choose once from the whole gradient, after the backward pass. False chooses unit by unit, which
+            overlaps with it.
+        values: "full" sends values in the gradient's type; other names shorten them.
+        algorithm: the all-reduce of the values: "library" is torch's.
     """
     return _composed("round_robin", ratio, fused, values, algorithm)
 
@@ -34,12 +43,14 @@ def star_topk(
 def var_topk(
     ratio: float = 0.1, fused: bool = True, values: Values = "full", algorithm: Algorithm = "library"
 ) -> Composition:
-    """The top-k places of the rank whose top-k is largest for all ranks, with error feedback.
-
-    Travels: a norm per rank, one rank's choice of places, and all ranks' values there.
+    """The indices of the rank whose top-k has the largest norm, for all ranks, with error feedback.
+    Travels: a norm per rank, the leader's indices, and all ranks' values at these indices.
     Paper: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning", VAR-Topk.
     Use when: ranks' gradients differ in size, as on skewed shards, or (the paper's conjecture) ranks are very
-        many; all ranks choose, and a round more.
+        many. It costs more than star_topk: every rank selects in every step, and norms take a round.
+
+    Args:
+        ratio, fused, values, algorithm: as in `star_topk`.
     """
     return _composed("variance", ratio, fused, values, algorithm)
 

@@ -135,7 +135,10 @@ def _taken(composition: Composition) -> Recipe:
 
 
 def _with_its_name(name: str, options: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
-    """`options`, the first of which was given by its place."""
+    """`options` in which the one given by position has its name, the first of `known`.
+
+    Raises `ValueError` if the recipe has no options, or if this one was also given by name.
+    """
     if not known:
         raise ValueError(f"recipe {name!r} has no options: write {name}")
     if known[0] in options:
@@ -144,7 +147,7 @@ def _with_its_name(name: str, options: dict[str, Any], known: tuple[str, ...]) -
 
 
 def steady(text: str, role: str) -> Composition:
-    """The composition of a fixed recipe, for a `role` that allows no changes.
+    """The composition of a fixed recipe. `role` says in errors for which purpose a recipe must not change.
 
     Raises `ValueError` for a recipe that measures first, or that changes while it runs.
 

@@ -36,13 +36,22 @@ _STREAMS, _ESCAPES, _LEVELS, _FIELDS, _KIND = 0, 4, 5, 6, 7
 
 @kernel
 def _drops_of(drops: Any, same: Any, here: Any, count: Any) -> Any:
-    """Those of elements here …: one for each, or `same`, which holds one value over and over."""
+    """Dropped bits of `count` elements from number `here` on: `drops`, or `same` if `drops` is empty."""
     return same[:count] if drops.size == 0 else drops[here : here + count]
 
 
 @kernel
 def _split_chunk(words: Any, drops: Any, same: Any, how: Any, symbols: Any, out: Any) -> Any:
-    """Symbols of a chunk, and its fields packed into uint8 `out`; returns how many words those take."""
+    """Split the floats of a chunk into symbols and fields.
+
+    Args:
+        words: uint32 (n,), bits of the floats.
+        drops, same, how: as in `encode_chunks`.
+        symbols: uint8 (n,), written.
+        out: uint8, written: the fields, packed.
+
+    Returns the number of 8-byte words that the fields take.
+    """
     widths, fields = np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.uint32)
     place, held, filled = _U(0), _U(0), _U(0)
     for start in range(0, words.size, BLOCK):
@@ -61,7 +70,17 @@ def _split_chunk(words: Any, drops: Any, same: Any, how: Any, symbols: Any, out:
 def _code_chunk(
     words: Any, drops: Any, same: Any, how: Any, lookups: Any, symbols: Any, out: Any, sizes: Any
 ) -> Any:
-    """Streams, escapes and levels of a chunk whose symbols are known; returns how many words."""
+    """Encode the symbols of a chunk: streams, escapes and levels.
+
+    Args:
+        words, drops, same, how: as in `encode_chunks`, for one chunk.
+        lookups: (pairs, singles, escaped): tables as in `encode_stream`, and which symbols are escaped.
+        symbols: uint8, those of the chunk.
+        out: uint64, written.
+        sizes: uint16 (8,), written: words of each segment.
+
+    Returns the number of words written.
+    """
     pairs, singles, escaped = lookups
     count, q = words.size, quarter(words.size)
     data, place = out.view(np.uint8), _U(0)
@@ -85,7 +104,14 @@ def _code_chunk(
 
 @kernel
 def _append_raw(words: Any, drops: Any, same: Any, how: Any, out: Any, place: Any) -> Any:
-    """The rounded numbers as they are, the last word filled up with zeros; returns the next word."""
+    """Append a chunk raw: its rounded floats, in 4 bytes or 2 (`base` above 0), and zeros up to a whole word.
+
+    Args:
+        words, drops, same, how: as in `encode_chunks`, for one chunk.
+        out: uint64, written from word `place` on.
+
+    Returns the number of the word after the chunk.
+    """
     base = how[3]
     near = np.empty(BLOCK, np.uint32)
     narrow = out[np.int64(place) :].view(np.uint16)
@@ -169,7 +195,11 @@ def _copied(words: Any, count: Any, out: Any, place: Any) -> Any:
 
 @kernel
 def _exponents(symbols: Any, exponents: Any, flush: Any) -> Any:
-    """uint8 `exponents` of symbols; how many are escaped, or -1 if a flushed frame has tiny numbers."""
+    """Write the uint8 `exponents` of symbols (n,).
+
+    Returns the number of escaped symbols (255), or -1 if `flush` and there are tiny floats (254), which such
+    a frame cannot contain.
+    """
     escaped, tiny = _I(0), _I(0)
     for i in range(symbols.size):
         escaped += _I(symbols[i] == 255)
@@ -188,7 +218,15 @@ def _largest(values: Any) -> Any:
 
 @kernel
 def _read_escapes(escapes: Any, number: Any, symbols: Any, exponents: Any) -> Any:
-    """Symbols and exponents of the escaped ones; how many are tiny, or -1 if there are other bytes behind."""
+    """Replace escaped symbols by the ones that `escapes` spells out, and write their exponents.
+
+    Args:
+        escapes: uint8, one raw exponent per escaped symbol, then zeros up to a whole word.
+        number: number of escaped symbols.
+        symbols, exponents: uint8 (n,), updated where a symbol is 255.
+
+    Returns the number of tiny floats (raw exponent 0), or -1 if the padding is not zero.
+    """
     place, tiny = 0, 0
     for start in range(0, symbols.size, 256):
         stop = min(start + 256, symbols.size)
@@ -211,7 +249,15 @@ def _read_escapes(escapes: Any, number: Any, symbols: Any, exponents: Any) -> An
 def _decode_symbols(
     words: Any, place: Any, sizes: Any, how: Any, windows: Any, lengths: Any, symbols: Any, exponents: Any
 ) -> Any:
-    """Streams and escapes of a chunk from word `place` on; False where they are none."""
+    """Decode the symbols of a chunk, and from them the exponents.
+
+    Args:
+        words, place, sizes, how: as in `_decode_chunk`.
+        windows, lengths: as in `decode_streams`.
+        symbols, exponents: uint8 (n,), written.
+
+    Returns False if the streams or escapes are damaged.
+    """
     ends = np.empty(5, np.uint64)
     ends[0] = place
     for k in range(4):
@@ -260,7 +306,21 @@ def _decode_chunk(
     words: Any, place: Any, sizes: Any, drops: Any, same: Any, how: Any, lookups: Any, work: Any,
     out: Any, floats: Any, add: Any
 ) -> Any:  # fmt: skip
-    """One coded chunk to `out`; False where it is none."""
+    """Decode one coded chunk of floats.
+
+    Args:
+        words: uint64, the frame.
+        place: number of the chunk's first word.
+        sizes: uint16 (8,), the chunk's row of the directory: words of four streams, escapes, levels, fields.
+        drops, same: dropped bits, as in `encode_chunks`; not used if `how` says explicit levels.
+        how: (thresholds, flush, explicit, base).
+        lookups: (windows, lengths), as in `decode_streams`.
+        work: scratch memory, as `decode_chunks` makes it.
+        out: uint32 (n,), written: bits of the floats.
+        floats: the same memory as float32; with `add` the floats are added to it instead.
+
+    Returns False if the chunk is damaged.
+    """
     explicit = how[2]
     symbols, exponents, widths, fields, near, levels = work
     symbols, exponents = symbols[: out.size], exponents[: out.size]
@@ -294,7 +354,7 @@ def _decode_chunk(
 
 @kernel
 def _ends(words: Any, bit: Any, limit: Any) -> Any:
-    """Whether `bit` lies in the last word before `limit`, with zeros behind it."""
+    """Whether place `bit` lies in the last word before place `limit`, and only zeros follow in that word."""
     if (bit + _U(63)) >> _U(6) != limit >> _U(6):
         return False
     return bit & _U(63) == _U(0) or words[bit >> _U(6)] >> (bit & _U(63)) == _U(0)
@@ -309,10 +369,19 @@ def decode_chunks(
     words: Any, place: Any, directory: Any, chunk: Any, drops: Any, same: Any, how: Any, lookups: Any,
     out: Any, floats: Any, add: Any
 ) -> Any:  # fmt: skip
-    """Chunks from word `place` on into uint32 `out`, or added to the same memory as `floats`.
+    """Decode all chunks of a frame.
 
-    Returns the number of the first chunk that is none, or -1. The rows of `directory` lie within `words`,
-    which has three more behind the last segment.
+    Args:
+        words: uint64, the frame; three words after the last segment must be readable.
+        place: number of the first chunk's first word.
+        directory: uint16 (chunks, 8), as `encode_chunks` writes it; its segments lie within `words`.
+        chunk: floats per chunk.
+        drops, same, how: as in `encode_chunks`.
+        lookups: (windows, lengths), as in `decode_streams`.
+        out: uint32 (n,), written: bits of the floats.
+        floats: the same memory as float32; with `add` the floats are added to it instead.
+
+    Returns the number of the first damaged chunk, or -1 if all are sound.
     """
     most = min(chunk, out.size)
     work = (

@@ -234,7 +234,7 @@ class Choosing:
 
     @classmethod
     def of(cls, courses: Sequence[Course], warmup: int) -> "Choosing | None":
-        """From the steps that both ran on the slow link with seed 0."""
+        """Compare the steps of seed 0 that both sides ran on the slow link; `None` if there are none."""
         first = {course.name: course for course in courses if course.seed == 0}
         if not {"ddp", "gradwire"} <= first.keys():
             return None
