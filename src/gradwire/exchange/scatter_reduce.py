@@ -357,10 +357,13 @@ def _kinds(numel: int, ctx: ExchangeContext) -> set[int]:
 
 
 def scatter_reduce(codec: Codec, second_stage: bool = True, segment: int | None = None) -> ScatterReduce:
-    """All-reduce in the codes of any codec.
+    """All-reduce whose two steps, all-to-all and all-gather, both carry codes of `codec`.
 
-    Units travel in segments of at most `segment` elements, by default as many as suit the place.
-    `second_stage` keeps the error of an owner's code in the owner's own `unsent`.
+    Args:
+        codec: encodes each rank's values, and then each owner's mean.
+        second_stage: whether an owner keeps the rounding error of its encoded mean in its own `unsent`.
+        segment: elements per segment at most. A unit is exchanged segment by segment. By default the size is
+            chosen for the device.
 
     >>> from gradwire.codec.blocks import blocks
     >>> ctx = ExchangeContext(0, 0, rank=0, world=4)

@@ -35,7 +35,17 @@ def document(
     setup: dict[str, Any],
     measured: list[Measured],
 ) -> dict[str, Any]:
-    """Settings, machine, rows (as in a bench), courses of all runs, timelines, checks, notes, failures."""
+    """The JSON document of a demonstration: settings, machine, rows, courses, timelines, checks and failures.
+
+    Args:
+        plan: the demonstration as asked for.
+        mode: how the network is emulated: "root", "user" or "backend".
+        link: the link, as it was shaped.
+        result: outcome of the race.
+        measured_rows: rows as in a bench's document.
+        setup: what gradwire's workers reported when they were set up.
+        measured: measurements of all contestants, with their failures.
+    """
     return {
         "settings": {
             **asdict(plan),
