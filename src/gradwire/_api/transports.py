@@ -162,10 +162,17 @@ def with_parts(
 def placements(
     asked: PlacementName, transports: Transports, carriers: Sequence[Comm], worker: Worker
 ) -> tuple[Placement, Placement | None]:
-    """The placement of what stays on the device, and the one of what does not.
+    """Choose where exchanges run: on the device, on the host, or some on either.
 
-    On the CPU, the first of `carriers` is over all ranks. Where ranks hold shards, two more stand for the
-    `parts` of `transports`. There is only one placement on the CPU, and where "host" is `asked` for.
+    Args:
+        asked: "host" lets all exchanges run on the host.
+        transports: comms of the device, and the device.
+        carriers: comms on the CPU. The first is over all ranks. If ranks hold shards, two more are over the
+            `parts` of `transports`.
+        worker: runs the exchanges on its thread.
+
+    Returns (placement of exchanges that stay on the device, placement of the others). The second is None if
+    there is only one: on the CPU, with "host", or without a comm for tensors on the CPU.
     """
     device, control, comm = transports.device, carriers[0], carriers[-1]
     inside = carriers[1] if transports.parts else None

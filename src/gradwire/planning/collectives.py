@@ -147,8 +147,8 @@ def algorithm_of(verb: str, algorithm: str | None = None) -> Algorithm:
 def time_of(round_: Sends, world: int, network: Network, algorithm: str | None = None) -> float:
     """Seconds of one collective by its verb's calibrated link.
 
-    A `Transfer`'s own algorithm goes before `algorithm`. A link calibrated for "verb/algorithm" goes before
-    the verb's.
+    The algorithm that a `Transfer` names overrides `algorithm`. A link that was calibrated for
+    "verb/algorithm" overrides that of the verb.
 
     >>> network = Network(Link(alpha_s=1e-3, beta_s=1e-8))
     >>> round(time_of(Transfer("all_reduce", 1e6), 4, network), 6)

@@ -171,7 +171,7 @@ class _Table:
         return bool(np.isfinite(row[:-1]).any())
 
     def extend(self) -> float:
-        """Add the row of one group more; returns the seconds of the best grouping into that many."""
+        """Add the row for one group more. Returns the seconds of a step with the best such grouping."""
         groups, row = len(self._rows), self._rows[-1]
         open_ = np.flatnonzero(np.isfinite(row[:-1]))
         here = slice(int(open_[0]), int(open_[-1]) + 1)

@@ -27,6 +27,13 @@ def int8(block: int = 256, feedback: bool = True, collective: Collective = "all_
     Travels: every value in 8 bits, and 4 bytes per block.
     Paper: Dettmers et al. 2022, "8-bit optimizers via block-wise quantization".
     Use when: the network is 2 to 4 times too slow and every value should arrive in every step.
+
+    Args:
+        block: elements per scale.
+        feedback: add the rounding error of a step to the next gradient. Without it, small values of
+            a block are never sent.
+        collective: "all_reduce" rounds twice, and its traffic does not grow with the number of ranks.
+            "all_gather" rounds once, and every rank receives the codes of all others.
     """
     return rounded(blocks("int8", block), feedback, collective)
 
@@ -38,6 +45,9 @@ def fp8(block: int = 256, feedback: bool = True, collective: Collective = "all_r
     Travels: every value in 8 bits, and 4 bytes per block.
     Paper: Micikevicius et al. 2022, "FP8 formats for deep learning".
     Use when: as int8, but magnitudes within a block differ by more than a hundred.
+
+    Args:
+        block, feedback, collective: as in `int8`.
     """
     return rounded(blocks("fp8", block), feedback, collective)
 
@@ -49,5 +59,8 @@ def int4(block: int = 128, feedback: bool = True, collective: Collective = "all_
     Travels: every value in 4 bits, and 4 bytes per block.
     Paper: Dettmers and Zettlemoyer 2023, "The case for 4-bit precision".
     Use when: the network is 4 to 7 times too slow; smaller blocks err less and cost more.
+
+    Args:
+        block, feedback, collective: as in `int8`.
     """
     return rounded(blocks("int4", block), feedback, collective)

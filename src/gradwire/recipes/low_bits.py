@@ -20,11 +20,18 @@ Collective = Literal["all_reduce", "all_gather"]
 
 
 def rounded(codec: Codec, feedback: bool, collective: Collective = "all_reduce") -> Composition:
-    """An all-reduce or all-gather in the codes of `codec`. Rounding errors are remembered, or lost without
-    `feedback`.
+    """Composition of an all-reduce or all-gather in the codes of `codec`.
 
-    Between two ranks an all-gather costs the same bytes in one round instead of two, and rounds once.
-    Even without feedback it lives in a flat buffer: blocks follow parameters, and never DDP's buckets.
+    Units are cut from a flat buffer even without feedback, so that blocks follow parameters and not DDP's
+    buckets.
+
+    Args:
+        codec: encodes the values.
+        feedback: keep rounding errors for the next step; without it they are lost.
+        collective: "all_reduce" takes two rounds and rounds twice, "all_gather" one round and rounds once.
+            Between two ranks both cost the same bytes.
+
+    Raises `ValueError` for another `collective`.
 
     >>> from gradwire.codec.blocks import blocks
     >>> rounded(blocks("int8"), feedback=False).exchange.memory
