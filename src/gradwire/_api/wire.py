@@ -496,7 +496,14 @@ class Wire:
         self._flush("flush()", lambda: None)
 
     def _flush(self, call: str, prepare: Callable[[], T]) -> T:
-        """Flush, once that cannot fail on any rank, nor `prepare`, which the engine's thread runs."""
+        """Flush if nothing fails on any rank; else raise on all ranks and change nothing.
+
+        Args:
+            call: name of the user's call, for errors.
+            prepare: further preparation, run by the engine's thread before gradients change.
+
+        Returns the result of `prepare`.
+        """
         engine, source = self._engine, self._source
         # Where the source brings shards itself, a shard is what its optimizer steps.
         whole = source.members is None
@@ -524,7 +531,10 @@ class Wire:
     def _additions(
         self, late: list[tuple[ParameterSpec, Tensor]]
     ) -> tuple[list[Callable[[], object]], BaseException | None]:
-        """Functions that add to gradients, or why they could not be made: peers wait to hear of it."""
+        """Functions that add the mean unsent gradients `late` to the gradients.
+
+        Returns (functions, None), or ([], error): an error must not be raised before all ranks know of it.
+        """
         source, copy_to = self._source, self._engine.placement.transfer.copy_to
         try:
             scale = _loss_scale(self.attached.scaler)

@@ -243,7 +243,7 @@ class SparseCoded:
 
     @cached_property
     def laws(self) -> Laws:
-        """Contractive if both are: a codec that enlarges what it is given enlarges what is left."""
+        """Laws of selector and codec together. It is contractive only if both are."""
         return Laws(
             contractive=self.selector.laws.contractive and self.codec.laws.contractive,
             may_overflow=self.codec.laws.may_overflow,
@@ -272,7 +272,7 @@ class SparseCoded:
         return payload
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
-        """`ctx.see` hears of indices that cannot be."""
+        """Add the payload's values to `out`. Indices that are invalid are reported to `ctx.see`."""
         count = self.selector.count(out.numel(), ctx)
         if count == 0:
             return
@@ -297,7 +297,10 @@ def _start(count: int, numel: int) -> int:
 
 
 def _alone(ctx: ExchangeContext) -> ExchangeContext:
-    """The chosen values are one part: how many are of which parameter is not known beforehand."""
+    """`ctx` for the codec of the chosen values, without parts.
+
+    How many values are of which parameter is not known beforehand.
+    """
     return replace(ctx, parts=(), unsent=None)
 
 

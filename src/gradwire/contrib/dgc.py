@@ -118,7 +118,14 @@ class MomentumCorrection:
 
 @dataclass(frozen=True)
 class SampledTopK:
-    """About the largest magnitudes; the ⌈k/2⌉ largest are among them. A rank draws its own sample."""
+    """Selector of k elements above a threshold that is estimated from a random sample.
+
+    The ⌈k/2⌉ largest magnitudes are always among them. Every rank draws its own sample.
+
+    Args:
+        ratio: k as a share of the elements.
+        sample: size of the sample as a share of the elements.
+    """
 
     ratio: float
     sample: float = 0.01

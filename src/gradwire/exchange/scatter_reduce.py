@@ -174,7 +174,9 @@ class ScatterReduce:
         return max(payloads, key=lambda payload: payload[0])
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        """Segments that have as many elements of the same parameters are alike, wherever these lie.
+        """The rounds of a unit: an all-to-all per segment, then an all-gather per segment.
+
+        Segments that have as many elements of the same parameters are alike, wherever these lie.
 
         Where a codec codes rows by the sizes of their parts, it does not matter which parameters these are.
         """

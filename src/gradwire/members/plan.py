@@ -84,7 +84,10 @@ def planned(roster: Roster, me: str) -> Plan:
 
 
 def _by_name(roster: Roster, refused: dict[str, str]) -> tuple[dict[str, str], dict[str, Card]]:
-    """Ids and cards by name. Of two with one name the younger stays: the other may be gone already."""
+    """Ids and cards of the roster by name. Members that cannot take part are added to `refused`, by id.
+
+    Of two members with one name the younger stays, because the other may be gone already.
+    """
     ids, cards = dict[str, str](), dict[str, Card]()
     entries = [(each.card.born, each.id, each.name, each.card) for each in roster.entries if each.card]
     for _born, id_, name, card in sorted(entries, key=lambda entry: entry[:2]):
@@ -95,7 +98,7 @@ def _by_name(roster: Roster, refused: dict[str, str]) -> tuple[dict[str, str], d
 
 
 def _same_terms(cards: Cards) -> dict[str, str]:
-    """Why members cannot take part whose terms are not those of most."""
+    """Refuse members whose terms differ from those of most members. Returns reasons by name."""
     chosen = _chosen(cards, lambda card: json.dumps(dict(card.terms), sort_keys=True)).terms
     found = {}
     for name, card in cards.items():
@@ -107,7 +110,7 @@ def _same_terms(cards: Cards) -> dict[str, str]:
 
 
 def _same_run(cards: Cards) -> dict[str, str]:
-    """Why members cannot take part that come from another run."""
+    """Refuse members whose save is from another run. Returns reasons by name."""
     begun = {name: card for name, card in cards.items() if card.run}
     if not begun:
         return {}
@@ -117,7 +120,10 @@ def _same_run(cards: Cards) -> dict[str, str]:
 
 
 def _not_ahead(cards: Cards) -> dict[str, str]:
-    """Why members cannot take part that have just started and are ahead of two or more that have not."""
+    """Refuse members that have just started from a save with more rounds than the run has made.
+
+    Nobody is refused unless two or more members are in the run already. Returns reasons by name.
+    """
     live = [card.rounds for card in cards.values() if card.established]
     if len(live) < 2:
         return {}
@@ -126,7 +132,10 @@ def _not_ahead(cards: Cards) -> dict[str, str]:
 
 
 def _chosen(cards: Cards, key: Callable[[Card], str]) -> Card:
-    """The card that decides: of members that have landed a round, of most by `key`, of the first by name."""
+    """The first card by name whose `key` most cards have.
+
+    Only cards of members that have landed a round count, if there are any.
+    """
     live = {name: card for name, card in cards.items() if card.established} or cards
     counts = Counter(key(card) for card in live.values())
     most = max(counts.values())
@@ -134,10 +143,10 @@ def _chosen(cards: Cards, key: Callable[[Card], str]) -> Card:
 
 
 def _source(cards: Cards) -> str:
-    """The member whose shared parameters all go on from.
+    """Name of the member whose shared parameters all members take over.
 
-    They have the most rounds in them; of as many, the latest one. Of members that have both alike, as most
-    have them: someone may have loaded other values.
+    It has made the most rounds and, of those, the latest one. If such members have different parameters,
+    because one has loaded other values, those of most members count.
     """
     last = max((card.rounds, card.number) for card in cards.values())
     latest = {name: card for name, card in cards.items() if (card.rounds, card.number) == last}
@@ -148,7 +157,7 @@ def _source(cards: Cards) -> str:
 
 
 def _alike(one: Card, other: Card) -> bool:
-    """Whether they have the same shared parameters; one that has not begun has none."""
+    """Whether two members have the same shared parameters. A member that has not begun has none."""
     return 0 <= one.rounds == other.rounds and (one.number, one.checksum) == (other.number, other.checksum)
 
 

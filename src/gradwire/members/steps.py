@@ -85,7 +85,7 @@ class MovingSteps(LocalSteps):
         return super().group if self._meeting is None else self._meeting.group
 
     def _grid(self) -> tuple[list[int], list[int]]:
-        """The ranks of this replica, and those with this place in the others."""
+        """(Ranks of this replica, ranks with this rank's place in all replicas), numbered in the meeting."""
         assert self._meeting is not None, "asked in one"
         size = 1 if self.inside is None else self.inside.size()
         replica, place = divmod(self._meeting.rank, size)
@@ -93,12 +93,15 @@ class MovingSteps(LocalSteps):
 
     @property
     def members(self) -> tuple[Sequence[int], Sequence[int]] | None:
-        """As for shards whose gradients are averaged."""
+        """(Ranks of this replica, ranks with the same shard in all replicas), in the present meeting.
+
+        `None` if parameters are whole.
+        """
         return super().members if self._meeting is None or self._shards is None else self._grid()
 
     @property
     def machine(self) -> Sequence[int] | None:
-        """The ranks that hold this replica alike."""
+        """Ranks that hold this replica's whole parameters; `None` if each holds a shard."""
         is_alike = self._meeting is not None and self._shards is None and self.inside is not None
         return self._grid()[0] if is_alike else super().machine if self._meeting is None else None
 
@@ -108,16 +111,16 @@ class MovingSteps(LocalSteps):
         return f"replica {self.name}"
 
     def check(self) -> None:
-        """All has been checked before the first meeting."""
+        """Do nothing: all has been checked before the first meeting."""
 
     def begin(self, backward: Backward, uses: dict[str, float] | None, *, scaled: bool) -> None:
-        """The shared parameters are those of the meeting already."""
+        """Begin on `backward`. No values are exchanged: parameters are the meeting's already."""
         self.carry(backward)
 
     # -- rounds
 
     def is_due(self) -> bool:
-        """Whether as many steps were attempted since the last round as were asked for, or others wait."""
+        """Whether a round is due: enough steps were attempted since the last one, or other members wait."""
         return self.steps_since_round >= self.due_after or self._is_called()
 
     def take_round(self) -> None:
@@ -136,11 +139,11 @@ class MovingSteps(LocalSteps):
 
     @property
     def steps(self) -> int:
-        """Attempted steps since what was last counted of this replica had left."""
+        """Attempted steps that no round has counted yet."""
         return self.attempts.count - self._counted_at
 
     def share(self) -> tuple[int, int]:
-        """A replica counts for as much as it has made steps."""
+        """This replica's weight in the mean, as (attempted steps, steps of a whole round)."""
         return self.steps, self.every
 
     def leave(self, *, finished: bool = False) -> None:
@@ -149,7 +152,7 @@ class MovingSteps(LocalSteps):
         super().leave(finished=finished)
 
     def conclude(self) -> None:
-        """All that had left is counted."""
+        """Note that the round has landed: the steps that it carried are counted."""
         super().conclude()
         self._counted_at = self._leaves_at
 

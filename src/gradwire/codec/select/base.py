@@ -30,7 +30,7 @@ class Selector(Protocol):
 
 
 def check_ratio(ratio: float) -> float:
-    """Return `ratio` when it lies in (0, 1], else raise."""
+    """`ratio`; raises `ValueError` unless it lies in (0, 1]."""
     if not 0.0 < ratio <= 1.0:
         raise ValueError(f"ratio={ratio} is outside (0, 1]; it is the share of elements kept, e.g. 0.01")
     return ratio
