@@ -82,7 +82,7 @@ class Memory(Protocol):
     def whole(self) -> bool: ...
 
     def coefficient(self, step: int) -> float:
-        """The factor on what is unsent when it is added to the gradient of `step`."""
+        """Factor by which the memory is multiplied when the gradient of `step` is added."""
         ...
 
     def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
@@ -96,10 +96,11 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class Residual:
-    """x = c·m + g, and the unsent part of x is the next m.
+    """Error feedback: x = c·m + g is exchanged, and the unsent part of x is the next memory m.
 
-    The coefficient is c = min(start + ⌊step / every⌋ · rise, 1); the default is plain error feedback,
-    c = 1 throughout. With `whole`, a step that sends everything leaves nothing, in 16 bits either.
+    The coefficient is c = min(start + ⌊step / every⌋ · rise, 1). By default c is 1 in all steps, which is
+    plain error feedback. With `whole`, a step that sends every element keeps no rounding error either, even
+    if values travel in 16 bits.
 
     >>> Residual(start=0.5, rise=0.1, every=50).coefficient(120)
     0.7

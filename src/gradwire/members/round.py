@@ -22,16 +22,16 @@ class Replica(Protocol):
         """Make the groups of a new meeting."""
 
     def heal(self, plan: Plan) -> None:
-        """Give or take the shared parameters. One that takes them has those of the source's round then."""
+        """Send the shared parameters, or receive them. The receiver is then at the round of the source."""
 
     def be_ready(self, plan: Plan) -> None:
-        """Nothing is exchanged now: be ready for the next round."""
+        """Prepare for the next round; this one exchanges nothing."""
 
     def exchange(self, plan: Plan) -> bool:
-        """Send Δ and wait for the vote; whether there is a mean to land."""
+        """Send Δ and wait for the vote. Returns True if there is a mean to land."""
 
     def land(self, number: int) -> None:
-        """Go on from what round `number` has brought."""
+        """Apply the mean of round `number` to the shared parameters, and continue from them."""
 
     def lose(self, error: TransportError) -> None:
         """Break off all that runs, so that the others hear of it; the next plan has new groups."""

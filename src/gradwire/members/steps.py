@@ -176,7 +176,7 @@ class MovingSteps(LocalSteps):
         self._leaves_at = self._round_at
 
     def _said(self) -> tuple[float, int, int]:
-        """A round from a save, of which the mean is known, needs no others."""
+        """As `LocalSteps._said`. A round that was saved with its mean needs no other ranks."""
         return (1.0, 0, 1) if self._resumed is not None else super()._said()
 
     def shared_state(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class MovingSteps(LocalSteps):
         return {name: self._here(each) for name, each in named.items() if name not in self._own}
 
     def checksum(self) -> int:
-        """Of θ₀ and of the outer optimizer's state."""
+        """CRC-32 of θ₀ and of the outer optimizer's state."""
         state = self.outer.state_dict()["state"]
         moments = [each for _, of in sorted(state.items()) for _, each in sorted(of.items())]
         tensors = [self.parameters[name].detach() for name in self._anchors]
@@ -197,9 +197,9 @@ class MovingSteps(LocalSteps):
 
     @torch.no_grad()
     def take_shared(self, saved: Mapping[str, Any]) -> None:
-        """Go on from another member's shared state, and drop what this replica has learned.
+        """Replace the shared state by that of another member, and drop this replica's own progress.
 
-        Raises `ValueError`, and changes nothing, where that does not fit.
+        Raises `ValueError`, and changes nothing, if `saved` does not fit the model.
         """
         self.prepared({**saved, "attempts": self.attempts.count}, own=False)
         for name, each in saved["shared"].items():

@@ -108,7 +108,10 @@ def _words_of(index, low, high):
 
 @triton.jit
 def _powers_of(top):
-    """(2^e that brings a largest magnitude near 1, 2^-e), from its bits; both in the normal range."""
+    """(2^e, 2^-e) for a largest magnitude `top`, given as bits, so that 2^e times it is near 1.
+
+    Both are in the normal range.
+    """
     exponent = tl.minimum(tl.maximum(254 - (top >> 23), 1), 253)
     down, up = exponent << 23, (254 - exponent) << 23
     return down.to(tl.float32, bitcast=True), up.to(tl.float32, bitcast=True)
@@ -116,15 +119,21 @@ def _powers_of(top):
 
 @triton.jit
 def _is_coded(top):
-    """Whether a bucket is neither zero nor beyond all numbers."""
+    """Whether the largest magnitude of a bucket, as bits, is a positive finite number."""
     return (top > 0) & (top < _INFINITY)
 
 
 @triton.jit
 def _step_of(top, norm, levels, most):
-    """The distance of levels, from the largest magnitude's bits and the norm of 2^e · x.
+    """Step between neighbouring levels of a bucket, as float32.
 
-    0 of zeros, and NaN of what is not finite.
+    Args:
+        top: the bucket's largest magnitude, as bits.
+        norm: norm of 2^e · x, with the 2^e of `_powers_of`.
+        levels: number of positive levels.
+        most: largest step.
+
+    Returns 0 for a bucket of zeros, and NaN for one with NaN or Inf.
     """
     down, up = _powers_of(top)
     near = tl.div_rn(norm, levels)
@@ -137,7 +146,16 @@ def _step_of(top, norm, levels, most):
 
 @triton.jit
 def _squares_of(x, down, numel, mask, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Σ(2^e · x)² of rows of at most 4096 elements, in the contract's order; without a mask rows are full."""
+    """Sums of squares of the rows of a tile, in the order of summation of the contract.
+
+    Args:
+        x: pointer to the tile: ROWS rows of BLOCK elements, at most 4096.
+        down: (ROWS,), powers of two by which elements are multiplied before they are squared.
+        numel: elements from the start of the tile to the end of the tensor.
+        mask: None if all rows are full.
+
+    Returns (ROWS,) float32.
+    """
     LANES: tl.constexpr = 64
     row, lane = tl.arange(0, ROWS)[:, None] * BLOCK, tl.arange(0, LANES)[None, :]
     lanes = tl.zeros((ROWS, LANES), tl.float32)
@@ -160,7 +178,7 @@ def _squares_of(x, down, numel, mask, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _packed_of(code, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr):
-    """Codes in int32 as bytes, the first in the lowest bits."""
+    """Pack codes (ROWS, WIDTH) of BITS bits, in int32, into bytes, the first in the lowest bits."""
     code = code & ((1 << BITS) - 1)
     if BITS == 4:
         code = paired(code, 4, ROWS, WIDTH)
@@ -171,7 +189,7 @@ def _packed_of(code, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr
 
 @triton.jit
 def _codes_in(byte, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr):
-    """The inverse: signed codes in int32."""
+    """Inverse of `_packed_of`: signed codes (ROWS, WIDTH) in int32."""
     code = byte.to(tl.int32)
     if BITS == 4:
         code = parted(code, 4, ROWS, WIDTH)

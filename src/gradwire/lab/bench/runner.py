@@ -104,8 +104,9 @@ def check(settings: Settings) -> None:
 def run(
     settings: Settings, network: BenchNetwork, say: Say, make: MakeSetting | None = None
 ) -> dict[str, Any]:
-    """Measure every entry and both bounds; the JSON document (settings, machine, rows).
+    """Measure every entry and both bounds. Returns the JSON document (settings, machine, rows).
 
+    Arguments are those of `started`, and so are the errors.
     All process sets are alive at once and take turns: idle ones block in a read. Turning the order
     from round to round and pairing within rounds keeps the machine's slow drifts out of the ratios.
     """
