@@ -99,8 +99,8 @@ class Residual:
     """Error feedback: x = c·m + g is exchanged, and the unsent part of x is the next memory m.
 
     The coefficient is c = min(start + ⌊step / every⌋ · rise, 1). By default c is 1 in all steps, which is
-    plain error feedback. With `whole`, a step that sends every element keeps no rounding error either, even
-    if values travel in 16 bits.
+    plain error feedback. With `whole`, gradients of 16-bit parameters are exchanged in float32, so that a
+    step that sends every element leaves nothing.
 
     >>> Residual(start=0.5, rise=0.1, every=50).coefficient(120)
     0.7

@@ -121,8 +121,11 @@ class Scheme:
 
     @cached_property
     def laws(self) -> Laws:
-        """The laws of the aggregation, since a cycle sends everything; but never in place. A memory may need
-        numbers on the host."""
+        """Laws of the aggregation, with four changes.
+
+        Never in place. On the device only if the memory stays there, too. The cycle includes the schedule's.
+        Rounds are fixed only if every unit travels in every step.
+        """
         laws, memory = self.aggregation.laws, self.memory
         return replace(
             laws,

@@ -226,7 +226,7 @@ def _built(counts: bytes) -> CodeTable:
 
 
 def _forget_threads() -> None:
-    """A forked child has the futures, but not the thread."""
+    """Reset lock, cache and thread pool in a forked child, which inherits the futures but not the thread."""
     global _LOCK, _CACHE
     _LOCK, _CACHE = Lock(), WeakTensorKeyDictionary()
     _builder.cache_clear()

@@ -73,7 +73,7 @@ def _cut_shards(table: ShardedBlocks, rows: Tensor) -> _Cut:
 
 
 def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
-    """9 bytes an element (int4 8.5) with what is left, 5 without."""
+    """Encode in one launch. Memory traffic per element: 9 bytes (int4 8.5) with `left`, 5 without."""
     if not is_taken(x, scales) or blocks.block > _LONGEST:
         return NotImplemented
     cut = _cut_parts(blocks, codes)
@@ -85,7 +85,7 @@ def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor
 
 
 def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
-    """9 bytes an element."""
+    """Decode and add in one launch. Memory traffic: 9 bytes per element."""
     if not is_taken(out, scales) or blocks.block > _LONGEST:
         return NotImplemented
     cut = _cut_parts(blocks, codes)
@@ -94,7 +94,7 @@ def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor,
 
 
 def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
-    """9 bytes an element (int4 8.5), all shards in one launch."""
+    """Encode all shards in one launch. Memory traffic: 9 bytes per element (int4 8.5)."""
     if not _takes(table, x):
         return NotImplemented
     cut, largest = _cut_shards(table, rows), LARGEST[table.shards[0].kind]
@@ -105,7 +105,7 @@ def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
 
 
 def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
-    """5 bytes an element, all shards in one launch."""
+    """Decode all shards in one launch. Memory traffic: 5 bytes per element."""
     if not _takes(table, out):
         return NotImplemented
     cut = _cut_shards(table, rows)
@@ -118,7 +118,10 @@ def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
 def land_shards(
     rows: Tensor, table: ShardedBlocks, places: Sequence[Tensor], factor: float, marks: Tensor
 ) -> None:
-    """1 byte an element, and those of its type: in one launch, for which a table says where places lie."""
+    """Decode all shards into `places` in one launch; a table on the device has the address of every tile.
+
+    Memory traffic per element: 1 byte, and the bytes of the places' type.
+    """
     if table.dtype is not torch.float32 or table.shards[0].block > _LONGEST or not places:
         return NotImplemented
     if not is_taken(*places, dtypes=FLOATS):
@@ -138,9 +141,10 @@ def land_shards(
 def average_shard(
     rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
 ) -> Tensor:
-    """1 byte an element for each row, 1 for the code, and 8 for what is unsent: in one launch.
+    """Average a shard in one launch. Returns the code of the mean, in new memory.
 
-    The code has a row of its own: programs read in another order than they write.
+    It is not one of `rows`, because programs read and write in different orders. Memory traffic per element:
+    1 byte for each row, 1 for the code, and 8 with `unsent`.
     """
     if not _takes(table, room) or (unsent is not None and not is_taken(unsent)):
         return NotImplemented
@@ -164,7 +168,7 @@ def fold_blocks(
     room: Tensor,
     marks: Tensor,
 ) -> None:
-    """13 bytes an element (int4 12.5), in one launch."""
+    """Fold and encode in one launch. Memory traffic: 13 bytes per element (int4 12.5)."""
     old = working if committed is None else committed
     is_whole = is_taken(working) and is_taken(working, old, grad, dtypes=FLOATS)
     if not is_whole or coded.block > _LONGEST or room.numel() % SCALE_BYTES:
@@ -248,7 +252,7 @@ def _numbers_of(code, KIND: tl.constexpr):
 
 @triton.jit
 def _codes_of(x, scale, positive, KIND: tl.constexpr):
-    """Codes in int32 of a tile (blocks, elements), 0 in blocks whose scale is no positive number."""
+    """Codes (blocks, elements) int32 of a tile; 0 in blocks whose scale is not positive and finite."""
     quotient = tl.div_rn(x, tl.where(positive, scale, 1.0)[:, None])
     if KIND == _FP8:
         code = _to_fp8(quotient)
@@ -276,7 +280,7 @@ def _store_codes(
 def _load_codes(
     codes, mask, numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr
 ):
-    """A tile of codes in int32, signed where they are integers."""
+    """Load the codes of a tile (ROWS, WIDTH) as int32; int8 and int4 with their sign."""
     place, here = bytes_at(numel, ROWS, BLOCK, WIDTH, 2 if KIND == _INT4 else 1)
     if mask is None:
         code = tl.load(codes + place).to(tl.int32)

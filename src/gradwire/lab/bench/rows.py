@@ -82,7 +82,7 @@ def _scaling(bound: Measured | None, item: Measured) -> float | None:
 
 
 def _compress_s(item: Measured) -> float | None:
-    """Local encoding and decoding per step: a recipe's own account; of a peer, the time inside its hook."""
+    """Seconds per step for encoding and decoding: as a recipe reports, or the time inside a peer's hook."""
     if item.entry.kind == "recipe":
         return (item.report or {}).get("compress_s")
     return median_over_steps(item.steps(), operator.attrgetter("hook_s"))
@@ -98,14 +98,17 @@ def _wire_bytes(item: Measured, workers: int) -> float | None:
 
 
 def _buffer_bytes(item: Measured, workers: int) -> float:
-    """BatchNorm's statistics in every step, broadcast by DDP or carried by gradwire; mean over ranks."""
+    """Bytes per step of BatchNorm's statistics, which DDP or gradwire broadcasts; mean over ranks."""
     if item.entry.kind == "bound":
         return 0.0
     return float(item.setup.get("buffer_bytes") or 0) * (workers - 1) / workers
 
 
 def _loss(item: Measured) -> float | None:
-    """Replicas of a bound drift apart, so its loss means nothing beside the others'."""
+    """Mean loss of the last `LOSS_WINDOW` steps, over all ranks and samples.
+
+    `None` if no loss was recorded, and for a bound: its replicas drift apart, so its loss means nothing.
+    """
     if item.entry.kind == "bound":
         return None
     values = [
