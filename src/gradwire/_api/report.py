@@ -213,14 +213,14 @@ class Report:
 
     @property
     def _inside(self) -> list[tuple[str, str]]:
-        """Sums and means inside nodes."""
+        """Row of the report on traffic inside nodes; none if there is none."""
         if self.per_node == 1 or not self.inside_bytes_per_step:
             return []
         return [("in nodes", f"{bytes_text(self.inside_bytes_per_step)} per rank and step, beside that")]
 
     @property
     def _traffic(self) -> list[tuple[str, str]]:
-        """FSDP2's own traffic."""
+        """Rows of the report on FSDP2's own traffic; none without FSDP2."""
         if not self.modules:
             return []
         gathered, scattered = map(bytes_text, (self.gather_bytes_per_step, self.scatter_bytes_per_step))

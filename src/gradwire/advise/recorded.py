@@ -119,7 +119,10 @@ class Recorded:
         self._flat.setdefault(kind, array("d")).extend((start_s, stop_s))
 
     def _counted(self, at_s: float, args: dict[str, Any]) -> None:
-        """A call of NCCL, which says itself how much it sends and in which group."""
+        """Record a call of NCCL at `at_s`. An all-reduce is also added to `sums`.
+
+        `args` are those of the event: its verb, elements, type and group. The duration is not known here.
+        """
         verb, numel = str(args.get("Collective name", "")).lower(), args.get("In msg nelems")
         if verb in ("", "wait", "barrier", "init"):
             return
@@ -144,7 +147,7 @@ _STARTS: dict[str, str] = {
 
 
 def _kind_of(name: str, category: object) -> str:
-    """Our name for a kind of event; empty for one that is dropped."""
+    """The kind of an event, by its name and category; empty for an event that is dropped."""
     if category == KERNEL:
         return "nccl" if name.lower().startswith(NCCL_KERNELS) else "kernel"
     if category in COPIES:

@@ -446,7 +446,7 @@ class _Flat:
         return self.main.rounds(ExchangeContext(step, 0, 0, self.world, granularity=self.cut))
 
     def unit(self, _numel: int, rounds: Rounds) -> list[_Price]:
-        """The price of the rounds that the worker waits for together, and that of the last."""
+        """Prices of a unit's collectives: of all rounds but the last together, then of the last."""
         return [self._together(each) for each in (rounds[:-1], rounds[-1:]) if each]
 
     def _together(self, rounds: Rounds) -> _Price:

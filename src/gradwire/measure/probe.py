@@ -43,7 +43,7 @@ def shortest(comm: Comm, durations_s: Sequence[float]) -> list[float]:
 
 
 def slowest(comm: Comm, seconds: Sequence[float]) -> list[float]:
-    """The longest over ranks of each: what all have to wait for."""
+    """Maxima of `seconds` over ranks, entry by entry. A collective, with the same result on all ranks."""
     return [max(column) for column in zip(*table_of(comm, seconds), strict=True)]
 
 
@@ -116,12 +116,12 @@ def probe(
 
 
 def network_of(probed: Sequence[Probed]) -> Network:
-    """The links by verb, at least one; for all others that of the first."""
+    """Network of the links probed, by verb; `probed` has at least one. Other verbs get the first link."""
     return Network(probed[0].link, {each.verb: each.link for each in probed})
 
 
 def name_of(round_: Round) -> str | None:
-    """The probe for the link of a round; `None` if the link of its verb, or of the first, must serve.
+    """Name of the probe that measures the link of a round; `None` if its verb cannot be probed.
 
     >>> name_of(Round("all_reduce", 1, torch.float32, algorithm="tree"))
     'all_reduce/tree'
