@@ -243,12 +243,12 @@ class MovingWire(OuterWire):
 
     @property
     def watching(self) -> bool:
-        """Never: it is for `diagnose`, which members cannot be called together for."""
+        """False: watching is for `diagnose`, which needs a call on all members at once."""
         return False
 
     @watching.setter
     def watching(self, value: bool) -> None:
-        """Not among members that come and go: raises `ValueError`, unless it is `False`."""
+        """Raise `ValueError` unless `value` is False: members that come and go cannot be watched."""
         if value:
             self._refuse("watching", "diagnose a run of one replica")
 

@@ -222,7 +222,7 @@ class _Sight(NamedTuple):
 
 
 def _told(files: list[_File], control: Comm) -> list[dict[_Set, _Sight]]:
-    """The newest sets, as each rank sees them. One all-gather."""
+    """Tell all ranks the newest sets that this rank sees. Returns the sets by rank. One all-gather."""
     table = torch.zeros(_OFFERS, 7, dtype=torch.int64, device="cpu")
     for row, each in zip(table, sorted({each.set for each in files}, reverse=True), strict=False):
         here = {file.rank for file in files if file.set == each}

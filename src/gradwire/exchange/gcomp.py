@@ -283,6 +283,14 @@ def prior(dtype: torch.dtype) -> CodeTable:
 def gcomp(mode: Mode = "near", bits: int = 18, tables: Tables = "dynamic", refresh: int = REFRESH) -> Gcomp:
     """A ring all-reduce of compressed frames. For all modes but "lossless" wrap it in `forget`.
 
+    Args:
+        mode: "near" drops bits of the mantissa that the optimizer's step would round off; "levels" drops them
+            in the paper's steps of 6; "truncate" drops `bits` bits of every value; "lossless" drops none.
+        bits: 1 … 23, for "truncate" only.
+        tables: "dynamic" builds Huffman tables from counts of all ranks; "static" uses one table throughout.
+        refresh: steps from one dynamic table to the next, at least 1.
+
+    Raises `ValueError` for other values.
     >>> from gradwire.exchange.compose import forget
     >>> from gradwire.exchange.gcomp import gcomp
     >>> forget(gcomp("near")).laws.conserves, gcomp("lossless").laws.conserves

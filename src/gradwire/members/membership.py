@@ -544,7 +544,7 @@ class _Asks:
 
 
 def _require_listening(name: str, address: str) -> None:
-    """Raise `TransportError` at once where a member's process is gone; one that is silent is waited for."""
+    """Raise `TransportError` if nothing listens at `address`, or does not answer in `CONNECT_S` seconds."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()

@@ -34,5 +34,8 @@ def gcomp(
     Paper: Li et al. 2024, "Near-lossless gradient compression for data-parallel distributed DNN training".
     Use when: the network is up to twice too slow and training must be as without compression; with SGD and
         momentum mode="levels" stays nearer to it, and sends more.
+
+    Args:
+        mode, bits, tables, refresh: as in `gradwire.exchange.gcomp.gcomp`.
     """
     return Composition(forget(compressed_ring(mode, bits, tables, refresh), NoMemory(as_arrived=True)))

@@ -49,7 +49,11 @@ def _cut(grid: Grid, codes: Tensor, whole: bool) -> _Cut:
 def quantize(
     x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False
 ) -> None:
-    """9 bytes an element in codes of 8 bits, 5 without `subtract`; 4 or 8 more where buckets are long."""
+    """Quantize in one launch, or in up to four where buckets are long or clipped.
+
+    Memory traffic per element, with codes of 8 bits: 9 bytes, 5 without `subtract`, and 4 or 8 more for long
+    or clipped buckets.
+    """
     if not is_taken(x, steps) or not codes.is_contiguous():
         return NotImplemented
     whole = grid.width <= _PIECE and grid.clip == math.inf
@@ -65,7 +69,7 @@ def quantize(
 
 
 def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> None:
-    """9 bytes an element in codes of 8 bits."""
+    """Decode and add in one launch. Memory traffic: 9 bytes per element, with codes of 8 bits."""
     if not is_taken(out, steps) or not codes.is_contiguous():
         return NotImplemented
     tiles, constants = _cut(grid, codes, grid.width <= _PIECE)
@@ -74,7 +78,10 @@ def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight:
 
 
 def _find_steps(x: Tensor, grid: Grid, tiles: Tiles, steps: Tensor, limits: tuple[float, float]) -> Tensor:
-    """Write the steps; returns the largest magnitudes (buckets,) as integers."""
+    """Write the step of every bucket to `steps`, in two or three launches.
+
+    Returns the largest magnitudes (buckets,), as bits in int32.
+    """
     tops = torch.zeros(grid.buckets, dtype=torch.int32, device=x.device)
     spans = block_spans(grid.sizes, grid.width, _PIECE, x.device)
     sums = torch.empty(len(tiles.rows), device=x.device)
