@@ -236,7 +236,16 @@ def _told(files: list[_File], control: Comm) -> list[dict[_Set, _Sight]]:
 
 
 def _chosen(told: list[dict[_Set, _Sight]], world: int, missing: Missing) -> _Chosen | None:
-    """The newest set that all ranks can load; the same answer on all of them."""
+    """Choose the newest set that all ranks can load; the same on all ranks.
+
+    Args:
+        told: by rank, the sets that it sees, as `_told` returns them.
+        world: number of ranks now.
+        missing: "drop" also allows sets that have lost files, if all ranks see the same files.
+
+    Returns None, with a warning, if the very first save was cut off, and None if there are no files. Raises
+    `FileNotFoundError` if a complete save has lost files.
+    """
     known = sorted({each for sights in told for each in sights}, reverse=True)
     everywhere = {each: [sights[each] for sights in told if each in sights] for each in known}
     for each, sights in everywhere.items():

@@ -297,7 +297,16 @@ def _take_chosen(x: Any, indices: Any, shape: Any, encoding: Any, payload: Any) 
 
 @kernel
 def _unpack(packed: Any, shape: Any, decoding: Any, zeros_before: Any, counts: Any, out: Any) -> Any:
-    """Write the places to int32 `out`, with room to spare; False for words that stand for no choice."""
+    """Unpack the indices of a payload.
+
+    Args:
+        packed: uint32, the packed indices.
+        shape: int64, numbers of the payload's layout.
+        decoding, zeros_before, counts: tables of patterns.
+        out: int32, written: count indices, ascending; it has `_SPARE` entries more.
+
+    Returns False if the words are not count ascending indices below numel.
+    """
     form, count, numel, words = shape[0], shape[1], shape[2], shape[3]
     indices = out[:count]
     if form == LIST:
@@ -321,7 +330,17 @@ def _unpack(packed: Any, shape: Any, decoding: Any, zeros_before: Any, counts: A
 def _add_chosen(
     payload: Any, shape: Any, decoding: Any, zeros_before: Any, counts: Any, weight: Any, out: Any
 ) -> Any:
-    """Add weight · values of uint8 `payload` to float32 `out`; False, with `out` as it was, for no choice."""
+    """Add the values of a payload to `out` at their indices.
+
+    Args:
+        payload: uint8: packed indices, then values.
+        shape: int64, numbers of the payload's layout.
+        decoding, zeros_before, counts: tables for unpacking indices, as in `_unpack`.
+        weight: factor of the values.
+        out: float32 (numel,), updated.
+
+    Returns False, and leaves `out` as it was, if the indices are invalid.
+    """
     count, words, start, kind = shape[1], shape[3], shape[4], shape[5]
     indices = np.empty(count + _SPARE, np.int32)
     if not _unpack(payload[: 4 * words].view(np.uint32), shape, decoding, zeros_before, counts, indices):
