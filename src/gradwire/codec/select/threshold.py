@@ -63,12 +63,14 @@ def fill_up(indices: Tensor, k: int, numel: int, ctx: ExchangeContext) -> Tensor
 
 
 def exactly(x: Tensor, threshold: float, k: int, ctx: ExchangeContext) -> Tensor:
-    """k indices (k,) int64, ascending: the largest of x (numel,) as far as they reach the threshold.
+    """Select exactly k elements by a threshold of the magnitude. Returns indices (k,) int64, ascending.
 
-    Where more than k reach it, the k largest, which are the top k of everything. Where fewer do, all of
-    them, filled up from a random place: those that fill are then average ones, those that reach are above
-    average, and γ = 1 - k/numel in the mean. Where not even half of k do, the threshold is worthless, and
-    the top k is chosen instead: so γ = 1 - ⌈k/2⌉/numel in every single step.
+    - If k elements or more reach the threshold, the k largest are selected: the exact top k.
+    - If at least half of k reach it, all of them are selected, and others from a random place on to make k.
+      Then γ = 1 - k/numel in the mean, because those others are average elements.
+    - If fewer reach it, the threshold is useless, and the exact top k are selected.
+
+    So γ is at most 1 - ⌈k/2⌉/numel in every step.
 
     >>> x, ctx = torch.tensor([0.0, 3.0, 1.0, 4.0, 2.0]), ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> exactly(x, 1.5, 2, ctx), exactly(x, 2.5, 3, ctx), exactly(x, 3.5, 3, ctx)

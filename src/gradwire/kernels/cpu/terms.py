@@ -21,26 +21,26 @@ _SAFE = 1.0 - 2.0**-23
 def numerators(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
 ) -> None:
-    """Parameter and state are read once, 12 bytes per element for Adam."""
+    """Compute as the contract says, in one pass: 12 bytes are read per element for Adam."""
     _numerators(*_arrays(parameter, square, momentum), _numbers(terms), out.numpy())
 
 
 def numerator_exponents(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
 ) -> None:
-    """As `numerators`, with a byte written instead of a float."""
+    """Compute as the contract says, in one pass as in `numerators`; one byte is written per element."""
     _numerator_exponents(*_arrays(parameter, square, momentum), _numbers(terms), out.numpy())
 
 
 def mantissa_levels(x: Tensor, numerators: Tensor, out: Tensor) -> None:
-    """Three comparisons an element."""
+    """Compute as the contract says, with three comparisons per element."""
     _mantissa_levels(x.numpy(), numerators.numpy(), out.numpy())
 
 
 def _arrays(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.float32]], ...]:
-    """`None`, which stands for zeros, as an empty array."""
+    """Parameter, square and momentum as float32 arrays; an empty array for `None`, which means zeros."""
     return tuple((parameter[:0] if each is None else each).numpy() for each in (parameter, square, momentum))
 
 

@@ -76,7 +76,14 @@ def _sift_rest(bits: Any, start: Any, threshold: Any, indices: Any, kept: Any, c
 
 @kernel
 def _keep_largest(indices: Any, kept: Any, count: Any, k: Any) -> Any:
-    """Move the k largest of `count` candidates to the front, in order; returns the smallest of them."""
+    """Keep the k largest of the first `count` candidates, and move them to the front in the order they have.
+
+    Args:
+        indices, kept: index and value (as bits) of each candidate, updated.
+        k: at most `count`. Of equal magnitudes the first ones are kept.
+
+    Returns the smallest magnitude that is kept, as bits.
+    """
     threshold, ties = kth_magnitude(kept[:count], k)
     to = 0
     for j in range(count):
