@@ -84,7 +84,10 @@ class WireState:
         return self._on_all(self._places)
 
     def _places(self) -> dict[str, Any]:
-        """Empty places for what this rank reads. A collective: a rank that cannot look is named on all."""
+        """Empty tensors for the values that this rank reads.
+
+        A collective. If a rank cannot read the metadata, all ranks raise an error that names it.
+        """
         control = self._around.control
         stored, fits = on_all_ranks(self._look, "read the metadata of its checkpoint", control)
         self._is_own = bool(gathered(control, torch.tensor([fits], device="cpu")).all())
@@ -130,7 +133,7 @@ class WireState:
         return self._wire.attached.backward.together("loading by DCP", function)
 
     def _reads(self, inner: Sequence[str]) -> bool:
-        """The state of exchanges belongs to one shard, and is of no use to others."""
+        """Whether this rank reads the values under `inner`: state of exchanges only for its own shard."""
         of_shard = len(inner) > 1 and inner[1].startswith("shard")
         return not of_shard or (self._is_own and self._shards is not None and inner[1] == self._shards.name)
 
@@ -148,7 +151,10 @@ class WireState:
         self._wire.load_state_dict(whole, missing=self._missing)
 
     def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The states of ranks, from what was read for this one."""
+        """Put together a state that `Wire.load_state_dict` accepts, from `state` as DCP has read it.
+
+        It is this rank's own, or the mean of all replicas. Without shards it is `state` itself.
+        """
         for each in state.values():
             for group in ("memory", "planes", "kept"):  # DCP drops those that are empty
                 each.setdefault(group, {})
@@ -159,7 +165,7 @@ class WireState:
         return state
 
     def _mean(self, replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Of all replicas: of this rank's shards where it has read those, else of whole parameters."""
+        """Mean state of all replicas: of this rank's shards if those were read, else of whole parameters."""
         specs = {spec.name: spec for spec in self._wire.attached.backward.engine.specs}
         first, shards = replicas[0], self._shards if self._is_cut else None
 

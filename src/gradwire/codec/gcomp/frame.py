@@ -133,14 +133,22 @@ def frame(
     buffer: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """x (numel,), float32, bfloat16 or float16, as uint8 bytes.
+    """Encode x as one frame. Returns it as uint8 bytes.
 
-    `dropped` is what is cut off mantissas (`gradwire.codec.gcomp.rounding`); `flush` makes numbers below the
-    normal range +0. The frame is written to `buffer` if there is one, uint8 of `largest_frame(...)` bytes or
-    more at an address that 8 divides, and is then a view of it. Never longer than `largest_frame`; always a
-    multiple of 8 bytes. To int64 `counts` (SYMBOLS,) is added what `histogram` would count, at half its
-    cost. `ValueError` for arguments that are not of this kind.
+    The number of bytes is a multiple of 8, and at most `largest_frame`.
 
+    Args:
+        x: (numel,), float32, bfloat16 or float16.
+        dropped: how many bits of each mantissa are dropped (`gradwire.codec.gcomp.rounding`).
+        table: Huffman table of the symbols; the receiver must have it.
+        key: identifies the frame; the receiver checks it.
+        explicit: `dropped` is in the frame, so the receiver need not know it.
+        flush: replace numbers below the normal range by +0.
+        buffer: memory for the frame: uint8, at least `largest_frame` bytes, at an address that is a multiple
+            of 8. The result is a view of it.
+        counts: int64 (SYMBOLS,); the counts of `histogram` are added to it, at half the cost of `histogram`.
+
+    Raises `ValueError` for other types or sizes.
     >>> x, table, key = torch.tensor([1.0, -2.5, 0.0]), CodeTable.prior(), Key(step=0, unit=0, hop=0)
     >>> data, out = frame(x, 0, table, key, explicit=False, flush=False), torch.empty(3)
     >>> unframe(data, out, 0, {table.id: table}, key)
@@ -178,10 +186,21 @@ def _encode(
     directory: NDArray[np.uint16],
     counts: Tensor | None,
 ) -> int:
-    """All chunks, on several threads where they are free; how many words of `out` they take.
+    """Encode all chunks, on several threads if cores are free.
 
-    Each thread begins where its chunks would if all before it were raw, so that none meets another; what is
-    between them is closed up afterwards.
+    Each thread begins at the place that its chunks would have if all earlier ones were stored raw, so no
+    thread writes where another does. The gaps are closed afterwards.
+
+    Args:
+        words: (numel,), bits of the floats.
+        drops: dropped bits of every float.
+        table: the Huffman table.
+        itemsize: bytes per element.
+        out: written: the chunks.
+        directory: (chunks, 8), written: sizes of the segments of each chunk.
+        counts: int64 (SYMBOLS,), to which counts of symbols are added, or None.
+
+    Returns the number of words of `out` that the chunks take.
     """
     per_chunk = CHUNK * itemsize // 8
 

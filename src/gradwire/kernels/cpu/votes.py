@@ -21,20 +21,20 @@ _ONE, _ALL = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def cast_votes(x: Tensor, sizes: Sequence[int], groups: int, rows: Tensor, means: Tensor) -> None:
-    """Bits and sums in one pass."""
+    """Write ballots and means as the contract says, in one pass over x."""
     bounds = Blocks(tuple(sizes)).bounds
     _cast_votes(x.numpy(), bounds, groups, rows.numpy().view(np.uint64), means.numpy())
 
 
 def tally(ballots: Tensor, groups: int) -> Tensor:
-    """Counters of one bit per word."""
+    """Count as the contract says, for 64 elements at a time; each word has one digit of 64 counters."""
     out = torch.empty(2, groups, dtype=torch.int64, device=ballots.device)
     _tally(ballots.numpy().view(np.uint64), groups, out.numpy().view(np.uint64))
     return out
 
 
 def apply_votes(results: Tensor, sizes: Sequence[int], levels: Tensor, out: Tensor) -> None:
-    """Group by group."""
+    """Apply the results as the contract says, group by group."""
     bounds = Blocks(tuple(sizes)).bounds
     _apply_votes(results.numpy().view(np.uint64), bounds, levels.numpy(), out.numpy())
 
@@ -49,7 +49,10 @@ def _any(x: Any) -> Any:
 
 @kernel
 def _cast_block(x: Any, first: Any, flags: Any, bits: Any, groups: Any, rows: Any) -> None:
-    """The ballots of up to _BLOCK elements, the first group of which is number `first`."""
+    """Write the ballots of up to _BLOCK elements to `rows`, from group number `first` on.
+
+    `flags` (_BLOCK,) and `bits` (_BLOCK / 8,) are scratch memory.
+    """
     count = (x.size + _GROUP - 1) // _GROUP
     bits[8 * count - 8 : 8 * count] = 0
     pack_flags(x, flags, bits[: (x.size + 7) // 8])
@@ -64,7 +67,16 @@ def _cast_block(x: Any, first: Any, flags: Any, bits: Any, groups: Any, rows: An
 @prepared("float32[::1], int64[::1], int64, uint64[:, ::1], float32[::1]")
 @kernel
 def _cast_votes(x: Any, bounds: Any, groups: Any, rows: Any, means: Any) -> None:
-    """float32: fill zeroed `rows` (r, groups + ⌈groups/64⌉) uint64, and `means` (parts,) with mean |x|."""
+    """Write the ballots of x and the mean magnitude of each part.
+
+    Args:
+        x: float32 (numel,).
+        bounds: (parts + 1,), ends of the parts. Every part begins a new group of 64 elements.
+        groups: groups per row.
+        rows: uint64 (r, groups + ⌈groups/64⌉), zeros before: a word of signs per group, then a bit per group
+            that says whether any of its elements is not 0.
+        means: float32 (parts,), written.
+    """
     flags, bits, lanes = np.zeros(_BLOCK, np.uint8), np.zeros(_BLOCK // 8, np.uint8), np.zeros(LANES)
     first = 0
     for part in range(bounds.size - 1):
@@ -79,7 +91,10 @@ def _cast_votes(x: Any, bounds: Any, groups: Any, rows: Any, means: Any) -> None
 
 @kernel
 def _count(ballots: Any, groups: Any, j: Any, counters: Any) -> Any:
-    """Add up the words j of those who vote, digit by digit in `counters`; returns how many do."""
+    """Count the ones in each bit of word j over all ballots that vote on it; returns the number of voters.
+
+    `counters` (digits,) uint64 has the binary digits of the 64 counts, the lowest digit first.
+    """
     voters = 0
     counters[:] = 0
     for r in range(ballots.shape[0]):

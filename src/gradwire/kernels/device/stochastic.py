@@ -249,7 +249,17 @@ def _quantize(
     SUBTRACT: tl.constexpr, BITS: tl.constexpr, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Codes of buckets and their steps; of pieces of buckets with steps that are there if STEPPED."""
+    """Quantize one tile: ROWS whole buckets, or with STEPPED a piece of one bucket.
+
+    Args:
+        x: pointer to the tensor; with SUBTRACT the decoded values are subtracted from it.
+        rows: the table of tiles: (first element, first bucket, first byte of the codes, elements) of each.
+        tops: largest magnitudes of the buckets, as bits; read with STEPPED only.
+        steps: steps of the buckets: read with STEPPED, else written.
+        codes: pointer to the packed codes, written.
+        low, high: halves of the hashed key of the noise.
+        levels, most: number of positive levels, and the largest step.
+    """
     row = rows + tl.program_id(0).to(tl.int64) * 4
     start, number, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     if ALIGNED:
@@ -271,7 +281,7 @@ def _quantize(
 
 @triton.jit
 def _find_tops(x, rows, tops, ALIGNED: tl.constexpr, TILE: tl.constexpr):
-    """Raise the largest magnitude of each bucket, as an integer, to that of a piece."""
+    """Raise the largest magnitude of a bucket in `tops`, as bits, to that of one piece of the bucket."""
     row, place = rows + tl.program_id(0).to(tl.int64) * 4, tl.arange(0, TILE)
     start, number, numel = tl.load(row), tl.load(row + 1), tl.load(row + 3)
     if ALIGNED:
@@ -285,7 +295,7 @@ def _find_tops(x, rows, tops, ALIGNED: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _sum_squares(x, rows, tops, sums, ALIGNED: tl.constexpr, TILE: tl.constexpr):
-    """Σ(2^e · x)² of each piece, in float32."""
+    """Write the sum of squares of one piece to `sums`, float32, scaled as in `_squares_of`."""
     tile = tl.program_id(0)
     row = rows + tile.to(tl.int64) * 4
     start, number, numel = tl.load(row), tl.load(row + 1), tl.load(row + 3)
