@@ -55,7 +55,23 @@ def moving(
     resume: str | os.PathLike[str] | None,
     every_s: float | None,
 ) -> MovingWire:
-    """A wire whose rounds are among `members`. Returns once this replica has begun with the others."""
+    """Make a wire whose rounds are among `members`. Returns when this replica has met the others and begun.
+
+    Args:
+        model: the replica's model; its shared parameters are those of the others afterwards.
+        members: finds the other replicas. They have no wire yet.
+        optimizer: steps the replica's own parameters.
+        make: makes the outer optimizer.
+        asked: options of `attach`.
+        policy: the recipe per parameter, or None.
+        every: local steps from one round to the next.
+        delay: local steps from the sending of a round to its landing.
+        timeout_s: longest wait for the other members in a round.
+        resume: folder of a save to start from.
+        every_s: seconds from one round to the next; None counts steps alone.
+
+    Raises `ValueError` if the members have a wire already, and what the first meeting raises.
+    """
     if members in _HELD:
         raise ValueError("these members have a wire already: rounds of several wires are not carried yet")
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -89,7 +105,7 @@ def moving(
 
 
 def _comm_of(inside: dist.ProcessGroup | None, where: torch.device) -> Comm:
-    """Over the ranks of a replica, for tensors on the CPU."""
+    """Comm over the ranks of this replica, for tensors on the CPU; of this rank alone if `inside` is None."""
     if inside is None:
         return ProcessGroupComm(alone(0))
     comm = ProcessGroupComm(inside)

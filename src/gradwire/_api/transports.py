@@ -60,7 +60,7 @@ class Transports:
 
     @property
     def groups(self) -> tuple[dist.ProcessGroup, ...]:
-        """At least one."""
+        """Process groups of all comms, the first over all ranks; at least one."""
         return tuple(group for each in self.comms for group in each.groups)
 
 

@@ -129,12 +129,19 @@ def _told(cuts: Sequence[int]) -> str:
 
 
 def _timed(asked: Asked, groups: int, alpha: float, steps: int, watched: Watched) -> Judge:
-    """Algorithm 2 on steps as they run."""
+    """Judge that searches groupings by the paper's algorithm 2, with the measured times of training steps."""
     return _trying(timed_search(len(watched.sizes), groups, alpha, steps), asked(), asked, watched)
 
 
 def _trying(search: TimedMerge, trying: Composition, asked: Asked, watched: Watched) -> Judge:
-    """Every grouping that `search` asks for runs, by the same judge and under the text of `trying`."""
+    """Judge that runs one grouping after the other, as `search` asks for them, and then the fastest.
+
+    Args:
+        search: proposes groupings, and observes the times of steps.
+        trying: the composition on trial; its cuts are replaced, its text stays.
+        asked: makes the composition with the final cuts.
+        watched: elements of the tensors to group.
+    """
     takes = f"{search.most_steps} steps at most"
     if search.stride > 1:
         takes += f", in which {search.stride} neighbouring tensors stay together"

@@ -117,7 +117,10 @@ def short(text: str) -> str:
 
 
 def _taken(composition: Composition) -> Recipe:
-    """The registered recipe with the text of `composition`, or a user's own one."""
+    """The registered recipe with the text of `composition`, or a user's own one.
+
+    Raises `ValueError` if the composition has no text, or that of a registered recipe that differs from it.
+    """
     text = composition.text
     if not text:
         raise ValueError(

@@ -138,7 +138,10 @@ def recipe_cases(where: torch.device) -> Iterator[Case]:
 
 
 def _means(exchange: Exchange, comm: Comm, where: torch.device) -> Tensor:
-    """The means of some steps after each other, each with what the one before has left."""
+    """Run `STEPS` steps of an exchange on random gradients, with error feedback; the means of all steps.
+
+    The result is (STEPS · NUMEL,), at `where`. A collective.
+    """
     left, kept, means = torch.zeros(NUMEL, device=where), ExchangeState(), []
     first = first_busy_step(exchange, NUMEL, comm.world)
     for step in range(first, first + STEPS):

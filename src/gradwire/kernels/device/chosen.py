@@ -37,7 +37,7 @@ _STRETCH = 4096
 
 
 def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
-    """One launch for places and values, one more for the blocks of coded places."""
+    """Take values and pack their indices in one launch; a second one packs the blocks of coded indices."""
     if not is_taken(x) or not _packs(indices, shape.planes) or not shape.is_narrow:
         return NotImplemented
     payload, patterns = _room(shape.bytes, shape.form, shape.planes, x.device)
@@ -48,21 +48,21 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
 
 
 def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound:
-    """One launch finds the places, another adds."""
+    """Unpack the indices in one launch, and add the values in another."""
     if not _adds(payload, shape, out):
         return NotImplemented
     return _add_rows(payload.view(1, -1), shape, out, weight, clears=False)[0]
 
 
 def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
-    """One launch finds the places of all payloads, another adds them up, in order, and clears the rest."""
+    """Unpack the indices of all payloads in one launch; another sums values in order, and clears the rest."""
     if not _adds(payloads, shape, out):
         return NotImplemented
     return _add_rows(payloads, shape, out, weight, clears=True)[-1]
 
 
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
-    """One launch, and one more for the blocks."""
+    """Pack in two launches: the second one packs the blocks."""
     if not _packs(indices, planes):
         return NotImplemented
     payload, patterns = _room(4 * planes.words, "coded", planes, indices.device)
@@ -72,7 +72,7 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
 
 
 def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
-    """One launch, and one that puts the first ones in the place of what is no choice."""
+    """Unpack in one launch. A second one replaces invalid indices by 0 … count - 1."""
     if not packed.is_contiguous() or planes.numel > 2**31:
         return NotImplemented
     indices, faults = _unpack(packed, 1, 0, "coded", planes)
