@@ -66,7 +66,7 @@ def moving(
         policy: the recipe per parameter, or None.
         every: local steps from one round to the next.
         delay: local steps from the sending of a round to its landing.
-        timeout_s: longest wait for the other members in a round.
+        timeout_s: longest time of the first exchange, and of healing.
         resume: folder of a save to start from.
         every_s: seconds from one round to the next; None counts steps alone.
 

@@ -78,5 +78,10 @@ def adacomp(bin_elements: int = 500, at_most: float = 0.1, values: Values = "ful
     Travels: counts; then places and values, as many as the rank with the most has.
     Paper: Chen et al. 2018, "AdaComp: adaptive residual gradient compression".
     Use when: the right ratio is unknown and may change during training.
+
+    Args:
+        bin_elements: elements of a bin.
+        at_most: largest share of the elements that a rank selects.
+        values: "full" sends values in the gradient's type; "fp16" and "bf16" shorten them.
     """
     return Composition(remember(agreed(ada_comp(bin_elements, at_most), dtype_of(values))))

@@ -235,6 +235,15 @@ def dgc(
     Travels: places and values of every rank's own choice.
     Paper: Lin et al. 2018, "Deep gradient compression".
     Use when: ratios of 0.1 % are wanted on two to four ranks, and the optimizer is SGD with momentum.
+
+    Args:
+        ratio: final share of the elements to send, above 0 and at most 1.
+        momentum: factor μ of each rank's own momentum.
+        warmup_steps: steps in which the ratio falls to its final value, in four stages.
+        sample: share of the elements that a threshold is estimated from; 1 selects exactly.
+        clip: bound on the norm of each parameter's gradient, divided by √W for W ranks.
+        nesterov: use Nesterov momentum.
+        fused: as in `topk`.
     """
     memory = MomentumCorrection(momentum, nesterov, masking=ratio < 1.0, clip=clip)
     choose = top_k if sample == 1.0 else partial(sampled_top_k, sample=sample)

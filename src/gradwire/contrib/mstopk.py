@@ -180,6 +180,10 @@ def mstopk(
     Travels: places and values of every rank's own choice.
     Paper: Shi et al. 2021, "Towards scalable distributed training of deep learning on public cloud clusters".
     Use when: comparing with it: on CPUs the exact choice is no slower.
+
+    Args:
+        rounds: rounds of the bisection.
+        ratio, values, fused: as in `topk`.
     """
     exchange = remember(gather(coded(ms_top_k(ratio, rounds), values)))
     return Composition(exchange, fused_cutter(fused))

@@ -163,6 +163,11 @@ def sidco(
     Travels: places and values of every rank's own choice.
     Paper: Abdelmoniem et al. 2021, "An efficient statistical-based gradient compression technique".
     Use when: comparing with it, or where a sort is slow and gradients follow the fitted law.
+
+    Args:
+        stages: fits of the distribution, each to the magnitudes above the threshold before; at least 1.
+        fit: distribution of the magnitudes: "exponential", "gamma" or "pareto".
+        ratio, values, fused: as in `topk`.
     """
     exchange = remember(gather(coded(sidco_top_k(ratio, stages, fit), values)))
     return Composition(exchange, fused_cutter(fused))

@@ -217,6 +217,12 @@ def qsgd(
     Travels: a code per element and a scale per bucket, of every rank.
     Paper: Alistarh et al. 2017, "QSGD: Communication-efficient SGD via gradient quantization and encoding".
     Use when: there are two to four ranks, a quarter of the traffic is enough, and memory is short.
+
+    Args:
+        bits: bits of a code: 2, 4 or 8.
+        bucket: elements per scale.
+        norm: scale of a bucket: its Euclidean norm ("l2") or its largest magnitude ("max").
+        feedback: keep rounding errors for the next step.
     """
     exchange = gather(qsgd_codec(bits, bucket, norm))
     return Composition(remember(exchange) if feedback else forget(exchange))
@@ -229,5 +235,7 @@ def terngrad(clip: float | None = None) -> Composition:
     Travels: −1, 0 or 1 per element and a scale per parameter, of every rank.
     Paper: Wen et al. 2017, "TernGrad: ternary gradients to reduce communication in deep learning".
     Use when: there are many noisy steps, and no memory for error feedback; clip=2.5 is the paper's setting.
+
+    With `clip`, gradients of a parameter are clipped at that many of its standard deviations first.
     """
     return Composition(forget(gather(tern_grad(clip))))

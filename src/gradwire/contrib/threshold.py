@@ -71,5 +71,10 @@ def threshold(threshold: float = 0.001, at_most: float = 0.1, values: Values = "
     Travels: counts; then places and values, as many as the rank with the most has.
     Paper: Strom 2015, "Scalable distributed DNN training using commodity GPU cloud computing".
     Use when: comparing with it: the right threshold differs between models, layers and epochs.
+
+    Args:
+        threshold: magnitude from which an element is sent.
+        at_most: largest share of the elements that a rank selects.
+        values: "full" sends values in the gradient's type; "fp16" and "bf16" shorten them.
     """
     return Composition(remember(agreed(fixed_threshold(threshold, at_most), dtype_of(values))))

@@ -69,6 +69,10 @@ def ar_topk(
     Paper: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning", section 5:
         future work there, by test performance; here by the gain.
     Use when: it is unknown whether the ranks' gradients differ in size, or that changes.
+
+    Args:
+        elect: "round_robin" is star_topk, "variance" is var_topk, "auto" chooses between them.
+        ratio, fused, values, algorithm: as in `star_topk`.
     """
     return _composed(elect, ratio, fused, values, algorithm)
 

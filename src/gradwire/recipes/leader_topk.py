@@ -24,6 +24,13 @@ def leader_topk(
     Travels: one rank's choice of places once, and all ranks' values there.
     Paper: Chen et al. 2020, "ScaleCom", section 2; Tyagi and Swany 2023, AR-Topk.
     Use when: the network is more than 3 times too slow, on any number of ranks.
+
+    Args:
+        ratio: share of the elements to send, above 0 and at most 1.
+        elect: "round_robin" lets ranks lead in turn; "norm" lets the rank with the largest norm lead.
+        values: "full" sums values in the gradient's type; "fp16" and "bf16" shorten them.
+        beta: share of the unsent part that enters the memory (`gradwire.memory.LowPass`); 1 is plain error
+            feedback.
     """
     memory = LowPass(beta) if beta != 1.0 else Residual()
     exchange = remember(leader(top_k(ratio), elect, dtype_of(values)), memory)

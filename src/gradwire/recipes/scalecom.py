@@ -52,6 +52,16 @@ def scalecom(
     Paper: Chen et al. 2020, "ScaleCom".
     Use when: one element in 25 to 400 of each layer is enough, on any number of ranks. The paper has
         beta=0.1 to 0.3 where the learning rate is scaled up with the batch.
+
+    Args:
+        rate: elements of a layer for each one that is sent.
+        rates: other rates for some layers, by patterns over parameter names; "auto" computes them in the
+            first forward pass.
+        beta: share of the unsent part that enters the memory (`gradwire.memory.LowPass`); 1 is plain error
+            feedback.
+        keep: select the `keep` largest of every keep·rate elements; by default the largest of each layer.
+        warmup_steps: steps at the beginning that send gradients densely.
+        values: "full" sums values in the gradient's type; "fp16" and "bf16" shorten them.
     """
     if isinstance(rates, str):
         if rates != "auto":

@@ -28,6 +28,12 @@ def sparseloco(
     Paper: Sarfi et al. 2025, "Communication efficient LLM pre-training with SparseLoCo", arXiv 2508.15706.
     Use when: two to four replicas exchange what many local steps have changed; on gradients of every step, a
         `decay` of 1 loses nothing of what waits.
+
+    Args:
+        keep: elements to send of every chunk, 1 … chunk.
+        chunk: elements of a chunk.
+        decay: factor on the memory in every round, 0 … 1.
+        values: format of the values, as in `topk`.
     """
     if not 1 <= keep <= chunk:
         raise ValueError(

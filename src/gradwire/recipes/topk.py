@@ -23,6 +23,14 @@ def topk(
     Travels: places and values of every rank's own choice.
     Paper: Aji and Heafield 2017; Stich et al. 2018, "Sparsified SGD with memory".
     Use when: there are two to four ranks: all-gather grows with their number.
+
+    Args:
+        ratio: share of the elements to send, above 0 and at most 1.
+        values: "full" sends values in the gradient's type; "fp16", "bf16", "int8", "int4" and "int2" shorten
+            them.
+        reuse: take the threshold from the previous step's unsent part, instead of an exact selection.
+        fused: select once from the whole gradient, after the backward pass. By default every unit is selected
+            from as soon as it is ready.
     """
     selector: Selector = top_k(ratio)
     if reuse:

@@ -40,7 +40,11 @@ class Tiles(NamedTuple):
 
 
 def cut(sizes: NDArray[np.int64], tile: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each tile: the number of its part, and where in the part it begins. An empty part has none."""
+    """Cut parts of `sizes` elements into tiles of at most `tile` elements.
+
+    Returns (number of the part, first element within the part) of each tile, both (tiles,). An empty part has
+    no tile.
+    """
     counts = -(-sizes // tile)
     parts = np.repeat(np.arange(len(sizes)), counts)
     firsts = np.cumsum(counts) - counts
@@ -52,7 +56,7 @@ _TILES: WeakKeyDictionary[Pieces, dict[tuple[torch.device, int], Tiles]] = WeakK
 
 
 def piece_tiles(pieces: Pieces, device: torch.device) -> Tiles:
-    """Rows (start in the plane, start in the bucket, elements, number of the piece)."""
+    """Tiles of all pieces: rows (start in the plane, start in the bucket, elements, number of the piece)."""
     known, place = _TILES.setdefault(pieces, {}), (device, stream_of(device))
     if place not in known:
         numbers, begins = cut(pieces.table[:, 2], TILE)
@@ -141,7 +145,7 @@ def shard_tiles(table: ShardedBlocks, shard: int, count: int, device: torch.devi
 
 
 def sharded_tiles(table: ShardedBlocks, count: int, device: torch.device) -> Tiles:
-    """As `shard_tiles`, for all shards and rows one after the other."""
+    """Tiles as of `shard_tiles`, for all shards. Elements and rows are numbered through all of them."""
     return _kept(table, device, lambda: _sharded_rows(table, count), None, count)
 
 
@@ -168,10 +172,18 @@ def _kept(
 def landing_tiles(
     table: ShardedBlocks, count: int, places: tuple[tuple[int, int, int], ...], device: torch.device
 ) -> tuple[Tiles, Tensor, bool]:
-    """`sharded_tiles`, where they go, and whether that is a multiple of four elements everywhere.
+    """Tiles of all shards, and the place in memory that each one is decoded to.
 
-    `places` are stretches (address, elements, bytes of an element), each of whole parts of shards. Tiles go
-    so many elements behind the first of these. Only the last ones are kept: places change where buckets do.
+    Args:
+        table: the shards.
+        count: blocks of a tile.
+        places: stretches of memory, one after the other: (address, elements, bytes per element) of each. Each
+            holds whole parts of shards.
+        device: device of the tables.
+
+    Returns (the result of `sharded_tiles`, targets (tiles,) int64, aligned). A target is the number of
+    elements from the first stretch to the place. `aligned` means that all targets are multiples of four. The
+    last result per device and stream is kept.
     """
     tiles, key = sharded_tiles(table, count, device), (device, stream_of(device), count, "landing")
     known = table.kept.get(key)
