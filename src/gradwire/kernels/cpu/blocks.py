@@ -166,7 +166,7 @@ def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
 
 
 def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weight: float) -> None:
-    """All rows in one call, or in stretches, row after row, where cores are free."""
+    """Sum all rows in one call, or in stretches on several threads if cores are free."""
     blocks, by = table.shards[shard], np.float32(weight)
     values, data, number = out.numpy(), rows.numpy(), threads_for(blocks.numel * len(rows), SMALLEST)
     if number == 1:
@@ -186,7 +186,7 @@ def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weigh
 def average_shard(
     rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
 ) -> Tensor:
-    """All rows in one call, and their mean in another, or both in stretches where cores are free."""
+    """Average all rows in one call and encode the mean in another; on several threads if cores are free."""
     blocks, row = table.shards[shard], rows[shard]
     sum_shard(rows, table, shard, room.zero_(), 1.0 / len(rows))
     scales, codes = table.split(row, blocks)
@@ -199,7 +199,7 @@ def average_shard(
 
 @kernel
 def _largest_bits(bits: Any, row: Any) -> Any:
-    """The largest magnitude of a row as an integer."""
+    """Largest magnitude in row `row`, as bits; `bits` (blocks, block) int32 are those of float32."""
     largest = np.int32(0)
     for i in range(bits.shape[1]):
         largest = max(largest, np.int32(bits[row, i] & MAGNITUDE))
@@ -208,10 +208,10 @@ def _largest_bits(bits: Any, row: Any) -> Any:
 
 @kernel
 def _set_scale(scales: Any, scale_bits: Any, row: Any, largest: Any) -> None:
-    """From the block's maximum in scales[row] to its scale; `scale_bits` is the same memory.
+    """Replace the maximum of a block in scales[row] by its scale; `scale_bits` is the same memory as int32.
 
-    Rounded towards zero, so that the largest code decodes to no more than the maximum and cannot overflow;
-    below the normal range upwards, so that no code is larger than the largest.
+    A scale in the normal range is rounded towards zero, so that the largest code decodes to no more than the
+    maximum and cannot overflow. A subnormal scale is rounded up, so that no code exceeds `largest`.
     """
     maximum = scales[row]
     scale = maximum / largest
@@ -225,7 +225,10 @@ def _set_scale(scales: Any, scale_bits: Any, row: Any, largest: Any) -> None:
 
 @kernel
 def _round(x: Any, row: Any, scale: Any, floats: Any, bits: Any, codes: Any, to: Any) -> None:
-    """Row `to` of codes = x / scale to the nearest integer, ties to even; `floats` and `bits` are one."""
+    """Write x / scale of row `row`, rounded to integers (ties to even), to row `to` of `codes`.
+
+    `floats` and `bits` are one scratch memory.
+    """
     for i in range(x.shape[1]):
         floats[0, i] = x[row, i] / scale + _NEAREST
     for i in range(x.shape[1]):
@@ -275,14 +278,20 @@ def _from_fp8(codes: Any, row: Any, floats: Any, bits: Any) -> None:
 
 @kernel
 def _pack_pairs(pairs: Any, out: Any, row: Any) -> None:
-    """Two signed codes in two bytes to two of 4 bits in one, the first in the lower half."""
+    """Pack int4 codes, of a byte each, two in a byte of row `row` of `out`, the first in the lower half.
+
+    `pairs` (1, bytes) uint16 has two codes in each entry.
+    """
     for i in range(out.shape[1]):
         out[row, i] = np.uint8((pairs[0, i] & 0x0F) | ((pairs[0, i] >> 4) & 0xF0))
 
 
 @kernel
 def _unpack_pairs(packed: Any, row: Any, pairs: Any, small: Any) -> None:
-    """The reverse; `pairs` and `small` are one memory."""
+    """Unpack the int4 codes in row `row` of `packed`; the inverse of `_pack_pairs`.
+
+    `small` (1, block) int8 gets the codes. `pairs` is the same memory as uint16.
+    """
     for i in range(packed.shape[1]):
         pairs[0, i] = np.uint16((packed[row, i] & 0x0F) | ((packed[row, i] & 0xF0) << 4))
     for i in range(small.shape[1]):
@@ -302,7 +311,15 @@ def _encode_row(
     codes: Any,
     left: Any,
 ) -> None:
-    """Codes of a block whose scale is a positive number."""
+    """Write the codes of one block, row `row` of x, whose `scale` is positive and finite.
+
+    Args:
+        x: float32 (blocks, block); with `left`, the row keeps its rounding errors.
+        kind: INT8, INT4 or FP8.
+        floats, bits: one scratch memory (2, block), as float32 and int32.
+        small, pairs: one scratch memory, int8 (1, block, even) and uint16.
+        codes: uint8 (blocks, bytes), written in row `row`.
+    """
     if kind == FP8:
         _to_fp8(x, row, scale, floats, bits, codes)
         if left:
@@ -321,7 +338,15 @@ def _encode_row(
 
 @kernel
 def _encode_rows(x: Any, kind: Any, largest: Any, scales: Any, codes: Any, left: Any) -> None:
-    """Blocks of equal size: x (blocks, block), scales (blocks,), codes (blocks, bytes)."""
+    """Encode blocks of equal size.
+
+    Args:
+        x: float32 (blocks, block); with `left`, it keeps the rounding errors.
+        kind: INT8, INT4 or FP8.
+        largest: largest code.
+        scales: float32 (blocks,), written.
+        codes: uint8 (blocks, bytes), written.
+    """
     x_bits, scale_bits = x.view(np.int32), scales.view(np.int32)
     bits = np.empty((2, x.shape[1]), np.int32)
     # Zeros, because an odd block has half a byte to spare.
@@ -360,7 +385,10 @@ def _add_rows(scales: Any, codes: Any, kind: Any, weight: Any, out: Any) -> None
 
 @kernel
 def _as_rows(x: Any, scales: Any, codes: Any, places: Any, count: Any, block: Any, kind: Any) -> Any:
-    """The next `count` blocks as rows, from `places` on in the three arrays, which move on behind them."""
+    """Views of the next `count` blocks, as rows of x, scales and codes.
+
+    `places` (3,) has the place of the first block in each array, and is moved to the place after the last.
+    """
     width = (block + 1) // 2 if kind == INT4 else block
     start, number, place = places
     places[0], places[1], places[2] = start + count * block, number + count, place + count * width
