@@ -230,7 +230,15 @@ class CheckedComm(Comm):
         )
 
     def _arrival(self, watch: Watchman, sent: Tensor, came: Tensor, opened: Callable[[], None]) -> Pending:
-        """Issue the round with what is sealed."""
+        """Issue the round of `watch` with sealed messages.
+
+        Args:
+            sent: the messages of this rank.
+            came: memory for the messages that arrive.
+            opened: checks and opens these, and is called when they are there.
+
+        Returns a pending; its `wait` raises if messages were damaged.
+        """
         sealed = replace(watch.round, numel=sent.numel(), dtype=sent.dtype)
         self.overhead_bytes += sealed.wire_bytes(self.world) - watch.round.wire_bytes(self.world)
         return Judged(watch, self._inner.issue(sealed, sent, came), opened)

@@ -57,7 +57,7 @@ def _to_bfloat16(values: Any, out: Any) -> None:
 
 @kernel
 def narrow(values: Any, is_bfloat16: Any, out: Any) -> None:
-    """float32 `values` to the bits of halves in uint16 `out`, as many."""
+    """Round float32 `values` (n,) to bfloat16 or float16; `out` (n,) uint16 gets the bits."""
     if is_bfloat16:
         _to_bfloat16(values, out)
     else:
@@ -66,7 +66,7 @@ def narrow(values: Any, is_bfloat16: Any, out: Any) -> None:
 
 @kernel
 def widen(halves: Any, is_bfloat16: Any, out: Any) -> None:
-    """uint16 `halves` to float32 `out`, as many; exact."""
+    """Convert bfloat16 or float16 numbers, given as bits `halves` (n,) uint16, to float32 `out` (n,)."""
     bits = out.view(np.uint32)
     if is_bfloat16:
         for j in range(halves.size):
