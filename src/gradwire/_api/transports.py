@@ -72,11 +72,21 @@ def connect(
     where: torch.device,
     lending: Lending,
 ) -> Transports:
-    """The group over which ranks can agree: the user's `own`, or one like the model's. A collective.
+    """Make the group over which ranks agree: the user's `own`, or a new one like the model's. A collective.
 
-    Where the model's group carries no tensors on the CPU, a gloo group is made beside it. Without that, on
-    all ranks, a warning says what is slower, or `TransportError` is raised if nothing else carries what is
-    `asked` for.
+    If the model's group carries no tensors on the CPU, a gloo group is made. If that fails, all ranks go on
+    over the device, and a warning says what is slower.
+
+    Args:
+        asked: options of `attach`.
+        models: the model's process group.
+        own: the user's process group, if there is one.
+        device: makes streams and memory of the model's device.
+        where: device of the model's parameters.
+        lending: makes process groups.
+
+    Raises `ValueError` if `own` cannot be used, and on all ranks `TransportError` if there is no group that
+    carries what is `asked` for.
     """
     if own is not None:
         _check_ranks(own, models)
@@ -112,9 +122,13 @@ def with_streams(
     where: torch.device,
     lending: Lending,
 ) -> Transports:
-    """`transports` with a group whose collectives are work in streams, where there can be one. A collective.
+    """Add a group whose collectives run in streams of the device, such as NCCL's, if there can be one.
 
-    Raises `ValueError`, on all ranks, for checksums of what a device sends.
+    A collective. `transports` is returned as it is if the model is on the CPU, or "host" or checksums are
+    `asked` for. Raises `ValueError`, on all ranks, if "device" and checksums are.
+
+    Args:
+        asked, models, own, where, lending: as in `connect`.
     """
     if transports.device.is_host or asked.placement == "host" or transports.cpu is None:
         return transports
@@ -137,10 +151,14 @@ def with_streams(
 def with_parts(
     transports: Transports, members: Sequence[Sequence[int]], where: torch.device, lending: Lending
 ) -> Transports:
-    """`transports` with groups over each of `members`: first those with other shards, then those with the
-    same.
+    """Add groups of some ranks to `transports`. A collective.
 
-    A collective. Raises `ValueError`, on all ranks, if torch cannot make the groups.
+    Args:
+        members: numbers of the ranks of each group: first the ranks with this replica's other shards, then
+            those with the same shard.
+        where, lending: as in `connect`.
+
+    Raises `ValueError`, on all ranks, if torch cannot make the groups.
     """
     if transports.cpu is None:
         raise ValueError("nodes and shards need process groups for tensors on the CPU, and there are none")

@@ -59,14 +59,17 @@ def check() -> int:
 
 
 def _comm(backend: str) -> ProcessGroupComm:
-    """Over a group of its own."""
+    """Comm over a new process group of `backend`, with all ranks. A collective."""
     group = dist.new_group(backend=backend, timeout=_TIMEOUT)
     assert isinstance(group, dist.ProcessGroup)
     return ProcessGroupComm(group)
 
 
 def _where(control: Comm) -> tuple[torch.device, str]:
-    """This rank's GPU if every rank has one of its own, else the CPU, and why."""
+    """(Device to check, reason): this rank's GPU if every rank has one of its own, else the CPU.
+
+    The reason is empty for a GPU. A collective.
+    """
     local, here = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     least, most = (pick(row[0] - row[1] for row in table_of(control, [count, here])) for pick in (min, max))
@@ -79,13 +82,13 @@ def _where(control: Comm) -> tuple[torch.device, str]:
 
 
 def _progress(rank: int, name: str) -> None:
-    """If the check hangs, the last line says in what."""
+    """Print the name of the case that begins, on rank 0. If the check hangs, the last line names the case."""
     if rank == 0:
         print(f"checking {name}", file=sys.stderr, flush=True)
 
 
 class _Products(nn.Module):
-    """Its gradients are what it is given, on every device to the last bit: those of Σ p·x are x."""
+    """Model with output Σ p·x, so that its gradients are exactly the inputs x, on every device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +99,7 @@ class _Products(nn.Module):
 
 
 def _training(text: str, where: torch.device) -> Case:
-    """Three steps of an attached model, on the device and on the CPU."""
+    """Case that trains an attached model for three steps with recipe `text`, on the device and on the CPU."""
     return Case(f"training, {text}", partial(_trained, text), exact=True, shared=True)
 
 

@@ -106,7 +106,10 @@ class SparseLayout:
         return take_chosen(x, indices, self.shape)
 
     def add(self, payload: Tensor, out: Tensor, weight: float, see: See = refuse) -> None:
-        """Add weight · values of a payload to `out` (numel,); nothing of one that is none, as `see` hears."""
+        """Add weight · values of a payload to `out` (numel,).
+
+        If its indices are invalid, nothing is added, and `see` is told. By default `see` raises `WireError`.
+        """
         sound = add_chosen(payload, self.shape, out, weight)
         if sound is not True:
             see_choice(sound, self.buffer.parts(payload)[0], self.count, self.numel, see)

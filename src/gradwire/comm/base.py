@@ -299,7 +299,17 @@ def wait_unread(pending: Pending) -> None:
 
 
 def _owe_shift(comm: Comm, round_: Round, told: deque[int], device: torch.device) -> list[int]:
-    """Shift zeros, as few as possible, and return what the other side tells of later shifts."""
+    """Carry out one owed shift with zeros, as few as possible.
+
+    Args:
+        round_: the shift.
+        told: lengths of later shifts that the sending rank has announced, oldest first; one is taken from it
+            if the round's length is known at run time only.
+        device: device of the tensors.
+
+    Returns the lengths that the received message announces. Raises `TransportError` if a length is unknown or
+    impossible.
+    """
     sent = heard = round_.numel
     if round_.at_most:
         if not told:

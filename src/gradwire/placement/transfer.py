@@ -220,9 +220,9 @@ class _CopiedBuffer(TransferredBuffer):
 class CopyTransfer(StreamTransfer):
     """Copies to pinned memory on the host and back, in two streams of their own, beside the computation.
 
-    The engine works on the host, in no stream. The thread that computes runs far ahead of the device, and
-    enqueues all copies out of a backward pass early. What is decoded meanwhile would queue up after the last
-    of them, so copies in have a stream of their own: the one that others follow and that follows nobody.
+    The engine works on the host, in no stream. The computing thread runs far ahead of the device, and
+    enqueues all copies to the host early in the backward pass. In the same stream, a mean would be copied
+    back only after the last of them. So copies back have a second stream, which waits for no other stream.
     """
 
     def __init__(self, device: Device) -> None:

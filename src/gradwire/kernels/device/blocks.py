@@ -51,7 +51,10 @@ def _width(blocks: ScaledBlocks) -> int:
 
 
 def _cut(blocks: ScaledBlocks, tiles: Tiles, codes: Tensor) -> _Cut:
-    """For codes that lie there: after scales, so that 4 is all that their address need be a multiple of."""
+    """Arguments of a launch over `tiles`. Vector loads need addresses of `codes` that are multiples of 4.
+
+    Larger multiples cannot be asked for, because codes follow the scales, of 4 bytes each.
+    """
     width = _width(blocks)
     aligned = tiles.aligned and tiles.bytes_aligned and not codes.data_ptr() % QUAD
     constants = {

@@ -21,12 +21,12 @@ class Workload(Protocol):
 
     @property
     def bucket_cap_mb(self) -> float | None:
-        """DDP's bucket size where its own would not suit the model: shrunk like that. None: DDP's own."""
+        """Size of DDP's buckets in MB: smaller for a model that was shrunk. None is DDP's own."""
         ...
 
     @property
     def policy(self) -> str | None:
-        """The policy of all recipes, as `gradwire bench` takes it, where the default would not suit."""
+        """Policy for all recipes, as `gradwire bench` takes it; None is the default policy."""
         ...
 
     def model(self, seed: int) -> nn.Module:
