@@ -182,9 +182,16 @@ def carried(
     process_group: dist.ProcessGroup | None,
     where: torch.device,
 ) -> Attached:
-    """`source` with an engine of its own, on which all ranks agree. A collective.
+    """Build an engine for `source`, after all ranks have compared their options. A collective.
 
-    `where` are the tensors that the model's own process group carries. Raises as `attach` does.
+    Args:
+        asked: the options of `attach`.
+        source: brings the model's gradients.
+        optimizer: the user's optimizer or optimizers, or None.
+        process_group: the user's group for all of gradwire's traffic, or None.
+        where: a device whose tensors the model's own process group carries.
+
+    Raises what `attach` raises.
     """
     device, nodes = device_at(source.device), asked.nodes
     transports = connect(asked, source.group, process_group, device, where, source.lending)

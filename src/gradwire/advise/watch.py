@@ -147,8 +147,10 @@ class Log:
         )
 
     def _gradients(self, buckets: Sequence[Sequence[int]]) -> Gradients | None:
-        """Parameters in the order of DDP's buckets. When all of the first bucket were ready is measured, and
-        that the last one was at the end; all others are taken to be ready evenly between."""
+        """Shapes and ready times of the gradients, in the order of DDP's `buckets` of parameter numbers.
+        Two times are measured: the end of the first bucket and the end of the backward pass. All other ready
+        times are interpolated. `None` if the buckets do not fit the model.
+        """
         ddp = self._ddp()
         parameters = [] if ddp is None else list(ddp._module_parameters)
         order = list(chain.from_iterable(buckets))

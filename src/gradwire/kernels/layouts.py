@@ -47,7 +47,7 @@ class Blocks:
 
     @cached_property
     def step(self) -> int:
-        """Elements from one block to the next of a part: at least as many as it has where it is one block."""
+        """Elements from one block to the next. If a part is one block, no part has more elements."""
         return self.size or max(self.numel, 1)
 
     @cached_property

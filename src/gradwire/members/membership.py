@@ -336,7 +336,7 @@ class Membership:
         return self._vote(self._timeout_s if plan.heals else self._limit_s())
 
     def _run_engine(self) -> None:
-        """One over the groups of this meeting, unless there is one."""
+        """Build an engine over the groups of this meeting, with the old state, unless one runs already."""
         if not self._is_running:
             before, self.running = self.running, self._carry(self._source.machine)
             self._is_running = True

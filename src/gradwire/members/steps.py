@@ -147,7 +147,7 @@ class MovingSteps(LocalSteps):
         return self.steps, self.every
 
     def leave(self, *, finished: bool = False) -> None:
-        """Note what is under way."""
+        """Send Δ as `LocalSteps.leave` does, and note how many attempted steps it contains."""
         self._leaves_at = self.attempts.count
         super().leave(finished=finished)
 

@@ -60,7 +60,7 @@ def fold_marked(
     slots: Sequence[int],
     marks: Tensor,
 ) -> None:
-    """12 bytes an element, in one launch."""
+    """Fold in one launch. Memory traffic: 12 bytes per element."""
     old = working if committed is None else committed
     if not is_taken(working) or not is_taken(working, old, grad, dtypes=FLOATS):
         return NotImplemented
@@ -83,7 +83,10 @@ def fold_momentum(
     *,
     nesterov: bool = False,
 ) -> Folded:
-    """20 bytes an element, as `fold`; scales of pieces that differ are uploaded."""
+    """Fold in one launch, as `fold` does. Memory traffic: 20 bytes per element.
+
+    A sequence of scales is copied to the device.
+    """
     if not is_taken(*working) or not is_taken(*working, *committed, grad, dtypes=FLOATS):
         return NotImplemented
     pieces = whole(grad.numel()) if pieces is None else pieces
@@ -102,7 +105,7 @@ def fold_momentum(
 
 
 def _flags(pieces: Pieces, like: Tensor) -> Tensor:
-    """Of each piece that it is idle, and of all that they are finite, until a program sees otherwise."""
+    """Flags (pieces + 1,): "idle" of each piece, then "finite" of all; True until kernels clear them."""
     return torch.ones(len(pieces) + 1, dtype=torch.bool, device=like.device)
 
 
