@@ -142,8 +142,9 @@ def _kept(layout: Layout) -> dict[str, dict[str, Tensor]]:
 def save_mean(engine: Reducer) -> dict[str, Any]:
     """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter.
 
-    Where nodes hold shards, one all-gather more, and of what exchanges keep nothing: it belongs to shards.
-    Raises `PeerFailed` where another rank could not copy its memory, before any of it is sent.
+    If nodes hold shards, it takes one all-gather more, and the state of exchanges is left out, because it is
+    valid for these shards only. Raises `PeerFailed` if another rank could not copy its memory; nothing has
+    been sent then.
     """
     shard, source_state = engine.shard, engine.env.source_state
 

@@ -49,12 +49,17 @@ def leads(norms: Tensor, rank: int) -> bool | Tensor:
 def spread_indices(
     own: Callable[[], Tensor], is_leader: bool | Tensor, count: int, like: Tensor, comm: Comm, see: See
 ) -> Tensor:
-    """The ascending indices (count,) that the leader's `own` returns.
+    """The ascending indices (count,) that the leader selects. One all-reduce, waited for.
 
-    They index `like` (numel,). One all-reduce of the packed indices, waited for, to which all other ranks
-    contribute zeros. It moves 2(N-1)/N of the payload, but has no root, so a rank that fails before it knows
-    the leader can still keep the agreed order. Where only the device knows the leader, all ranks call `own`.
-    `see` is told if what arrives is no choice of `count` indices.
+    All ranks but the leader contribute zeros to it. It moves 2(N-1)/N of the payload, but has no root, so a
+    rank that fails before it knows the leader can still keep the agreed order.
+
+    Args:
+        own: selects indices; called on the leader, and on all ranks if only the device knows the leader.
+        is_leader: whether this rank leads: a bool, or a tensor on the device.
+        count: number of indices.
+        like: the tensor (numel,) that they index.
+        see: is told if the indices that arrive are invalid.
     """
     words = _packed(own, is_leader, count, like)
     comm.all_reduce(words).wait()
@@ -75,7 +80,16 @@ def broadcast_indices(
     src: int,
     algorithm: Broadcasting,
 ) -> Tensor:
-    """The ascending indices (count,) of rank `src`, which all ranks know. One broadcast, waited for."""
+    """The ascending indices (count,) that rank `src` selects. One broadcast, waited for.
+
+    Args:
+        own: selects indices; called on rank `src` only.
+        count: number of indices.
+        like: the tensor (numel,) that they index.
+        see: is told if the indices that arrive are invalid.
+        src: the same on all ranks.
+        algorithm: algorithm of the broadcast.
+    """
     words = _packed(own, comm.rank == src, count, like)
     comm.broadcast(words, src, algorithm).wait()
     return unpack_indices(words, count, like.numel(), see)

@@ -113,8 +113,7 @@ class StepWatch:
 
 
 def _noise(logarithms: Sequence[float]) -> float:
-    """The most that their standard deviation may be.
-
+    """Upper estimate of the standard deviation of logarithms, in which single outliers do not count.
     >>> round(_noise([1.0, 1.1, 0.9, 50.0]), 3)
     0.296
     """
@@ -123,8 +122,7 @@ def _noise(logarithms: Sequence[float]) -> float:
 
 
 def noise_of(values: Sequence[float]) -> float:
-    """The relative standard deviation of positive values: a few disturbed ones do not count.
-
+    """Relative standard deviation of positive values, estimated so that a few outliers do not count.
     >>> round(noise_of([1.0, 1.1, 0.9, 1.2, 50.0]), 3)
     0.135
     """

@@ -15,37 +15,37 @@ from gradwire.kernels.places import index_type
 
 
 def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
-    """Element by element."""
+    """Take as the contract says, element by element."""
     values = torch.empty(indices.numel(), dtype=x.dtype, device=x.device)
     _take(x.numpy(), indices.numpy(), np.float32(weight), values.numpy())
     return values
 
 
 def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Element by element."""
+    """Write as the contract says, element by element."""
     _scatter(out.numpy(), indices.numpy(), values.numpy())
 
 
 def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Zeros by torch, which fills memory as fast as it can be filled."""
+    """Clear `out` by torch, at the speed of memory, and then write the values."""
     out.zero_()
     _scatter(out.numpy(), indices.numpy(), values.numpy())
 
 
 def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) -> None:
-    """Element by element, so that an index that occurs twice counts twice."""
+    """Add as the contract says, element by element, so that an index that occurs twice counts twice."""
     _add_at(out.numpy(), indices.numpy(), values.numpy(), np.float32(weight))
 
 
 def pack_bits(indices: Tensor, words: int) -> Tensor:
-    """A bit is set for each index, in the order of the indices."""
+    """Set the bit of each index, in the order of the indices."""
     packed = torch.zeros(words, dtype=torch.int32, device=indices.device)
     set_bits(indices.numpy(), packed.numpy())
     return packed
 
 
 def unpack_bits(packed: Tensor, count: int) -> tuple[Tensor, Sound]:
-    """All bits of a word are read at once while there is room for 32 indices."""
+    """Find the indices as the contract says, a whole word at a time while there is room for 32 more."""
     indices = torch.empty(count + 1, dtype=index_type(32 * packed.numel()), device=packed.device)
     found = find_bits(packed.numpy(), indices.numpy())
     indices[found:] = max(32 * packed.numel() - 1, 0)
