@@ -110,7 +110,10 @@ def describe(entry: RecipeEntry, world: int = 4) -> dict[str, Any]:
 
 
 def _measures(exchange: Exchange, world: int) -> dict[str, Any]:
-    """Of a long run, over the steps in which something travels and those in which nothing does."""
+    """Traffic and laws of an exchange, for `CYCLE` steps of a long run on `world` ranks.
+
+    Bytes are means over all these steps, with and without collectives; `rounds` is the most in a step.
+    """
     contexts = [ExchangeContext(step, unit=0, rank=0, world=world) for step in range(STEADY, STEADY + CYCLE)]
     steps = [exchange.rounds(NUMEL, torch.float32, ctx) for ctx in contexts]
     travelled = sum(round_.wire_bytes(world) for rounds in steps for round_ in rounds)

@@ -72,7 +72,8 @@ def lwtopk(ratio: float = 0.01, values: CodedValues = "full", layers: bool = Fal
     Args:
         ratio: share of a layer's elements to send, above 0 and at most 1.
         values: "full" sends values in the gradient's type; other names shorten them.
-        layers: cut units between parameters, so that none is divided and every layer is one parameter.
+        layers: cut units between parameters only. By default a large one may be divided, and then each part
+            is selected from separately.
     """
     exchange = remember(gather(coded(layer_top_k(ratio), values)))
     return Composition(exchange, layer_cutter(layers))

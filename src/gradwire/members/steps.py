@@ -101,7 +101,7 @@ class MovingSteps(LocalSteps):
 
     @property
     def machine(self) -> Sequence[int] | None:
-        """Ranks that hold this replica's whole parameters; `None` if each holds a shard."""
+        """Ranks that each hold all parameters of this replica; `None` for shards, or if it is one rank."""
         is_alike = self._meeting is not None and self._shards is None and self.inside is not None
         return self._grid()[0] if is_alike else super().machine if self._meeting is None else None
 
