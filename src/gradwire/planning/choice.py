@@ -381,7 +381,7 @@ def is_faster(seconds: float, than_s: float, off_s: float = 0.0) -> bool:
 
 
 def _is_faster(one: Option, than: Option) -> bool:
-    """Compare times by what both were measured for: more that only one has is no noise of both."""
+    """Whether the expected time of `one` is below that of `than` by more than the errors of both."""
     return is_faster(one.expected_s, than.expected_s, math.hypot(one.error_s, than.error_s))
 
 

@@ -76,7 +76,10 @@ class Birth:
 
 
 def _end_with_launcher() -> None:
-    """The launcher is no parent of ours, but it alone holds the other end of this pipe."""
+    """Kill this rank when the launcher has ended. Blocks until then.
+
+    The launcher is not this process's parent, but it alone holds the other end of the sentinel's pipe.
+    """
     launcher = parent_process()
     assert launcher is not None, "only a forked rank has one"
     wait([launcher.sentinel])
