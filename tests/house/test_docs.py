@@ -57,6 +57,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 
 
 @pytest.mark.rest
+@pytest.mark.timeout(300)  # on an empty cache, it compiles all kernels
 def test_examples_run() -> None:
     failed = []
     for module in MODULES:
