@@ -47,10 +47,9 @@ class Attempts:
         self._on_pass, self._on_step, self._on_stepped = before_pass, before_step, after_step
         self._versions: list[int] = []
         """Of the parameters, after the last backward pass."""
-        # All of them weakly: a hook of the user's on one may refer to the model, whose end stops the engine.
-        self._optimizers = weakref.WeakSet[torch.optim.Optimizer]()
-        self._stepped = weakref.WeakSet[torch.optim.Optimizer]()
-        self._inside = weakref.WeakSet[torch.optim.Optimizer]()
+        self._optimizers: Optimizers = ()
+        self._stepped = set[torch.optim.Optimizer]()
+        self._inside = set[torch.optim.Optimizer]()
         """Optimizers whose `step` is running: a closure runs forward and backward passes."""
         self._is_pending = False
         """Whether a backward pass has brought gradients that no optimizer has used."""
@@ -83,7 +82,7 @@ class Attempts:
             self._complete()
         self._stepped.clear()
         self._inside.clear()
-        self._optimizers = weakref.WeakSet(optimizers)
+        self._optimizers = optimizers
 
     def written(self) -> None:
         """Parameters were written by gradwire, or loaded: that uses no gradient."""

@@ -8,7 +8,6 @@ formulas of landing. What differs: Δ goes by any recipe, and may land later.
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -88,8 +87,7 @@ class LocalSteps(Source):
         self.outer: torch.optim.Optimizer
         """Made by `check`."""
         self._given, self._make = optimizers, make
-        self._followed: tuple[weakref.ref[torch.optim.Optimizer], ...] = ()
-        """Weakly: a hook of the user's on one may refer to the model, whose end stops the engine's thread."""
+        self._inner: Optimizers = ()
         self._policy: Policy | None = None
         wrapped = inside(model)
         self._shared_by: dist.ProcessGroup | None = None
@@ -214,16 +212,8 @@ class LocalSteps(Source):
 
     def change(self, optimizers: Optimizers) -> None:
         """Others make the local steps from now on. Call it between two steps, on all ranks."""
-        self._follow(optimizers)
+        self._inner = optimizers
         self.attempts.change(optimizers)
-
-    def _follow(self, optimizers: Optimizers) -> None:
-        self._followed = tuple(map(weakref.ref, optimizers))
-
-    @property
-    def _inner(self) -> Optimizers:
-        """The optimizers that make the local steps, as far as they still exist."""
-        return tuple(found for each in self._followed if (found := each()) is not None)
 
     def weighed(self, policy: Policy | None) -> Policy:
         """`policy`, which `check` will look at, but weights travel whole."""
@@ -247,9 +237,8 @@ class LocalSteps(Source):
                     f"they must have one rank in common, and make up all {world} ranks as a grid. Take both "
                     "from one mesh: process_group=mesh.get_group('ranks'), replicas=mesh['nodes']"
                 )
-        self._follow(optimizers_of(self._given))
-        self._given = None
-        if not self._followed:
+        self._inner = optimizers_of(self._given)
+        if not self._inner:
             raise ValueError("outer() counts an optimizer's steps: write outer(model, optimizer, …)")
         shared = [self.parameters[name] for name in self._own]
         self.outer = self._make(shared)

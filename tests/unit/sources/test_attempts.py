@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import time
-import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -192,22 +189,6 @@ def test_each_way_of_the_table_is_one_attempted_step(way: str) -> None:
         WAYS[way](model, optimizer, wire)
     made(model, optimizer)
     assert wire.attempts == 4
-
-
-def test_a_model_goes_although_a_hook_on_its_optimizer_refers_to_it() -> None:
-    model = perceptron()
-    optimizer, gone = optimizer_of(model), weakref.ref(model)
-    wire = outer(model, optimizer, every=2)
-    optimizer.register_step_post_hook(lambda *_, averaged=model: averaged.eval() and averaged.train())
-    for _step in range(3):
-        made(model, optimizer)
-    del model, optimizer, wire
-    for _ in range(50):
-        gc.collect()
-        if gone() is None:
-            return
-        time.sleep(0.02)  # the engine's thread ends in its own time
-    pytest.fail("the model is still there")
 
 
 def test_buffers_in_another_order_of_memory_travel() -> None:
