@@ -88,7 +88,12 @@ class _Record:
         return self.has_stepped and (self.skipped is None or not bool(self.skipped()))
 
     def named(self, names: Mapping[int, str]) -> frozenset[str]:
-        """Look up its parameters in `names`, again if parameter groups have changed."""
+        """Look up its parameters in `names`, again if parameter groups have changed.
+
+        Those of an optimizer that is gone are the last ones: another may step in its place.
+        """
+        if self.optimizer is None:
+            return self.names
         groups = [group["params"] for group in self.groups]
         if len(groups) != len(self._named) or not all(map(_are_same, groups, self._named)):
             self._named = [tuple(group) for group in groups]
@@ -131,7 +136,7 @@ class Steps:
         """The number of steps that were left out since an optimizer has stepped."""
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._parameters, self._device = parameters, device
-        self._records = [_Record(weakref.ref(each)) for each in optimizers]
+        self._records = self._recorded(optimizers)
         self._others: list[_Record] = []
         """Optimizers that were not given and have stepped since the last exchange began."""
         self._skipped, self._alone, self._raises = skipped, alone, raises
@@ -142,6 +147,14 @@ class Steps:
         self._open: frozenset[str] = frozenset()
         self._passes = 1
         self._warned: set[str] = set()
+
+    def _recorded(self, optimizers: Optimizers) -> list[_Record]:
+        """Records that know the parameters of `optimizers`, before one of these may go."""
+        records = [_Record(weakref.ref(each)) for each in optimizers]
+        for record in records:
+            if hasattr(record.optimizer, "param_groups"):  # else torch's constructor has not run
+                self._names_of(record)
+        return records
 
     @property
     def optimizers(self) -> Optimizers:
@@ -167,7 +180,7 @@ class Steps:
     def change(self, optimizers: Optimizers, model: nn.Module) -> None:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""
         self.forget()
-        self._records, self._others = [_Record(weakref.ref(each)) for each in optimizers], []
+        self._records, self._others = self._recorded(optimizers), []
         self.watch(model)
 
     # -- what happens, in the order of a step
