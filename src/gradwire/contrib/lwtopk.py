@@ -67,7 +67,7 @@ def lwtopk(ratio: float = 0.01, values: CodedValues = "full", layers: bool = Fal
     Travels: indices and values of every rank's own choice, the share `ratio` of each layer.
     Paper: Aji and Heafield 2017, "Sparse communication for distributed gradient descent".
     Use when: gradients of some layers are so small that a choice over all layers would hardly ever send them.
-        (Tyagi and Swany find the opposite: if layers differ, a choice over the whole gradient loses less.)
+        Tyagi and Swany find the opposite: if layers differ, a choice over the whole gradient loses less.
 
     Args:
         ratio: share of a layer's elements to send, above 0 and at most 1.
