@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -236,10 +236,26 @@ def average_shard(
     >>> row[:4].view(torch.float32), row[4:].view(torch.int8)
     (tensor([0.5000]), tensor([-127,    0,    0,    0], dtype=torch.int8))
     """
+    return average_by(sum_shard, encode_blocks, rows, table, shard, room, unsent)
+
+
+def average_by(
+    sum_by: Callable[[Tensor, ShardedBlocks, int, Tensor, float], None],
+    encode_by: Callable[[Tensor, ScaledBlocks, Tensor, Tensor, bool], None],
+    rows: Tensor,
+    table: ShardedBlocks,
+    shard: int,
+    room: Tensor,
+    unsent: Tensor | None,
+) -> Tensor:
+    """`average_shard` by these functions, which are `sum_shard` and `encode_blocks` or twins of both.
+
+    A twin brings its own, since the contracts would check their arguments and look at each tensor again.
+    """
     blocks, row = table.shards[shard], rows[shard]
-    sum_shard(rows, table, shard, room.zero_(), 1.0 / len(rows))
+    sum_by(rows, table, shard, room.zero_(), 1.0 / len(rows))
     scales, codes = table.split(row, blocks)
-    encode_blocks(room, blocks, scales, codes, unsent is not None)
+    encode_by(room, blocks, scales, codes, unsent is not None)
     row[scales.nbytes + codes.nbytes :] = 0
     if unsent is not None:
         unsent.add_(room, alpha=len(rows))

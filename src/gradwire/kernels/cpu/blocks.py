@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradwire.kernels import blocks as contracts
 from gradwire.kernels.cpu.bits import INFINITY, MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
@@ -186,15 +187,8 @@ def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weigh
 def average_shard(
     rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
 ) -> Tensor:
-    """Average all rows in one call and encode the mean in another; on several threads if cores are free."""
-    blocks, row = table.shards[shard], rows[shard]
-    sum_shard(rows, table, shard, room.zero_(), 1.0 / len(rows))
-    scales, codes = table.split(row, blocks)
-    encode_blocks(room, blocks, scales, codes, unsent is not None)
-    row[scales.nbytes + codes.nbytes :] = 0
-    if unsent is not None:
-        unsent.add_(room, alpha=len(rows))
-    return row
+    """One call sums all rows, and another encodes the mean; on several threads if cores are free."""
+    return contracts.average_by(sum_shard, encode_blocks, rows, table, shard, room, unsent)
 
 
 @kernel
