@@ -140,8 +140,14 @@ class Scheme:
         now = self.schedule.now(self.aggregation, ctx)
         return joint_phase(self.schedule.phase(ctx), () if now is None else phase_of(now, ctx))
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def now(self, ctx: ExchangeContext) -> Exchange | None:
+        """The exchange that runs in the phase of `ctx`, in schemes of schemes the innermost; `None` if the
+        unit rests."""
         now = self.schedule.now(self.aggregation, ctx)
+        return now.now(ctx) if isinstance(now, Scheme) else now
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+        now = self.now(ctx)
         if now is not None:
             return now.start(x, mean, comm, ctx)
         mean.zero_()
@@ -156,7 +162,7 @@ class Scheme:
         return coders
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        now = self.schedule.now(self.aggregation, ctx)
+        now = self.now(ctx)
         return () if now is None else now.rounds(numel, dtype, ctx)
 
 

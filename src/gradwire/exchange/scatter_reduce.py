@@ -143,7 +143,9 @@ class ScatterReduce:
         return tuple(found) if all(hasattr(each, "table") for each in found) else None
 
     def _segments_now(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Segment, ...]:
-        phase = phase_of(self, ctx)  # payloads may have another size in the next one
+        if self.laws.fixed_rounds:
+            return ctx.once(self._segments, numel, dtype)
+        phase = self.phase(ctx)  # payloads may have another size in the next one
         if phase is None:
             return self._segments(ctx, numel, dtype)
         return ctx.once(self._segments, numel, dtype, phase)

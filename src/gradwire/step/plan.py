@@ -10,6 +10,7 @@ import torch
 
 from gradwire.comm import Round
 from gradwire.exchange.base import Exchange
+from gradwire.exchange.compose import Scheme
 from gradwire.kernels.dispatch import Kernels, kernels_for
 from gradwire.laws import phase_of
 from gradwire.step.context import ExchangeContext
@@ -22,6 +23,8 @@ MOST_PHASES = 1024
 class Collectives:
     """The collectives of an exchange in the steps of one phase."""
 
+    exchange: Exchange
+    """Issues them. Of a scheme, what its schedule runs in this phase."""
     rounds: tuple[Round, ...]
     """In order, the same on all ranks. If there is none, the unit rests."""
     wire_bytes: float | None
@@ -75,8 +78,10 @@ class ExchangePlan:
         return found
 
     def _asked(self, ctx: ExchangeContext, *, checked: bool) -> Collectives:
-        rounds = self.exchange.rounds(self.numel, self.dtype, ctx)
+        now = self.exchange.now(ctx) if isinstance(self.exchange, Scheme) else self.exchange
+        rounds = () if now is None else now.rounds(self.numel, self.dtype, ctx)
         is_known = not any(each.at_most for each in rounds)
         wire_bytes = sum(each.wire_bytes(ctx.world) for each in rounds) if is_known else None
         checks = checked and any(each.verb != "all_reduce" for each in rounds)
-        return Collectives(rounds, wire_bytes, checks or not self._is_total)
+        running = self.exchange if now is None else now
+        return Collectives(running, rounds, wire_bytes, checks or not self._is_total)

@@ -737,19 +737,19 @@ class Reducer(Engine):
         wait for its bytes. So decoding is enqueued after the start of the next exchanges, as many as the
         granularity says.
         """
-        plan, comm = exchange.plan, exchange.comm
+        plan, agreed, comm = exchange.plan, exchange.agreed, exchange.comm
         step.outstanding += 1
-        step.fallible += exchange.agreed.may_fail
+        step.fallible += agreed.may_fail
         try:
             with step.trace.compressing("encode", plan.label):
                 if exchange.mean is None:
                     exchange.mean = torch.empty_like(exchange.x)
-                exchange.finish = plan.exchange.start(exchange.x, exchange.mean, comm, exchange.ctx)
+                exchange.finish = agreed.exchange.start(exchange.x, exchange.mean, comm, exchange.ctx)
         except TransportError:
             raise
         except BaseException as error:
             step.fail(error, f"encode of {plan.label}")
-            owe_zeros(comm, exchange.agreed.rounds[len(comm.rounds) :], exchange.x.device)
+            owe_zeros(comm, agreed.rounds[len(comm.rounds) :], exchange.x.device)
         if step.is_serial or exchange.finish is None or comm.last is None:
             self._decode(step, exchange)
         elif comm.announces:
