@@ -1,8 +1,9 @@
-"""The hot loops, a file for each subject: `from gradwire.kernels.topk import topk_indices`.
+"""Kernels: the inner loops of codecs and memories, one file per subject: `from gradwire.kernels.topk import
+topk_indices`.
 
-A file holds *contracts*: docstring, example, check, and plain torch for every device and type. `cpu/` has a
-file of the same name with twins, compiled by Numba, and `device/` has some in Triton; `dispatch` chooses
-between them, once for a plan, or by the tensors of a call. GComp's work on bytes (`frames`, `huffman`) has
-one implementation, on the CPU, because frames are sent from there. `compiler` compiles kernels before a
-training waits for them.
+A file here holds *contracts*: docstring, example, argument check, and plain torch for every device and type.
+A file of the same name in `cpu/` holds *twins* compiled by Numba; one in `device/` holds twins in Triton.
+`dispatch` chooses among them, once per plan or by the tensors of a call. `frames` and `huffman` (bytes of
+GComp) run on the CPU only, because frames are sent from there. `compiler` compiles kernels before a training
+step waits for them.
 """

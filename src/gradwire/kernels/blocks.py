@@ -84,9 +84,10 @@ def _fit_folded(
 
 @contract(_fit)
 def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
-    """Write scales (blocks,) of `scale_type` and codes (bytes,) uint8 of x (n,); int4 two per byte.
+    """Encode x (n,) in blocks: write `scales` (blocks,) of `scale_type` and `codes` (bytes,) uint8.
 
-    Codes are x / scale to nearest, ties to even. With `left`, x keeps what is left of it.
+    A code is x / scale, rounded to nearest, ties to even. int4 has two codes per byte. With `left`, x is
+    overwritten with its rounding errors.
 
     >>> x, scales, codes = torch.tensor([254.0, -3.2]), torch.empty(1), torch.empty(2, dtype=torch.uint8)
     >>> encode_blocks(x, ScaledBlocks((2,), 256, "int8"), scales, codes, left=True)
@@ -144,7 +145,8 @@ def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor,
 
 @contract(_fit_rows)
 def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
-    """Write the codes of each shard of x (numel,) to its row (shards, row_bytes); x keeps what is left of it.
+    """Encode each shard of x (numel,) into its row of `rows` (shards, row_bytes); x keeps the rounding
+    errors.
 
     >>> table = ShardedBlocks((ScaledBlocks((1,), 256, "int8"), ScaledBlocks((1,), 256, "int8")))
     >>> x, rows = torch.tensor([127.0, -254.0]), torch.empty(2, table.row_bytes, dtype=torch.uint8)
@@ -161,7 +163,7 @@ def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
 
 @contract(_fit_decoded)
 def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
-    """out (numel,) = what each row says of its shard.
+    """Decode one row per shard, as `encode_shards` wrote them, into `out` (numel,), which is overwritten.
 
     >>> table = ShardedBlocks((ScaledBlocks((1,), 256, "int8"), ScaledBlocks((1,), 256, "int8")))
     >>> rows, out = torch.empty(2, table.row_bytes, dtype=torch.uint8), torch.ones(2)
@@ -179,10 +181,11 @@ def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
 def land_shards(
     rows: Tensor, table: ShardedBlocks, places: Sequence[Tensor], factor: float, marks: Tensor
 ) -> None:
-    """`places`, one after the other, = factor · what each row says of its shard, rounded to their type.
+    """Decode one row per shard, multiply by `factor`, and write the results to `places`, rounded to their
+    type.
 
-    All are of one type. The last of `marks` int32 becomes 1 if a type with a shorter range than float32's
-    cannot hold something.
+    `places` follow each other in the order of the elements, and are of one type. The last entry of `marks`,
+    int32, becomes 1 if that type has a shorter range than float32 and a result is not finite in it.
 
     >>> table = ShardedBlocks((ScaledBlocks((1,), 256, "int8"), ScaledBlocks((1,), 256, "int8")))
     >>> rows, marks = torch.empty(2, table.row_bytes, dtype=torch.uint8), torch.zeros(1, dtype=torch.int32)
@@ -204,9 +207,10 @@ def land_shards(
 
 @contract(_fit_summed)
 def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weight: float) -> None:
-    """out (elements of that shard,) += weight · the sum of all `rows`, each of which says something of it.
+    """out (elements of the shard,) += weight · the sum of the decoded `rows`.
 
-    Row after row, so that all ranks round alike.
+    All `rows` encode the same shard, number `shard`; each comes from another rank. They are added in their
+    order, so that all ranks round alike.
 
     >>> table = ShardedBlocks((ScaledBlocks((1,), 256, "int8"), ScaledBlocks((1,), 256, "int8")))
     >>> rows, out = torch.empty(2, table.row_bytes, dtype=torch.uint8), torch.zeros(1)
@@ -224,10 +228,17 @@ def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weigh
 def average_shard(
     rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
 ) -> Tensor:
-    """The code (row_bytes,) of the mean of `rows`, each of which says something of that shard.
+    """Average `rows`, which all encode shard number `shard`, and encode the mean.
 
-    What the code does not say is added to `unsent` (elements of the shard,), as many times as there are rows,
-    unless there is none. `rows` and `room` (elements,) are scratch, and what is returned may lie there.
+    Args:
+        rows: uint8 (ranks, row_bytes), one per rank; may be overwritten.
+        table: the shards of the unit.
+        shard: number of the shard in `table`.
+        room: scratch memory (elements of the shard,).
+        unsent: `None`, or (elements of the shard,): receives the rounding error of the mean, times the number
+            of rows.
+
+    Returns the encoded mean (row_bytes,) uint8, which may lie in `rows`.
 
     >>> table = ShardedBlocks((ScaledBlocks((1,), 256, "int8"), ScaledBlocks((1,), 256, "int8")))
     >>> rows, room = torch.empty(2, table.row_bytes, dtype=torch.uint8), torch.empty(1)
@@ -273,10 +284,14 @@ def fold_blocks(
     room: Tensor,
     marks: Tensor,
 ) -> None:
-    """`fold_marked`, and in the same pass `encode_blocks` of what that makes, to `room` (bytes,) uint8.
+    """Fold as `fold_marked` does, and in the same pass encode the sums as `encode_blocks` does.
 
-    `working` keeps what is left. Where a piece has no gradient, scales and codes are zero, too. `marks` are
-    those of `fold_marked`.
+    Args:
+        working: the plane to write (numel,); keeps the rounding errors of the codes.
+        committed, grad, coefficient, scale: as for `fold_marked`.
+        coded: pieces of the bucket, and the places of their scales and codes in `room`.
+        room: uint8 (bytes,), written. Pieces whose gradient is all zeros get scales and codes of zero.
+        marks: as for `fold_marked`.
 
     >>> from gradwire.kernels.pieces import Pieces
     >>> coded = CodedPieces(Pieces([(0, 0, 1), (1, 1, 1)]), [0, 1], [(0, 0, 1, 0, 0, 4), (1, 1, 1, 1, 2, 12)],
@@ -300,15 +315,15 @@ def fold_blocks(
 
 
 def rows(x: Tensor, block: int) -> Tensor:
-    """A part (n,) as (blocks, block), the last one filled with zeros."""
+    """Reshape a part (n,) to (blocks, block); the last block is padded with zeros."""
     return torch.nn.functional.pad(x, (0, -x.numel() % block)).view(-1, block)
 
 
 def scales_of(blocks: Tensor, largest: float) -> Tensor:
-    """Scales (blocks, 1): max / largest, 0 for a block of zeros and NaN for one that is not finite.
+    """Scales (blocks, 1) of blocks: the largest magnitude / `largest`; 0 for zeros, NaN with NaN or Inf.
 
-    Rounded towards zero, so that the largest code decodes to no more than the maximum and cannot overflow;
-    below the normal range upwards, so that no code is larger than the largest.
+    Normal scales are rounded towards zero, so that the largest code decodes to no more than the maximum and
+    cannot overflow. Subnormal scales are rounded up, so that no code exceeds `largest`.
     """
     maxima = blocks.abs().amax(1, keepdim=True)
     # A tensor, because a division by a number may be a multiplication by its rounded reciprocal.
@@ -321,7 +336,9 @@ def scales_of(blocks: Tensor, largest: float) -> Tensor:
 
 
 def codes_of(blocks: Tensor, scales: Tensor, is_fp8: bool) -> Tensor:
-    """Codes (blocks, block) int8; of e4m3 its bits. Zeros where the scale is 0 or NaN."""
+    """Codes (blocks, block) int8 of blocks, before packing; for fp8 the bits of e4m3. 0 where the scale is 0
+    or NaN.
+    """
     quotients = torch.where(scales > 0, blocks / scales, 0.0)
     if is_fp8:
         return quotients.to(torch.float8_e4m3fn).view(torch.int8)
@@ -335,7 +352,7 @@ def values_of(codes: Tensor, scales: Tensor, is_fp8: bool) -> Tensor:
 
 
 def pack_rows(codes: Tensor, count: int) -> Tensor:
-    """`count` codes of 4 bits in (blocks, block) as bytes; every block begins a byte."""
+    """Pack the first `count` codes of 4 bits in (blocks, block) into bytes; every block begins a new byte."""
     even = torch.nn.functional.pad(codes, (0, codes.shape[1] % 2))
     last = (count - 1) % codes.shape[1] + 1
     whole = (codes.shape[0] - 1) * even.shape[1] // 2
@@ -343,7 +360,7 @@ def pack_rows(codes: Tensor, count: int) -> Tensor:
 
 
 def unpack_rows(packed: Tensor, count: int, block: int) -> Tensor:
-    """The reverse: (blocks, block) int8."""
+    """Unpack `count` codes that `pack_rows` packed: (blocks, block) int8."""
     blocks, width = -(-count // block), block + block % 2
     filled = torch.nn.functional.pad(packed, (0, blocks * width // 2 - packed.numel()))
     codes = unpack_codes(filled, 4, blocks * width).view(blocks, width)[:, :block]

@@ -1,8 +1,9 @@
-"""Chosen elements as one payload of places and values, and places as Elias and Fano's planes; and back.
+"""Payloads of chosen elements, as places and values: encode, decode, and Elias and Fano's planes of places.
 
-Nothing here reads a number on the host, and no size depends on one: what a mask would pick out is found by
-running sums. So indices to be packed are taken as a selector promises them. Kernels on the CPU, where looking
-costs nothing, raise `ValueError` for others; elsewhere the ranks that receive them find no choice in them.
+Nothing here reads a number on the host, and no size depends on the data: masks are replaced by running sums.
+So the indices to encode are not checked; selectors promise that they ascend and are in range. Kernels on the
+CPU, where a check costs nothing, raise `ValueError` for others. Elsewhere the ranks that receive such a
+payload find it invalid.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ def _has_words(packed: Tensor, planes: Planes) -> None:
 
 @contract(_can_take)
 def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
-    """The payload (bytes,) uint8 of x (n,) at ascending `indices` (count,), taken out of x.
+    """Take x (n,) at ascending `indices` (count,) out of x; returns them as a payload (bytes,) uint8.
 
-    Values are rounded to the payload's type and saturated at its largest number; Inf stays Inf, NaN stays
-    NaN. The rounding error stays in x. On the CPU `ValueError` when the indices are out of order or range.
+    Values are rounded to the payload's type and saturated at its largest number. Inf stays Inf and NaN stays
+    NaN. The rounding errors stay in x, which is 0 elsewhere at `indices`. Raises `ValueError` on the CPU if
+    indices are out of order or range.
 
     >>> planes = Planes(count=1, numel=3, low_bits=0)
     >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
@@ -74,9 +76,9 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
 
 @contract(_can_add)
 def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound:
-    """Add weight · values of a payload (bytes,) to `out` (n,).
+    """Add weight · values of a payload (bytes,) to `out` (n,) at the payload's places.
 
-    False, and nothing is added, for words that stand for no choice of `count` elements.
+    Returns False, and adds nothing, if the payload's words are no `count` ascending places below n.
 
     >>> planes = Planes(count=1, numel=3, low_bits=0)
     >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
@@ -101,11 +103,11 @@ def _can_average(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> 
 
 @contract(_can_average)
 def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
-    """out (n,) = weight · the sum of the values of `payloads` (rows, bytes), in the order of their rows.
+    """Decode `payloads` (rows, bytes) into out (n,): weight · the sum of their values, in the order of rows.
 
-    Nothing is added of rows that stand for no choice. Returns a bool of no dimension: false if one of these
-    has anything but zeros for its words, as a rank sends them whose encode has failed. On the CPU that is
-    `True` itself if it is true.
+    Rows whose words are no valid choice of places are left out. Returns a bool (): True unless the words of
+    such a row are not all zeros. A rank whose encoder has failed sends zeros. A CPU kernel returns Python's
+    `True`.
 
     >>> planes = Planes(count=1, numel=3, low_bits=0)
     >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
@@ -122,9 +124,11 @@ def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -
 
 @contract(_has_count)
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
-    """Ascending, distinct `indices` (count,) within 0 … numel - 1 as (words,) int32, laid out as `planes`.
+    """Pack ascending, distinct `indices` (count,) within 0 … numel - 1 into (words,) int32, laid out as
+    `planes`.
 
-    On the CPU `ValueError` when a kernel would write where it must not, as they are out of order or range.
+    Raises `ValueError` on the CPU if indices are so far out of order or range that a kernel would write
+    elsewhere.
 
     >>> pack_elias_fano(torch.tensor([1, 20, 40]), Planes(count=3, numel=50, low_bits=3))
     tensor([409,  20,   4], dtype=torch.int32)
@@ -146,9 +150,11 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
 
 @contract(_has_words)
 def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
-    """The indices (count,) that `pack_elias_fano` laid out as `planes`, and whether it can have done so.
+    """Unpack the indices (count,) that `pack_elias_fano` laid out as `planes`; also returns whether they are
+    valid.
 
-    int32 if numel ≤ 2^31, else int64. Where it cannot, they are 0 … count - 1.
+    Indices are int32 if numel ≤ 2^31, else int64. If the words are no valid choice, the indices are 0 … count
+    - 1.
 
     >>> planes = Planes(count=3, numel=50, low_bits=3)
     >>> unpack_elias_fano(pack_elias_fano(torch.tensor([1, 20, 40]), planes), planes)
@@ -192,7 +198,7 @@ def _unpacked(words: Tensor, shape: Shape) -> tuple[Tensor, Sound]:
 
 
 def _bits(numbers: Tensor, width: int) -> Tensor:
-    """(numbers, width) bits, the lowest first."""
+    """Bits (numbers, width) of `numbers` (numbers,), the lowest first."""
     return (numbers.view(-1, 1) >> torch.arange(width, device=numbers.device)) & 1
 
 
@@ -202,7 +208,7 @@ def _numbers(bits: Tensor) -> Tensor:
 
 
 def _words(bits: Tensor) -> Tensor:
-    """Bits in a row as int32 words, filled up with zeros."""
+    """Pack a row of bits into int32 words, the last one padded with zeros."""
     return _numbers(torch.nn.functional.pad(bits, (0, -bits.numel() % 32)).view(-1, 32)).to(torch.int32)
 
 
@@ -222,7 +228,15 @@ def _in_a_row(bits: Tensor, widths: Tensor, most: int) -> Tensor:
 
 
 def _patterns(groups: Tensor, places: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The contents of the blocks, and whether they are valid and take up to `most` bits of `places`."""
+    """Decode the upper row from its block code.
+
+    Args:
+        groups: bits (blocks, 6) of the blocks' group numbers.
+        places: bits of the plane of places in the group, in a row.
+        most: bits of `places` that valid blocks take at most.
+
+    Returns (patterns of the blocks, whether they are valid).
+    """
     _encoding, decoding, order = _tables(groups.device)
     entry = decoding[_numbers(groups)]
     width = entry >> 11
@@ -237,9 +251,9 @@ def _patterns(groups: Tensor, places: Tensor, most: int) -> tuple[Tensor, Tensor
 
 @lru_cache
 def _tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes of patterns, patterns' positions by groups, and patterns in their order, int64 on `device`.
+    """Tables of the block code on `device`, int64: `ENCODING`, `DECODING` and `ORDER`.
 
-    Copied there once: the host waits for that, so that any stream may read them afterwards.
+    They are uploaded once. The host waits for the upload, so that any stream may read them afterwards.
     """
     encoding, decoding = (torch.from_numpy(table).to(device, torch.int64) for table in (ENCODING, DECODING))
     return encoding, decoding, torch.tensor(ORDER, device=device)

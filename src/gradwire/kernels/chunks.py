@@ -1,4 +1,4 @@
-"""Passes that look at each chunk of a tensor alone: of elements far apart, or of neighbours."""
+"""Selection by chunks of a tensor: strided ones (x[j::chunks]) or neighbouring elements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _is_one_shape(x: Tensor, ahead: Tensor, chunk: int) -> None:
 
 
 def chunk_topk_count(numel: int, chunks: int, keep: int) -> int:
-    """The number of indices that `chunk_topk_indices` returns of x (numel,).
+    """Number of indices that `chunk_topk_indices` returns for x (numel,).
 
     >>> chunk_topk_count(5, 3, 1), chunk_topk_count(5, 3, 2)
     (3, 5)
@@ -30,10 +30,11 @@ def chunk_topk_count(numel: int, chunks: int, keep: int) -> int:
 
 @contract(_keeps_some)
 def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
-    """Indices int64, ascending, of the `keep` largest magnitudes of each x[j::chunks], for all j < chunks.
+    """Ascending int64 indices of the `keep` largest magnitudes of each chunk x[j::chunks], for all j <
+    chunks.
 
-    Of a chunk that has fewer, all of them. Ties go to the lowest index; NaN and Inf count as the largest of
-    all.
+    A chunk with fewer elements gives all of them. Ties go to the lowest index. NaN and Inf count as the
+    largest.
 
     >>> chunk_topk_indices(torch.tensor([1.0, -3.0, 2.0, 0.0, 5.0]), 3, 1)  # of 1 and 0, of -3 and 5, of 2
     tensor([0, 2, 4])
@@ -49,9 +50,10 @@ def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
 
 @contract(_is_one_shape)
 def indices_near_maxima(x: Tensor, ahead: Tensor, chunk: int) -> Tensor:
-    """Indices int64, ascending, where |ahead| reaches the largest |x| of the chunk; both are (n,).
+    """Ascending int64 indices where |ahead| reaches the largest |x| of its chunk of `chunk` neighbours.
 
-    The largest of x itself is among them, zeros of x never are; where NaN or Inf is the largest, only such.
+    x and `ahead` are (n,). The largest element of x in a chunk is always included, and zeros of x never are.
+    In a chunk of x with NaN or Inf, only places where x or `ahead` is NaN or Inf are.
 
     >>> x = torch.tensor([1.0, -3.0, 2.0, 0.0, 0.0])
     >>> indices_near_maxima(x, 2 * x, 3)
@@ -64,5 +66,5 @@ def indices_near_maxima(x: Tensor, ahead: Tensor, chunk: int) -> Tensor:
 
 
 def _in_chunks(magnitude: Tensor, chunk: int) -> Tensor:
-    """`magnitude` (n,) as (chunks, chunk), the last one padded with -1, which is below everything."""
+    """Reshape `magnitude` (n,) to (chunks, chunk); the last chunk is padded with -1, below all magnitudes."""
     return torch.nn.functional.pad(magnitude, (0, -magnitude.numel() % chunk), value=-1.0).view(-1, chunk)

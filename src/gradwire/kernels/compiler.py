@@ -1,4 +1,4 @@
-"""Kernels compiled, or loaded from the cache, before a training step waits for them."""
+"""Compilation of CPU kernels ahead of the first training step, or loading from the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradwire.kernels.cpu.prepared import SIGNATURES
 
 
 def every() -> frozenset[str]:
-    """The subjects of all kernels for the CPU: files of `kernels/` that have one of their name in `cpu/`.
+    """Subjects of all kernels for the CPU: names of files of `kernels/` that also exist in `cpu/`.
 
     >>> {"folding", "topk"} <= every()
     True
@@ -24,7 +24,7 @@ def every() -> frozenset[str]:
 
 
 def imported() -> frozenset[str]:
-    """The subjects of the kernels that this process may call: it has imported their contracts.
+    """Subjects of the kernels that this process may call, because their contracts have been imported.
 
     >>> from gradwire.kernels.topk import topk_indices
     >>> "topk" in imported()
@@ -39,9 +39,10 @@ def _loaded() -> frozenset[str]:
 
 @contextmanager
 def foreseeing() -> Iterator[None]:
-    """Recipes are built meanwhile to be compared, not to run: kernels that come with them are not `imported`.
+    """Context in which recipes are built only to be compared: kernels imported meanwhile do not count as
+    `imported`.
 
-    To compile them would hold up the step that follows a comparison, for up to half a minute.
+    Compiling them would hold up the step after the comparison, for up to half a minute.
     """
     before = _loaded()
     try:
@@ -51,17 +52,17 @@ def foreseeing() -> Iterator[None]:
 
 
 def forget_foreseen() -> None:
-    """All that is loaded may be called from now on: somebody has asked for a recipe."""
+    """Count all loaded kernels as `imported` from now on: a recipe has been asked for by name."""
     _foreseen.clear()
 
 
 def prepare(subjects: Collection[str], turn: int = 0) -> None:
-    """Compile (or load from the cache) kernels now: it takes seconds, and holds the interpreter lock.
+    """Compile the kernels of `subjects` now, or load them from the cache. It takes seconds and holds the
+    interpreter lock.
 
-    `subjects` are names of files of contracts, such as "topk": their kernels are prepared, once in a process.
-    Processes of one machine that do this at the same time begin at different subjects, if there are enough,
-    when each has a `turn` of its own, 0, 1, 2 and so on. What one of them has compiled, the others find in
-    the cache.
+    A subject is the name of a file of contracts, such as "topk", and is prepared once per process. Processes
+    of one machine should have different `turn`s 0, 1, 2, …: each begins with other subjects, and finds in the
+    cache those that others have compiled.
 
     >>> prepare({"topk"})
     """
@@ -83,14 +84,14 @@ _JIT = f"{cpu.__name__}.jit"
 
 
 def compiled_s() -> float:
-    """Seconds that this process has spent compiling with Numba, a user's own functions included.
+    """Seconds that this process has spent compiling with Numba, functions of the user included.
 
-    Counted from the first kernel on: until then Numba is not loaded.
+    Counted from the first kernel on, because Numba is not loaded before.
     """
     return float(sys.modules[_JIT].compiled_s()) if _JIT in sys.modules else 0.0
 
 
 def announced(say: Callable[[], None]) -> AbstractContextManager[None]:
-    """Call `say` before each kernel that is compiled meanwhile, and not merely loaded from the cache."""
+    """Context that calls `say` before each kernel that has to be compiled, and is not in the cache."""
     found: AbstractContextManager[None] = import_module(_JIT).announced(say)
     return found

@@ -1,17 +1,16 @@
-"""One contract, several twins: which of them computes for tensors of a device and a type.
+"""Contracts of kernels and their twins: which of them computes for tensors of a device and a type.
 
 A file of `kernels/` holds the contracts of a subject: docstring, example, check, and plain torch for every
-device and type. `cpu/` and `device/` may have a file of the same name with twins: functions of the contracts'
+device and type. A file of the same name in `cpu/` or `device/` holds twins: functions with the contracts'
 names and signatures.
 
-- A twin in `cpu/` takes contiguous tensors of the CPU, whose floats are float32 or what `takes` says.
-- A twin in `device/` takes tensors of a GPU. One that does not take those of a call, because of their type,
-  strides or sizes, has changed nothing and returns `NotImplemented`.
-- In all other cases the contract computes, which is in plain torch.
+- A twin in `cpu/` takes contiguous CPU tensors, whose floats are float32, or of the types given to `takes`.
+- A twin in `device/` takes tensors of a GPU. It returns `NotImplemented`, and has changed nothing, if the
+  types, strides or sizes do not suit it.
+- In all other cases the contract computes, in plain torch.
 
-A plan chooses once, by device and type: `Kernels`. A contract that is called by itself checks its arguments
-and looks at each tensor. Files of twins are imported when they are first asked for, so that Numba and Triton
-are loaded by those who need them.
+A plan chooses once, by device and type: `Kernels`. A contract called directly checks its arguments and looks
+at each tensor. Files of twins are imported on first use, so that only their users load Numba and Triton.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class OnFirstUse:
-    """The module `name`, which is imported when something of it is first asked for.
+    """Proxy of the module `name`, which is imported when an attribute is first read.
 
-    Numba takes a quarter of a second to import: a process that only predicts what a recipe sends needs none.
+    Importing Numba takes a quarter of a second, and a process that only predicts needs none of it.
     """
 
     def __init__(self, name: str) -> None:
@@ -52,24 +51,25 @@ class OnFirstUse:
 
 
 class Contract(Protocol[P, R_co]):
-    """A contract as it is called: checked, and computed by the twin that takes the tensors."""
+    """A contract as callers see it: checks its arguments, then calls the twin that takes the tensors."""
 
     @property
     def plain(self) -> Callable[P, R_co]:
-        """The function as it is written, in plain torch: neither checked nor computed by a twin."""
+        """The decorated function in plain torch, without check and without twins."""
 
     def on(self, device: torch.device, dtype: torch.dtype) -> Callable[P, R_co]:
-        """The function that computes for contiguous tensors of `dtype` on `device`. It checks nothing."""
+        """Choose the function for contiguous tensors of `dtype` on `device`: a twin or plain torch, without
+        checks.
+        """
 
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> R_co: ...
 
 
 class Kernels(dict["Contract[..., Any]", "Callable[..., Any]"]):
-    """The functions that compute for contiguous tensors of one type on one device, by their contracts.
+    """Kernels for contiguous tensors of one type on one device: a mapping from contracts to functions.
 
-    Each is chosen when it is first asked for. With the variable `GRADWIRE_CHECK_KERNELS=1` they check their
-    arguments, as the contracts do. Without a device, they are the contracts themselves, which look at the
-    tensors of each call.
+    Each function is chosen on first use. `GRADWIRE_CHECK_KERNELS=1` in the environment makes them check their
+    arguments. Without a device, the functions are the contracts themselves, which choose in each call.
 
     >>> from gradwire.kernels.topk import topk_indices
     >>> kernels = Kernels(torch.device("cpu"), torch.float32)
@@ -95,7 +95,7 @@ class Kernels(dict["Contract[..., Any]", "Callable[..., Any]"]):
         return found
 
     def of(self, dtype: torch.dtype) -> Kernels:
-        """Those for another type, on the same device."""
+        """Kernels for another type on the same device."""
         return self if self._device is None else kernels_for(self._device, dtype)
 
 
@@ -106,11 +106,11 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
 
 
 LOOKING = Kernels()
-"""The contracts themselves, for tensors of any device, type and layout."""
+"""The contracts themselves: they look at the device, type and layout of the tensors in each call."""
 
 
 def takes(*types: torch.dtype) -> Callable[[F], F]:
-    """A decorator for a twin in `cpu/` that takes floats of these types, and not of float32 alone.
+    """Decorate a twin in `cpu/` that takes floats of these types, and not of float32 alone.
 
     >>> @takes(torch.float32, torch.float64)
     ... def twin(x: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ def contract(check: Callable[..., None] | None = None) -> Callable[[Callable[P, 
 
 
 def fits(arguments: Iterable[Any], types: tuple[torch.dtype, ...]) -> bool:
-    """Whether all tensors among `arguments` are contiguous and on the CPU, and all floats of these `types`.
+    """True if all tensors in `arguments` are contiguous, on the CPU, and have no float type but `types`.
 
     >>> x, floats = torch.zeros(4), (torch.float32,)
     >>> fits([x, torch.tensor(1), 2.0], floats), fits([x[::2]], floats)
@@ -208,7 +208,11 @@ def fits(arguments: Iterable[Any], types: tuple[torch.dtype, ...]) -> bool:
 def _checked(
     function: Callable[..., Any], check: Callable[..., None] | None, types: tuple[torch.dtype, ...]
 ) -> Callable[..., Any]:
-    """`function` with checks in front: a twin in `cpu/` for floats of `types`, or one that takes anything."""
+    """Wrap `function` in checks: run `check`, and raise `TypeError` unless `fits` accepts the tensors for
+    `types`.
+
+    No `types` means tensors of any device, type and layout.
+    """
 
     @wraps(function)
     def checked(*arguments: Any, **named: Any) -> Any:
@@ -229,12 +233,14 @@ def _unless_declined(
 
 
 def _is_gpu(device: torch.device) -> bool:
-    """Whether twins in `device/` may compute there."""
+    """True if twins in `device/` may compute on `device`."""
     return device.type == "cuda"
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device | None:
-    """The device of the first tensor of a call, or of the first in a list or tuple, if that is a GPU."""
+    """The device of the first tensor among the arguments or in their lists and tuples, if it is a GPU; else
+    `None`.
+    """
     for each in arguments:
         first = each[0] if isinstance(each, list | tuple) and each else each
         if isinstance(first, Tensor):
@@ -243,7 +249,7 @@ def _device_of(arguments: Iterable[Any]) -> torch.device | None:
 
 
 def _types_of(twin: Callable[..., Any]) -> tuple[torch.dtype, ...]:
-    """The types of floats that a twin in `cpu/` takes."""
+    """Float types that a twin in `cpu/` takes."""
     types: tuple[torch.dtype, ...] = getattr(twin, "types", _FLOAT32)
     return types
 
@@ -252,9 +258,10 @@ _FLOAT32 = (torch.float32,)
 
 
 def _twin(home: str, name: str) -> Callable[..., Any] | None:
-    """The function `name` of the module `home`; `None` without that, or without Numba.
+    """Import the twin `name` from the module `home`; `None` if there is none, or no Numba.
 
-    One that is there and cannot be imported is an error: on other ranks it may work, with other bits.
+    A module that exists and fails to import raises: other ranks may be able to import it, and would get other
+    bits.
     """
     if find_spec(home) is None:
         return None
@@ -275,16 +282,16 @@ def _say_once(error: str) -> None:
 
 @cache
 def _device_twin(home: str, name: str, where: torch.device) -> Callable[..., Any] | None:
-    """The function `name` of the module `home`, by `_twin`; `None` if Triton cannot run on `where`."""
+    """The twin `name` of the module `home`, as `_twin` finds it; `None` if Triton cannot run on `where`."""
     return _twin(home, name) if find_spec(home) is not None and _launches(where) else None
 
 
 @cache
 def _launches(where: torch.device) -> bool:
-    """Whether Triton can launch kernels on this GPU.
+    """True if Triton can launch kernels on this GPU.
 
-    CUDA builds of torch bring it along on Linux. It is tried there, because on the thread's current GPU it
-    could make a context. It may fail for want of a C compiler, for instance.
+    CUDA builds of torch bring Triton along on Linux; it may fail, for want of a C compiler, for instance. The
+    trial runs on `where`, because a launch on the thread's current GPU could make a context there.
     """
     if find_spec("triton") is None:
         return False

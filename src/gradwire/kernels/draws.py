@@ -1,4 +1,4 @@
-"""Indices without replacement, of which equal seeds give equal draws."""
+"""Random indices without replacement; equal seeds give equal draws."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def _has_stretches(n: int, size: int, seed: int) -> None:
 
 @contract(_is_subset)
 def sample_indices(n: int, k: int, seed: int) -> Tensor:
-    """k of n indices (k,) int64, ascending, uniformly without replacement; equal seeds give equal draws.
+    """Draw k of n indices uniformly without replacement: (k,) int64, ascending, on the CPU.
 
-    On the CPU: an index depends on those before it (Floyd's algorithm, O(k) draws). The modulo's bias is
-    below n / 2^63.
+    Each draw depends on those before it (Floyd's algorithm, O(k) draws), so there is no kernel for a device.
+    The modulo's bias is below n / 2^63.
 
     >>> sample_indices(10, 10, seed=1).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -40,12 +40,10 @@ def sample_indices(n: int, k: int, seed: int) -> Tensor:
 
 @contract(_has_stretches)
 def stratified_indices(n: int, size: int, seed: int) -> Tensor:
-    """A random index out of each of `size` equal stretches of 0 … n - 1: (size,) int64, ascending.
+    """Draw one index from each of `size` equal stretches of 0 … n - 1: (size,) int64, ascending, on the CPU.
 
-    On the CPU.
-
-    Every index is as likely as any other (up to the rounding of the stretches), and columns of a matrix
-    cannot fall in step with it as they can with a stride.
+    Every index is equally likely, up to the rounding of stretches. Unlike a fixed stride, the draws cannot
+    fall on one column of a matrix.
 
     >>> stratified_indices(4, 4, seed=1)
     tensor([0, 1, 2, 3])

@@ -1,4 +1,6 @@
-"""Work that a number decides, which only the device knows: done, or left, without reading it on the host."""
+"""Work that depends on a number on the device: done or skipped there, without reading the number on
+the host.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def _has_flags(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
 
 @contract(_is_number)
 def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
-    """Fill all of `buffers`, each of any float type and shape, with NaN unless the number `bad` is 0.
+    """Fill `buffers`, of any float types and shapes, with NaN, unless the number `bad` is 0.
 
     >>> x, y = torch.ones(2), torch.ones(1)
     >>> poison([x], torch.tensor(0.0)), poison([y], torch.tensor(2.0)), x, y
@@ -37,7 +39,7 @@ def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
 
 @contract(_has_flags)
 def zero_idle(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
-    """Make those pieces of `plane` (n,) zero that `idle` (pieces,) bool says.
+    """Set to zero those pieces of `plane` (n,) for which `idle` (pieces,) bool is True.
 
     >>> plane = torch.ones(3)
     >>> zero_idle(plane, Pieces([(0, 0, 2), (2, 2, 1)]), torch.tensor([False, True]))

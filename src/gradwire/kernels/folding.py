@@ -1,4 +1,4 @@
-"""Memory plus gradient, and what a memory does with what is left."""
+"""Memory plus gradient in one pass, with momentum if asked for, and findings about the gradient."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gradwire.kernels.uploads import sent_to
 
 
 class Folded(NamedTuple):
-    """The findings of one fold. Kernels on a device leave them there, because reading them means waiting."""
+    """Findings of one fold. On a device they stay there as tensors, because reading them would wait."""
 
     idle: tuple[int, ...] | Tensor
-    """Numbers of the pieces whose gradient has nothing but zeros; or (pieces,) bool on the device."""
+    """Numbers of the pieces whose gradient is all zeros; or (pieces,) bool on the device."""
     finite: bool | Tensor
-    """Whether memory plus gradient is finite everywhere, and small enough to be remembered where there is a
-    memory (`LARGEST_GRADIENT`, `LARGEST_SUM`); or one bool on the device."""
+    """True if memory plus gradient is finite everywhere. With a memory it must also be small enough to be
+    remembered (`LARGEST_GRADIENT`, `LARGEST_SUM`). Or one bool on the device."""
 
     def read(self) -> tuple[tuple[int, ...], bool]:
         """Return (`idle` as numbers of pieces, `finite`) on the host; waits for the device if it holds them.
@@ -79,7 +79,7 @@ def _momentum_fits(
 
 
 def _check(pieces: Pieces | None, planes: Sequence[Tensor], grad: Tensor) -> None:
-    """Kernels would read beyond the shortest one."""
+    """Raise `ValueError` if pieces reach beyond the planes or the gradient, where kernels would read on."""
     shape = planes[0].shape
     same = all(plane.shape == shape for plane in planes)
     if pieces is None and same and grad.shape == shape:
@@ -98,9 +98,15 @@ def fold(
     scale: float = 1.0,
     pieces: Pieces | None = None,
 ) -> Folded:
-    """working = coefficient · committed + scale · grad in one pass; without a memory, scale · grad.
+    """working = coefficient · committed + scale · grad in one pass; without `committed`, scale · grad.
 
-    All are (numel,), or, with `pieces`, planes and a bucket: everything outside the pieces stays as it is.
+    Args:
+        working, committed: planes, (numel,) each. `committed` may be `None`.
+        grad: the gradient (numel,), or with `pieces` a bucket of any size.
+        coefficient, scale: factors of memory and gradient.
+        pieces: stretches of the bucket and their places in the planes. Other elements stay as they are.
+
+    Returns the findings, by number of piece.
 
     >>> working = torch.empty(2)
     >>> fold(working, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), 0.5)
@@ -137,11 +143,14 @@ def fold_marked(
     slots: Sequence[int],
     marks: Tensor,
 ) -> None:
-    """As `fold`, but that what it finds stays on the device, and pieces without a gradient become zero.
+    """Fold as `fold` does; findings stay on the device, and pieces whose gradient is all zeros become zero.
 
-    `marks` (2 · parameters + 1,) int32 are 0 before the first call. The first ones are the kernel's own. Of
-    the next, one for each parameter, those become 1 that have no gradient; `slots` are the numbers of the
-    parameters to which the pieces belong. The last one becomes 1 where not all is finite, or small enough.
+    Args:
+        working, committed, grad, coefficient, scale, pieces: as for `fold`.
+        slots: number of the parameter to which each piece belongs.
+        marks: int32 (2 · parameters + 1,), zeros before the first call. The first `parameters` entries are
+            scratch. The next become 1 for parameters whose gradient is all zeros. The last becomes 1 if a sum
+            is not finite, or too large for a memory.
 
     >>> x, marks = torch.ones(3), torch.zeros(5, dtype=torch.int32)
     >>> pieces = Pieces([(0, 0, 2), (2, 2, 1)])
@@ -201,7 +210,7 @@ def fold_momentum(
 
 @contract()
 def mask_zeros(target: Tensor, like: Tensor) -> None:
-    """Make `target` (numel,) zero wherever `like` (numel,) is.
+    """Set `target` (numel,) to zero wherever `like` (numel,) is zero.
 
     >>> target = torch.ones(3)
     >>> mask_zeros(target, torch.tensor([1.0, 0.0, 2.0]))
@@ -216,7 +225,7 @@ def _all(pieces: Pieces | None, grad: Tensor) -> Pieces:
 
 
 def _is_idle(grad: Tensor) -> Tensor:
-    """NaN counts as non-zero: a poisoned gradient is not an idle one."""
+    """True if a gradient is all zeros. NaN counts as non-zero: a poisoned gradient is not an idle one."""
     return ~(grad != 0).any()
 
 
@@ -225,7 +234,7 @@ def _is_below(bound: float, x: Tensor) -> Tensor:
 
 
 def _folded(seen: Sequence[tuple[Tensor, Tensor]]) -> Folded:
-    """From what each piece saw: no gradient, and all finite. On a device that is not read here."""
+    """Collect the (idle, finite) pairs of all pieces; on a device they are not read."""
     if not seen:
         return Folded((), True)
     idle, finite = (torch.stack(flags) for flags in zip(*seen, strict=True))

@@ -1,11 +1,9 @@
-"""Whole chunks of a GComp frame, coded and decoded on the CPU.
+"""Chunks of GComp frames, coded and decoded on the CPU.
 
-`docs/engineering/wire-format.md` is the layout.
-
-`gradwire.codec.gcomp` makes and checks what is around them. Numbers are float32's bits as uint32, or those of
-16-bit floats spread over them. Arrays are contiguous and in the CPU's memory, because frames are sent from
-there. A frame ends with a checksum. There is no reference beside it: the tests have a slow decoder of whole
-frames.
+`docs/engineering/wire-format.md` describes the layout. `gradwire.codec.gcomp` makes and checks the rest of a
+frame. Numbers are bits of float32 as uint32, or 16-bit floats spread over them. Arrays are contiguous and on
+the CPU, because frames are sent from there. A frame ends with a checksum. No implementation in plain torch
+exists: tests have a slow decoder of whole frames.
 """
 
 from __future__ import annotations
@@ -42,20 +40,20 @@ Bytes = NDArray[np.uint8]
 
 
 class How(NamedTuple):
-    """The rules by which numbers are cut."""
+    """Rules for rounding the numbers of a frame."""
 
     thresholds: bool
-    """Whether a number's drop is the exponent of its smallest step, and not a number of bits."""
+    """True if a `drop` is the exponent of a number's smallest step; False if it is a number of bits."""
     flush: bool
-    """Whether what is below the normal range becomes +0."""
+    """True if numbers below the normal range become +0."""
     explicit: bool
-    """Whether the drop of each number travels."""
+    """True if the drop of each number is written to the frame."""
     base: np.uint32
-    """Lowest bits of a float32's mantissa that the type does not have."""
+    """Number of lowest mantissa bits of float32 that the floats' own type lacks."""
 
 
 class Drops(NamedTuple):
-    """How much is dropped: one `drop` for all, or `each` (numel,); the other is 0 or empty."""
+    """Dropped precision: one `drop` for all numbers, or `each` (numel,). The unused one is 0 or empty."""
 
     each: Bytes
     drop: int
@@ -63,16 +61,16 @@ class Drops(NamedTuple):
 
     @property
     def same(self) -> Bytes:
-        """`drop` for each element of a block."""
+        """`drop`, repeated for each element of a block."""
         return np.full(cpu.BLOCK, self.drop, np.uint8)
 
     def of_all(self, numel: int) -> Bytes:
-        """(numel,) for each element."""
+        """Drops of all elements (numel,), whichever way they are given."""
         return self.each if self.each.size else np.full(numel, self.drop, np.uint8)
 
 
 def round_words(words: Words, drops: Drops) -> Words:
-    """The words that a receiver gets for `words` (numel,)."""
+    """Round `words` (numel,) to the words that a receiver decodes."""
     out = np.empty_like(words)
     cpu.round_words(words, drops.of_all(words.size), tuple(drops.how), out)
     return out
@@ -96,10 +94,19 @@ def encode_chunks(
     directory: NDArray[np.uint16],
     counts: NDArray[np.int64],
 ) -> int:
-    """Code words[here] in chunks of `chunk` into `out`; how many words that takes.
+    """Encode words[here] in chunks of `chunk` numbers.
 
-    Each chunk fills a row of `directory` (chunks, 8). One that would grow is stored raw, so `out` has room
-    for all of them raw. Symbols are counted in `counts` (4, 256), unless that is (0, 256).
+    Args:
+        words, drops: uint32 (numel,), bits of the numbers, and their dropped precision.
+        here: slice of `words` to encode.
+        lookups: tables of the Huffman code.
+        chunk: numbers per chunk.
+        out: uint64, written; large enough for all chunks stored raw. A chunk that coding would enlarge is
+            stored raw.
+        directory: uint16 (chunks, 8), written: a row of sizes per chunk.
+        counts: int64 (4, 256), to which symbols are counted; or (0, 256) to count none.
+
+    Returns the number of words written.
     """
     how = tuple(drops.how)
     used = cpu.encode_chunks(
@@ -119,10 +126,21 @@ def decode_chunks(
     out: Words,
     add: bool,
 ) -> int:
-    """Decode chunks from word `place` on into out[here], or with `add` add them to what it holds as float32.
+    """Decode chunks into out[here], or with `add` add them to its float32 numbers.
 
-    Returns the number of the first chunk that is none, or -1. The rows of `directory` (chunks, 8) must lie
-    within `words`, with three more words after the last segment: the caller has checked that.
+    Args:
+        words: uint64, the frame, with three more words after the last segment.
+        place: number of the first chunk's first word.
+        directory: uint16 (chunks, 8), sizes of the segments; the caller has checked that they lie within
+            `words`.
+        chunk: numbers per chunk.
+        drops: dropped precision, unless the frame has it.
+        here: slice of `out` to write.
+        lookups: tables of the Huffman code.
+        out: uint32 (numel,), bits of the numbers.
+        add: True to add instead of overwriting.
+
+    Returns the number of the first damaged chunk, or -1.
     """
     bits = out[here]
     arrays = drops.each[here], drops.same, tuple(drops.how), lookups.decoding, bits, bits.view(np.float32)

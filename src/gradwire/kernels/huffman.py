@@ -27,11 +27,12 @@ cpu = OnFirstUse("gradwire.kernels.cpu.huffman")
 SYMBOLS = 256
 ESCAPE = 255
 LONGEST = 12
-"""Bits of the longest code: five look-ups of it fit into a 64-bit window."""
+"""Bits of the longest code. Five look-ups of that many fit into a 64-bit window."""
 
 
 def canonical_codes(lengths: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """The codes (256,), the first bit lowest, of `lengths`, which make up a complete code.
+    """Canonical codes (256,) uint32, first bit lowest, for code `lengths` (256,) that make up a complete
+    code.
 
     >>> lengths = np.zeros(256, np.uint8)
     >>> lengths[[0, 9, 255]] = 1, 2, 2
@@ -50,34 +51,36 @@ def canonical_codes(lengths: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 @dataclass(frozen=True, eq=False)
 class Lookups:
-    """The tables of encoding (0.3 MB) and decoding (at most 32 KiB), made when first needed."""
+    """Tables for encoding (0.3 MB) and decoding (at most 32 KiB) with one code, each made on first use."""
 
     lengths: NDArray[np.uint8]
 
     @cached_property
     def escaped(self) -> NDArray[np.bool_]:
-        """(256,) whether a symbol has no code of its own."""
+        """True for each symbol (256,) that has no code of its own, and is written as `ESCAPE`."""
         escaped: NDArray[np.bool_] = self.lengths == 0
         escaped[ESCAPE] = True
         return escaped
 
     @cached_property
     def singles(self) -> NDArray[np.uint32]:
-        """(256,) length, whether escaped, and code of what is written for a symbol."""
+        """Entry (256,) for each symbol: length of the code that is written, whether it is escaped, and
+        the code.
+        """
         written = np.where(self.lengths == 0, ESCAPE, np.arange(SYMBOLS))
         entries = canonical_codes(self.lengths)[written] << 6 | self.lengths[written]
         return (entries | self.escaped.astype(np.uint32) << 5).astype(np.uint32)
 
     @cached_property
     def encoding(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.bool_]]:
-        """Pairs, singles, and which are escaped."""
+        """Tables for encoding: of pairs of symbols, of single symbols, and which symbols are escaped."""
         pairs = np.empty(1 << 16, np.uint32)
         cpu.fill_pairs(self.singles, pairs)
         return pairs, self.singles, self.escaped
 
     @cached_property
     def decoding(self) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-        """Symbols that windows begin with, and lengths."""
+        """Tables for decoding: symbols at the start of each window, and code lengths of symbols."""
         bits = int(self.lengths.max())
         windows = np.empty(1 << bits, np.uint64)
         cpu.fill_windows(self.singles, self.lengths, bits, windows)
@@ -98,10 +101,14 @@ def count_symbols(symbols: Tensor) -> Tensor:
 def encode_symbols(
     symbols: Tensor, lookups: Lookups, room: Tensor | None = None
 ) -> tuple[Tensor, tuple[int, int, int, int]]:
-    """uint8 `symbols` (n,) as int64 words, and how many of them each of four streams takes.
+    """Encode uint8 `symbols` (n,) as four Huffman streams.
 
-    A symbol without a code becomes that of `ESCAPE`; which one it was is not in the words. They are written
-    to int64 `room` if there is one, `encoded_words(n)` of it or more, and are then a view of it.
+    Args:
+        symbols: uint8 (n,). Symbols without a code are written as `ESCAPE`, and their values are lost.
+        lookups: tables of the code.
+        room: int64, `encoded_words(n)` words or more, to write to; by default new memory.
+
+    Returns (int64 words, a view of `room` if given; the number of words of each of the four streams).
 
     >>> lengths = np.zeros(256, np.uint8)
     >>> lengths[[0, 9, 255]] = 1, 2, 2
@@ -127,7 +134,8 @@ def encode_symbols(
 
 
 def encoded_words(count: int) -> int:
-    """The most words of `count` symbols, and what the kernel writes beyond.
+    """Words to allocate for `count` encoded symbols: the longest result, and the words that the kernel writes
+    beyond it.
 
     >>> encoded_words(1000)
     193
@@ -138,9 +146,9 @@ def encoded_words(count: int) -> int:
 def decode_symbols(
     words: Tensor, sizes: tuple[int, int, int, int], count: int, lookups: Lookups, out: Tensor | None = None
 ) -> Tensor | None:
-    """The `count` symbols of `encode_symbols`, in uint8 `out` (count,) if it is given.
+    """Decode `count` symbols that `encode_symbols` encoded, into uint8 `out` (count,) if it is given.
 
-    None where the words are no such streams.
+    Returns the symbols (count,), or `None` if the words are not four valid streams.
 
     >>> lengths = np.zeros(256, np.uint8)
     >>> lengths[[0, 9, 255]] = 1, 2, 2

@@ -1,6 +1,6 @@
-"""The layouts of a unit's codes: blocks of bits, blocks with a scale, and buckets of levels.
+"""Layouts of a unit's codes: blocks of bits, blocks with a scale, and buckets of levels.
 
-The parts of a unit are coded side by side. No block and no bucket reaches from one part into the next.
+The parts of a unit are coded side by side. No block or bucket reaches from one part into the next.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from gradwire.kernels.pieces import Pieces
 
 @dataclass(frozen=True)
 class Blocks:
-    """Parts of `sizes` elements, each cut into blocks of `size` elements; the last may be shorter.
+    """Blocks of `size` elements, into which parts of `sizes` elements are cut; the last block of a part may
+    be shorter.
 
-    No `size` makes every part one block. Bits are packed part by part, each from a byte of its own.
+    Without `size`, every part is one block. Bits are packed part by part, and each part begins a new byte.
 
     >>> blocks = Blocks((20, 0, 3), 8)
     >>> blocks.count, blocks.bytes
@@ -47,26 +48,28 @@ class Blocks:
 
     @cached_property
     def step(self) -> int:
-        """Elements from one block to the next. If a part is one block, no part has more elements."""
+        """Elements per block. Without `size`, the elements of all parts, so that no part is cut."""
         return self.size or max(self.numel, 1)
 
     @cached_property
     def count(self) -> int:
-        """Blocks of all parts; an empty one has none."""
+        """Number of blocks in all parts; an empty part has none."""
         return sum(-(-size // self.step) for size in self.sizes)
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes of one bit per element."""
+        """Bytes of the packed bits, one bit per element."""
         return sum(-(-size // 8) for size in self.sizes)
 
     @cached_property
     def bounds(self) -> NDArray[np.int64]:
-        """The starts of parts, and the end of the last one (parts + 1,)."""
+        """First element of each part, and the end of the last part: (parts + 1,)."""
         return np.fromiter(accumulate(self.sizes, initial=0), np.int64, len(self.sizes) + 1)
 
     def check(self, x: Tensor, levels: Tensor, packed: Tensor) -> None:
-        """Raise `ValueError` unless elements, levels (count, 1 or 2) and contiguous bytes fit."""
+        """Raise `ValueError` unless x (numel,), levels (count, 1 or 2) and contiguous uint8 `packed` (bytes,)
+        fit.
+        """
         if x.shape != (self.numel,) or packed.shape != (self.bytes,) or packed.dtype != torch.uint8:
             raise ValueError(f"{self} do not fit {tuple(x.shape)} elements and {tuple(packed.shape)} bytes")
         if levels.shape not in ((self.count, 1), (self.count, 2)) or not packed.is_contiguous():
@@ -76,19 +79,21 @@ class Blocks:
 BlockKind = Literal["int8", "int4", "fp8"]
 
 LARGEST: dict[str, float] = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
-"""The code to which a block's maximum is mapped."""
+"""Largest code of each kind. A block's largest magnitude is mapped to it."""
 
 
 def scale_type(dtype: torch.dtype) -> torch.dtype:
-    """The type of the scales, and in which codes are found: float32, or float64 for float64."""
+    """Type of the scales of a tensor of `dtype`, in which codes are computed: float64 for float64,
+    else float32.
+    """
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True)
 class ScaledBlocks:
-    """Parts of `sizes` elements, each cut into blocks of `block` elements or less, coded as `kind`.
+    """Blocks of `block` elements or less, each with a scale, into which parts of `sizes` elements are cut.
 
-    None lies in two parts. Codes of 4 bits begin a byte with every block.
+    No block lies in two parts. `kind` is the type of the codes. int4 codes begin a new byte with every block.
 
     >>> blocks = ScaledBlocks((600, 1), 256, "int4")
     >>> blocks.count, blocks.code_bytes, ScaledBlocks((600, 1), 256, "int8").code_bytes
@@ -106,12 +111,12 @@ class ScaledBlocks:
 
     @cached_property
     def count(self) -> int:
-        """Blocks of all parts; an empty one has none."""
+        """Number of blocks in all parts, and of their scales; an empty part has none."""
         return sum(-(-size // self.block) for size in self.sizes)
 
     @cached_property
     def code_bytes(self) -> int:
-        """Bytes of the codes."""
+        """Bytes of all codes, without the scales."""
         if self.kind != "int4":
             return self.numel
         whole = -(-self.block // 2)
@@ -119,11 +124,13 @@ class ScaledBlocks:
 
     @cached_property
     def array(self) -> NDArray[np.int64]:
-        """The sizes."""
+        """Sizes of the parts as an array (parts,)."""
         return np.array(self.sizes, np.int64)
 
     def check(self, x: Tensor, scales: Tensor, codes: Tensor) -> None:
-        """Raise `ValueError` unless elements, scales and contiguous bytes are of these blocks."""
+        """Raise `ValueError` unless x (numel,), scales (count,) and contiguous uint8 codes (code_bytes,) have
+        these sizes.
+        """
         expected = (self.numel, self.count, self.code_bytes)
         found = (x.numel(), scales.numel(), codes.numel())
         if found != expected or codes.dtype != torch.uint8 or not codes.is_contiguous():
@@ -133,10 +140,10 @@ class ScaledBlocks:
 
 @dataclass(frozen=True)
 class ShardedBlocks:
-    """The blocks of several shards that lie one after another; each shard is coded into a row of bytes.
+    """Blocks of several shards of a unit, in order. Each shard is encoded into a row of bytes.
 
-    A row holds the shard's scales, then its codes, then zeros: all rows are as long as the longest needs.
-    `dtype` is the type of the scales.
+    A row holds the shard's scales, its codes, and zeros up to the length of the longest row. `dtype` is the
+    type of the scales.
 
     >>> table = ShardedBlocks((ScaledBlocks((300,), 256, "int8"), ScaledBlocks((5,), 256, "int8")))
     >>> table.numel, table.row_bytes
@@ -146,7 +153,7 @@ class ShardedBlocks:
     shards: tuple[ScaledBlocks, ...]
     dtype: torch.dtype = torch.float32
     kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Worked out of it once, by twins."""
+    """Cache in which twins keep tables that they have computed from the layout."""
 
     @cached_property
     def numel(self) -> int:
@@ -155,29 +162,29 @@ class ShardedBlocks:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of a row, a multiple of a scale's."""
+        """Bytes of a row, a multiple of the bytes of a scale."""
         grain = self.dtype.itemsize
         return max(grain * (shard.count - (-shard.code_bytes // grain)) for shard in self.shards)
 
     @cached_property
     def array(self) -> NDArray[np.int64]:
-        """The sizes of the parts of all shards."""
+        """Sizes of the parts of all shards, in order."""
         return np.array([size for shard in self.shards for size in shard.sizes], np.int64)
 
     @cached_property
     def table(self) -> NDArray[np.int64]:
-        """(shards, 4): of each shard its elements, its parts, its blocks and the bytes of its codes."""
+        """Row (elements, parts, blocks, bytes of codes) for each shard: (shards, 4)."""
         rows = [(each.numel, len(each.sizes), each.count, each.code_bytes) for each in self.shards]
         return np.array(rows, np.int64).reshape(-1, 4)
 
     def starts(self) -> Iterator[tuple[int, ScaledBlocks]]:
-        """Of each shard its first element, and its blocks."""
+        """Pair (first element in the unit, blocks) for each shard."""
         return zip(accumulate((each.numel for each in self.shards), initial=0), self.shards, strict=False)
 
     def split(self, row: Tensor, shard: ScaledBlocks) -> tuple[Tensor, Tensor]:
-        """Scales and codes of a shard in its row (row_bytes,), as views.
+        """Views of the scales and the codes of `shard` in its `row` (row_bytes,).
 
-        An empty row has an odd storage offset, which no view of wider numbers allows.
+        An empty row is returned as it is: its odd storage offset allows no view of a wider type.
         """
         if row.numel() == 0:
             return row.new_empty(0, dtype=self.dtype), row
@@ -185,7 +192,9 @@ class ShardedBlocks:
         return row[:start].view(self.dtype), row[start : start + shard.code_bytes]
 
     def check(self, x: Tensor, rows: Tensor) -> None:
-        """Raise `ValueError` unless elements (numel,) and contiguous rows (shards, row_bytes) fit."""
+        """Raise `ValueError` unless x (numel,) and contiguous uint8 rows (shards, row_bytes) fit, and the
+        type of scales does.
+        """
         expected = (self.numel, (len(self.shards), self.row_bytes), torch.uint8, self.dtype)
         found = (x.numel(), tuple(rows.shape), rows.dtype, scale_type(x.dtype))
         if found != expected or not rows.is_contiguous():
@@ -193,12 +202,16 @@ class ShardedBlocks:
 
 
 class CodedPieces:
-    """The pieces of a bucket, and where their codes go: into bytes that have room for the rows of all shards.
+    """Pieces of a bucket, and the places of their scales and codes in a buffer that holds the rows of all
+    shards.
 
-    Piece number i is all of the parameter with the number slots[i]. `runs` (runs, 6) are stretches that lie
-    in one piece and in one shard, piece by piece: first element in the plane and in the bucket, elements,
-    number of the piece, first scale (float32) and first byte of the codes. `zeros` (stretches, 2) are bytes
-    that no code takes: the first, and how many. Blocks have `block` elements or less.
+    Piece i holds all of the parameter with number slots[i]. Blocks have `block` elements or less and codes of
+    `kind`.
+
+    - `runs` (runs, 6) has a row per stretch that lies within one piece and one shard, in the order of pieces:
+      first element in the plane, first element in the bucket, elements, number of the piece, first scale
+      (counted in float32), first byte of the codes.
+    - `zeros` (stretches, 2) has (first byte, bytes) of padding in the buffer.
     """
 
     def __init__(
@@ -215,11 +228,11 @@ class CodedPieces:
         self.runs = np.array(runs, np.int64).reshape(-1, 6)
         self.zeros = np.array(zeros, np.int64).reshape(-1, 2)
         self.kept: dict[Hashable, Any] = {}
-        """Worked out of it once, by twins."""
+        """Cache in which twins keep tables that they have computed from the layout."""
 
     @cached_property
     def ends(self) -> tuple[int, int]:
-        """The least number of bytes, and the highest number of a parameter."""
+        """Smallest buffer that holds all codes, in bytes, and the highest number of a parameter."""
         last = max((start + count for start, count in self.zeros.tolist()), default=0)
         for _plane, _bucket, numel, _piece, _scale, byte in self.runs.tolist():
             last = max(last, byte + ScaledBlocks((numel,), self.block, self.kind).code_bytes)
@@ -230,7 +243,7 @@ Norm = Literal["l2", "max"]
 
 
 def packed_bytes(count: int, width: int) -> int:
-    """Bytes of `count` codes of `width` bits.
+    """Bytes that `count` codes of `width` bits take when packed.
 
     >>> packed_bytes(3, 3)
     2
@@ -239,9 +252,10 @@ def packed_bytes(count: int, width: int) -> int:
 
 
 def pack_codes(codes: Tensor, width: int) -> Tensor:
-    """`codes` (count,), integers of `width` bits, as (packed_bytes,) uint8, the last byte filled with zeros.
+    """Pack `codes` (count,), integers of `width` bits, into (packed_bytes,) uint8; the last byte is padded
+    with zeros.
 
-    Code i takes bits i · width to (i + 1) · width - 1 of the row; bit b is bit b mod 8 of byte b div 8.
+    Code i takes bits i · width to (i + 1) · width - 1. Bit b is bit b mod 8 of byte b div 8.
 
     >>> pack_codes(torch.tensor([1, 2, 3]), 2)
     tensor([57], dtype=torch.uint8)
@@ -254,7 +268,7 @@ def pack_codes(codes: Tensor, width: int) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, width: int, count: int) -> Tensor:
-    """The codes (count,) int64 that `pack_codes` packed.
+    """Unpack `count` codes of `width` bits that `pack_codes` packed: (count,) int64.
 
     >>> unpack_codes(torch.tensor([57], dtype=torch.uint8), 2, 3)
     tensor([1, 2, 3])
@@ -266,13 +280,13 @@ def unpack_codes(packed: Tensor, width: int, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Grid:
-    """Into which buckets a unit falls, and where the levels of a bucket lie.
+    """Layout of a unit quantized to evenly spaced levels: its buckets, and the levels of each bucket.
 
-    `sizes` are the elements of the unit's parts; buckets of `bucket` elements (None: whole parts) never
-    straddle two of them. The levels of a bucket are the integers -levels … levels times its step, which is
-    its norm / levels: Euclidean ("l2") or its largest magnitude ("max"), the latter cut at `clip` times
-    the root of the mean square. Codes are two's complement of 2, 4 or 8 bits, as `pack_codes` packs
-    them, and start at a whole byte in every bucket.
+    The parts of the unit have `sizes` elements. Each is cut into buckets of `bucket` elements, or is one
+    bucket (None). The levels of a bucket are -levels … levels times its step, and step = norm / levels. The
+    norm is Euclidean ("l2") or the largest magnitude ("max"); the latter is cut at `clip` times the root mean
+    square. Codes are two's complement of 2, 4 or 8 bits, packed as by `pack_codes`; every bucket begins a new
+    byte.
 
     >>> grid = Grid(sizes=(1000, 3), bucket=512, bits=4)
     >>> grid.levels, grid.buckets, grid.code_bytes
@@ -297,23 +311,23 @@ class Grid:
 
     @cached_property
     def levels(self) -> int:
-        """Levels above 0."""
+        """Number of positive levels."""
         return (1 << (self.bits - 1)) - 1
 
     @cached_property
     def width(self) -> int:
-        """Elements of the longest bucket."""
+        """Elements of the longest bucket, at least 1."""
         longest = max(self.sizes, default=0)
         return max(1, longest if self.bucket is None else min(self.bucket, longest))
 
     @cached_property
     def buckets(self) -> int:
-        """The number of buckets."""
+        """Number of buckets in all parts."""
         return sum(-(-size // self.width) for size in self.sizes)
 
     @cached_property
     def code_bytes(self) -> int:
-        """Bytes of all codes."""
+        """Bytes of all packed codes."""
         full = packed_bytes(self.width, self.bits)
         return sum(
             size // self.width * full + packed_bytes(size % self.width, self.bits) for size in self.sizes
@@ -321,11 +335,13 @@ class Grid:
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """The ends of the parts."""
+        """End of each part, in elements: (parts,)."""
         return np.cumsum(self.sizes, dtype=np.int64)
 
     def check(self, x: Tensor, steps: Tensor, codes: Tensor) -> None:
-        """Raise `ValueError` unless elements, steps and packed codes are of this grid, and of their types."""
+        """Raise `ValueError` unless x, steps and codes have the sizes of this grid, and steps and codes the
+        right types.
+        """
         found = (x.numel(), steps.numel(), codes.numel(), steps.dtype, codes.dtype)
         right = (sum(self.sizes), self.buckets, self.code_bytes, step_type(x.dtype), torch.uint8)
         if found != right:

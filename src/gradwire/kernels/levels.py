@@ -1,4 +1,4 @@
-"""Two bits per element: a sign, and which of two magnitudes it is that each block has."""
+"""Two bits per element: a sign, and which of the block's two magnitudes it has."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ def _fit_sum(levels: Tensor, codes: Tensor, blocks: Blocks, out: Tensor, weight:
 
 @contract(_fit)
 def encode_levels(x: Tensor, blocks: Blocks, levels: Tensor, codes: Tensor, *, leave: bool = False) -> None:
-    """Fill `levels` (blocks, 2) of `scale_type` and `codes` uint8, four to a byte, part by part.
+    """Encode x (n,) with two magnitudes per block: write `levels` (blocks, 2) of `scale_type`, and `codes`
+    uint8.
 
-    Magnitudes above the middle between the smallest and the largest of a block are high. Its levels are the
-    means of its low and of its high magnitudes, 0 where there are none. In a block with a 0, the low one is
-    0, so that what is 0 stays 0. Bit 0 of a code says that x is negative, bit 1 that it is high. A block with
-    NaN or Inf gets levels of NaN. With `leave`, x (n,) keeps what is left of it.
+    A magnitude is high if it exceeds the middle between the block's smallest and largest. The two levels of a
+    block are the means of its low and of its high magnitudes; 0 if there are none. In a block with a zero,
+    the low level is 0, so that zeros stay zeros. NaN or Inf makes the levels of the block NaN.
+
+    Codes are packed four to a byte, part by part: bit 0 is set if x is negative, bit 1 if the magnitude is
+    high. With `leave`, x is overwritten with its rounding errors.
 
     >>> x, levels, codes = torch.tensor([3.0, -8.0, 1.0]), torch.empty(1, 2), torch.empty(1).byte()
     >>> encode_levels(x, Blocks((3,)), levels, codes, leave=True)
@@ -73,7 +76,10 @@ def add_levels(levels: Tensor, codes: Tensor, blocks: Blocks, out: Tensor, weigh
 
 
 def mean_of_rows(rows: Tensor, counts: Tensor) -> Tensor:
-    """Of the elements of each row that count, none of which is negative; 0 where none counts."""
+    """Mean of the elements of each row that `counts` selects, (rows,) float64; 0 if it selects none.
+
+    The selected elements must not be negative.
+    """
     wide = rows.double().masked_fill(~counts, 0.0)
     number = counts.sum(1).clamp_min(1)
     if rows.dtype != torch.float64:
@@ -85,7 +91,7 @@ def mean_of_rows(rows: Tensor, counts: Tensor) -> Tensor:
 
 
 def _parts(blocks: Blocks) -> Iterator[tuple[slice, slice, slice]]:
-    """Where the elements, the levels and the bytes of each part that is not empty lie."""
+    """Slices of the elements, the levels and the bytes of each part that is not empty."""
     element = row = byte = 0
     for size in blocks.sizes:
         ends = element + size, row + -(-size // blocks.step), byte + packed_bytes(size, 2)

@@ -1,8 +1,9 @@
-"""Matrices of a unit times thin factors, and factors with orthonormal columns.
+"""Products of a unit's matrices with thin factors, and factors with orthonormal columns.
 
-`places` (matrices, 5), int64 on the CPU, has a row per matrix: where it starts in the unit, rows, columns,
-and where its left and right factor start in the flat `left` and `right`. There it has `rank` runs of as many
-numbers as it has rows (left) or columns (right). Factors are float64 for a unit of float64, else float32.
+`places` (matrices, 5), int64 on the CPU, has a row per matrix: first element in the unit, rows, columns, and
+first elements of its left and right factors in the flat `left` and `right`. A factor has `rank` columns,
+stored one after the other; each has as many numbers as the matrix has rows (left) or columns (right). Factors
+are float64 for a unit of float64, else float32.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from torch import Tensor
 from gradwire.kernels.dispatch import contract
 
 _PRECISION = threading.Lock()
-"""Held while the process's setting is not the script's."""
+"""Lock held while the precision of float32 products is set for the whole process."""
 
 LOST = 1e-6
-"""Where Gram-Schmidt leaves this share of a column of float32, only rounding is left."""
+"""Share of a float32 column left by Gram-Schmidt, at or below which only rounding is left of it."""
 
 
 def _fit(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor, subtract: bool = False) -> None:
@@ -83,7 +84,7 @@ def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Te
 
 @contract(_fit_out)
 def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
-    """Write left·rightᵀ to where the matrices lie in `out` (numel,); the same bits from the same factors.
+    """Write left·rightᵀ to the places of the matrices in `out` (numel,); equal factors give equal bits.
 
     >>> out = torch.zeros(5)
     >>> factors = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
@@ -102,11 +103,10 @@ def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: 
 def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None = None) -> None:
     """Make the columns of every factor orthonormal, in place, from the first to the last.
 
-    `spans` (matrices, 2), int64 on the CPU, says where a factor starts and how long its columns are. Of a
-    column that is zero, or a sum of those before it up to rounding, nothing is left: it becomes the first of
-    the `spare` factor's columns, laid out likewise, of which something is, or else zero. An element that is
-    not finite makes its column NaN. Sums are float64 and in order: equal factors give equal bits on every
-    rank.
+    `spans` (matrices, 2), int64 on the CPU, has (first element, length of a column) of each factor. A column
+    that is zero, or up to rounding a sum of those before it, is replaced: by the first column of the `spare`
+    factor (laid out likewise) that is independent of those before, or by zeros. An element that is not finite
+    makes its column NaN. Sums are float64 and in order, so that equal factors give equal bits on every rank.
 
     >>> factors = torch.tensor([3.0, 4.0, 6.0, 8.0])
     >>> orthonormalise(factors, torch.tensor([[0, 2]]), rank=2)
@@ -137,10 +137,10 @@ def orthonormalise(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | No
 
 @contextmanager
 def _whole_products() -> Iterator[None]:
-    """Products of float32 with all their bits, whatever the script has set for its own (TF32).
+    """Context in which float32 products on GPUs keep all bits, even if the script allows TF32.
 
-    What is subtracted must be what is sent: what TF32 rounds away in between would be lost, not late, and
-    GPUs of several kinds in one run would round differently.
+    The memory loses the product that is sent. If TF32 rounded the two differently, the difference would be
+    lost, not late. Different GPUs in one run would also round differently.
     """
     products = torch.backends.cuda.matmul
     with _PRECISION:  # or two models' threads could put back what the other has set
@@ -152,7 +152,9 @@ def _whole_products() -> Iterator[None]:
 
 
 def _each(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Matrix (rows, columns), left factor (rank, rows) and right factor (rank, columns), all views."""
+    """Views of each matrix (rows, columns), its left factor (rank, rows) and its right factor (rank,
+    columns).
+    """
     for start, rows, columns, at_left, at_right in places.tolist():
         yield (
             x[start : start + rows * columns].view(rows, columns),
@@ -162,9 +164,10 @@ def _each(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> 
 
 
 class _Fit(NamedTuple):
-    """A column (size,) float64 of length 1, or else zero, and whether it is there: a bool on the device.
+    """A column (size,) float64 of length 1, or of zeros, and whether it was accepted: a bool () on the
+    device.
 
-    No number is read on the host: all columns are worked out, and those that are there are taken.
+    No number is read on the host: all columns are computed, and masks select the accepted ones.
     """
 
     column: Tensor
@@ -172,7 +175,10 @@ class _Fit(NamedTuple):
 
 
 def _beside(taken: list[_Fit], column: Tensor) -> _Fit:
-    """The normalised part of `column` orthogonal to those that are there."""
+    """Orthogonalise `column` against the accepted columns of `taken`, and normalise it.
+
+    It is accepted if more than rounding is left of it.
+    """
     wide = column.double()
     total = wide.abs().sum()
     wide = wide / total

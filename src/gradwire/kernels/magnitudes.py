@@ -12,15 +12,18 @@ from torch import Tensor
 from gradwire.kernels.dispatch import contract
 
 _MANTISSA = 3
-"""Bits of the mantissa beside the exponent: eight bins an octave, each at most an eighth wide."""
+"""Mantissa bits that number a bin, beside the exponent: eight bins per octave, each at most an eighth
+wide."""
 SHIFT = 23 - _MANTISSA
-"""Bits of the mantissa that the bins leave out."""
+"""Mantissa bits of float32 that the bins ignore."""
 BINS = 256 << _MANTISSA
-"""Bins that cover all of float32; the last ones hold infinities and NaN."""
+"""Number of bins that cover all of float32; the last ones hold Inf and NaN."""
 
 
 class Histogram(NamedTuple):
-    """Elements per bin, and their sums of squares; (bins,) each, to be added up over units and ranks."""
+    """Numbers of elements and sums of squares per bin of magnitude, (bins,) each. Histograms of units and
+    ranks add up.
+    """
 
     counts: Tensor
     energies: Tensor
@@ -28,7 +31,9 @@ class Histogram(NamedTuple):
 
 @cache
 def magnitude_edges() -> Tensor:
-    """Edges (bins + 1,) float64 on the CPU: bin b holds edges[b] <= |x| < edges[b + 1]. Read only."""
+    """Edges (bins + 1,) float64 of the bins, on the CPU: bin b holds edges[b] <= |x| < edges[b + 1].
+    Read only.
+    """
     bits = np.arange(BINS + 1, dtype=np.uint32) << np.uint32(SHIFT)
     first_infinite = 255 << _MANTISSA
     edges = np.full(BINS + 1, np.inf)
@@ -39,7 +44,7 @@ def magnitude_edges() -> Tensor:
 
 @contract()
 def magnitude_histogram(x: Tensor) -> Histogram:
-    """How many elements of x (n,) lie in each bin of magnitude, and their energy; binned as float32.
+    """Histogram of the magnitudes of x (n,), rounded to float32: elements and energy per bin.
 
     >>> counts, energies = magnitude_histogram(torch.tensor([1.0, -1.1, 3.0]))
     >>> counts[counts > 0], energies.sum().round(decimals=2)

@@ -1,12 +1,12 @@
-"""Random numbers that are functions of a key: words by counting.
+"""Counter-based random numbers: each word is a function of a key and an index.
 
-A word is a bijection of the index, given the key: the finalizer of MurmurHash3 (Appleby 2011, public domain),
-applied to a Weyl sequence with the golden ratio's multiplier. Kernels draw such noise where they need it, and
-never store it.
+For a given key, the word is a bijection of the index: the finalizer of MurmurHash3 (Appleby 2011, public
+domain), applied to a Weyl sequence with the golden ratio's multiplier. Kernels compute such noise where they
+need it, and never store it.
 
 Differences from the original: two halves of a hashed key enter, one before each of its two rounds, so that
-streams of different keys are not each other's words in another order. The second half is mixed by one round
-only; that keys which differ in a bit have nothing in common is the work of SplitMix64, which hashes them.
+streams of different keys are not each other's words in another order. Only one round mixes the second half.
+Similar keys give unrelated streams because SplitMix64 hashes the keys first.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ WORD = 0xFFFFFFFF
 
 
 def random_words(key: int, count: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """Uniform words (count,) int64, 0 … 2^32 - 1, of a 64-bit `key` and the indices start, start + 1, …
+    """Uniform random words (count,) int64, 0 … 2^32 - 1, for a 64-bit `key` and the indices start, start + 1,
+    …
 
-    Indices count modulo 2^32: elements so far apart share their noise. Not for secrets.
+    Indices 2^32 apart get equal words. Not for cryptography.
 
     >>> random_words(5, 2).tolist() == [random_words(5, 1, start=i).item() for i in (0, 1)]
     True
@@ -36,7 +37,7 @@ def random_words(key: int, count: int, start: int = 0, device: torch.device | st
 
 
 def halves(key: int) -> tuple[int, int]:
-    """The lower and the upper 32 bits of the hash of a key of 64."""
+    """Lower and upper 32 bits of the 64-bit hash of `key`."""
     _, hashed = splitmix64(key)
     return hashed & WORD, hashed >> 32
 

@@ -45,14 +45,15 @@ GROUP = 6
 """Bits of a group's number."""
 
 MOST_LOW_BITS = 32
-"""Above that the kernels' 64-bit windows, which start anywhere in a 32-bit word, could not hold them."""
+"""Most low bits per index. More would not fit the kernels' 64-bit windows, which start at any bit of a 32-bit
+word."""
 
 PATTERNS = 1 << BLOCK
 
 
 @dataclass(frozen=True)
 class Planes:
-    """The layout of `count` indices of `numel`, split at `low_bits`.
+    """Layout of `count` of `numel` indices as Elias and Fano's planes, split at `low_bits` bits.
 
     >>> planes = Planes(count=100, numel=10_000, low_bits=5)
     >>> planes.row, planes.blocks, planes.words
@@ -65,7 +66,7 @@ class Planes:
 
     @cached_property
     def top(self) -> int:
-        """The largest upper part that any choice of indices can have."""
+        """Largest upper part of an index, over all choices of `count` indices."""
         return (self.numel - self.count) >> self.low_bits
 
     @cached_property
@@ -75,23 +76,23 @@ class Planes:
 
     @cached_property
     def blocks(self) -> int:
-        """Blocks into which it is cut, the last one perhaps filled up with zeros."""
+        """Blocks of the upper row; the last one may be padded with zeros."""
         return -(-self.row // BLOCK)
 
     @cached_property
     def bits(self) -> int:
-        """The size without the rounding to words."""
+        """Size in bits of the three planes, before each is rounded up to words."""
         return self.count * (self.low_bits + 1) + GROUP * self.blocks
 
     @cached_property
     def starts(self) -> tuple[int, int, int]:
-        """The word with which each plane begins: low bits, groups' numbers, places in the group."""
+        """First word of each plane: low bits, groups' numbers, places in the group."""
         groups = -(-self.count * self.low_bits // 32)
         return 0, groups, groups + -(-GROUP * self.blocks // 32)
 
     @cached_property
     def words(self) -> int:
-        """int32 words in all."""
+        """Size of the three planes in int32 words."""
         return self.starts[2] + -(-self.count // 32)
 
 
@@ -100,11 +101,11 @@ def _ones(pattern: int) -> list[int]:
 
 
 ORDER = sorted(range(PATTERNS), key=lambda pattern: (pattern.bit_count(), pattern))
-"""The patterns by number of ones, then by value."""
+"""All 1024 patterns, ordered by number of ones, then by value."""
 
 
 def _groups() -> list[tuple[int, int]]:
-    """(first position in ORDER, bits t of the place in the group) of each group."""
+    """Pair (first position in ORDER, bits t of a place in the group) for each group of patterns."""
     groups, start = [], 0
     while start < PATTERNS:
         bits = ORDER[start].bit_count()
@@ -149,8 +150,8 @@ for _position, _pattern in enumerate(ORDER):
 
 Form = Literal["list", "bitmap", "coded"]
 Sound: TypeAlias = bool | Tensor
-"""Whether words stand for a choice of elements. On a device it is a tensor of no dimension: only the one that
-reads it waits for the device."""
+"""True if packed words are a valid choice of elements. On a device a tensor (): the host waits only if it
+reads it."""
 
 # The numbers by which `kernels/cpu/chosen.py` knows them.
 _FORMS: dict[Form, int] = {"list": 0, "bitmap": 1, "coded": 2}
@@ -159,9 +160,11 @@ _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 @dataclass(frozen=True)
 class Shape:
-    """`words` int32 words of places in a `form`, then from byte `start` on the values, in `bytes` in all.
+    """Layout of a payload: `words` int32 words of places in a `form`, then values of `dtype` from byte
+    `start` on.
 
-    Both begin at whole words. `planes` are those of the coded form; `dtype` is how values travel.
+    The payload has `bytes` bytes. Places and values begin at whole words. `planes` is the layout of coded
+    places.
     """
 
     form: Form
@@ -172,22 +175,21 @@ class Shape:
     dtype: torch.dtype
 
     def parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """Words (words,) int32 and values (count,) of a payload (bytes,) uint8, both as views.
+        """Views of the words (words,) int32 and the values (count,) of a payload (bytes,) uint8.
 
-        An empty payload must own its memory: as a row of an empty buffer it has an offset that no view
-        allows.
+        An empty payload must own its memory: a row of an empty buffer has an offset that no view allows.
         """
         stop = self.start + self.planes.count * self.dtype.itemsize
         return payload[: 4 * self.words].view(torch.int32), payload[self.start : stop].view(self.dtype)
 
     @cached_property
     def is_narrow(self) -> bool:
-        """Whether places are below 2^31 and values have a type of up to 32 bits, as kernels expect."""
+        """True if indices fit int32 and values have at most 32 bits, as kernels expect."""
         return self.planes.numel <= 2**31 and self.dtype in _TYPES
 
     @cached_property
     def numbers(self) -> NDArray[np.int64]:
-        """All of it, as the kernels take it: an array is the quickest argument."""
+        """All numbers of the layout as an int64 array, the argument that kernels take fastest."""
         planes = self.planes
         _low, groups, places = planes.starts
         head = (_FORMS[self.form], planes.count, planes.numel, self.words, self.start, _TYPES[self.dtype])

@@ -1,4 +1,4 @@
-"""Stretches of a bucket that belong at other places of a plane: many folds in one call."""
+"""Stretches of a bucket and their places in a plane, for many folds in one call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 
 class Pieces:
-    """Rows (start in the plane, start in the bucket, elements); what `fold` reports is by their numbers.
+    """Table of pieces: rows (start in the plane, start in the bucket, elements). `fold` reports by number of
+    row.
 
     >>> pieces = Pieces([(0, 10, 4), (4, 20, 2)])
     >>> len(pieces), pieces.numel, pieces.ends
@@ -32,20 +33,22 @@ class Pieces:
 
     @cached_property
     def ends(self) -> tuple[int, int]:
-        """The least numbers of elements of plane and bucket."""
+        """Fewest elements that plane and bucket must have."""
         ends = self.table[:, :2] + self.table[:, 2:]
         return (int(ends[:, 0].max()), int(ends[:, 1].max())) if len(self) else (0, 0)
 
     def slices(self) -> Iterable[tuple[slice, slice]]:
-        """The place of each piece in the plane, and in the bucket."""
+        """Slices of each piece in the plane and in the bucket."""
         for plane, bucket, numel in self.table.tolist():
             yield slice(plane, plane + numel), slice(bucket, bucket + numel)
 
     def within(self, here: slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows for a stretch of the elements, and the numbers of the pieces to which these rows belong.
+        """Cut the table to a stretch of elements, for one of several threads.
 
-        `here` counts the elements of all pieces through, one piece after the other. A piece that lies partly
-        in it gets a shorter row.
+        `here` counts the elements of all pieces, one piece after the other. A piece that lies partly in it
+        gets a shorter row.
+
+        Returns (rows, numbers of their pieces).
         """
         stops = np.cumsum(self.table[:, 2])
         starts = stops - self.table[:, 2]
@@ -59,5 +62,5 @@ class Pieces:
 
 @lru_cache(maxsize=1024)
 def whole(numel: int) -> Pieces:
-    """A single piece: all of the bucket for all of the plane."""
+    """A single piece that maps a bucket of `numel` elements to a plane of the same size."""
     return Pieces([(0, 0, numel)])

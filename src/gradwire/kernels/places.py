@@ -11,9 +11,9 @@ from gradwire.kernels.payload import Sound
 
 @contract()
 def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
-    """weight · x[indices] (k,), leaving zeros in x (n,) where it was taken.
+    """Take weight · x[indices] (k,) out of x (n,), which becomes zero there.
 
-    `indices` (k,) are int32 or int64 within 0 … n - 1; they are not checked again here.
+    `indices` (k,) are int32 or int64 within 0 … n - 1; this is not checked.
 
     >>> x = torch.tensor([1.0, 2.0, 3.0])
     >>> take(x, torch.tensor([0, 2]), 0.5), x
@@ -27,7 +27,7 @@ def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
 
 @contract()
 def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """out[indices] = values (k,), the rest of `out` (n,) as it was; indices as for `take`.
+    """out[indices] = values (k,); other elements of `out` (n,) stay. Indices are as for `take`.
 
     >>> out = torch.ones(3)
     >>> scatter(out, torch.tensor([1]), torch.tensor([5.0]))
@@ -39,7 +39,7 @@ def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
 
 @contract()
 def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Make `out` (n,) zero but for out[indices] = values (k,); indices as for `take`, and ascending.
+    """Clear `out` (n,), then out[indices] = values (k,). Indices are as for `take`, and ascending.
 
     >>> out = torch.ones(3)
     >>> put(out, torch.tensor([1]), torch.tensor([5.0]))
@@ -52,7 +52,7 @@ def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
 
 @contract()
 def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) -> None:
-    """out[indices] += weight · values (k,), in the type of `out` (n,); indices as for `take`.
+    """out[indices] += weight · values (k,), computed in the type of `out` (n,). Indices are as for `take`.
 
     >>> out = torch.ones(3)
     >>> add_at(out, torch.tensor([1, 2]), torch.tensor([5.0, 6.0]), 0.5)
@@ -64,7 +64,7 @@ def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) ->
 
 @contract()
 def pack_bits(indices: Tensor, words: int) -> Tensor:
-    """A bitmap (words,) int32 with a one for each of `indices` (k,), lowest bit first; unchecked.
+    """Pack `indices` (k,) as a bitmap (words,) int32, lowest bit first. Indices are not checked.
 
     >>> pack_bits(torch.tensor([0, 2, 33]), 2)
     tensor([5, 2], dtype=torch.int32)
@@ -78,9 +78,10 @@ def pack_bits(indices: Tensor, words: int) -> Tensor:
 
 @contract()
 def unpack_bits(packed: Tensor, count: int) -> tuple[Tensor, Sound]:
-    """The first `count` ones of a bitmap as ascending indices, and whether it has as many and no more.
+    """Indices (count,) of the first `count` ones of a bitmap, ascending; also whether it has exactly `count`
+    ones.
 
-    int32 where the bitmap has up to 2^31 bits, else int64. For ones that are missing the last place stands.
+    They are int32 if the bitmap has up to 2^31 bits, else int64. Missing ones get the index of the last bit.
 
     >>> unpack_bits(pack_bits(torch.tensor([0, 2, 33]), 2), 3)
     (tensor([ 0,  2, 33], dtype=torch.int32), True)
@@ -91,9 +92,9 @@ def unpack_bits(packed: Tensor, count: int) -> tuple[Tensor, Sound]:
 
 
 def ones(bits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Where the first `count` ones of a row of bits (n,) int64 are, and whether it has as many and no more.
+    """Places of the first `count` ones in `bits` (n,) int64, and whether there are exactly `count`.
 
-    `nonzero` would tell the host how many there are. For those that are missing the last place stands.
+    Missing ones get the last place. `nonzero` is avoided, because its size would be read on the host.
 
     >>> ones(torch.tensor([0, 1, 0, 1]), 1)
     (tensor([1]), tensor(False))
@@ -104,9 +105,10 @@ def ones(bits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def choice(indices: Tensor, sound: Sound, numel: int) -> tuple[Tensor, Sound]:
-    """`indices` (count,) and whether they are `sound` and ascend within 0 … numel - 1, without repeats.
+    """Check `indices` (count,): `sound`, ascending without repeats, within 0 … numel - 1.
 
-    Where they do not, the first `count` stand for them, so that all that follows stays within bounds.
+    Returns (indices, whether they pass). Indices that fail are replaced by 0 … count - 1, so that later reads
+    stay within bounds.
     """
     if indices.numel() == 0:
         return indices.to(index_type(numel)), sound
@@ -117,7 +119,7 @@ def choice(indices: Tensor, sound: Sound, numel: int) -> tuple[Tensor, Sound]:
 
 
 def index_type(numel: int) -> torch.dtype:
-    """The narrower of int32 and int64 that holds every index below `numel`.
+    """The narrowest of int32 and int64 that holds every index below `numel`.
 
     >>> index_type(2**31), index_type(2**31 + 1)
     (torch.int32, torch.int64)

@@ -23,10 +23,12 @@ def _fit_sum(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight
 
 @contract(_fit)
 def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
-    """Fill `packed` (blocks.bytes,) uint8 with bits of x >= 0, and `levels` with what they stand for.
+    """Encode x (n,) by signs: write the bits of x >= 0 to `packed` (blocks.bytes,) uint8, and the levels to
+    `levels`.
 
-    `levels` (blocks.count, 1) becomes the mean magnitude of each block, (blocks.count, 2) the means of its
-    elements that are and are not >= 0. With `leave`, x (n,) is left with what the bits do not say.
+    `levels` (blocks.count, 1) receives the mean magnitude of each block. `levels` (blocks.count, 2) receives
+    the mean of its elements >= 0 and the mean of the others. With `leave`, x is overwritten with its rounding
+    errors.
 
     >>> x, levels, packed = torch.tensor([1.0, -2.0, 3.0]), torch.empty(1, 2), torch.empty(1).byte()
     >>> pack_signs(x, Blocks((3,)), levels, packed, leave=True)
@@ -43,7 +45,7 @@ def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, lea
 
 @contract(_fit_sum)
 def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
-    """out (n,) += weight · the level of each bit, as `pack_signs` has filled `levels` and `packed`.
+    """out (n,) += weight · decoded x, from `levels` and `packed` as `pack_signs` wrote them.
 
     >>> out = torch.zeros(3)
     >>> add_signs(torch.tensor([[2.0]]), torch.tensor([5]).byte(), Blocks((3,)), out)
@@ -60,7 +62,7 @@ def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weigh
 
 
 def _parts(blocks: Blocks) -> Iterator[tuple[slice, slice, slice]]:
-    """Where the elements, the levels and the bytes of each part lie."""
+    """Slices of the elements, the levels and the bytes of each part."""
     element = row = byte = 0
     for size in blocks.sizes:
         ends = element + size, row + -(-size // blocks.step), byte + -(-size // 8)
@@ -69,7 +71,9 @@ def _parts(blocks: Blocks) -> Iterator[tuple[slice, slice, slice]]:
 
 
 def _means(part: Tensor, step: int, levels: int) -> Tensor:
-    """(blocks, levels) float64: mean magnitudes, or means of what is >= 0 and of the others."""
+    """Levels (blocks, levels) float64 of a part: mean magnitudes, or the means of elements >= 0 and of the
+    others.
+    """
     step = max(1, min(step, part.numel()))
     rows = pad(part, (0, -part.numel() % step)).view(-1, step)
     if levels == 1:

@@ -1,4 +1,4 @@
-"""Count sketches."""
+"""Count sketches: compressed vectors that can be summed, and estimates of their elements."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def _has_a_middle_row(table: Tensor, hashes: Tensor, out: Tensor) -> None:
 
 @contract()
 def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
-    """x (n,), float32 or float64, as a count sketch (rows, columns); sketches of several x add up.
+    """Sketch x (n,), float32 or float64, as a table (rows, columns). Sketches of several x with equal
+    `hashes` add up.
 
-    `hashes` (rows, 2) are int64 of any value, on any device: a multiplier and an addend per row.
+    `hashes` (rows, 2) are a multiplier and an addend per row: int64 of any value, on any device.
 
     >>> x, hashes = torch.zeros(1000), torch.tensor([[3 << 57, 5], [7 << 55, 11], [9 << 54, 2]])
     >>> x[700] = 8.0
@@ -35,9 +36,10 @@ def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
 
 @contract(_has_a_middle_row)
 def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor:
-    """Write to `out` (n,), and return, what a count sketch (rows, columns) says of the sketched elements.
+    """Estimate the sketched elements from a `table` (rows, columns); write them to `out` (n,) and return it.
 
-    The median over an odd number of rows. NaN in the table counts as Inf, which has a place in the order.
+    An estimate is the median over rows, of which there is an odd number. NaN in the table counts as Inf, so
+    that it has a rank.
     """
     table = table.nan_to_num(torch.inf, torch.inf, -torch.inf)
     column, sign = count_sketch_buckets(out.numel(), hashes.to(table.device), table.shape[1])
@@ -45,11 +47,11 @@ def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor
 
 
 def count_sketch_buckets(n: int, hashes: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """For rows of a table and n elements: column (rows, n) int64 and sign (rows, n), 1 or -1.
+    """Column (rows, n) int64 and sign (rows, n), 1 or -1, of each of n elements in each row of a table.
 
     Multiply-shift (Thorup 2015, "High speed hashing for integers and strings", section 3.3): the upper half
     of multiplier · i + addend mod 2^64 is uniform, and independent for any two i below 2^32. Its lowest bit
-    is the sign, the 31 above it are the column.
+    gives the sign, the 31 bits above it give the column.
     """
     multipliers, addends = hashes[:, :1], hashes[:, 1:]
     # int64 products wrap; the mask undoes the sign extension of the shift.

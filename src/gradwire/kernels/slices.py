@@ -24,21 +24,27 @@ from gradwire.environment import cores_per_rank
 T = TypeVar("T")
 
 SMALLEST = 1 << 20
-"""Elements below which a slice is not worth the hand-over: some 0.2 ms of the fastest kernel."""
+"""Fewest elements of a slice. Less work, some 0.2 ms of the fastest kernel, does not repay the hand-over to a
+thread."""
 MOST = 4
-"""Threads beyond which one socket's memory is busy anyway."""
+"""Most threads per kernel. More do not help, because they saturate the memory of one socket."""
 
 
 _here = threading.local()
 
 
 def computes_elsewhere() -> None:
-    """From now on, kernels on this thread may use all cores of the rank: a device computes the gradients."""
+    """Let kernels on this thread use all cores of the rank from now on, because a device computes the
+    gradients.
+    """
     _here.elsewhere = True
 
 
 def free_threads() -> int:
-    """How many threads a kernel may use: this rank's share of the cores, less what torch computes with."""
+    """Threads that a kernel may use: this rank's share of the cores, less those of torch; 1 to `MOST`.
+
+    After `computes_elsewhere`, the whole share.
+    """
     cores = all_threads()
     if getattr(_here, "elsewhere", False):
         return cores
@@ -46,18 +52,18 @@ def free_threads() -> int:
 
 
 def all_threads() -> int:
-    """As many threads as this rank may use cores: one where nobody says how many ranks share them."""
+    """Number of cores that this rank may use; 1 if the number of ranks on this machine is unknown."""
     return max(1, int(cores_per_rank() or 1))
 
 
 def threads_for(numel: int, smallest: int | None = None) -> int:
-    """The number of threads that share a pass over `numel` elements, of at least `smallest` each."""
+    """Number of threads for a pass over `numel` elements, with at least `smallest` elements each."""
     least = SMALLEST if smallest is None else smallest
     return 1 if numel < 2 * least else max(1, min(free_threads(), numel // least))
 
 
 def each_slice(numel: int, work: Callable[[slice], T]) -> list[T]:
-    """`work` of slices that make up 0 … numel, in order; side by side where there are threads for it.
+    """Run `work` on slices of 0 … numel, on several threads if cores are free; returns the results in order.
 
     >>> each_slice(10, lambda here: (here.start, here.stop))
     [(0, 10)]
@@ -68,7 +74,8 @@ def each_slice(numel: int, work: Callable[[slice], T]) -> list[T]:
 
 
 def side_by_side(works: Sequence[Callable[[], T]]) -> list[T]:
-    """The results of all of `works`, in order, each on a thread of its own.
+    """Run all `works` at the same time, each on its own thread, the first on the caller's; returns the
+    results in order.
 
     >>> side_by_side([lambda: 1])
     [1]

@@ -1,12 +1,12 @@
-"""Stochastic rounding to evenly spaced levels, packed; kernels repeat it bit for bit.
+"""Stochastic rounding to evenly spaced levels, packed. Kernels give the same bits.
 
-Per bucket, all in float32 (float64 for float64):
+Computed per bucket, in float32 (float64 for float64):
 
-1. y = 2^e · x, with e from the exponent of the largest magnitude m: then squares neither overflow nor
-   vanish, and a power of two on x changes nothing but e.
+1. y = 2^e · x, where e follows from the exponent of the largest magnitude m, so that squares neither overflow
+   nor vanish. A power of two on x changes nothing but e.
 2. norm = m, or √Σy²; step = norm / levels, rounded up where 2^-e takes it below the normal range.
-3. code = ⌊y / step + noise⌋ with noise uniform in 0 … 1 - 2^-24. In fixed point with 24 bits after the
-   point that is exact: right in the mean but for the rounding of y / step.
+3. code = ⌊y / step + noise⌋, with noise uniform in 0 … 1 - 2^-24. In fixed point with 24 bits after the point
+   this is exact: unbiased but for the rounding of y / step.
 
 Squares are added in the kernels' order: 64 lanes, blocks of 4096 elements.
 """
@@ -25,7 +25,7 @@ from gradwire.kernels.noise import random_words
 _BLOCK, _LANES = 4096, 64
 _ONE = 2.0**24
 _FORMATS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}
-"""Bits of the mantissa, and an integer of the same width."""
+"""Mantissa bits of each float type, and the integer type of its width."""
 
 
 def _fit(x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False) -> None:
@@ -40,11 +40,11 @@ def _fit_sum(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: floa
 def quantize(
     x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False
 ) -> None:
-    """Write the steps (grid.buckets,) and the packed codes (grid.code_bytes,) uint8 of x (numel,).
+    """Quantize x (numel,): write steps (grid.buckets,) and packed codes (grid.code_bytes,) uint8.
 
-    Element i of the unit is rounded up or down at random, right in the mean, by word i of `key`
-    (`random_words`). With `subtract`, x is left with what steps and codes do not say. NaN or Inf makes the
-    step of its bucket NaN. Levels are never beyond x's type: a larger Euclidean norm is cut.
+    Element i of the unit is rounded up or down at random, unbiased, with word i of `key` (`random_words`).
+    With `subtract`, x is overwritten with its rounding errors. NaN or Inf makes the step of its bucket NaN. A
+    Euclidean norm is cut where levels would exceed the range of x's type.
 
     >>> x, grid = torch.tensor([3.0, -3.0, 0.0]), Grid((3,), None, bits=8, norm="max")
     >>> steps, codes = torch.empty(1), torch.empty(3, dtype=torch.uint8)
@@ -69,7 +69,7 @@ def quantize(
 
 @contract(_fit_sum)
 def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> None:
-    """out (numel,) += weight · step · code, of what `quantize` wrote.
+    """out (numel,) += weight · step · code, with steps and codes that `quantize` wrote.
 
     >>> out = torch.ones(2)
     >>> codes = torch.tensor([3, -4], dtype=torch.int8).view(torch.uint8)
@@ -89,7 +89,7 @@ def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight:
 
 @lru_cache
 def largest_step(dtype: torch.dtype, levels: int) -> float:
-    """The largest step whose top level is a finite number of `dtype`."""
+    """Largest step whose top level, `levels` steps, is finite in `dtype`."""
     work = torch.float64 if dtype == torch.float64 else torch.float32
     largest = torch.finfo(dtype).max
     step = torch.tensor(largest / levels, dtype=work, device="cpu")
@@ -99,12 +99,15 @@ def largest_step(dtype: torch.dtype, levels: int) -> float:
 
 
 def in_rows(x: Tensor, width: int) -> Tensor:
-    """x (n,) as (rows, width), the last one filled up with zeros."""
+    """Reshape x (n,) to (rows, width); the last row is padded with zeros."""
     return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
 
 
 def _steps(rows: Tensor, size: int, grid: Grid, most: float) -> tuple[Tensor, Tensor, Tensor]:
-    """2^e, the step of 2^e · x and that of x, (rows,) each, of x (rows, width) with `size` elements."""
+    """Scales of each row, (rows,) each: 2^e, the step of 2^e · x, and the step of x.
+
+    `rows` (rows, width) are the `size` elements of a part, a row per bucket. `most` is the largest step.
+    """
     magnitude = rows.abs().amax(1)
     down, up = _powers(magnitude)
     norm = magnitude * down
@@ -126,7 +129,9 @@ def _steps(rows: Tensor, size: int, grid: Grid, most: float) -> tuple[Tensor, Te
 
 
 def _powers(magnitude: Tensor) -> tuple[Tensor, Tensor]:
-    """A power of two that brings magnitudes (rows,) near 1, and its inverse; both in the normal range."""
+    """Powers of two 2^e that bring `magnitude` (rows,) near 1, and their inverses; both in the normal
+    range.
+    """
     mantissa, integer = _FORMATS[magnitude.dtype]
     bias = 127 if mantissa == 23 else 1023
     exponent = (2 * bias - (magnitude.view(integer) >> mantissa)).clamp(1, 2 * bias - 1)
@@ -135,7 +140,7 @@ def _powers(magnitude: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sum_squares(y: Tensor) -> Tensor:
-    """Σy² (rows,) float64 of y (rows, width)."""
+    """Sum Σy² of each row of y (rows, width): (rows,) float64, in the kernels' order."""
     total = torch.zeros(y.shape[0], dtype=torch.float64, device=y.device)
     squares = torch.nn.functional.pad(y * y, (0, -y.shape[1] % _LANES))
     for start in range(0, squares.shape[1], _BLOCK):
@@ -151,7 +156,7 @@ def _sum_squares(y: Tensor) -> Tensor:
 
 
 def _codes(y: Tensor, near: Tensor, noise: Tensor, grid: Grid) -> Tensor:
-    """⌊y / near + noise⌋ as int64, and 0 in rows that are zero or not finite."""
+    """Codes ⌊y / near + noise⌋ as int64; 0 in rows that are zero or not finite."""
     end = grid.levels * _ONE
     levels = (y * (_ONE / near)).clamp(-end, end)
     # Of a row of zeros 0 · ∞ is left, of one that is not finite NaN: nothing else makes one.
@@ -160,20 +165,20 @@ def _codes(y: Tensor, near: Tensor, noise: Tensor, grid: Grid) -> Tensor:
 
 
 def _bytes(size: int, width: int, grid: Grid) -> int:
-    """Bytes of the codes of a part in rows of `width`, each from a whole byte on."""
+    """Bytes of the codes of `size` elements in rows of `width`; each row begins a new byte."""
     full, rest = divmod(size, width)
     return full * packed_bytes(width, grid.bits) + packed_bytes(rest, grid.bits)
 
 
 def _packed(codes: Tensor, size: int, grid: Grid) -> Tensor:
-    """The bytes of codes (rows, width), the last row cut to what it has."""
+    """Pack codes (rows, width) of `size` elements into bytes; the padding of the last row is left out."""
     width = codes.shape[1]
     filled = torch.nn.functional.pad(codes & ((1 << grid.bits) - 1), (0, -width % (8 // grid.bits)))
     return pack_codes(filled.reshape(-1), grid.bits)[: _bytes(size, width, grid)]
 
 
 def _unpacked(packed: Tensor, width: int, grid: Grid) -> Tensor:
-    """Codes (rows, width) int64 of what `_packed` made, the last row filled up with zeros."""
+    """Unpack codes that `_packed` packed: (rows, width) int64; the last row is padded with zeros."""
     filled = in_rows(packed, packed_bytes(width, grid.bits))
     codes = unpack_codes(filled.reshape(-1), grid.bits, filled.numel() * 8 // grid.bits)
     signed = codes - ((codes > grid.levels).long() << grid.bits)

@@ -1,4 +1,4 @@
-"""The numerator C of GComp's metric δ = C/g: with which quantity an optimizer compares a gradient."""
+"""Numerator C of GComp's metric δ = C/g, to which a gradient g is compared. It depends on the optimizer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from gradwire.kernels.dispatch import contract
 
 @dataclass(frozen=True)
 class Terms:
-    """The form of every optimizer's numerator.
+    """Coefficients of an optimizer's numerator C.
 
-    C = θ·(slope·(√(share·v) + eps) + offset) − pull·m, where v and m are moments of the gradient.
+    C = θ·(slope·(√(share·v) + eps) + offset) − pull·m, where θ is the parameter, and m and v are its first
+    and second moments in the optimizer.
     """
 
     slope: float = 0.0
@@ -24,7 +25,7 @@ class Terms:
     eps: float = 0.0
 
     def times(self, factor: float) -> Terms:
-        """Those of `factor` times C.
+        """Coefficients of the numerator `factor` · C.
 
         >>> Terms(offset=3.0, eps=1e-8).times(2.0)
         Terms(slope=0.0, offset=6.0, pull=0.0, share=1.0, eps=1e-08)
@@ -59,9 +60,9 @@ def _check(given: tuple[Tensor | None, ...], out: Tensor, dtype: torch.dtype) ->
 def numerators(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
 ) -> None:
-    """out (n,) float32 = |C|, rounded so that it is never more; 0 where that is not finite.
+    """out (n,) float32 = |C|, rounded towards zero; 0 where C is not finite.
 
-    `square` and `momentum` (n,) are the optimizer's moments; `None` means zeros.
+    `parameter`, `square` and `momentum` are (n,): θ, v and m in `Terms`. `None` means zeros.
 
     >>> out = torch.empty(2)
     >>> numerators(torch.tensor([1.0, -2.0]), None, None, Terms(offset=10.0), out)
@@ -76,7 +77,9 @@ def numerators(
 def numerator_exponents(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
 ) -> None:
-    """out (n,) uint8 = the exponents of C, biased as float32's are, held to 0 … 255; 0 if not finite.
+    """out (n,) uint8 = exponents of C, biased as in float32 and clamped to 0 … 255; 0 where C is not finite.
+
+    Arguments are as for `numerators`.
 
     >>> out = torch.empty(3, dtype=torch.uint8)
     >>> numerator_exponents(torch.tensor([1.0, -4.0, torch.nan]), None, None, Terms(offset=1.0), out)
@@ -92,6 +95,8 @@ def numerator_exponents(
 def mantissa_levels(x: Tensor, numerators: Tensor, out: Tensor) -> None:
     """out (n,) uint8 = the largest L of 0, 6, 12, 18 with |x|·2^L below the numerator; 0 for NaN.
 
+    x and `numerators` are (n,). L is the number of mantissa bits to drop.
+
     >>> out = torch.empty(3, dtype=torch.uint8)
     >>> mantissa_levels(torch.tensor([1.0, 0.01, torch.nan]), torch.full((3,), 65.0), out)
     >>> out
@@ -104,7 +109,7 @@ def mantissa_levels(x: Tensor, numerators: Tensor, out: Tensor) -> None:
 
 
 def _exact(parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms) -> Tensor:
-    """(n,) float64. One operation after the other, none fused: the same bits on every processor."""
+    """C (n,) in float64. No operations are fused, so that every processor gets the same bits."""
     if square is None:
         exact = parameter.double() * (terms.slope * terms.eps + terms.offset)
     else:

@@ -1,4 +1,4 @@
-"""Passes over all elements that compare magnitudes with one threshold."""
+"""Selection and sums of the elements whose magnitude reaches a threshold."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gradwire.kernels.dispatch import contract
 
 
 class Moments(NamedTuple):
-    """Sums in float64 over the elements whose magnitude reaches a threshold."""
+    """Count and sums, in float64, of the elements x whose magnitude reaches a threshold."""
 
     number: int
-    """How many reach it; NaN does."""
+    """Number of these elements; NaN is one."""
     total: float
-    """Σ|x|; not finite if any of them is not."""
+    """Σ|x|; not finite if any of the elements is not."""
     squares: float
     """Σ|x|²."""
 
@@ -28,10 +28,10 @@ def _has_room(x: Tensor, threshold: float, capacity: int) -> None:
 
 @contract(_has_room)
 def indices_reaching(x: Tensor, threshold: float, capacity: int) -> Tensor:
-    """Indices (count,) int64, ascending, of the elements of x (n,) with |x| >= threshold; NaN reaches any.
+    """Ascending int64 indices (count,) of the elements of x (n,) with |x| >= threshold, and of NaN.
 
-    If more than `capacity` reach it, the first `capacity` + 1 of them. The threshold is rounded to the
-    type of `x`; one that is negative or NaN raises.
+    If there are more than `capacity`, only the first `capacity` + 1 are returned. The threshold is rounded to
+    the type of x. Raises `ValueError` if it is negative or NaN, or `capacity` is negative.
 
     >>> indices_reaching(torch.tensor([1.0, -3.0, torch.nan, 0.5]), 1.0, 4)
     tensor([0, 1, 2])
@@ -55,7 +55,9 @@ def moments_reaching(x: Tensor, threshold: float) -> Moments:
 
 
 def rounded(threshold: float, dtype: torch.dtype) -> float:
-    """`threshold` in the type that it is compared in; raises unless it is a number that is 0 or more.
+    """Round `threshold` to `dtype`, in which magnitudes are compared with it.
+
+    Raises `ValueError` if it is negative or NaN.
 
     >>> rounded(0.1, torch.float16), rounded(1e6, torch.float16)
     (0.0999755859375, inf)

@@ -1,4 +1,4 @@
-"""The largest magnitudes, exactly. Ties go to the lowest index; NaN and Inf count as the largest of all."""
+"""Exact top-k by magnitude. Ties go to the lowest index. NaN and Inf count as the largest."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ from gradwire.kernels.dispatch import contract
 from gradwire.kernels.layouts import pack_codes, unpack_codes
 
 LANES = 128
-"""32 rows of it, as floats and as codes, stay in the first-level cache."""
+"""Elements of a row of a chunk. 32 such rows, as floats and as codes, fit the first-level cache."""
 ROWS = 32
 
 
 def upper_words(numel: int, drop: int) -> int:
-    """int32 words of the upper 32 - drop bits of `numel` elements.
+    """int32 words that the upper 32 - drop bits of `numel` elements take.
 
     >>> upper_words(4096, 18), upper_words(1, 18)
     (1792, 14)
@@ -43,9 +43,10 @@ def _fit(words: Tensor, drop: int, out: Tensor, weight: float) -> None:
 
 @contract(_leaves_some)
 def pack_upper(x: Tensor, drop: int, left: bool) -> Tensor:
-    """The upper 32 - drop bits of x (n,) as (upper_words,) int32; with `left`, x keeps the rest.
+    """Pack the upper 32 - drop bits of x (n,) into (upper_words,) int32; with `left`, x keeps the lower bits.
 
-    Other types are rounded to float32 first, and held to its largest number; `drop` is 1 … 22.
+    Types other than float32 are rounded to float32 first, and finite numbers are saturated at its largest.
+    `drop` is 1 … 22.
 
     >>> x = torch.tensor([1.75, -3.0])
     >>> words = pack_upper(x, 22, left=True)
@@ -70,7 +71,7 @@ def pack_upper(x: Tensor, drop: int, left: bool) -> Tensor:
 
 @contract(_fit)
 def add_upper(words: Tensor, drop: int, out: Tensor, weight: float) -> None:
-    """out (n,) += weight · what `pack_upper` kept in `words`; the example is there."""
+    """out (n,) += weight · the numbers that `pack_upper` packed into `words`; see the example there."""
     width, place = 32 - drop, 0
     for start, stop, columns in chunks(out.numel()):
         packed = words[place : place + width * columns].view(width, columns).T.contiguous()
@@ -82,25 +83,29 @@ def add_upper(words: Tensor, drop: int, out: Tensor, weight: float) -> None:
 
 
 def chunks(numel: int) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, columns) of the pieces in which elements are packed: 32 rows of `columns` lanes."""
+    """Yield (start, stop, columns) of each chunk of `numel` elements: 32 rows of `columns` lanes, the last
+    ones padded.
+    """
     for start in range(0, numel, ROWS * LANES):
         stop = min(start + ROWS * LANES, numel)
         yield start, stop, min(LANES, -(-(stop - start) // ROWS))
 
 
 def upper_bits(x: Tensor, drop: int) -> Tensor:
-    """The upper 32 - drop bits of each float32 as int64; a NaN keeps a bit that tells it from Inf."""
+    """Upper 32 - drop bits of each float32 in x, as int64. A NaN gets a mantissa bit that survives, so that
+    it stays NaN.
+    """
     bits = x.view(torch.int32).long() & 0xFFFFFFFF
     return torch.where(x.isnan(), bits | 0x00400000, bits) >> drop
 
 
 def as_float(codes: Tensor, drop: int) -> Tensor:
-    """The float32 whose upper bits `codes` are and whose others are 0."""
+    """float32 numbers whose upper bits are `codes`; the lower `drop` bits are 0."""
     return (codes << drop).to(torch.int32).view(torch.float32)
 
 
 def saturated(x: Tensor) -> Tensor:
-    """x in float32, what is finite held to the largest number; Inf stays Inf and NaN stays NaN."""
+    """Convert x to float32. Finite numbers are saturated at its largest; Inf stays Inf and NaN stays NaN."""
     limit = torch.finfo(torch.float32).max
     if torch.finfo(x.dtype).max <= limit:
         return x.float()
@@ -108,5 +113,5 @@ def saturated(x: Tensor) -> Tensor:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type in which products are formed: float32, or float64 for float64."""
+    """Type in which products are computed: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""Numbers of the host for kernels and operators on a device, for which the host does not wait."""
+"""Uploads of small tensors to a device without making the host wait."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ R = TypeVar("R")
 
 
 def sent_to(numbers: Tensor, device: torch.device) -> Tensor:
-    """`numbers` on `device`, for which the host does not wait; what is there already is itself.
+    """Copy `numbers` to `device` without making the host wait; returns `numbers` itself if they are there.
 
-    A copy from other than pinned memory would wait for all that the device still has to do.
+    The copy goes through pinned memory: from other memory, it would wait for all work queued on the device.
 
     >>> sent_to(torch.tensor([1.0]), torch.device("cpu"))
     tensor([1.])
@@ -27,15 +27,16 @@ def sent_to(numbers: Tensor, device: torch.device) -> Tensor:
 
 
 def stream_of(device: torch.device) -> int:
-    """A number of the current stream, in whose order uploads are; 0 on the CPU."""
+    """Number of the current stream of `device`; 0 on the CPU. Uploads are ordered within a stream only."""
     # As Triton asks for it: a `torch.cuda.Stream` would cost as much as a launch.
     return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
 
 
 def kept_by_stream(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`lru_cache` for a function that uploads to the device that is its last argument.
+    """Decorate a function that uploads to the device given as its last argument: `lru_cache`, one result per
+    stream.
 
-    Each stream has results of its own: one that another stream has uploaded may not be there yet.
+    Another stream's result may not have arrived on the device yet.
     """
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:

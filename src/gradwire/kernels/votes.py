@@ -1,8 +1,7 @@
-"""Ballots of signs, their tally, and the winners.
+"""Majority votes on signs: ballots, their tally, and the winning signs.
 
-Vocabulary: a *group* is up to 64 elements of one part, and votes or abstains as a whole; a *ballot* is one
-word of bits (int64) for each of a number of groups, then one bit for each group, in words, that says whether
-it votes.
+A *group* is up to 64 elements of one part; it votes or abstains as a whole. A *ballot* holds one word (int64)
+of sign bits for each of its groups, then a bitmap, in words, of the groups that vote.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ GROUP = 64
 
 
 def count_groups(sizes: Sequence[int]) -> int:
-    """Groups of parts of `sizes` elements.
+    """Number of groups of parts of `sizes` elements.
 
     >>> count_groups([64, 1, 0, 65])
     4
@@ -28,7 +27,7 @@ def count_groups(sizes: Sequence[int]) -> int:
 
 
 def ballot_words(groups: int) -> int:
-    """Words of a ballot.
+    """int64 words of a ballot of `groups` groups.
 
     >>> ballot_words(64), ballot_words(65)
     (65, 67)
@@ -59,10 +58,16 @@ def _are_results(results: Tensor, sizes: Sequence[int], levels: Tensor, out: Ten
 
 @contract(_are_ballots)
 def cast_votes(x: Tensor, sizes: Sequence[int], groups: int, rows: Tensor, means: Tensor) -> None:
-    """Fill zeroed `rows` (r, ballot_words(groups)) int64, and `means` (parts,) with mean |x|.
+    """Write the ballots of x (n,), which consists of parts of `sizes` elements, and the mean magnitude of
+    each part.
 
-    x (n,) are parts of `sizes` elements. Elements vote by x >= 0; a group of zeros abstains. Row r is the
-    ballot of groups r · groups to (r + 1) · groups - 1.
+    Args:
+        x: elements; an element votes with the bit x >= 0. A group of zeros abstains.
+        sizes: elements of each part.
+        groups: groups per ballot.
+        rows: int64 (r, ballot_words(groups)), zeros before, written: ballot r holds groups r · groups to (r +
+            1) · groups - 1.
+        means: (parts,), written: mean |x| of each part.
 
     >>> rows, means = torch.zeros(1, 3, dtype=torch.int64), torch.empty(2)
     >>> cast_votes(torch.tensor([1.0, -2.0, 3.0, 0.0]), [3, 1], 2, rows, means)
@@ -80,9 +85,10 @@ def cast_votes(x: Tensor, sizes: Sequence[int], groups: int, rows: Tensor, means
 
 @contract(_have_groups)
 def tally(ballots: Tensor, groups: int) -> Tensor:
-    """(2, groups) int64: the bits that have more ones than zeros among those who vote, and that have fewer.
+    """Count `ballots` (voters, ballot_words(groups)) int64; abstaining groups do not count.
 
-    `ballots` (voters, ballot_words(groups)) int64. Bits of which neither is set are ties.
+    Returns (2, groups) int64: bits that have more ones than zeros, and bits that have fewer. Neither is set
+    in a tie.
 
     >>> tally(torch.tensor([[3, 1], [1, 1], [-1, 0]]), 1)
     tensor([[ 1],
@@ -96,9 +102,10 @@ def tally(ballots: Tensor, groups: int) -> Tensor:
 
 @contract(_are_results)
 def apply_votes(results: Tensor, sizes: Sequence[int], levels: Tensor, out: Tensor) -> None:
-    """out (n,) = levels[part] times 1 where there were more ones, -1 where fewer, 0 where neither.
+    """Set out (n,) to ±levels[part]: plus where there were more ones, minus where there were fewer, 0 in
+    ties.
 
-    `results` (r, 2, groups) are what `tally` said of groups in a row; `levels` (parts,).
+    `results` (r, 2, groups) are the results of `tally` for consecutive groups. `levels` is (parts,).
 
     >>> out = torch.empty(4)
     >>> apply_votes(torch.tensor([[[1, 0], [2, 1]]]), [3, 1], torch.tensor([0.5, 4.0]), out)
@@ -114,7 +121,10 @@ def apply_votes(results: Tensor, sizes: Sequence[int], levels: Tensor, out: Tens
 
 
 def mean_magnitude(part: Tensor) -> Tensor:
-    """In float64; of float64 relative to the largest, because the sum may overflow. 0 of nothing."""
+    """Mean magnitude of `part`, float64 (); 0 if it is empty.
+
+    For float64, magnitudes are divided by the largest first, because their sum may overflow.
+    """
     wide = part.abs().double()
     if part.numel() == 0:
         return wide.new_zeros(())
@@ -125,7 +135,7 @@ def mean_magnitude(part: Tensor) -> Tensor:
 
 
 def _in_groups(flags: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(n,) as (groups, 64), every part filled up with False."""
+    """Reshape `flags` (n,) to (groups, 64); every part is padded with False."""
     rows = [
         pad(part, (0, -part.numel() % GROUP)).view(-1, GROUP) for part in flags.split_with_sizes(list(sizes))
     ]
@@ -133,11 +143,11 @@ def _in_groups(flags: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _packed(bits: Tensor) -> Tensor:
-    """(n, 64) as (n,) int64, the lowest bit first."""
+    """Pack bits (…, 64) into int64 words (…,), the lowest bit first."""
     # The sum wraps, as it should: the highest bit is the sign.
     return (bits.long() << torch.arange(64, device=bits.device)).sum(-1)
 
 
 def _bits(words: Tensor) -> Tensor:
-    """The inverse: (…, n) int64 as (…, n, 64)."""
+    """Unpack int64 words (…, n) into bits (…, n, 64), the lowest first."""
     return (words[..., None] >> torch.arange(64, device=words.device)) & 1
