@@ -1,8 +1,9 @@
 """Kernels for the CPU, compiled by Numba: one pass over memory per task, without the interpreter lock.
 
-A file has the name of the contracts' file in `kernels/`. Its functions on tensors have the contracts' names
-and signatures, and stand above the kernels that they call. A kernel uses no constant from outside this
-folder: compiled code contains constants, and the cache is stamped with the sources of this folder alone.
+A file has the name of the contracts' file in `kernels/`. Its functions on tensors are twins: they have the
+contracts' names and signatures, and stand above the kernels that they call. A kernel uses no constant from
+outside this folder: compiled code contains its constants, and the cache is keyed by the sources of this
+folder alone.
 
 No `parallel=True`: Numba's workqueue layer aborts the process when two threads use it.
 """

@@ -1,4 +1,6 @@
-"""A float32's magnitude as an integer: such comparisons vectorise, and order NaN and Inf above everything."""
+"""Magnitudes of float32 as integers: comparisons of integers vectorise, and order NaN and Inf above
+all numbers.
+"""
 
 from __future__ import annotations
 
@@ -14,5 +16,7 @@ INFINITY = np.int32(0x7F800000)
 
 @kernel
 def magnitude(bits: Any) -> Any:
-    """That integer, with every NaN equal to Inf: their bits would order them."""
+    """Magnitude of a float32, from its `bits` int32. Every NaN becomes equal to Inf, so that NaNs are not
+    ordered.
+    """
     return min(np.int32(bits & MAGNITUDE), INFINITY)

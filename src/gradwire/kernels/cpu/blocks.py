@@ -1,7 +1,7 @@
 """Blocks in a few bits, each with a scale: maximum, rounding, subtraction and packing in one pass.
 
 A block stays in the first-level cache between the small loops, each of which vectorises. Blocks are rows of
-two-dimensional arrays, because a slice for each would cost reference counts. Types are spelled out because
+two-dimensional arrays, because a slice per block would cost reference counts. Types are spelled out, because
 Numba would otherwise widen 32-bit integers to 64 bits.
 """
 
@@ -37,11 +37,13 @@ _HALF_BELOW = np.int32(0x7FFFF)  # one less than half of the last of 3 bits of m
 
 
 SMALLEST = 1 << 17
-"""Elements below which a thread's share is not worth the hand-over: some 0.1 ms of encoding."""
+"""Fewest elements of a thread's share. Less, some 0.1 ms of encoding, does not repay the hand-over."""
 
 
 class _Stretch(NamedTuple):
-    """Neighbouring blocks, as parts of their own: which elements, which scales, and which bytes of codes."""
+    """Neighbouring blocks as a unit of their own, and the slices of their elements, scales and bytes
+    of codes.
+    """
 
     blocks: ScaledBlocks
     x: slice
@@ -51,7 +53,7 @@ class _Stretch(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _stretches(blocks: ScaledBlocks, number: int) -> tuple[_Stretch, ...]:
-    """About as many as `number`, and about equal, cut between blocks.
+    """Cut blocks into about `number` stretches of about equal size, each of whole blocks.
 
     >>> [(each.x, each.scales) for each in _stretches(ScaledBlocks((600, 300), 256, "int8"), 2)]
     [(slice(0, 512, None), slice(0, 2, None)), (slice(512, 900, None), slice(2, 5, None))]
@@ -79,7 +81,10 @@ def _stretches(blocks: ScaledBlocks, number: int) -> tuple[_Stretch, ...]:
 def _in_stretches(
     shards: Iterable[tuple[int, ScaledBlocks]], number: int, work: Callable[[int, _Stretch], None]
 ) -> None:
-    """`work` on stretches of shards, with the number of each shard, shared among so many threads."""
+    """Call `work` on stretches of all shards, with the number of the shard, on `number` threads.
+
+    `shards` are pairs (number of a shard, its blocks).
+    """
     numbered = list(shards)
     each = -(-number // len(numbered))
     jobs = [partial(work, shard, at) for shard, blocks in numbered for at in _stretches(blocks, each)]
@@ -93,13 +98,17 @@ def _in_stretches(
 
 
 def _in_row(data: NDArray[np.uint8], shard: ScaledBlocks, at: _Stretch) -> tuple[Any, Any]:
-    """Scales and codes of a stretch, in the row of its shard, which begins with `data`."""
+    """Views of the scales and codes of the stretch `at` of `shard`, whose row is at the beginning of
+    `data`.
+    """
     codes = data[4 * shard.count :]
     return data[4 * at.scales.start : 4 * at.scales.stop].view(np.float32), codes[at.codes]
 
 
 def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
-    """Maximum, rounding, subtraction and packing in one pass, in stretches where cores are free."""
+    """Encode in one pass: maximum, rounding, subtraction and packing; in stretches on several threads if
+    cores are free.
+    """
     rule = blocks.block, _KINDS[blocks.kind], np.float32(LARGEST[blocks.kind])
     values, into, bytes_ = x.numpy(), scales.numpy(), codes.numpy()
     number = threads_for(blocks.numel, SMALLEST)
@@ -114,7 +123,7 @@ def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor
 
 
 def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
-    """One pass, in stretches where cores are free."""
+    """Decode and add in one pass; in stretches on several threads if cores are free."""
     rule = blocks.block, _KINDS[blocks.kind], np.float32(weight)
     values, of, bytes_ = out.numpy(), scales.numpy(), codes.numpy()
     number = threads_for(blocks.numel, SMALLEST)
@@ -129,7 +138,7 @@ def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor,
 
 
 def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
-    """All shards in one call, or in stretches where cores are free."""
+    """Encode all shards in one call, or in stretches on several threads if cores are free."""
     first = table.shards[0]
     rule = first.block, _KINDS[first.kind], np.float32(LARGEST[first.kind])
     values, data, number = x.numpy(), rows.numpy(), threads_for(table.numel, SMALLEST)
@@ -148,7 +157,7 @@ def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
 
 
 def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
-    """All shards in one call, or in stretches where cores are free."""
+    """Decode all shards in one call, or in stretches on several threads if cores are free."""
     out.zero_()
     first = table.shards[0]
     rule = first.block, _KINDS[first.kind]
@@ -193,7 +202,9 @@ def average_shard(
 
 @kernel
 def _largest_bits(bits: Any, row: Any) -> Any:
-    """Largest magnitude in row `row`, as bits; `bits` (blocks, block) int32 are those of float32."""
+    """Largest magnitude of row `row`, as bits of float32; `bits` (blocks, block) int32 are those of the
+    elements.
+    """
     largest = np.int32(0)
     for i in range(bits.shape[1]):
         largest = max(largest, np.int32(bits[row, i] & MAGNITUDE))
@@ -219,9 +230,10 @@ def _set_scale(scales: Any, scale_bits: Any, row: Any, largest: Any) -> None:
 
 @kernel
 def _round(x: Any, row: Any, scale: Any, floats: Any, bits: Any, codes: Any, to: Any) -> None:
-    """Write x / scale of row `row`, rounded to integers (ties to even), to row `to` of `codes`.
+    """Write row `row` of x, divided by `scale` and rounded to integers (ties to even), to row `to` of
+    `codes`.
 
-    `floats` and `bits` are one scratch memory.
+    `floats` and `bits` are one scratch memory, as float32 and int32.
     """
     for i in range(x.shape[1]):
         floats[0, i] = x[row, i] / scale + _NEAREST
@@ -243,7 +255,10 @@ def _add(out: Any, row: Any, scale: Any, weight: Any, codes: Any, of: Any) -> No
 
 @kernel
 def _to_fp8(x: Any, row: Any, scale: Any, floats: Any, bits: Any, codes: Any) -> None:
-    """codes = x / scale in e4m3, ties to even; `floats` and `bits` (2, block) are one memory."""
+    """Write row `row` of x, divided by `scale` and rounded to e4m3 (ties to even), to row `row` of `codes`.
+
+    `floats` and `bits` (2, block) are one scratch memory, as float32 and int32.
+    """
     for i in range(x.shape[1]):
         value = x[row, i] / scale
         floats[0, i] = value
@@ -259,7 +274,9 @@ def _to_fp8(x: Any, row: Any, scale: Any, floats: Any, bits: Any, codes: Any) ->
 
 @kernel
 def _from_fp8(codes: Any, row: Any, floats: Any, bits: Any) -> None:
-    """floats[0] = codes as numbers, without a float32 below the normal range on the way."""
+    """Decode row `row` of e4m3 `codes` to floats[0], without an intermediate float32 below the normal
+    range.
+    """
     for i in range(codes.shape[1]):
         magnitude = np.int32(codes[row, i] & np.uint8(0x7F))
         bits[0, i] = np.int32(magnitude << 20) + np.int32(_FP8_BIAS << 20)
@@ -362,7 +379,9 @@ def _encode_rows(x: Any, kind: Any, largest: Any, scales: Any, codes: Any, left:
 
 @kernel
 def _add_rows(scales: Any, codes: Any, kind: Any, weight: Any, out: Any) -> None:
-    """Blocks of equal size: scales (blocks,), codes (blocks, bytes), out (blocks, block)."""
+    """out += weight · decoded, for blocks of equal size: scales (blocks,), codes (blocks, bytes), out
+    (blocks, block).
+    """
     bits = np.empty((1, out.shape[1]), np.int32)
     small = np.empty((1, out.shape[1] + out.shape[1] % 2), np.int8)
     floats, pairs, signed = bits.view(np.float32), small.view(np.uint16), codes.view(np.int8)
@@ -379,9 +398,9 @@ def _add_rows(scales: Any, codes: Any, kind: Any, weight: Any, out: Any) -> None
 
 @kernel
 def _as_rows(x: Any, scales: Any, codes: Any, places: Any, count: Any, block: Any, kind: Any) -> Any:
-    """Views of the next `count` blocks, as rows of x, scales and codes.
+    """Views of the next `count` blocks as rows of x, of scales and of codes.
 
-    `places` (3,) has the place of the first block in each array, and is moved to the place after the last.
+    `places` (3,) has the first element, scale and byte of these blocks, and is moved on to the next ones.
     """
     width = (block + 1) // 2 if kind == INT4 else block
     start, number, place = places
@@ -398,7 +417,9 @@ def _as_rows(x: Any, scales: Any, codes: Any, places: Any, count: Any, block: An
 def _encode_blocks(
     x: Any, sizes: Any, block: Any, kind: Any, largest: Any, scales: Any, codes: Any, left: Any
 ) -> None:
-    """float32: scales and codes of parts of these sizes; with `left`, x keeps what they do not say."""
+    """float32: encode parts of these `sizes` into scales and codes; with `left`, x keeps the rounding
+    errors.
+    """
     places = np.zeros(3, np.int64)
     for size in sizes:
         # The whole blocks of a part, then the last one if that is shorter.
@@ -411,7 +432,7 @@ def _encode_blocks(
 @prepared("float32[::1], uint8[::1], int64[::1], int64, int64, float32, float32[::1]")
 @kernel
 def _add_blocks(scales: Any, codes: Any, sizes: Any, block: Any, kind: Any, weight: Any, out: Any) -> None:
-    """float32: out += weight · decoded, for parts of these sizes."""
+    """float32: out += weight · decoded, for parts of these `sizes`."""
     places = np.zeros(3, np.int64)
     for size in sizes:
         for count, length in ((size // block, block), (min(size % block, 1), size % block)):
@@ -422,7 +443,7 @@ def _add_blocks(scales: Any, codes: Any, sizes: Any, block: Any, kind: Any, weig
 
 @kernel
 def _row(data: Any, start: Any, count: Any, code_bytes: Any) -> Any:
-    """Scales and codes of the row of a shard that begins at this byte."""
+    """Views of the scales and codes in a shard's row, which begins at byte `start` of `data`."""
     codes = start + 4 * count
     return data[start:codes].view(np.float32), data[codes : codes + code_bytes]
 
@@ -432,7 +453,7 @@ def _row(data: Any, start: Any, count: Any, code_bytes: Any) -> Any:
 def _encode_shards(
     x: Any, sizes: Any, table: Any, block: Any, kind: Any, largest: Any, data: Any, width: Any
 ) -> None:
-    """float32: the shards of x, each into `width` bytes of data; x keeps what these do not say."""
+    """float32: encode each shard of x into a row of `width` bytes of `data`; x keeps the rounding errors."""
     first, part = 0, 0
     for shard in range(table.shape[0]):
         numel, parts, count, code_bytes = table[shard]
@@ -469,7 +490,7 @@ def _sum_shard(
     weight: Any,
     out: Any,
 ) -> None:
-    """float32: out += weight · decoded, row after row."""
+    """float32: out += weight · decoded, over all rows of `data`, one after the other."""
     for row in range(data.size // max(width, 1)):
         scales, codes = _row(data, row * width, count, code_bytes)
         _add_blocks(scales, codes, sizes, block, kind, weight, out)

@@ -1,17 +1,17 @@
-"""Where compiled kernels are kept for the next process: one file per kernel, types and processor.
+"""Cache of compiled kernels for later processes: one file per kernel, types and processor.
 
-Numba's own cache fails where nothing can be written and on every damaged file, notices changes in a kernel's
-own file only, and has no lock: it numbers what it stores in the order in which types come. Here the name of a
-file says all that the code in it depends on. So nothing is ever changed: a file is written beside and moved
-into place, and processes that compile the same kernel at once leave one whole file.
+Numba's own cache fails if nothing can be written, and on every damaged file. It notices changes in a kernel's
+own file only. It has no lock: it numbers its entries in the order in which types come. Here the name of a
+file says all that its code depends on. So no file is ever changed: it is written beside and moved into place,
+and processes that compile the same kernel at once leave one whole file.
 
-A folder that is named by all sources, with Numba's cache inside, was tried on Numba 0.68.1 (2026-11-27). It
-mends the changes in other files, and nothing else. When two processes compiled a kernel for int32 and for
-int64 at once, the index led from int64 to the code for int32, and the next process raised `TypeError`. A file
-of which half was left raised `UnpicklingError`, data and index alike. So it needs what is below all the same.
+A folder named by all sources, with Numba's cache inside, was tried on Numba 0.68.1 (2026-11-27). It only
+solves the changes in other files. When two processes compiled a kernel for int32 and for int64 at once, the
+index led from int64 to the code for int32, and the next process raised `TypeError`. A truncated file raised
+`UnpicklingError`, data and index alike. So the code below would be needed all the same.
 
-A kernel that cannot be read is compiled anew, and one that cannot be written is kept in memory: a cache saves
-time and must never be a reason to fail. As Numba, it heeds `NUMBA_CACHE_DIR` and not
+A kernel that cannot be read is compiled again, and one that cannot be written is kept in memory: a cache
+saves time and must never be a reason to fail. Like Numba, it obeys `NUMBA_CACHE_DIR` and not
 `PYTHONDONTWRITEBYTECODE`.
 """
 
@@ -44,9 +44,9 @@ _LOG = logging.getLogger("gradwire")
 
 _PREFIX = "gradwire-kernels-"
 _KEPT = 5
-"""Folders that stay where a new one is made: one for each state of sources and options, some 10 MB each."""
+"""Folders kept when a new one is made: one per state of sources and options, some 10 MB each."""
 _OPTIONS = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO_DEFAULT")
-"""Of Numba's, those that change what it compiles."""
+"""Options of Numba that change the compiled code."""
 _SEAL = 16
 """Bytes of the hash in front of a file's content."""
 
@@ -54,9 +54,9 @@ Places = Callable[[], Sequence[Path]]
 
 
 def places() -> list[Path]:
-    """Where a cache may be: read in this order, and written to the first that can be.
+    """Folders where caches may lie: all are read, in this order; the first that is writable is written.
 
-    `NUMBA_CACHE_DIR` alone where it is set; else beside the package's bytecode, then in the user's cache.
+    `NUMBA_CACHE_DIR` alone if it is set; else the folder of the package's bytecode, then the user's cache.
     """
     if _CONFIG.CACHE_DIR:
         return [Path(_CONFIG.CACHE_DIR)]
@@ -68,9 +68,9 @@ def places() -> list[Path]:
 
 
 def folder_name(sources: Path) -> str:
-    """A name that differs when a source file in `sources`, a compiler or an option does.
+    """Name of a cache folder, made from hashes of all source files in `sources`, of versions and of options.
 
-    All sources count for all kernels, because a kernel's code contains that of those it calls.
+    All sources count for all kernels, because the code of a kernel contains that of the kernels it calls.
     """
     hashed = hashlib.blake2b(digest_size=12)
     options = [getattr(_CONFIG, name, None) for name in _OPTIONS]
@@ -82,17 +82,17 @@ def folder_name(sources: Path) -> str:
 
 
 _FOLDER = folder_name(Path(__file__).parent)
-"""From the time of import on: these are the sources that this process runs."""
+"""Name of this process's cache folder, fixed at import: later edits of sources do not change it."""
 
 
 class KernelCache:
-    """A dispatcher's cache as Numba expects it (`numba.core.caching`), for one kernel.
+    """Cache of one kernel's code, as Numba expects it of a dispatcher (`numba.core.caching`).
 
-    The kernel's code must follow from its sources: raises `ValueError` for a closure.
+    Raises `ValueError` for a closure: its code would depend on values that are not in its sources.
     """
 
     cache_path = None
-    """Numba's statistics name a folder; here there may be several."""
+    """`None`: Numba's statistics expect one folder, and there may be several."""
 
     def __init__(self, function: Callable[..., Any], folder: str = _FOLDER, where: Places = places) -> None:
         self._name = f"{function.__module__}.{function.__qualname__}"
@@ -101,7 +101,7 @@ class KernelCache:
         self._folder, self._where = folder, where
 
     def load_overload(self, sig: object, target_context: Any) -> Any:
-        """The `CompileResult` for the types `sig`; `None` when there is none that can be used."""
+        """Load the `CompileResult` for the types `sig`; `None` if there is no usable one."""
         target_context.refresh()
         name = self._file_name(sig, target_context.codegen())
         for path in (place / self._folder / name for place in self._where()):
@@ -119,7 +119,7 @@ class KernelCache:
         return None
 
     def save_overload(self, sig: object, data: Any) -> None:
-        """Keep the `CompileResult` for the types `sig`, where that is possible."""
+        """Store the `CompileResult` for the types `sig`, if a folder is writable."""
         if data.library.has_dynamic_globals:
             return  # it contains addresses of this process
         folder, name = writable(self._folder, self._where), self._file_name(sig, data.codegen)
@@ -127,7 +127,7 @@ class KernelCache:
             _say_once(", ".join(map(str, self._where())))
 
     def flush(self) -> None:
-        """Nothing: no file is ever out of date."""
+        """Do nothing: no file is ever out of date."""
 
     def _file_name(self, sig: object, codegen: Any) -> str:
         depends = repr((self._name, str(sig), codegen.magic_tuple()))
@@ -136,7 +136,7 @@ class KernelCache:
 
 
 def writable(folder: str = _FOLDER, where: Places = places) -> Path | None:
-    """The folder that kernels are written to, made where it is missing; `None` where nothing can be."""
+    """Find or make the first cache folder that can be written; `None` if there is none."""
     for place in where():
         found = place / folder
         try:
@@ -152,7 +152,9 @@ def writable(folder: str = _FOLDER, where: Places = places) -> Path | None:
 
 
 def _is_safe(folder: Path) -> bool:
-    """Whether only this user, root and the owner of these sources can write there: its code will be run."""
+    """True if only this user, root and the owner of these sources can write to `folder`. Its code will be
+    executed.
+    """
     if not hasattr(os, "getuid"):
         return True
     found = folder.lstat()
@@ -162,7 +164,9 @@ def _is_safe(folder: Path) -> bool:
 
 
 def _drop_oldest(place: Path) -> None:
-    """Processes that still use what goes here compile again what they have not loaded yet."""
+    """Delete the oldest cache folders in `place`, down to `_KEPT`. Running processes compile again kernels
+    not yet loaded.
+    """
     with suppress(OSError):
         found = sorted(place.glob(_PREFIX + "*"), key=lambda each: each.stat().st_mtime_ns)
         for each in found[:-_KEPT]:

@@ -1,4 +1,4 @@
-"""XXH64 of Collet's xxHash: a 64-bit checksum at memory speed, of 8 bytes at a time."""
+"""XXH64 of Collet's xxHash: a 64-bit checksum, computed from 8 bytes at a time at memory speed."""
 
 from __future__ import annotations
 

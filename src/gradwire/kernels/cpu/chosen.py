@@ -1,9 +1,9 @@
-"""Chosen elements into a payload and out of it, each in one call: places, rounding, error feedback.
+"""Payloads of chosen elements, encoded or decoded in one call: places, rounding, error feedback.
 
-For units of some ten thousand elements the calls between such steps took longer than the steps. The kernels
-know a payload's layout as `gradwire.kernels.payload.Shape.numbers` lists it, and Elias and Fano's planes
-(`gradwire.kernels.payload`) by tables. Tables are arguments and not globals: Numba would freeze globals of
-other files into its cache. Numbers are unsigned, so that no index is tested for being negative.
+For units of some ten thousand elements, calls between such steps took longer than the steps. Kernels get a
+payload's layout as `gradwire.kernels.payload.Shape.numbers`, and Elias and Fano's planes
+(`gradwire.kernels.payload`) as tables. Tables are arguments, because Numba would freeze globals of other
+files into its cache. Numbers are unsigned, so that no index is tested for being negative.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLACES = 2048  # indices; those of a chunk stay in the first-level cache betwee
 
 
 def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
-    """Values are read, rounded, written and subtracted a thousand at a time."""
+    """Encode in one call: values are read, rounded, written and subtracted a thousand at a time."""
     if not shape.is_narrow:
         return contracts.take_chosen.plain(x, indices, shape)
     payload = torch.empty(shape.bytes, dtype=torch.uint8, device="cpu")
@@ -42,7 +42,7 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
 
 
 def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound:
-    """Places first, all of them; then values, a thousand at a time."""
+    """Decode all places, then add the values, a thousand at a time."""
     if not shape.is_narrow:
         return contracts.add_chosen.plain(payload, shape, out, weight)
     tables = DECODING, ZEROS_BEFORE, COUNTS
@@ -51,7 +51,7 @@ def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) 
 
 
 def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
-    """One payload after the other."""
+    """Decode one payload after the other."""
     if not shape.is_narrow:
         return contracts.average_chosen.plain(payloads, shape, out, weight)
     out.zero_()
@@ -63,7 +63,7 @@ def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -
 
 
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
-    """Each word is put together in a register."""
+    """Pack in one call; each word is assembled in a register."""
     words = np.zeros(planes.words + 1, np.uint32)
     row = np.zeros(planes.row // 64 + 2, np.uint64)
     low, groups, places = (words[start:] for start in planes.starts)
@@ -74,7 +74,7 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
 
 
 def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
-    """Upper parts block by block, then low bits."""
+    """Unpack the upper parts block by block, then join the low bits."""
     # Kernels read two words at a time, and write a block's ones before they know how many there are.
     words = np.zeros(planes.words + 2, np.uint32)
     words[:-2] = packed.numpy().view(np.uint32)
@@ -96,9 +96,10 @@ def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
 )
 @kernel
 def _split(indices: Any, low_bits: Any, low: Any, row: Any) -> Any:
-    """Low bits into uint32 `low`, ones into zeroed uint64 `row`; False where that would leave `row`.
+    """Split ascending indices into low bits (uint32 `low`) and the upper row (uint64 `row`, zeroed before).
 
-    Each word is put together in a register: setting bits in memory waits for the store before.
+    Returns False if a one would lie outside of `row`. Each word is assembled in a register, because setting
+    bits in memory waits for the previous store.
     """
     b = _U(low_bits)
     mask = (_1 << b) - _1
@@ -131,7 +132,14 @@ def _split(indices: Any, low_bits: Any, low: Any, row: Any) -> Any:
 @prepared("uint64[::1], int64, uint16[::1], uint32[::1], uint32[::1]")
 @kernel
 def _encode_blocks(row: Any, blocks: Any, encoding: Any, groups: Any, places: Any) -> None:
-    """Code `blocks` of uint64 `row` into uint32 `groups` and `places`, each with a spare word."""
+    """Block-code the upper row.
+
+    Args:
+        row: uint64, the bits of the row.
+        blocks: number of blocks of ten bits in `row`.
+        encoding: the table `ENCODING`.
+        groups, places: uint32, written: groups' numbers and places in the group, each with a spare word.
+    """
     group_bits, group_filled, group = _0, _0, _0
     place_bits, place_filled, place = _0, _0, _0
     for i in range(_U(blocks)):
@@ -163,7 +171,7 @@ def _encode_blocks(row: Any, blocks: Any, encoding: Any, groups: Any, places: An
 
 @kernel
 def _window(words: Any, bit: Any) -> Any:
-    """At least 33 bits from `bit` on."""
+    """At least 33 bits of uint32 `words`, from bit number `bit` on."""
     word = bit >> _5
     return (_U(words[word]) | _U(words[word + _1]) << _32) >> (bit & _31)
 
@@ -176,10 +184,19 @@ def _window(words: Any, bit: Any) -> Any:
 def _decode_blocks(
     groups: Any, places: Any, blocks: Any, count: Any, decoding: Any, zeros_before: Any, counts: Any, out: Any
 ) -> Any:
-    """Write the upper parts to `out` (count + 10 or more); returns how many, or -1 for what no block means.
+    """Decode the block-coded upper row into the upper parts of indices.
 
-    The upper part of an index is the number of zeros before its one. Six are written per block whether there
-    are so many or not, because a branch on their number would be mispredicted at every other block.
+    An upper part is the number of zeros before the index's one. Six are written per block, valid or not,
+    because a branch on their number would be mispredicted at every other block.
+
+    Args:
+        groups, places: uint32, groups' numbers and places in the group.
+        blocks: number of blocks.
+        count: number of indices.
+        decoding, zeros_before, counts: the tables `DECODING`, `ZEROS_BEFORE` and `COUNTS`.
+        out: (count + 10 or more,), written.
+
+    Returns the number of upper parts, or -1 if a block is invalid.
     """
     bit, number, farthest = _0, _0, _0
     zeros = np.int64(0)
@@ -226,7 +243,7 @@ def _rises(out: Any) -> Any:
 )
 @kernel
 def _join(low: Any, low_bits: Any, out: Any) -> Any:
-    """Make indices of the upper parts in `out`, with the low bits; returns whether they ascend."""
+    """Join the upper parts in `out` with the low bits to indices, in place; returns whether they ascend."""
     good = True
     for start in range(0, out.size, _PLACES):
         stop = min(start + _PLACES, out.size)
@@ -245,7 +262,7 @@ def _ascend(indices: Any, numel: Any) -> Any:
 
 @kernel
 def _pack(indices: Any, shape: Any, encoding: Any, packed: Any) -> None:
-    """Write ascending places to uint32 `packed`."""
+    """Pack ascending indices into uint32 `packed`, in the form that `shape` names."""
     form, words = shape[0], shape[3]
     if form == LIST:
         for j in range(words):
@@ -268,9 +285,9 @@ def _pack(indices: Any, shape: Any, encoding: Any, packed: Any) -> None:
 )
 @kernel
 def _take_chosen(x: Any, indices: Any, shape: Any, encoding: Any, payload: Any) -> Any:
-    """float32 x at `indices` into uint8 `payload`, and what that carries out of x.
+    """Encode float32 x at `indices` into uint8 `payload`; x keeps the rounding errors there.
 
-    False, with x as it was, where they do not ascend within it.
+    Returns False, and changes nothing, if the indices do not ascend within x.
     """
     count, words, start, kind = shape[1], shape[3], shape[4], shape[5]
     if not _ascend(indices, x.size):

@@ -1,4 +1,4 @@
-"""The largest elements of each chunk."""
+"""Largest elements of each chunk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _TILE = 1024  # chunks at a time: what is known of them stays in the first-level
 
 
 def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
-    """All chunks of a tile side by side, row by row: neighbours in memory belong to neighbouring chunks."""
+    """Select in all strided chunks of a tile side by side, row by row: neighbours in memory are of
+    neighbouring chunks.
+    """
     if x.numel() // chunks > _LAST:
         return contracts.chunk_topk_indices.plain(x, chunks, keep)
     found = np.empty(contracts.chunk_topk_count(x.numel(), chunks, keep), np.int64)
@@ -29,7 +31,9 @@ def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
 
 
 def indices_near_maxima(x: Tensor, ahead: Tensor, chunk: int) -> Tensor:
-    """Two passes over each chunk, which is in the cache for the second."""
+    """Find the maximum of each chunk in a first pass, and compare in a second one, for which the chunk is in
+    the cache.
+    """
     # Pages of the buffer that are not written to take no memory.
     found = np.empty(x.numel() + 1, np.int64)
     count = _indices_near_maxima(x.numpy().view(np.int32), ahead.numpy().view(np.int32), chunk, found)
@@ -39,7 +43,9 @@ def indices_near_maxima(x: Tensor, ahead: Tensor, chunk: int) -> Tensor:
 @prepared("int32[::1], int64, int64, int64[::1]")
 @kernel
 def _chunk_maxima(bits: Any, chunks: Any, keep: Any, out: Any) -> None:
-    """The index of the largest of each chunk; `keep` is 1, named so that it is called like `_chunk_topk`."""
+    """Write the index of the largest element of each chunk. `keep` is 1; it is there so that `_chunk_topk`
+    can be swapped in.
+    """
     count = min(chunks, bits.size)
     row_of, largest = np.zeros(count, np.int32), np.empty(_TILE, np.int32)
     for first in range(0, count, _TILE):
@@ -57,9 +63,9 @@ def _chunk_maxima(bits: Any, chunks: Any, keep: Any, out: Any) -> None:
 @prepared("int32[::1], int64, int64, int64[::1]")
 @kernel
 def _chunk_topk(bits: Any, chunks: Any, keep: Any, out: Any) -> None:
-    """The indices of the `keep` largest of each chunk, or of all that there are.
+    """Write the indices of the `keep` largest elements of each chunk, or of all, if it has fewer.
 
-    Magnitude and row are one integer, which orders by magnitude and then by the lowest row.
+    Magnitude and row are combined into one integer, which orders by magnitude, then by lowest row.
     """
     count = min(chunks, bits.size)
     row_of, keys, least = (
@@ -85,7 +91,13 @@ def _chunk_topk(bits: Any, chunks: Any, keep: Any, out: Any) -> None:
 
 @kernel
 def _by_row(row_of: Any, chunks: Any, keep: Any, numel: Any, out: Any) -> None:
-    """Write ascending indices of the rows of `keep` elements of each chunk, of which -1 is none."""
+    """Write the indices of the selected elements in ascending order.
+
+    Args:
+        row_of: row of each of `keep` elements per chunk, chunk by chunk; -1 for none.
+        chunks, keep, numel: number of chunks, elements selected per chunk, elements of the tensor.
+        out: int64, written.
+    """
     place = np.zeros(numel // chunks + 2, np.int64)
     for row in row_of:
         place[row + 1] += row >= 0
@@ -100,7 +112,9 @@ def _by_row(row_of: Any, chunks: Any, keep: Any, numel: Any, out: Any) -> None:
 @prepared("int32[::1], int32[::1], int64, int64[::1]")
 @kernel
 def _indices_near_maxima(bits: Any, ahead: Any, chunk: Any, out: Any) -> Any:
-    """Write the indices where |ahead| or |x| reaches the chunk's largest |x| > 0; returns how many."""
+    """Write the indices where |ahead| or |x| reaches the chunk's largest |x|, and x is not 0; returns their
+    number.
+    """
     count = 0
     for start in range(0, bits.size, chunk):
         stop = min(start + chunk, bits.size)

@@ -1,4 +1,4 @@
-"""Indices without replacement: the contract's numbers."""
+"""Random indices without replacement, equal to those of the contracts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gradwire.kernels.cpu.prepared import prepared
 
 
 def sample_indices(n: int, k: int, seed: int) -> Tensor:
-    """Floyd's sampling with a bitmap."""
+    """Draw by Floyd's algorithm, with a bitmap of the indices already drawn."""
     return torch.from_numpy(_sample_indices(n, k, seed))
 
 
 def stratified_indices(n: int, size: int, seed: int) -> Tensor:
-    """One step of SplitMix64 for each stretch."""
+    """Draw one index per stretch, by one step of SplitMix64 each."""
     return torch.from_numpy(_stratified_indices(n, size, seed))
 
 
 @prepared("int64, int64, int64")
 @kernel
 def _sample_indices(n: Any, k: Any, seed: Any) -> Any:
-    """Floyd's sampling with a bitmap; the contract's numbers."""
+    """Draw k of n indices by Floyd's algorithm with a bitmap; the same draws as the contract's."""
     taken = np.zeros((n + 63) // 64, np.uint64)
     state, one = np.uint64(seed), np.uint64(1)
     for top in range(n - k, n):
@@ -52,7 +52,7 @@ def _sample_indices(n: Any, k: Any, seed: Any) -> Any:
 @prepared("int64, int64, int64")
 @kernel
 def _stratified_indices(n: Any, size: Any, seed: Any) -> Any:
-    """One index of each of `size` stretches by SplitMix64; the contract's numbers."""
+    """Draw one index from each of `size` stretches by SplitMix64; the same draws as the contract's."""
     out = np.empty(size, np.int64)
     state = np.uint64(seed)
     for j in range(size):

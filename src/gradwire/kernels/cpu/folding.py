@@ -1,4 +1,4 @@
-"""Memory plus gradient in one pass."""
+"""Memory plus gradient in one pass, with or without momentum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gradwire.kernels.slices import SMALLEST, each_slice, threads_for
 
 _BLOCK = 4096  # elements; two arrays of it stay in the first-level cache between the inner loops
 _FLOATS = (float32, float64, float16, bfloat16)
-"""A memory may have a shorter type than the planes in which it is folded."""
+"""Types that `fold` takes: a memory may have a shorter type than the planes in which it is folded."""
 
 
 @takes(*_FLOATS)
@@ -33,7 +33,7 @@ def fold(
     scale: float = 1.0,
     pieces: Pieces | None = None,
 ) -> Folded:
-    """All pieces in one call, in slices where cores are free."""
+    """Fold all pieces in one call, or in slices on several threads if cores are free."""
     if working.dtype is not float32 or grad.dtype is not float32:
         return contracts.fold.plain(working, committed, grad, coefficient, scale, pieces)
     pieces = whole(grad.numel()) if pieces is None else pieces
@@ -59,7 +59,7 @@ def fold_momentum(
     *,
     nesterov: bool = False,
 ) -> Folded:
-    """As `fold`, with a scale for each piece."""
+    """Fold as `fold` does; each piece may have its own scale."""
     if working[0].dtype is not float32 or grad.dtype is not float32:
         plain = contracts.fold_momentum.plain
         return plain(working, committed, grad, momentum, scale, pieces, nesterov=nesterov)
@@ -78,7 +78,7 @@ def fold_momentum(
 
 
 def mask_zeros(target: Tensor, like: Tensor) -> None:
-    """One pass."""
+    """Mask in one pass."""
     if target.shape == like.shape:
         _mask_zeros(target.numpy(), like.numpy())
     else:
@@ -100,17 +100,20 @@ def _loaded(working: Tensor, committed: Tensor, pieces: Pieces) -> Tensor:
 
 Rows = NDArray[np.int64]
 Magnitudes = NDArray[np.int32]
-"""Bits of float32 without the sign: as integers they order NaN and Inf above everything."""
+"""Magnitudes of float32 as int32 bits, in which NaN and Inf are above all numbers."""
 
 
 class _Seen(NamedTuple):
-    """The largest magnitude of each piece's gradient, and of all sums."""
+    """Largest magnitude of each piece's gradient, and of all sums, as float32 bits."""
 
     gradients: Magnitudes
     sums: int
 
     def judged(self, scales: NDArray[np.float64], remembers: bool) -> Folded:
-        """Judge it, given the factors that gradients are multiplied by."""
+        """Derive the findings of a fold: idle pieces, and whether all numbers are finite and small enough.
+
+        `scales` are the factors of the pieces' gradients. `remembers` says whether there is a memory.
+        """
         bounds = (LARGEST_GRADIENT, LARGEST_SUM) if remembers else (np.inf, np.inf)
         idle, small = _judge(self.gradients, scales, bounds[0])
         small = small and bool(np.int32(self.sums).view(np.float32) < bounds[1])
@@ -118,7 +121,11 @@ class _Seen(NamedTuple):
 
 
 def _in_threads(pieces: Pieces, run: Callable[[Rows, Rows | slice, Magnitudes], int]) -> _Seen:
-    """Run a kernel on rows of pieces, or parts of them, whose largest gradients it writes down."""
+    """Run a fold kernel on all pieces, on several threads if cores are free.
+
+    `run` gets rows of pieces, the numbers of their pieces, and an array for the largest gradient of each row;
+    it returns the largest sum.
+    """
     if threads_for(pieces.numel) == 1:
         largest = np.empty(len(pieces), np.int32)
         return _Seen(largest, run(pieces.table, slice(None), largest))
@@ -138,9 +145,14 @@ def _in_threads(pieces: Pieces, run: Callable[[Rows, Rows | slice, Magnitudes], 
 @prepared("int32[::1], float64[::1], float64")
 @kernel
 def _judge(largest: Any, scales: Any, bound: Any) -> Any:
-    """How many of the `largest` gradients are 0, and whether all times their scales are below the bound.
+    """Count the idle pieces, and compare the scaled gradients with `bound`.
 
-    `largest` has the bits of float32. NaN is below nothing. One scale may serve all.
+    Args:
+        largest: int32 (pieces,), largest magnitude of each piece's gradient, as float32 bits.
+        scales: factors of the gradients, (pieces,), or (1,) for all.
+        bound: number that scaled gradients must be below; NaN never is.
+
+    Returns (number of zeros in `largest`, whether all are below the bound).
     """
     idle, small, numbers = 0, True, largest.view(np.float32)
     for i in range(largest.size):
@@ -158,7 +170,9 @@ def _weighted_sum(out: Any, a: Any, b: Any, weight_a: Any, weight_b: Any) -> Non
 
 @kernel
 def _max_magnitude(bits: Any) -> Any:
-    """Magnitudes compared as integers vectorise, and order NaN and Inf above everything."""
+    """Largest magnitude of float32 `bits`, as int32. Integer comparisons vectorise, and order NaN and Inf
+    above all numbers.
+    """
     largest = np.int32(0)
     for i in range(bits.size):
         largest = max(largest, np.int32(bits[i] & MAGNITUDE))

@@ -1,9 +1,8 @@
-"""Whole chunks of a GComp frame: split, code and pack; and back.
+"""Chunks of a GComp frame: numbers are split into symbols and fields, coded and packed, and back.
 
-`docs/engineering/wire-format.md` is the layout.
-
-A chunk is worked on in blocks that stay in the first-level cache between two loops; only its symbols, a byte
-each, are kept for all of it, because four streams are coded side by side.
+`docs/engineering/wire-format.md` describes the layout. A chunk is processed in blocks that stay in the
+first-level cache between two loops. Only its symbols, a byte each, are kept for the whole chunk, because four
+streams are coded side by side.
 """
 
 from __future__ import annotations
@@ -36,7 +35,9 @@ _STREAMS, _ESCAPES, _LEVELS, _FIELDS, _KIND = 0, 4, 5, 6, 7
 
 @kernel
 def _drops_of(drops: Any, same: Any, here: Any, count: Any) -> Any:
-    """Dropped bits of `count` elements from number `here` on: `drops`, or `same` if `drops` is empty."""
+    """Dropped bits of `count` elements from number `here` on: of `drops`, or of `same` if `drops` is
+    empty.
+    """
     return same[:count] if drops.size == 0 else drops[here : here + count]
 
 
@@ -133,8 +134,10 @@ def _append_raw(words: Any, drops: Any, same: Any, how: Any, out: Any, place: An
 
 @kernel
 def narrowed(word: Any, base: Any) -> Any:
-    """The 16-bit float that was spread to `word`: without the lowest bits of the mantissa and the upper ones
-    of the exponent, of which float16 has 5."""
+    """Convert a 16-bit float that was spread over float32's bits back to 16 bits.
+
+    The `base` missing bits of the mantissa are left out, and float16's exponent is cut to 5 bits.
+    """
     rest = (word & _I(0x7FFFFFFF)) >> base
     return np.uint16(word >> _I(16) & _I(0x8000) | rest & _I(0x7FFF))
 
@@ -155,10 +158,20 @@ def encode_chunks(
     directory: Any,
     counts: Any,
 ) -> Any:
-    """Chunks of `words`, one row of uint16 `directory` (chunks, 8) each, into uint64 `out`; returns words.
+    """Encode numbers in chunks.
 
-    `drops` is of every element, or empty: then `same` has one value over and over, for 2048 elements. A
-    chunk that would grow is stored raw. Symbols are counted in int64 `counts` (4, 256), if not (0, 256).
+    Args:
+        words: uint32 (n,), bits of the numbers.
+        drops: uint8 (n,), dropped bits of each number; or empty, if `same` applies.
+        same: uint8 (2048,), one value repeated.
+        how: (thresholds, flush, explicit, base).
+        lookups: (pairs, singles, escaped), tables of the Huffman code.
+        chunk: numbers per chunk.
+        out: uint64, written. A chunk that coding would enlarge is stored raw.
+        directory: uint16 (chunks, 8), written: words of each segment.
+        counts: int64 (4, 256), to which symbols are counted; or (0, 256) to count none.
+
+    Returns the number of words written.
     """
     most = min(chunk, words.size)
     symbols = np.empty((most + 3) // 4 * 4, np.uint8)
@@ -354,7 +367,9 @@ def _decode_chunk(
 
 @kernel
 def _ends(words: Any, bit: Any, limit: Any) -> Any:
-    """Whether place `bit` lies in the last word before place `limit`, and only zeros follow in that word."""
+    """True if bit number `bit` lies in the last word before word `limit`, and only zeros follow it in
+    that word.
+    """
     if (bit + _U(63)) >> _U(6) != limit >> _U(6):
         return False
     return bit & _U(63) == _U(0) or words[bit >> _U(6)] >> (bit & _U(63)) == _U(0)

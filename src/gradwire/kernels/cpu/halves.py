@@ -1,4 +1,4 @@
-"""float32 in 16 bits and back, in integers, because Numba has no such types on the CPU.
+"""Conversion of float32 to 16-bit floats and back, by integers: Numba has no 16-bit floats on the CPU.
 
 Rounding is to nearest, ties to even. A finite number that is too large becomes the largest number; Inf stays
 Inf and NaN stays NaN. float16 has 5 bits of exponent and 10 of mantissa, bfloat16 has 8 and 7. Loops choose
@@ -24,7 +24,9 @@ _SUBNORMAL = np.float32(2.0**-24)  # one unit of float16's last place there
 
 @kernel
 def _rounded(bits: Any, dropped: Any) -> Any:
-    """`bits` without the lowest `dropped`; a carry into the exponent is right, too."""
+    """Round away the lowest `dropped` bits, ties to even. A carry into the exponent gives the right
+    number.
+    """
     return (bits + (_U(1) << (dropped - _U(1))) - _U(1) + ((bits >> dropped) & _U(1))) >> dropped
 
 

@@ -1,6 +1,6 @@
-"""Huffman codes of bytes: the lookups of a code, encoding, and decoding of four interleaved streams.
+"""Huffman codes of bytes: tables of a code, encoding, and decoding of four interleaved streams.
 
-A code's first bit is the lowest one of its number, and of the 64-bit words that it is written to. Numbers are
+A code's first bit is its lowest, and is written to the lowest free bit of a 64-bit word. Numbers are
 unsigned, so that no index is tested for being negative.
 """
 
@@ -23,7 +23,9 @@ _SEVERAL = _U(43)  # symbols that five look-ups may write: seven each, and a who
 )
 @kernel
 def count_symbols(symbols: Any, counts: Any) -> None:
-    """Add to int64 `counts` (4, 256), in four rows: one would wait for itself where symbols repeat."""
+    """Count `symbols` into int64 `counts` (4, 256). Four rows are used in turn, because runs of a symbol
+    would stall on one.
+    """
     whole = symbols.size // 4 * 4
     for i in range(0, whole, 4):
         counts[0, symbols[i]] += 1
@@ -39,9 +41,10 @@ def count_symbols(symbols: Any, counts: Any) -> None:
 )
 @kernel
 def fill_pairs(singles: Any, pairs: Any) -> None:
-    """uint32 `pairs` (65536,) of uint32 `singles` (256,): of two symbols, the lower byte goes first.
+    """Fill uint32 `pairs` (65536,) with entries of two symbols, from `singles` (256,). The lower byte comes
+    first.
 
-    An entry is the length (5 bits), whether a symbol is escaped (1 bit), and the code.
+    An entry has the length of the code (5 bits), whether a symbol is escaped (1 bit), and the code.
     """
     six, length, flag = np.uint32(6), np.uint32(31), np.uint32(32)
     for second in range(256):
@@ -57,9 +60,11 @@ def fill_pairs(singles: Any, pairs: Any) -> None:
 )
 @kernel
 def fill_windows(singles: Any, lengths: Any, bits: Any, windows: Any) -> None:
-    """uint64 `windows` (2^bits,): what a window of as many bits begins with, up to seven whole codes.
+    """Fill uint64 `windows` (2^bits,): the whole codes, up to seven, with which each window of `bits` bits
+    begins.
 
-    An entry is their symbols (7 bytes, the first one lowest), their number (3 bits) and their length.
+    An entry has their symbols (7 bytes, the first one lowest), their number (3 bits) and their total length
+    (5 bits).
     """
     width = _U(bits)
     mask = (_1 << width) - _1
@@ -83,7 +88,7 @@ def fill_windows(singles: Any, lengths: Any, bits: Any, windows: Any) -> None:
 
 @kernel
 def put_word(out: Any, place: Any, word: Any) -> None:
-    """Eight bytes into uint8 `out`, at any place: the compiler makes one store of them."""
+    """Store a 64-bit word at any byte of uint8 `out`. The compiler makes one store of it."""
     out[place] = np.uint8(word)
     out[place + _U(1)] = np.uint8(word >> _U(8))
     out[place + _U(2)] = np.uint8(word >> _U(16))
@@ -155,7 +160,7 @@ def encode_stream(
 
 @kernel
 def window_at(words: Any, bit: Any) -> Any:
-    """64 bits of uint64 `words` from place `bit` on; two words are read."""
+    """Read 64 bits of uint64 `words` from bit `bit` on; two words are read."""
     word, shift = bit >> _6, bit & _63
     # Two shifts to the left, because one by 64 is undefined.
     return (words[word] >> shift) | ((words[word + _1] << _1) << (_63 - shift))
@@ -236,5 +241,7 @@ def decode_streams(words: Any, ends: Any, windows: Any, lengths: Any, symbols: A
 
 @kernel
 def quarter(count: Any) -> Any:
-    """Symbols of each of the first three of four streams: a multiple of 4, so that quads start there."""
+    """Number of symbols in each of the first three of four streams: a multiple of 4, so that quads
+    start there.
+    """
     return (count + 15) // 16 * 4

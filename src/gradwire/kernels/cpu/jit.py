@@ -1,6 +1,6 @@
-"""How kernels are compiled: without the interpreter lock, once per machine, and not for callers from C.
+"""Compilation of kernels: without the interpreter lock, cached on disk, and not callable from C.
 
-Kernels that only other kernels call keep their way in from Python: where it is missing, a call crashes.
+Kernels that only other kernels call stay callable from Python: without that, a call crashes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def _compiler(**options: Any) -> Compile:
 kernel: Compile = _compiler()
 
 inlined: Compile = _compiler(inline="always")
-"""For a part of other kernels that is to be typed and optimised anew in each of them."""
+"""Compile a kernel that is typed and optimised anew inside each kernel that calls it."""
 
 reordered: Compile = _compiler(fastmath={"reassoc", "nsz"})
-"""For sums that may be taken in any order, so that they are vectorised."""
+"""Compile a kernel whose sums may be taken in any order, so that they are vectorised."""
 
 _COMPILING = event.TimingListener()
 event.register("numba:compile", _COMPILING)
@@ -49,7 +49,7 @@ def compiled_s() -> float:
 
 @contextmanager
 def announced(say: Callable[[], None]) -> Iterator[None]:
-    """Call `say` before each kernel that is compiled meanwhile, and not merely loaded from the cache."""
+    """Context that calls `say` before each kernel that has to be compiled, and is not in the cache."""
     with event.install_listener("numba:compile", _Saying(say)):
         yield
 
@@ -62,4 +62,4 @@ class _Saying(event.Listener):
         self._say()
 
     def on_end(self, _event: object) -> None:
-        """Nothing: the next one tells what this one took."""
+        """Do nothing."""

@@ -1,11 +1,11 @@
 """The k-th largest magnitude, exactly, by counting.
 
 Radix selection from the most significant digit (Knuth 1998, The Art of Computer Programming 3, section
-5.2.5), on magnitudes as integers: histogram the range that holds the answer, keep the one bin that does,
-until that bin is one number.
+5.2.5), on magnitudes as integers. It makes a histogram of the range that holds the answer, keeps the one bin
+that does, and repeats until the bin is one number.
 
 Differences from the textbook: the range starts at the smallest and largest magnitude that occur, not at all
-31 bits, so that two histograms are the rule; few elements get few bins, so that clearing and walking them
+31 bits, so that two histograms usually suffice. Few elements get few bins, so that clearing and walking them
 costs no more than counting.
 """
 
@@ -32,7 +32,7 @@ def _extremes(bits: Any) -> Any:
 
 @kernel
 def _count(bits: Any, low: Any, high: Any, shift: Any, bins: Any) -> None:
-    """Histogram of the magnitudes in low … high; a bin is 2^shift of them wide."""
+    """Histogram of the magnitudes in low … high, with bins of 2^shift magnitudes each."""
     bins[:] = 0
     for j in range(bits.size):
         here = magnitude(bits[j])
@@ -42,9 +42,9 @@ def _count(bits: Any, low: Any, high: Any, shift: Any, bins: Any) -> None:
 
 @kernel
 def kth_magnitude(bits: Any, k: Any) -> Any:
-    """(t, ties): the k-th largest magnitude t, and how many elements equal to t the k largest include.
+    """Find the k-th largest magnitude t of `bits` (n,), int32 bits of float32, with 1 ≤ k ≤ n.
 
-    `bits` (n,) int32 are those of float32; 1 ≤ k ≤ n.
+    Returns (t, number of elements equal to t among the k largest).
     """
     low, high = _extremes(bits)
     bins = np.empty(max(16, min(_MOST_BINS, bits.size)), np.int64)

@@ -1,7 +1,8 @@
-"""Products of matrices with thin factors. A unit's matrices lie one after the other and take one call.
+"""Products of matrices with thin factors. All matrices of a unit lie one after the other and take one call.
 
-A row of `places` says of a matrix where it starts, its rows, its columns, and where its left and right
-factor start. Factors are flat, too: per matrix `rank` runs of as many numbers as it has rows or columns.
+A row of `places` has the first element of a matrix, its rows, its columns, and the first elements of its left
+and right factors. Factors are flat, too: per matrix `rank` columns, each of as many numbers as the matrix has
+rows (left) or columns (right).
 """
 
 from __future__ import annotations
@@ -130,7 +131,10 @@ def _norm(a: Any) -> Any:
 
 @kernel
 def _accept(work: Any, taken: Any, k: Any, column: Any) -> Any:
-    """Make `column` the k-th of an orthonormal set, unless nothing of it is left beside those taken."""
+    """Orthogonalise `column` against the rows of `work` that `taken` marks, and normalise it into work[k].
+
+    Returns False if it is zero, or only rounding is left of it.
+    """
     total = 0.0
     for i in range(column.size):
         total += abs(np.float64(column[i]))
@@ -162,7 +166,10 @@ def _accept(work: Any, taken: Any, k: Any, column: Any) -> Any:
 )
 @kernel
 def _orthonormalise(factors: Any, spans: Any, rank: Any, spare: Any) -> None:
-    """float32 or float64. All sums are float64 and in order, so that bits are the same wherever this runs."""
+    """Make the columns of every factor orthonormal in place, as the contract says; float32 or float64.
+
+    All sums are float64 and in order, so that every processor gets the same bits.
+    """
     for matrix in range(spans.shape[0]):
         start, size = spans[matrix]
         work, taken = np.empty((rank, size)), np.zeros(rank, dtype=np.bool_)

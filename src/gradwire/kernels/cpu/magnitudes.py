@@ -1,4 +1,4 @@
-"""Magnitudes in logarithmic bins: counts and energies."""
+"""Histograms of magnitudes in logarithmic bins: counts and energies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAYS = 4  # tables in turn, so that neighbours in one bin do not wait for each 
 
 
 def magnitude_histogram(x: Tensor) -> Histogram:
-    """One pass."""
+    """Count and sum in one pass."""
     counts, energies = np.zeros(BINS, np.int64), np.zeros(BINS, np.float64)
     _magnitude_histogram(x.numpy(), SHIFT, counts, energies)
     return Histogram(torch.from_numpy(counts), torch.from_numpy(energies))
@@ -25,7 +25,9 @@ def magnitude_histogram(x: Tensor) -> Histogram:
 @prepared("float32[::1], int64, int64[::1], float64[::1]")
 @kernel
 def _magnitude_histogram(x: Any, shift: Any, counts: Any, energies: Any) -> None:
-    """Add each element's place in the bins that the upper bits of its magnitude name; float32."""
+    """Add each element of float32 x to the count and energy of its bin: the magnitude's bits without the
+    lowest `shift`.
+    """
     bits = x.view(np.uint32)
     bins = counts.size
     number = np.zeros(_WAYS * bins, np.int64)

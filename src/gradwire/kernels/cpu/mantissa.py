@@ -1,8 +1,9 @@
-"""Floats into symbol, width and field, the fields bit by bit into words, and back.
+"""Splitting of floats into a symbol and a field of variable width, packing of fields into words, and the
+inverse.
 
 Numbers are float32's bits, or 16-bit floats spread over them: sign at bit 31, exponent from bit 23 on, and
-the lowest `base` bits of the mantissa missing. Dropped bits count from the lowest bit that is there. The
-loops over whole blocks vectorise. `how` is (thresholds, flush, explicit, base).
+the lowest `base` bits of the mantissa missing. Dropped bits count from the lowest existing bit. The loops
+over whole blocks vectorise. `how` is (thresholds, flush, explicit, base).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _FLOAT16, _LAST_OF_FLOAT16 = _I(13), _I(30)  # its missing bits, its largest fin
 
 @kernel
 def _dropped(exponent: Any, drop: Any, how: Any) -> Any:
-    """Bits to drop of a value with that exponent: `drop`, or as many as lie below the threshold `drop`."""
+    """Number of bits to drop of a value with this `exponent`: `drop`, or the bits below the threshold
+    `drop`.
+    """
     thresholds, _, _, base = how
     if thresholds:
         drop = _I(max(drop, exponent) - exponent)
@@ -34,7 +37,10 @@ def _dropped(exponent: Any, drop: Any, how: Any) -> Any:
 
 @kernel
 def _rounded(bits: Any, drop: Any, how: Any) -> Any:
-    """The nearest magnitude with the dropped bits zero, ties to even; beyond the mantissa 0 or one step."""
+    """Round a magnitude to the nearest with the dropped bits zero, ties to even.
+
+    With a threshold above the number's own step, the result is 0 or one step of the threshold.
+    """
     thresholds, flush, _, base = how
     magnitude = _I(bits & _MAGNITUDE)
     exponent = _I(magnitude >> _I(23))
@@ -56,7 +62,7 @@ def _rounded(bits: Any, drop: Any, how: Any) -> Any:
 )
 @kernel
 def round_words(words: Any, drops: Any, how: Any, out: Any) -> None:
-    """Write to `out` the `words` as they are after encoding and decoding; both uint32 (n,)."""
+    """Write to `out` the `words` as a receiver decodes them; both uint32 (n,)."""
     exact = not how[1]
     for i in range(words.size):
         near = _rounded(words[i], _I(drops[i]), how)
@@ -71,7 +77,15 @@ def round_words(words: Any, drops: Any, how: Any, out: Any) -> None:
 )
 @kernel
 def split(words: Any, drops: Any, how: Any, symbols: Any, widths: Any, fields: Any) -> None:
-    """Of `words`, rounded: uint8 `symbols`, and sign and kept mantissa in uint32 `fields`, uint8 `widths`."""
+    """Round `words` and split them into symbols and fields.
+
+    Args:
+        words, drops, how: uint32 (n,), uint8 (n,), and (thresholds, flush, explicit, base).
+        symbols: uint8 (n,), written: exponents. 0 stands for the number zero, 254 for a tiny float, 255 for
+            an exponent of 254 or more.
+        widths: uint8 (n,), written: bits of each field, 0 for a symbol of 0.
+        fields: uint32 (n,), written: sign and kept mantissa.
+    """
     _, flush, _, base = how
     full, exact = _I(24 - base), not flush
     for i in range(words.size):
@@ -91,9 +105,16 @@ def split(words: Any, drops: Any, how: Any, symbols: Any, widths: Any, fields: A
 def exponents_at(
     words: Any, drops: Any, drop: Any, how: Any, symbols: Any, marks: Any, escaped: Any, out: Any
 ) -> Any:
-    """Bytes into uint8 `out` for each symbol that `escaped` marks, 0 for a tiny number; returns how many.
+    """Write the exponent of each number whose symbol is escaped, one byte each, in order; 0 for a tiny float.
 
-    They are among those whose number divided by 4 is in `marks`. `drops` is of every element, or empty.
+    Args:
+        words, drops, drop, how: as for `split`; `drop` applies to all numbers if `drops` is empty.
+        symbols: uint8 (n,).
+        marks: int32, numbers of the quads of symbols that may contain escaped ones.
+        escaped: (256,), True for escaped symbols.
+        out: uint8, written.
+
+    Returns the number of bytes.
     """
     number = 0
     for mark in marks:
@@ -107,9 +128,13 @@ def exponents_at(
 
 @kernel
 def pack_fields(fields: Any, widths: Any, out: Any, place: Any, held: Any, filled: Any) -> Any:
-    """Append an even number of fields, of at most 24 bits each, to uint8 `out`.
+    """Append fields to uint8 `out`, lowest bits first.
 
-    (place, held, filled) is the next byte, and the bits that do not fill it yet and how many they are.
+    Args:
+        fields, widths: an even number of fields, of at most 24 bits each.
+        place, held, filled: number of the next byte, bits that do not fill it yet, and their number.
+
+    Returns the new (place, held, filled).
     """
     for i in range(0, fields.size - 1, 2):
         first = _U(widths[i])
@@ -145,7 +170,9 @@ def widths_of(exponents: Any, symbols: Any, drops: Any, how: Any, widths: Any) -
 
 @kernel
 def _word_at(data: Any, place: Any) -> Any:
-    """Eight bytes of uint8 `data`, from any place: the compiler makes one load of them."""
+    """Load eight bytes of uint8 `data` from any place on, as one 64-bit word. The compiler makes one
+    load of it.
+    """
     low = _U(data[place]) | _U(data[place + _U(1)]) << _U(8) | _U(data[place + _U(2)]) << _U(16)
     low |= _U(data[place + _U(3)]) << _U(24) | _U(data[place + _U(4)]) << _U(32)
     high = _U(data[place + _U(5)]) << _U(40) | _U(data[place + _U(6)]) << _U(48)

@@ -1,4 +1,4 @@
-"""Random words by counting."""
+"""Counter-based random words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradwire.kernels.cpu.jit import kernel
 
 @kernel
 def random_word(index: Any, low: Any, high: Any) -> Any:
-    """uint32 of an index and the two halves of a key, uint32 each, as `random_words` has it."""
+    """Random uint32 for an `index` and the two halves of a key, uint32 each; equal to `random_words`."""
     # Every step is cut to 32 bits at once: what Numba widens to 64 would halve the lanes of a vector.
     h = np.uint32(np.uint32(index) * np.uint32(0x9E3779B1) + low)
     h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B))

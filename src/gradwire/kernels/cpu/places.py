@@ -1,4 +1,4 @@
-"""Elements at given indices, and the indices as bits."""
+"""Gather and scatter at given indices, and bitmaps of indices."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) ->
 
 
 def pack_bits(indices: Tensor, words: int) -> Tensor:
-    """Set the bit of each index, in the order of the indices."""
+    """Set one bit per index, in the order of the indices."""
     packed = torch.zeros(words, dtype=torch.int32, device=indices.device)
     set_bits(indices.numpy(), packed.numpy())
     return packed
 
 
 def unpack_bits(packed: Tensor, count: int) -> tuple[Tensor, Sound]:
-    """Find the indices as the contract says, a whole word at a time while there is room for 32 more."""
+    """Find the set bits, a whole word at a time while `out` has room for 32 more."""
     indices = torch.empty(count + 1, dtype=index_type(32 * packed.numel()), device=packed.device)
     found = find_bits(packed.numpy(), indices.numpy())
     indices[found:] = max(32 * packed.numel() - 1, 0)
@@ -105,7 +105,9 @@ def set_bits(indices: Any, words: Any) -> None:
 )
 @kernel
 def find_bits(words: Any, out: Any) -> Any:
-    """Write the indices of ones to `out` until it is full; returns how many."""
+    """Write the numbers of the set bits of `words` to `out` until it is full; returns how many were
+    written.
+    """
     count = 0
     for word in range(words.size):
         bits = words[word]

@@ -1,4 +1,4 @@
-"""With which types kernels are called: declared beside each kernel, compiled when `prepare` asks for it."""
+"""Declaration of the types with which kernels are called, so that `prepare` can compile them early."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 SIGNATURES: dict[str, list[tuple[Any, str]]] = {}
-"""By subject, the name of a file of contracts: kernels that Python calls, and types in Numba's notation."""
+"""Kernels that Python calls and their types in Numba's notation, by subject (the name of a file of
+contracts)."""
 
 
 def prepared(*signatures: str, subject: str | None = None) -> Callable[[Any], Any]:
-    """A decorator for a kernel that Python calls: its arguments' types, in the order of their compilation.
+    """Decorate a kernel that Python calls with the types of its arguments, in the order of compilation.
 
-    Importing compiles nothing. A narrower type stands before a wider one that would take the same call.
-    `subject` is the contracts' file; by default it has the name of the kernel's own.
+    Importing compiles nothing. A narrower type must stand before a wider one that would take the same call.
+    `subject` is the name of the contracts' file; by default that of the kernel's own file.
     """
 
     def declared(kernel: Any) -> Any:

@@ -1,6 +1,6 @@
-"""One bit per element and one or two levels per block: a pass that sums, and one that packs and subtracts.
+"""One bit per element, and one or two levels per block: a pass that sums, and one that packs and subtracts.
 
-A block that stays in the caches crosses memory once; a whole part of any size, twice.
+A block that fits the caches is read from memory once. A whole part as one block, of any size, is read twice.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SPREAD, _PICK = np.uint64(0x0101010101010101), np.uint64(0x8040201008040201)
 
 
 def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
-    """One pass that sums, and one that packs."""
+    """Sum in a first pass, pack and subtract in a second one."""
     _pack_signs(x.numpy(), blocks.bounds, blocks.step, levels.numpy(), packed.numpy(), leave)
 
 
 def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
-    """Eight bits at a time become eight bytes."""
+    """Decode and add: eight bits at a time become eight bytes."""
     arrays = levels.numpy(), packed.numpy(), blocks.bounds
     _add_signs(*arrays, blocks.step, out.numpy(), np.float32(weight))
 
@@ -47,7 +47,9 @@ def _join(words: Any, out: Any) -> None:
 
 @kernel
 def pack_flags(x: Any, flags: Any, out: Any) -> None:
-    """Bits of x >= 0 of up to a block of elements to `out` (⌈size/8⌉,) uint8; the last is filled with 0."""
+    """Pack the bits of x >= 0 into `out` (⌈size/8⌉,) uint8; the last byte is padded with 0. x has at most a
+    block.
+    """
     _flag(x, flags)
     flags[x.size : 8 * out.size] = 0
     _join(flags.view(np.uint64), out)
@@ -61,7 +63,7 @@ def _subtract(x: Any, high: Any, low: Any) -> None:
 
 @kernel
 def _measure(x: Any, sums: Any, counts: Any, levels: Any) -> None:
-    """The mean magnitude, or the means of both sides, to `levels`."""
+    """Write the levels of a block: its mean magnitude, or the means of elements >= 0 and of the others."""
     sums[:], counts[:] = 0, 0
     for start in range(0, x.size, _BLOCK):
         here = x[start : start + _BLOCK]
@@ -89,7 +91,7 @@ def _pack(x: Any, high: Any, low: Any, flags: Any, out: Any, leave: Any) -> None
 @prepared("float32[::1], int64[::1], int64, float32[:, ::1], uint8[::1], boolean")
 @kernel
 def _pack_signs(x: Any, bounds: Any, step: Any, levels: Any, packed: Any, leave: Any) -> None:
-    """float32: fill `levels` (blocks, 1 or 2) and `packed`; with `leave`, x is left without what they say."""
+    """float32: write `levels` (blocks, 1 or 2) and `packed`; with `leave`, x keeps the rounding errors."""
     flags = np.zeros(_BLOCK, np.uint8)
     sums, counts = np.zeros((2, LANES)), np.zeros(LANES, np.int64)
     row, byte = 0, 0
@@ -119,7 +121,7 @@ def _add_either(out: Any, flags: Any, high: Any, low: Any) -> None:
 @prepared("float32[:, ::1], uint8[::1], int64[::1], int64, float32[::1], float32")
 @kernel
 def _add_signs(levels: Any, packed: Any, bounds: Any, step: Any, out: Any, weight: Any) -> None:
-    """float32: out += weight · level of the bit."""
+    """float32: out += weight · the level of each bit."""
     flags = np.zeros(_BLOCK, np.uint8)
     row, byte = 0, 0
     for part in range(bounds.size - 1):

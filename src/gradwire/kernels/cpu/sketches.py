@@ -17,14 +17,14 @@ _BLOCK = 2048  # elements; a row of estimates for each of five rows stays in the
 
 
 def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
-    """Row after row of the table."""
+    """Sketch row after row of the table."""
     table = torch.zeros(hashes.shape[0], columns, dtype=x.dtype, device=x.device)
     _count_sketch(x.numpy(), *_unsigned(hashes), table.numpy())
     return table
 
 
 def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor:
-    """In slices, side by side where cores are free."""
+    """Estimate in slices, on several threads if cores are free."""
     numbers = table.nan_to_num(torch.inf, torch.inf, -torch.inf).numpy()
     multipliers, addends = _unsigned(hashes)
     estimates = out.numpy()
@@ -39,20 +39,20 @@ def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor
 
 
 def _unsigned(hashes: Tensor) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Multipliers and addends, each (rows,)."""
+    """Multipliers and addends of the hashes, each (rows,) uint64."""
     multipliers, addends = hashes.t().contiguous().numpy().view(np.uint64)
     return multipliers, addends
 
 
 @kernel
 def _bucket(hashed: Any, columns: Any) -> Any:
-    """The column of a hash: its upper 31 bits as a fraction of 2^31, times the number of columns."""
+    """Column of a hash: its upper 31 bits as a fraction of 2^31, times the number of columns."""
     return np.int64(((hashed >> np.uint64(33)) * columns) >> np.uint64(31))
 
 
 @kernel
 def _signed(value: Any, hashed: Any) -> Any:
-    """The value, or its negative if bit 32 of the hash is set."""
+    """`value`, negated if bit 32 of the hash is set."""
     return -value if (hashed >> np.uint64(32)) & np.uint64(1) else value
 
 
@@ -71,7 +71,9 @@ def _count_sketch(x: Any, multipliers: Any, addends: Any, table: Any) -> None:
 
 @kernel
 def _read(row: Any, hashed: Any, multiplier: Any, out: Any) -> None:
-    """Estimates of elements, whose first has this hash, by one row of the table."""
+    """Write the estimates of elements from one row of the table. `hashed` is the hash of the first
+    element.
+    """
     columns = np.uint64(row.size)
     for i in range(out.size):
         out[i] = _signed(row[_bucket(hashed, columns)], hashed)
@@ -80,7 +82,7 @@ def _read(row: Any, hashed: Any, multiplier: Any, out: Any) -> None:
 
 @kernel
 def _order(low: Any, high: Any) -> None:
-    """Swap elements where `low` is above `high`; written so that it vectorises."""
+    """Sort pairs: swap elements where `low` is above `high`. Written so that it vectorises."""
     for i in range(low.size):
         smaller, larger = min(low[i], high[i]), max(low[i], high[i])
         low[i] = smaller
@@ -90,7 +92,9 @@ def _order(low: Any, high: Any) -> None:
 @prepared("float32[:, ::1], uint64[::1], uint64[::1], float32[::1]")
 @kernel
 def _count_sketch_estimates(table: Any, multipliers: Any, addends: Any, out: Any) -> None:
-    """float32: out[i] = median over the rows; an odd number of rows, and no NaN in the table."""
+    """float32: out[i] = median of the rows' estimates. The number of rows is odd, and the table has no
+    NaN.
+    """
     rows = table.shape[0]
     read = np.empty((rows, _BLOCK), np.float32)
     for start in range(0, out.size, _BLOCK):

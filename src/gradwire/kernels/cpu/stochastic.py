@@ -1,4 +1,4 @@
-"""Stochastic rounding to evenly spaced levels, bucket by bucket; bit for bit as the reference does it."""
+"""Stochastic rounding to evenly spaced levels, bucket by bucket, with the same bits as in plain torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ONE = np.float32(2**24)  # a level in fixed point, as noise has 24 bits
 def quantize(
     x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False
 ) -> None:
-    """Bucket by bucket."""
+    """Quantize bucket by bucket."""
     most = largest_step(x.dtype, grid.levels)
     rule = grid.bits, grid.norm == "l2", float(grid.clip), np.float32(most)
     low, high = (np.uint32(half) for half in halves(key))
@@ -33,14 +33,14 @@ def quantize(
 
 
 def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> None:
-    """Bucket by bucket."""
+    """Decode and add bucket by bucket."""
     arrays = steps.numpy(), codes.numpy(), grid.ends
     _add_quantized(*arrays, grid.width, grid.bits, np.float32(weight), out.numpy())
 
 
 @kernel
 def _largest(bits: Any) -> Any:
-    """The largest magnitude as an integer."""
+    """Largest magnitude of float32 `bits`, as int32."""
     largest = np.int32(0)
     for i in range(bits.size):
         largest = max(largest, np.int32(bits[i] & MAGNITUDE))
@@ -49,7 +49,7 @@ def _largest(bits: Any) -> Any:
 
 @kernel
 def _block_squares(x: Any, scale: Any, lanes: Any) -> Any:
-    """Σ(scale · x)² of at most a block, in float32."""
+    """Sum Σ(scale · x)² over at most one block, in float32. `lanes` is scratch memory."""
     lanes[:] = np.float32(0.0)
     rows = x.size // _LANES
     for r in range(rows):
@@ -73,7 +73,7 @@ def _block_squares(x: Any, scale: Any, lanes: Any) -> Any:
 
 @kernel
 def _sum_squares(x: Any, scale: Any, lanes: Any) -> Any:
-    """Σ(scale · x)² in float64, block by block."""
+    """Sum Σ(scale · x)², block by block, in float64. `lanes` is scratch memory."""
     total = 0.0
     for block in range(0, x.size, _BLOCK):
         total += np.float64(_block_squares(x[block : min(block + _BLOCK, x.size)], scale, lanes))
@@ -83,7 +83,16 @@ def _sum_squares(x: Any, scale: Any, lanes: Any) -> Any:
 # Inlined, as are the buckets below: to hand over arrays costs as much as the work on a bucket of 512.
 @inlined
 def _scale(x: Any, largest: Any, levels: Any, euclidean: Any, clip: Any, most: Any, lanes: Any) -> Any:
-    """(power of two that brings x near 1, distance of levels there, the same where x is)."""
+    """Compute the step of a bucket.
+
+    Args:
+        x, largest: the bucket, and its largest magnitude as bits.
+        levels, euclidean, clip, most: number of positive levels, whether the norm is Euclidean, clip, largest
+            step.
+        lanes: scratch memory.
+
+    Returns (2^e that brings x near 1, step of 2^e · x, step of x).
+    """
     exponent = min(max(np.int32(254) - (largest >> np.int32(23)), np.int32(1)), np.int32(253))
     down, up = _POWERS[exponent], _POWERS[254 - exponent]
     norm = np.int32(largest).view(np.float32) * down
@@ -102,7 +111,10 @@ def _scale(x: Any, largest: Any, levels: Any, euclidean: Any, clip: Any, most: A
 
 @kernel
 def _round(x: Any, scale: Any, per_step: Any, end: Any, index: Any, low: Any, high: Any, codes: Any) -> None:
-    """int8 codes: levels in fixed point plus noise below one level, rounded down."""
+    """Write int8 `codes`: levels of x in fixed point, plus noise below one level, rounded down.
+
+    `index` is the number of the first element; `low` and `high` are the halves of the key.
+    """
     for i in range(x.size):
         level = min(max((x[i] * scale) * per_step, -end), end)
         noise = np.int32(random_word(index + i, low, high) >> np.uint32(8))
@@ -117,7 +129,7 @@ def _add(codes: Any, step: Any, weight: Any, out: Any) -> None:
 
 @kernel
 def _narrow_to_4(codes: Any, packed: Any) -> None:
-    """From codes (uint16, two a word) to two a byte."""
+    """Pack codes, given as two per uint16, into two per byte."""
     for i in range(packed.size):
         w = codes[i]
         packed[i] = np.uint8((w & np.uint16(0xF)) | ((w >> np.uint16(4)) & np.uint16(0xF0)))
@@ -125,7 +137,7 @@ def _narrow_to_4(codes: Any, packed: Any) -> None:
 
 @kernel
 def _narrow_to_2(codes: Any, packed: Any) -> None:
-    """From codes (uint32, four a word) to four a byte."""
+    """Pack codes, given as four per uint32, into four per byte."""
     for i in range(packed.size):
         w = np.uint32(codes[i] & np.uint32(0x03030303))
         packed[i] = np.uint8(w | (w >> np.uint32(6)) | (w >> np.uint32(12)) | (w >> np.uint32(18)))
@@ -200,9 +212,9 @@ def _quantize_bucket(
 def _quantize(
     x: Any, ends: Any, bucket: Any, rule: Any, key: Any, steps: Any, packed: Any, subtract: Any
 ) -> None:
-    """float32: steps (buckets,) and packed codes of x, which keeps the rest if `subtract`.
+    """float32: write steps (buckets,) and packed codes of x; with `subtract`, x keeps the rounding errors.
 
-    Parts end at `ends`; a rule is (bits, whether norms are Euclidean, clip, largest step).
+    Parts end at `ends`. `rule` is (bits per code, whether norms are Euclidean, clip, largest step).
     """
     bits_of_x, bits = x.view(np.int32), rule[0]
     lanes, codes = np.empty(_LANES, np.float32), np.empty(_BLOCK + 4, np.int8)
@@ -226,7 +238,9 @@ def _quantize(
 @prepared("float32[::1], uint8[::1], int64[::1], int64, int64, float32, float32[::1]")
 @kernel
 def _add_quantized(steps: Any, packed: Any, ends: Any, bucket: Any, bits: Any, weight: Any, out: Any) -> None:
-    """float32: out += weight · step · code, part by part and bucket by bucket as `_quantize` wrote them."""
+    """float32: out += weight · step · code, in the order of parts and buckets in which `_quantize`
+    wrote them.
+    """
     codes = np.empty(_BLOCK + 4, np.int8)
     number, place, begin = 0, 0, 0
     for end in ends:

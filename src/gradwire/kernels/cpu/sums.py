@@ -1,4 +1,6 @@
-"""Sums of float32 in float64 over independent lanes: without fast-math, one sum cannot be vectorised."""
+"""Sums of float32 in float64 over independent lanes. Without fast-math, a sum in a single lane is not
+vectorised.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ LANES = 128  # a power of two
 
 @kernel
 def total(lanes: Any) -> Any:
-    """The sum over all lanes, by halves; overwrites them."""
+    """Sum `lanes` (a power of two) by halves; overwrites them."""
     half = lanes.size // 2
     while half > 0:
         _add(lanes[:half], lanes[half : 2 * half])
@@ -35,7 +37,7 @@ def _accumulate(x: Any, lanes: Any) -> None:
 
 @kernel
 def add_magnitudes(x: Any, lanes: Any) -> None:
-    """Add |x| to `lanes` (LANES,) float64."""
+    """Add |x| of float32 x to float64 `lanes` (LANES,): element i to lane i mod LANES."""
     for start in range(0, x.size, LANES):
         _accumulate(x[start : start + LANES], lanes)
 
@@ -52,6 +54,8 @@ def _accumulate_sides(x: Any, above: Any, below: Any, counts: Any) -> None:
 
 @kernel
 def add_sides(x: Any, above: Any, below: Any, counts: Any) -> None:
-    """Add x >= 0 to `above`, the others to `below`, and how many are of the first kind to `counts`."""
+    """Add elements >= 0 of x to `above`, the others to `below`, and the number of the former to `counts`, all
+    by lanes.
+    """
     for start in range(0, x.size, LANES):
         _accumulate_sides(x[start : start + LANES], above, below, counts)

@@ -1,6 +1,6 @@
-"""The terms with which a gradient is compared, from parameters and optimizer state, in one pass over them.
+"""Numerators of GComp's metric from parameters and optimizer state, in one pass.
 
-In float64, and every operation rounded by itself, so that ranks on different processors get the same bits.
+All operations are in float64 and rounded one by one, so that ranks on different processors get the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def numerators(
 def numerator_exponents(
     parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms, out: Tensor
 ) -> None:
-    """Compute as the contract says, in one pass as in `numerators`; one byte is written per element."""
+    """Compute as the contract says, in one pass; one byte is written per element."""
     _numerator_exponents(*_arrays(parameter, square, momentum), _numbers(terms), out.numpy())
 
 
@@ -67,10 +67,11 @@ def _fill(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> N
 @prepared("float32[::1], float32[::1], float32[::1], float64[::1], float32[::1]")
 @kernel
 def _numerators(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
-    """out (n,) float32: |parameter·(slope·(√(share·square) + eps) + offset) − pull·momentum|, never more.
+    """out (n,) float32: |parameter·(slope·(√(share·square) + eps) + offset) − pull·momentum|, rounded towards
+    zero.
 
-    `terms` are slope, offset, pull, share and eps; `square` and `momentum` may be empty, which means zeros. A
-    term that is not finite gives 0.
+    `terms` are slope, offset, pull, share and eps. An empty `square` or `momentum` means zeros. A result that
+    is not finite becomes 0.
     """
     exact = np.empty(_BLOCK)
     for start in range(0, out.size, _BLOCK):
@@ -85,7 +86,9 @@ def _numerators(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any
 @prepared("float32[::1], float32[::1], float32[::1], float64[::1], uint8[::1]")
 @kernel
 def _numerator_exponents(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
-    """out (n,) uint8: the exponents of the same, biased as float32's are and held to 0 … 255."""
+    """out (n,) uint8: exponents of the results of `_numerators`, biased as float32's and clamped to 0
+    … 255.
+    """
     exact = np.empty(_BLOCK)
     bits = exact.view(np.int64)
     for start in range(0, out.size, _BLOCK):

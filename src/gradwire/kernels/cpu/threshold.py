@@ -1,4 +1,4 @@
-"""Elements that reach a threshold, sums over them, and a sample to guess a threshold from."""
+"""Elements that reach a threshold, and sums over them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LANES = 1024  # independent sums in the first-level cache: without fast-math, o
 
 
 def indices_reaching(x: Tensor, threshold: float, capacity: int) -> Tensor:
-    """Blocks that hold none are passed over."""
+    """Collect indices block by block; blocks without such elements are skipped."""
     limit = np.float32(rounded(threshold, x.dtype)).view(np.int32)
     found = np.empty(min(capacity, x.numel()) + 1, np.int64)
     count = _indices_reaching(x.numpy().view(np.int32), limit, found)
@@ -26,14 +26,14 @@ def indices_reaching(x: Tensor, threshold: float, capacity: int) -> Tensor:
 
 
 def moments_reaching(x: Tensor, threshold: float) -> Moments:
-    """Sums in float64 over independent lanes."""
+    """Sum in float64 over independent lanes."""
     count, total, squares = _moments_reaching(x.numpy(), np.float32(rounded(threshold, x.dtype)))
     return Moments(int(count), float(total), float(squares))
 
 
 @kernel
 def largest_bits(bits: Any) -> Any:
-    """The largest magnitude as an integer."""
+    """Largest magnitude of float32 `bits`, as int32."""
     largest = np.int32(0)
     for i in range(bits.size):
         largest = max(largest, np.int32(bits[i] & MAGNITUDE))
@@ -42,7 +42,11 @@ def largest_bits(bits: Any) -> Any:
 
 @kernel
 def _first_beyond(bits: Any, threshold: Any, out: Any, start: Any) -> Any:
-    """Repair the last place of a full `out`: the first in the block at `start` that is beyond the others."""
+    """Correct the last entry of a full `out`: the first index after the others, in the block at `start` or
+    later.
+
+    Returns the size of `out`.
+    """
     last = out[out.size - 2] if out.size > 1 else -1
     i = max(start, last + 1)
     while (bits[i] & MAGNITUDE) < threshold:
@@ -54,10 +58,10 @@ def _first_beyond(bits: Any, threshold: Any, out: Any, start: Any) -> Any:
 @prepared("int32[::1], int32, int64[::1]")
 @kernel
 def _indices_reaching(bits: Any, threshold: Any, out: Any) -> Any:
-    """Write the indices whose magnitude reaches `threshold` until `out` is full; returns how many.
+    """Write the indices whose magnitude reaches `threshold` until `out` is full; returns their number.
 
-    Most blocks hold none and are passed over at the speed of memory. The last place of `out` takes what
-    is written before it is known whether it counts.
+    Blocks without such an element, most of them, are skipped at the speed of memory. The last entry of `out`
+    is overwritten with every candidate, valid or not.
     """
     count, room = 0, out.size - 1
     for start in range(0, bits.size, _BLOCK):
@@ -88,7 +92,7 @@ def _accumulate(x: Any, threshold: Any, counts: Any, totals: Any, squares: Any) 
 @prepared("float32[::1], float32")
 @kernel
 def _moments_reaching(x: Any, threshold: Any) -> Any:
-    """(how many reach `threshold`, Σ|x|, Σ|x|²) of float32 in float64."""
+    """(number of elements that reach `threshold`, Σ|x|, Σ|x|²) of float32 x, summed in float64."""
     counts, totals, squares = np.zeros(_LANES, np.int64), np.zeros(_LANES), np.zeros(_LANES)
     for start in range(0, x.size, _LANES):
         _accumulate(x[start : start + _LANES], threshold, counts, totals, squares)

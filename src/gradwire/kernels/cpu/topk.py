@@ -1,13 +1,13 @@
-"""Exact top-k by magnitude in one pass over memory: sift by a threshold that only rises.
+"""Exact top-k by magnitude in one pass over memory: candidates are collected by a threshold that only rises.
 
-A sample guesses a threshold a little below the k-th largest magnitude. One pass over blocks that fit the
-first-level cache collects what reaches it. Whenever the room for candidates is full, the k largest of them
-are kept and the threshold rises above the smallest of those: whatever comes later and equals it would lose
-the tie to a lower index. So ties, constants and zeros cost no more than noise, and any guess that k elements
-reach gives the exact answer; one that fewer reach (about one in 10^4, by chance) costs a second pass.
+A sample gives a threshold a little below the k-th largest magnitude. One pass over blocks that fit the
+first-level cache collects all elements that reach it. Whenever the room for candidates is full, the k largest
+are kept, and the threshold rises above the smallest of them: a later element equal to it would lose the tie
+to a lower index. So ties, constants and zeros cost no more than noise. Any threshold that k elements reach
+gives the exact answer. One that fewer reach (about one in 10^4, by chance) costs a second pass.
 
-The sampled guess is that of DGC (Lin et al. 2018, section 3), made exact. Differences: DGC sends whatever
-reaches its guess, and repeats the sampling when that is far too much.
+The sampled threshold is that of DGC (Lin et al. 2018, section 3), made exact. Differences: DGC sends every
+element that reaches it, and repeats the sampling if these are far too many.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK = 4096  # elements; a multiple of 8, and two arrays of it stay in the firs
 
 
 def topk_indices(x: Tensor, k: int) -> Tensor:
-    """One pass over memory."""
+    """Select in one pass over memory."""
     return torch.from_numpy(_topk_indices(x.numpy(), k))
 
 
@@ -40,7 +40,7 @@ def _flag(bits: Any, threshold: Any, flags: Any) -> None:
 
 @kernel
 def _eights(flags: Any, which: Any) -> Any:
-    """Write the numbers of the groups of eight flags in which one is set; returns how many."""
+    """Write the numbers of the groups of eight `flags` that contain a set one; returns how many there are."""
     words, count = flags.view(np.uint64), 0
     for word in range(words.size):
         # Here and below: write always, advance if it counts. A branch would be mispredicted too often.
@@ -53,7 +53,10 @@ def _eights(flags: Any, which: Any) -> Any:
 def _sift_block(
     bits: Any, start: Any, threshold: Any, flags: Any, which: Any, indices: Any, kept: Any, count: Any
 ) -> Any:
-    """Append the candidates of a whole block; at 1 % nine groups in ten have none and are passed over."""
+    """Append the elements of a whole block that reach `threshold` to the candidates; returns the new count.
+
+    At 1 %, nine groups of eight in ten have none and are skipped.
+    """
     _flag(bits, threshold, flags)
     for group in range(_eights(flags, which)):
         first = np.int64(which[group]) * 8
@@ -66,7 +69,7 @@ def _sift_block(
 
 @kernel
 def _sift_rest(bits: Any, start: Any, threshold: Any, indices: Any, kept: Any, count: Any) -> Any:
-    """Sift the elements after the last whole block."""
+    """Append the elements after the last whole block that reach `threshold`; returns the new count."""
     for i in range(bits.size):
         indices[count] = start + i
         kept[count] = bits[i]
@@ -76,13 +79,14 @@ def _sift_rest(bits: Any, start: Any, threshold: Any, indices: Any, kept: Any, c
 
 @kernel
 def _keep_largest(indices: Any, kept: Any, count: Any, k: Any) -> Any:
-    """Keep the k largest of the first `count` candidates, and move them to the front in the order they have.
+    """Keep the k largest of the first `count` candidates: move them to the front, in the order that they
+    have.
 
     Args:
         indices, kept: index and value (as bits) of each candidate, updated.
         k: at most `count`. Of equal magnitudes the first ones are kept.
 
-    Returns the smallest magnitude that is kept, as bits.
+    Returns the smallest kept magnitude, as bits.
     """
     threshold, ties = kth_magnitude(kept[:count], k)
     to = 0
@@ -99,9 +103,9 @@ def _keep_largest(indices: Any, kept: Any, count: Any, k: Any) -> Any:
 
 @kernel
 def _sift(x: Any, k: Any, threshold: Any, indices: Any, kept: Any) -> Any:
-    """Collect candidates; returns how many reached `threshold`.
+    """Collect the candidates of x; returns their number, which is below k if too few reach `threshold`.
 
-    `indices` and `kept` have room for k candidates, and for a block and one more.
+    `indices` and `kept` have room for k candidates, a block, and one more.
     """
     bits = x.view(np.int32)
     flags, which = np.empty(BLOCK, np.uint8), np.empty(BLOCK // 8 + 1, np.uint16)
@@ -120,10 +124,11 @@ def _sift(x: Any, k: Any, threshold: Any, indices: Any, kept: Any) -> Any:
 
 @kernel
 def _guess(x: Any, k: Any) -> Any:
-    """A threshold that the k-th largest magnitude very likely reaches, from a sample.
+    """Threshold that the k-th largest magnitude very likely reaches, estimated from a sample, as bits.
 
-    It aims 4 standard deviations of the sample's count below. One element is drawn from each of equal
-    stretches, anywhere in it: a fixed stride could fall on one column of a matrix.
+    The aimed rank lies 4 standard deviations of the sample's count below k's. One element is drawn at random
+    from each of equal stretches: a fixed stride could fall on one column of a matrix. Returns 0, which every
+    element reaches, if x is small or k is large.
     """
     sample = np.empty(min(SAMPLE, x.size // 32), np.float32)
     if sample.size == 0:
@@ -144,10 +149,10 @@ def _guess(x: Any, k: Any) -> Any:
 @prepared("float32[::1], int64")
 @kernel
 def _topk_indices(x: Any, k: Any) -> Any:
-    """Exact top-k of float32: indices int64, ascending.
+    """Exact top-k of float32 x: ascending int64 indices.
 
-    They are the front of the larger array in which candidates were collected: fresh memory for the
-    result would cost more than a third of the whole pass.
+    They are a view of the larger array of candidates: new memory would cost more than a third of the whole
+    pass.
     """
     room = min(x.size, 2 * k + 4 * BLOCK) + min(x.size, BLOCK) + 1
     indices, kept = np.empty(room, np.int64), np.empty(room, np.int32)

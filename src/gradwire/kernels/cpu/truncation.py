@@ -1,4 +1,4 @@
-"""The upper bits of float32, packed lane by lane: every step is the same shift of a whole row."""
+"""Upper bits of float32, packed lane by lane: every step is the same shift for a whole row."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ _QUIET = np.uint32(0x00400000)
 
 
 def pack_upper(x: Tensor, drop: int, left: bool) -> Tensor:
-    """A chunk stays in the first-level cache between the loops."""
+    """Pack chunk by chunk; a chunk stays in the first-level cache between the loops."""
     words = torch.empty(upper_words(x.numel(), drop), dtype=torch.int32, device=x.device)
     _pack_upper(x.numpy(), drop, LANES, words.numpy().view(np.uint32), left)
     return words
 
 
 def add_upper(words: Tensor, drop: int, out: Tensor, weight: float) -> None:
-    """The reverse, a chunk at a time."""
+    """Unpack and add chunk by chunk."""
     _add_upper(words.numpy().view(np.uint32), drop, LANES, np.float32(weight), out.numpy())
 
 
 @kernel
 def _cut(bits: Any, drop: Any, codes: Any) -> None:
-    """The upper 32 - drop bits; a NaN keeps a bit that tells it from Inf."""
+    """Write the upper 32 - drop bits to `codes`. A NaN gets a mantissa bit that survives, so that it
+    stays NaN.
+    """
     for i in range(bits.size):
         quiet = _QUIET if np.uint32(bits[i] & _MAGNITUDE) > _INFINITY else np.uint32(0)
         codes[i] = np.uint32(np.uint32(bits[i] | quiet) >> drop)
@@ -48,7 +50,7 @@ def _subtract(x: Any, codes: Any, drop: Any, bits: Any, floats: Any) -> None:
 
 @kernel
 def _pack_rows(codes: Any, width: Any, out: Any) -> None:
-    """Column by column, 32 codes of `width` bits to `width` words: (32, lanes) to (width, lanes)."""
+    """Pack 32 rows of codes of `width` bits, column by column, into words: (32, lanes) to (width, lanes)."""
     for row in range(_ROWS):
         word, shift = np.int64(row * width // 32), np.uint32(row * width % 32)
         if shift == 0:
@@ -65,7 +67,7 @@ def _pack_rows(codes: Any, width: Any, out: Any) -> None:
 
 @kernel
 def _unpack_rows(words: Any, width: Any, drop: Any, bits: Any) -> None:
-    """The reverse, shifted up again: (width, lanes) to float32's bits (32, lanes)."""
+    """Unpack words (width, lanes) into float32 bits (32, lanes): codes shifted up by `drop`."""
     mask = np.uint32(np.uint32((1 << width) - 1) << drop)
     for row in range(_ROWS):
         word, shift = np.int64(row * width // 32), np.int64(row * width % 32)
@@ -92,7 +94,7 @@ def _add(out: Any, weight: Any, floats: Any) -> None:
 @prepared("float32[::1], int64, int64, uint32[::1], boolean")
 @kernel
 def _pack_upper(x: Any, drop: Any, lanes: Any, out: Any, left: Any) -> None:
-    """float32: the upper 32 - drop bits of x in uint32 words; with `left`, x keeps the rest."""
+    """float32: pack the upper 32 - drop bits of x into uint32 words; with `left`, x keeps the lower bits."""
     x_bits, width, chunk = x.view(np.uint32), 32 - drop, _ROWS * lanes
     codes, bits = np.empty(chunk, np.uint32), np.empty(chunk, np.uint32)
     floats, low, place = bits.view(np.float32), np.uint32(drop), 0
@@ -112,7 +114,7 @@ def _pack_upper(x: Any, drop: Any, lanes: Any, out: Any, left: Any) -> None:
 @prepared("uint32[::1], int64, int64, float32, float32[::1]")
 @kernel
 def _add_upper(words: Any, drop: Any, lanes: Any, weight: Any, out: Any) -> None:
-    """float32: out += weight · what `_pack_upper` kept."""
+    """float32: out += weight · the numbers that `_pack_upper` packed."""
     width, chunk, place = 32 - drop, _ROWS * lanes, 0
     bits = np.empty(chunk, np.uint32)
     floats = bits.view(np.float32)

@@ -1,4 +1,4 @@
-"""Ballots of signs, their tally by counters of one bit per word, and the winners."""
+"""Ballots of signs, their tally by bit-sliced counters, and the winners."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cast_votes(x: Tensor, sizes: Sequence[int], groups: int, rows: Tensor, means
 
 
 def tally(ballots: Tensor, groups: int) -> Tensor:
-    """Count as the contract says, for 64 elements at a time; each word has one digit of 64 counters."""
+    """Count as the contract says, 64 elements at a time: each word holds one binary digit of 64 counters."""
     out = torch.empty(2, groups, dtype=torch.int64, device=ballots.device)
     _tally(ballots.numpy().view(np.uint64), groups, out.numpy().view(np.uint64))
     return out
@@ -111,7 +111,7 @@ def _count(ballots: Any, groups: Any, j: Any, counters: Any) -> Any:
 @prepared("uint64[:, ::1], int64, uint64[:, ::1]")
 @kernel
 def _tally(ballots: Any, groups: Any, out: Any) -> None:
-    """out (2, groups) uint64: bits that have more ones than zeros among the voters, and those with fewer."""
+    """out (2, groups) uint64: bits with more ones than zeros among the voters, and bits with fewer."""
     digits = 1
     while (1 << digits) <= ballots.shape[0]:
         digits += 1
@@ -144,7 +144,7 @@ def _elect(out: Any, more: Any, fewer: Any, level: Any) -> None:
 )
 @kernel
 def _apply_votes(results: Any, bounds: Any, levels: Any, out: Any) -> None:
-    """float32: out = levels[part] · (1, 0 or -1) from `results` (r, 2, groups) uint64."""
+    """float32: out = ±levels[part], or 0 in a tie, from `results` (r, 2, groups) uint64."""
     number, groups = 0, results.shape[2]
     for part in range(bounds.size - 1):
         for start in range(bounds[part], bounds[part + 1], _GROUP):
