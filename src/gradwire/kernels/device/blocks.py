@@ -1,7 +1,7 @@
-"""Blocks in a few bits, each with a scale: one pass, with what is left.
+"""Blocks in a few bits, each with a scale: encoded or decoded in one pass.
 
-A program has a few whole blocks as rows of a tile, all in registers: maximum, rounding, subtraction and
-packing read it once.
+A program holds a few whole blocks as rows of a tile, all in registers, and reads them once for maximum,
+rounding, subtraction and packing.
 """
 
 from collections.abc import Sequence
@@ -31,18 +31,18 @@ from gradwire.kernels.layouts import LARGEST, CodedPieces, ScaledBlocks, Sharded
 _KINDS = {"int8": 0, "int4": 1, "fp8": 2}
 _INT8, _INT4, _FP8 = map(tl.constexpr, _KINDS.values())
 _LONGEST = 8192
-"""Elements of the longest block that a program keeps in registers."""
+"""Elements of the longest block that a program holds in registers; longer ones are left to plain torch."""
 
 
 class _Cut(NamedTuple):
-    """How blocks are cut into tiles, and what of it is constant in compiled code."""
+    """Tiles of blocks, as a table on the device, and the constants of the compiled kernel."""
 
     rows: Tensor
     constants: dict[str, int | bool]
 
 
 def _rows_of(blocks: ScaledBlocks) -> int:
-    """Blocks of a tile."""
+    """Number of blocks in a tile."""
     return max(1, TILE // _width(blocks))
 
 
@@ -144,9 +144,9 @@ def land_shards(
 def average_shard(
     rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
 ) -> Tensor:
-    """Average a shard in one launch. Returns the code of the mean, in new memory.
+    """Average a shard in one launch. Returns the encoded mean, in new memory.
 
-    It is not one of `rows`, because programs read and write in different orders. Memory traffic per element:
+    None of `rows` is reused, because programs read and write in different orders. Memory traffic per element:
     1 byte for each row, 1 for the code, and 8 with `unsent`.
     """
     if not _takes(table, room) or (unsent is not None and not is_taken(unsent)):
@@ -192,7 +192,7 @@ def _takes(table: ShardedBlocks, x: Tensor) -> bool:
 
 
 def _scales(rows: Tensor) -> Tensor:
-    """All bytes, as scales are counted."""
+    """View of uint8 `rows` as float32 numbers, in which scales are addressed."""
     return rows.view(-1).view(torch.float32)
 
 
@@ -246,7 +246,7 @@ def _from_fp8(code):
 
 @triton.jit
 def _numbers_of(code, KIND: tl.constexpr):
-    """Codes in int32 as float32."""
+    """Convert codes, in int32, to float32."""
     if KIND == _FP8:
         return _from_fp8(code)
     else:
@@ -301,7 +301,7 @@ def _encode_tile(
     to, scales, codes, largest, numel, mask, row_mask,
     LEFT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Scales and codes of the tile at `to`; with LEFT, it keeps what they do not say."""
+    """Encode the tile at `to` into scales and codes; with LEFT, the tile keeps its rounding errors."""
     x = load(to, mask)
     scale, positive = _scale_of(tl.max(magnitude(x), 1), largest)
     code = _codes_of(x, scale, positive, KIND)
@@ -313,7 +313,7 @@ def _encode_tile(
 
 @triton.jit
 def _store_zeros(codes, count):
-    """Zeros behind a row's last codes."""
+    """Write `count` zeros as padding after a row's last codes."""
     place, done = tl.arange(0, 32), tl.zeros((), tl.int64)
     while done < count:
         tl.store(codes + done + place, tl.zeros((32,), tl.uint8), done + place < count)
@@ -325,7 +325,7 @@ def _encode_blocks(
     x, rows, scales, codes, largest, LEFT: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Scales and codes of the blocks of x; with LEFT, x keeps what they do not say."""
+    """Encode a tile of blocks of x; with LEFT, x keeps the rounding errors."""
     row = rows + tl.program_id(0).to(tl.int64) * COLUMNS
     start, number, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     if ALIGNED:
@@ -342,7 +342,7 @@ def _encode_blocks(
 
 @triton.jit
 def _code_bytes(numel, BLOCK: tl.constexpr, KIND: tl.constexpr):
-    """Bytes of the codes of so many elements: of 4 bits each block begins a byte."""
+    """Bytes of the codes of `numel` elements; every block begins a new byte."""
     if KIND == _INT4:
         return numel // BLOCK * ((BLOCK + 1) // 2) + (numel % BLOCK + 1) // 2
     else:
@@ -354,7 +354,7 @@ def _decoded(
     scales, codes, numel, mask, row_mask,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """A tile (ROWS, WIDTH) of scale · code."""
+    """Load and decode a tile: scale · code (ROWS, WIDTH)."""
     code = _load_codes(codes, mask, numel, ROWS, BLOCK, WIDTH, KIND)
     return load(scales + tl.arange(0, ROWS), row_mask)[:, None] * _numbers_of(code, KIND)
 
@@ -364,7 +364,7 @@ def _decode_tile(
     scales, codes, out, weight, numel, mask, row_mask, ADDS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """weight · (scale · code), added to a tile or in its place."""
+    """out = weight · (scale · code) on a tile; with ADDS, it is added to `out`."""
     value = weight * _decoded(scales, codes, numel, mask, row_mask, ROWS, BLOCK, WIDTH, KIND)
     if ADDS:
         value = load(out, mask) + value
@@ -378,7 +378,7 @@ def _decode_blocks(
     scales, codes, rows, out, weight, ADDS: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """out += weight · (scale · code), or = if it ADDS nothing."""
+    """out = weight · (scale · code) on a tile of blocks; with ADDS, it is added to `out`."""
     row = rows + tl.program_id(0).to(tl.int64) * COLUMNS
     start, number, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     if ALIGNED:
@@ -396,7 +396,10 @@ def _land_tile(
     scales, codes, to, factor, numel, mask, row_mask, TYPE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """factor · (scale · code) in another type; 1 where that is shorter and not all of it is finite."""
+    """Write factor · (scale · code) to a tile at `to`, in another type.
+
+    Returns 1 if TYPE has a shorter range than float32 and a result is not finite in it, else 0.
+    """
     value = _decoded(scales, codes, numel, mask, row_mask, ROWS, BLOCK, WIDTH, KIND)
     value = tl.where(value == 0, 0.0, value) * factor  # a sum with 0 has no -0
     if TYPE == 0:
@@ -421,7 +424,10 @@ def _land_blocks(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """factor · (scale · code) to where `targets` say, from `to` on; marks what is not finite."""
+    """Write factor · (scale · code) of a tile to its place: element targets[tile], counted from `to`.
+
+    Sets marks[last] if a result is not finite in the type.
+    """
     row = rows + tl.program_id(0).to(tl.int64) * COLUMNS
     number, byte, numel = tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     target = tl.load(targets + tl.program_id(0))
@@ -444,7 +450,11 @@ def _average_tile(
     scales, codes, words, count, new_scales, new_codes, unsent, weight, largest, numel, mask, row_mask,
     LEFT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """The mean of a tile's `count` codes, each `words` scales behind the one before, and its own code."""
+    """Average a tile over `count` rows, and encode the mean; with LEFT, add its rounding error, times
+    `count`, to `unsent`.
+
+    Each row lies `words` float32 numbers after the one before.
+    """
     mean = tl.zeros((ROWS, WIDTH), tl.float32)
     done = tl.zeros((), tl.int64)
     while done < count:  # one after the other, so that all ranks round alike
@@ -469,7 +479,9 @@ def _average_blocks(
     LEFT: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Codes of the mean of `count` rows; with LEFT, what they do not say, as often, added to `unsent`."""
+    """Encode the mean of `count` rows, for a tile of blocks; with LEFT, add its rounding error, times
+    `count`, to `unsent`.
+    """
     row = rows + tl.program_id(0).to(tl.int64) * COLUMNS
     start, number, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     if ALIGNED:
@@ -496,7 +508,10 @@ def _fold_tile(
     row_mask, REMEMBERS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     KIND: tl.constexpr,
 ):  # fmt: skip
-    """Fold a tile and encode it; returns its gradient's largest magnitude, and 1 if not all is small."""
+    """Fold and encode a tile, and write its rounding errors to `to`.
+
+    Returns (largest magnitude of its gradient as bits, 1 if a magnitude reaches its bound, else 0).
+    """
     grad = load(new, mask)
     added = grad * factor
     if REMEMBERS:
@@ -517,7 +532,7 @@ def _clear_tiles(
     plane, scales, codes, rows, first, count,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Zeros into `count` tiles, their scales and their codes."""
+    """Write zeros to `count` tiles of the plane, from number `first` on, and to their scales and codes."""
     number, stop = first, first + count
     while number < stop:
         row = rows + number * 9
@@ -536,10 +551,10 @@ def _fold_blocks(
     sum_bound, largest, REMEMBERS: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """working = coefficient · committed + factor · grad, less what its codes say.
+    """working = rounding errors of coefficient · committed + factor · grad, which is encoded.
 
-    Whether a parameter has no gradient at all is known when its last tile is done: the program that counts
-    it puts zeros in the place of all.
+    Only the last tile of a parameter can tell that it has no gradient at all: the program that counts it
+    clears all of the parameter's tiles.
     """
     row = rows + tl.program_id(0).to(tl.int64) * COLUMNS
     start, number, byte, numel, bucket = (

@@ -1,8 +1,8 @@
-"""Chosen elements into a payload and out of it: places packed as planes of bits, in a few launches.
+"""Payloads of chosen elements, encoded and decoded in a few launches: places are packed as planes of bits.
 
-Elias and Fano's planes, block-coded, as `gradwire.kernels.payload` has them. Where a block's place in its
-group lies depends on all blocks before it, and the rank of an index on all ones before it. A program finds
-both by itself: it goes through what lies before its own tile, which is a few kilobytes.
+The planes are Elias and Fano's, block-coded, as `gradwire.kernels.payload` describes them. The bit at which a
+block's place in its group begins depends on all earlier blocks, and the rank of an index on all earlier ones.
+Each program computes both by itself from the words before its own tile, which are a few kilobytes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _FLOAT32, _FLOAT16, _BFLOAT16 = map(tl.constexpr, _TYPES.values())
 _LIMITS = {dtype: float(torch.finfo(dtype).max) for dtype in _TYPES}
 _TILE = 1024
-"""Indices of a program."""
+"""Indices per program that packs."""
 _BLOCKS = 512
-"""Blocks of ten bits of a program that packs them."""
+"""Blocks of ten bits per program that packs blocks."""
 _UNPACKED, _CHUNK = 128, 1024
-"""Blocks, or words of a bitmap, of a program that unpacks; and how many before these it looks at at once."""
+"""Blocks, or words of a bitmap, per program that unpacks; and how many earlier ones it reads at a time."""
 _STRETCH = 4096
-"""Elements of a program that adds."""
+"""Elements per program that adds."""
 
 
 def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
@@ -55,7 +55,9 @@ def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) 
 
 
 def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
-    """Unpack the indices of all payloads in one launch; another sums values in order, and clears the rest."""
+    """Unpack the indices of all payloads in one launch; a second one clears `out` and adds the values,
+    in order.
+    """
     if not _adds(payloads, shape, out):
         return NotImplemented
     return _add_rows(payloads, shape, out, weight, clears=True)[-1]
@@ -92,7 +94,9 @@ def _packs(indices: Tensor, planes: Planes) -> bool:
 
 
 def _room(size: int, form: Form, planes: Planes, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Zeros: `size` bytes of a payload, and the upper row in blocks (blocks,) int32, to be filled."""
+    """Allocate zeros: a payload of `size` bytes, and for coded places the upper row as blocks
+    (blocks,) int32.
+    """
     blocks = planes.blocks if form == "coded" else 0
     room = torch.zeros(size + 4 * blocks, dtype=torch.uint8, device=device)
     return room[:size], room[size:].view(torch.int32)
@@ -124,9 +128,10 @@ def _pack(
 
 
 def _unpack(packed: Tensor, rows: int, stride: int, form: Form, planes: Planes) -> tuple[Tensor, Tensor]:
-    """The places (rows, count) int32 in words that begin every `stride`; what is wrong (rows, tiles) int32.
+    """Unpack the places of `rows` payloads, whose words begin every `stride` words.
 
-    Of each tile: 1 if something in it is no part of a choice, plus 2 if its share of the words has a one.
+    Returns (places (rows, count), faults (rows, tiles) int32). A fault has bit 0 set if the tile is no valid
+    choice, and bit 1 if any word of its share is not 0.
     """
     indices = torch.empty(rows, planes.count, dtype=index_type(planes.numel), device=packed.device)
     blocks = {"list": -(-planes.count // 32), "bitmap": -(-planes.numel // 32), "coded": planes.blocks}[form]
@@ -144,8 +149,11 @@ def _unpack(packed: Tensor, rows: int, stride: int, form: Form, planes: Planes) 
 
 
 def _add_rows(payloads: Tensor, shape: Shape, out: Tensor, weight: float, *, clears: bool) -> Tensor:
-    """Whether each of the payloads (rows, bytes) stands for a choice, and at last whether each that stands
-    for none has nothing but zeros: (rows + 1,) bool."""
+    """Add weight · values of all valid payloads (rows, bytes) to `out`; with `clears`, overwrite `out`.
+
+    Returns (rows + 1,) bool: whether each payload is a valid choice, and whether the words of all invalid
+    ones are zeros.
+    """
     rows, planes, numel = len(payloads), shape.planes, out.numel()
     flat = payloads.view(-1)
     indices, faults = _unpack(flat.view(torch.int32), rows, shape.bytes // 4, shape.form, planes)
@@ -163,7 +171,9 @@ def _add_rows(payloads: Tensor, shape: Shape, out: Tensor, weight: float, *, cle
 
 @kept_by_stream(maxsize=8)
 def _tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes of patterns, entries of groups, patterns in their order with their ones from bit 10 on: int32."""
+    """Tables of the block code, int32: `ENCODING`, `DECODING`, and `ORDER` with each pattern's number of ones
+    from bit 10 on.
+    """
     order = np.array(ORDER) | COUNTS[:PATTERNS].astype(np.int64) << 10
     encoding, decoding, ordered = (
         sent_to(torch.from_numpy(table.astype(np.int32)), device) for table in (ENCODING, DECODING, order)
@@ -176,7 +186,10 @@ _LAST = tl.constexpr(PATTERNS - 1)
 
 @triton.jit
 def _narrowed(value, limit, KIND: tl.constexpr):
-    """(bits of the shorter type, the value that they stand for); saturated, but Inf and NaN stay."""
+    """Round `value` to the shorter type, saturated at `limit`; Inf and NaN stay.
+
+    Returns (bits in that type, rounded value as float32).
+    """
     size = magnitude(value)
     held = tl.where(size < 0x7F800000, tl.maximum(tl.minimum(value, limit), -limit), value)
     if KIND == _FLOAT16:
@@ -191,7 +204,7 @@ def _narrowed(value, limit, KIND: tl.constexpr):
 
 @triton.jit
 def _widened(bits, KIND: tl.constexpr):
-    """The numbers for which bits of a shorter type stand."""
+    """Convert bits of the shorter type to float32."""
     if KIND == _FLOAT16:
         return bits.to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -200,9 +213,10 @@ def _widened(bits, KIND: tl.constexpr):
 
 @triton.jit
 def _shifted(number, by):
-    """The 32 bits that `number`, int64 of up to 32 bits, contributes to a word if it begins at bit `by`.
+    """Part of `number` (int64, up to 32 bits) that falls into a 32-bit word in which it begins at bit `by`;
+    else 0.
 
-    0 where it lies in another word.
+    A negative `by` means that it begins in an earlier word.
     """
     left = tl.where((by >= 0) & (by < 32), number << tl.maximum(tl.minimum(by, 31), 0), 0)
     right = tl.where((by < 0) & (by > -32), number >> tl.maximum(tl.minimum(-by, 31), 0), 0)
@@ -214,9 +228,10 @@ def _pack_places(
     indices, count, numel, low_bits, words, low_words, patterns, blocks, x, values, limit,
     FORM: tl.constexpr, TAKES: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of places: as they are, as bits of a row, or as low bits and ones of the upper row; values, too.
+    """Pack a tile of indices: as a list, as bits of a bitmap, or as low bits and ones of the upper row.
 
-    Places that are out of range are left out: who receives the rest finds no choice in it.
+    With TAKES, also write the values of x, and leave their rounding errors in x. Indices out of range are
+    left out; receivers find the payload invalid.
     """
     begin = tl.program_id(0).to(tl.int64) * TILE
     rank = begin + tl.arange(0, TILE)
@@ -254,7 +269,9 @@ def _pack_places(
 
 @triton.jit(do_not_specialize=["blocks", "groups", "places", "last"])
 def _pack_blocks(patterns, blocks, encoding, words, groups, places, last, TILE: tl.constexpr):
-    """A tile of blocks: groups' numbers of 6 bits; places in the group behind those of all blocks before."""
+    """Pack a tile of blocks: groups' numbers of 6 bits, and places in the group, after those of all earlier
+    blocks.
+    """
     lane, begin = tl.arange(0, TILE), tl.program_id(0) * TILE
     start, done = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
     while done < begin:
@@ -330,7 +347,7 @@ def _pattern(words, entry, at, places, order, last, mask):
 
 @triton.jit
 def _count_ones(word):
-    """How many bits of each int32 are set."""
+    """Number of set bits of each int32."""
     word = word.to(tl.uint32, bitcast=True)
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
@@ -341,7 +358,7 @@ def _count_ones(word):
 
 @triton.jit
 def _ones(pattern, WIDTH: tl.constexpr):
-    """Bits (TILE, WIDTH) of patterns, the lowest first."""
+    """Bits of each pattern, (TILE, WIDTH), the lowest first."""
     return (pattern[:, None] >> tl.arange(0, WIDTH)[None, :]) & 1
 
 
@@ -352,7 +369,9 @@ def _unpack_places(
     packed, stride, tiles, blocks, count, numel, low_bits, groups, places, last, decoding, order, indices,
     faults, FORM: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The indices in a tile of a row's blocks, words or list, and what is wrong with it."""
+    """Unpack a tile of a payload's blocks, bitmap words or list into indices, and write its fault, as in
+    `_unpack`.
+    """
     row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     words, out = packed + row.to(tl.int64) * stride, indices + row.to(tl.int64) * count
     lane, begin = tl.arange(0, TILE), tile * TILE
@@ -433,7 +452,7 @@ def _unpack_places(
 
 @triton.jit
 def _all_of(faults, tiles):
-    """Faults of all tiles of a row: 1 as above, plus 2."""
+    """Combine the faults of all tiles of a payload: bit 0 and bit 1 as in `_unpack`."""
     wrong, filled, done = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
     while done < tiles:
         place = done + tl.arange(0, 256)
@@ -445,7 +464,9 @@ def _all_of(faults, tiles):
 
 @triton.jit(do_not_specialize=["tiles", "count"])
 def _replace_places(faults, tiles, indices, count, sound, TILE: tl.constexpr):
-    """0 … count - 1 for places that are no choice; the first program says whether they are one."""
+    """Replace the indices by 0 … count - 1 if they are invalid. The first program writes to `sound` whether
+    they are valid.
+    """
     wrong = _all_of(faults, tiles) & 1
     if tl.program_id(0) == 0:
         tl.store(sound, (wrong == 0).to(tl.uint8))
@@ -459,9 +480,9 @@ def _add_places(
     indices, count, faults, tiles, sound, values, start, stride, rows, out, numel, weight,
     KIND: tl.constexpr, CLEARS: tl.constexpr, TILE: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Add weight · values of all rows that are sound, one after the other, to the elements of a tile.
+    """Add weight · values of all valid payloads, one after the other, to a tile of `out`.
 
-    The first program says which they are.
+    The first program writes to `sound` which payloads are valid.
     """
     begin = tl.program_id(0).to(tl.int64) * TILE
     stop = tl.minimum(begin + TILE, numel)

@@ -1,4 +1,4 @@
-"""The largest of each chunk, in one pass."""
+"""Largest element of each chunk, in one pass."""
 
 import torch
 import triton
@@ -9,13 +9,13 @@ from gradwire.kernels.device.common import load, magnitude
 from gradwire.kernels.device.launch import TILE, is_taken, launch
 
 _WIDTH = 256
-"""Chunks of a program: a row of them is 1 KiB side by side."""
+"""Chunks per program: one row of them is 1 KiB of neighbouring elements."""
 
 
 def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
-    """4 bytes an element; for one of each chunk only, of which a maximum has the index.
+    """Select in one pass, 4 bytes per element, if `keep` is 1; other calls are left to plain torch.
 
-    Ascending indices are those of ascending rows: a row takes fewer bits, and so fewer passes of a sort.
+    The rows of the maxima are sorted, not the indices: they have fewer bits, and so take fewer passes.
     """
     if not is_taken(x) or keep != 1:
         return NotImplemented
@@ -29,10 +29,11 @@ def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
 
 @triton.jit(do_not_specialize=["numel", "chunks"])
 def _chunk_maxima(x, numel, chunks, found, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Of each chunk x[j::chunks] the row of the largest; ties go to the first, NaN and Inf are equals.
+    """Write the row of the largest element of each chunk x[j::chunks]. Ties go to the first row; NaN and Inf
+    are equal.
 
-    Each thread keeps the largest of its own rows, and only the last step looks across threads: otherwise
-    these would wait for each other in every step, and memory for them.
+    Each thread keeps the largest of its own rows. Only the last step compares across threads: otherwise these
+    would wait for each other, and for memory, in every step.
     """
     chunk = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     row = tl.arange(0, ROWS)[:, None]

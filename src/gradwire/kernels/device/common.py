@@ -1,4 +1,4 @@
-"""Parts that several kernels share."""
+"""Functions that several kernels share."""
 
 import triton
 import triton.language as tl
@@ -60,8 +60,8 @@ def bytes_at(numel, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
 def bytes_from(codes, byte, ALIGNED: tl.constexpr):
     """Pointer to the codes of a tile: `codes` plus `byte`.
 
-    With ALIGNED the compiler is told that it is a multiple of 4. Triton takes this hint only on the result of
-    an operation, and not on an argument.
+    With ALIGNED, the compiler is told that `byte` is a multiple of 4. Triton takes this hint only on the
+    result of an operation, and not on an argument.
     """
     if ALIGNED:
         return tl.multiple_of(codes + byte, 4)
@@ -84,7 +84,7 @@ def parted(code, BITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def first_from(indices, count, bound):
-    """How many of ascending indices are below `bound`."""
+    """Number of ascending `indices` (count,) that are below `bound`."""
     low, high = tl.zeros((), tl.int64), tl.zeros((), tl.int64) + count
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Programs that read a number on the device, and return at once where nothing is to do."""
+"""Programs that read a flag on the device, and return at once if there is nothing to do."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,12 @@ from gradwire.kernels.device.tables import piece_tiles, pointer_tiles
 from gradwire.kernels.pieces import Pieces
 
 _PROGRAMS = 1024
-"""Enough for every multiprocessor, and few enough to start and end within microseconds."""
+"""Most programs of a launch: enough for every multiprocessor, and few enough to start and end within
+microseconds."""
 
 
 def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
-    """One launch for all buffers, of which a table says where they lie."""
+    """Fill all buffers in one launch, from a table of their addresses."""
     if any(not b.is_contiguous() or not b.is_floating_point() or b.itemsize < 2 for b in buffers):
         return NotImplemented
     places = tuple((buffer.data_ptr(), buffer.nbytes) for buffer in buffers)
@@ -26,7 +27,7 @@ def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
 
 
 def zero_idle(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
-    """A program for each tile reads the flag of its piece."""
+    """Clear idle pieces in one launch: a program per tile reads the flag of its piece."""
     if not is_taken(plane) or not idle.is_contiguous() or idle.device != plane.device:
         return NotImplemented
     tiles = piece_tiles(pieces, plane.device)
@@ -36,9 +37,9 @@ def zero_idle(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
 
 @triton.jit(do_not_specialize=["count"])
 def _poison(rows, count, bad, TILE: tl.constexpr):
-    """NaN into memory at addresses (address, 16-bit words), unless `bad` is 0.
+    """Write NaN to the memory in `rows` (address, 16-bit words), unless `bad` is 0.
 
-    The word 0x7FF8, repeated, is a NaN of float16, bfloat16, float32 and float64.
+    The word 0x7FF8, repeated, is a NaN in float16, bfloat16, float32 and float64.
     """
     if tl.load(bad) != 0:
         place = tl.arange(0, TILE)
@@ -52,7 +53,7 @@ def _poison(rows, count, bad, TILE: tl.constexpr):
 
 @triton.jit
 def _zero_idle(plane, rows, idle, TILE: tl.constexpr):
-    """Zeros into the tiles of pieces whose flag is set."""
+    """Write zeros to a tile if the flag of its piece is set."""
     row = rows + tl.program_id(0).to(tl.int64) * 4
     if tl.load(idle + tl.load(row + 3)) != 0:
         place = tl.arange(0, TILE)

@@ -1,4 +1,4 @@
-"""Memory plus gradient in one pass; flags are written, not read."""
+"""Memory plus gradient in one pass. Findings are written to flags on the device."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 from gradwire.kernels.uploads import sent_to
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-"""Types that are widened on the way; sums are float32."""
+"""Types that kernels read and widen to float32, in which they sum."""
 
 
 def _bits(number: float) -> int:
@@ -35,7 +35,7 @@ def fold(
     scale: float = 1.0,
     pieces: Pieces | None = None,
 ) -> Folded:
-    """12 bytes an element, in one launch after one that sets the flags."""
+    """Fold in one launch, after one that sets the flags. Memory traffic: 12 bytes per element."""
     old = working if committed is None else committed
     if not is_taken(working) or not is_taken(working, old, grad, dtypes=FLOATS):
         return NotImplemented
@@ -105,20 +105,22 @@ def fold_momentum(
 
 
 def _flags(pieces: Pieces, like: Tensor) -> Tensor:
-    """Flags (pieces + 1,): "idle" of each piece, then "finite" of all; True until kernels clear them."""
+    """Flags (pieces + 1,) bool, set: "idle" of each piece, then "finite" of all. Kernels clear them."""
     return torch.ones(len(pieces) + 1, dtype=torch.bool, device=like.device)
 
 
 @triton.jit
 def _seen(grad, added, total, gradient_bound, sum_bound):
-    """(largest magnitude of the gradient, 1 where something reaches its bound): integers."""
+    """Findings about a tile: (largest magnitude of the gradient as bits, 1 if a magnitude reaches its bound,
+    else 0).
+    """
     beyond = (magnitude(added) >= gradient_bound) | (magnitude(total) >= sum_bound)
     return tl.max(magnitude(grad)), tl.max(beyond.to(tl.int32))
 
 
 @triton.jit
 def _note(flags, piece, pieces, largest, beyond):
-    """Lower the flag of a piece that is not idle, and the last one where a magnitude is too large."""
+    """Clear the "idle" flag of a piece with a gradient, and the "finite" flag if a magnitude is too large."""
     if largest > 0:
         tl.store(flags + piece, 0)
     if beyond > 0:
@@ -129,7 +131,7 @@ def _note(flags, piece, pieces, largest, beyond):
 def _fold_tile(
     working, committed, grad, coefficient, scale, gradient_bound, sum_bound, mask, REMEMBERS: tl.constexpr
 ):
-    """A tile of `fold`; returns what `seen` says of it."""
+    """Fold a tile; returns its findings, as `_seen` does."""
     new = load(grad, mask)
     added = new * scale
     if REMEMBERS:
@@ -145,7 +147,7 @@ def _fold(
     working, committed, grad, rows, flags, pieces, coefficient, scale, gradient_bound, sum_bound,
     REMEMBERS: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """working = coefficient · committed + scale · grad; lowers flags of what is not idle, or not finite."""
+    """working = coefficient · committed + scale · grad on a tile; clears flags, as `_note` does."""
     row = rows + tl.program_id(0).to(tl.int64) * 4
     plane, bucket, numel, piece = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     if ALIGNED:
@@ -166,10 +168,11 @@ def _fold(
 
 @triton.jit
 def is_last_without_gradient(marks, slots, slot, tiles):
-    """Count a tile that has no gradient; whether it is the last of all of its parameter, which gets a mark.
+    """Count a tile without gradient. True if it completes its parameter, whose mark is then set.
 
-    What all threads of this program have written before, and all other programs that count, comes before
-    what is written after it. Programs whose tiles have a gradient count nothing.
+    `marks` has a counter per parameter, then a mark per parameter (`slots` of each); `tiles` is the
+    parameter's number of tiles. Tiles with a gradient are not counted. Memory order: everything that counting
+    programs wrote before the count is visible to the last one.
     """
     tl.debug_barrier()
     is_last = tl.atomic_add(marks + slot, 1, sem="acq_rel") == tiles - 1
@@ -183,7 +186,9 @@ def _fold_marked(
     working, committed, grad, rows, marks, slots, coefficient, scale, gradient_bound, sum_bound,
     REMEMBERS: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """working = coefficient · committed + scale · grad; parameters without gradient are marked, and zero."""
+    """working = coefficient · committed + scale · grad on a tile. Parameters without a gradient are marked
+    and cleared.
+    """
     row = rows + tl.program_id(0).to(tl.int64) * 6
     plane, bucket, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2)
     if ALIGNED:
@@ -215,7 +220,7 @@ def _fold_marked(
 def _momentum_tile(
     v_out, u_out, v, u, grad, momentum, scale, gradient_bound, sum_bound, mask, AHEAD: tl.constexpr
 ):
-    """A tile of `fold_momentum`; returns what `seen` says of it."""
+    """Fold a tile with momentum; returns its findings, as `_seen` does."""
     new = load(grad, mask)
     added = new * scale
     velocity = load(u, mask) * momentum + added
@@ -234,7 +239,9 @@ def _fold_momentum(
     v_out, u_out, v, u, grad, rows, flags, pieces, momentum, scales, gradient_bound, sum_bound,
     AHEAD: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """u' = momentum · u + scale · grad, v' = v + u'; AHEAD is Nesterov's; flags as `fold`."""
+    """u' = momentum · u + scale · grad, v' = v + u' on a tile; with AHEAD Nesterov's v'. Clears flags, as
+    `_note` does.
+    """
     row = rows + tl.program_id(0).to(tl.int64) * 4
     plane, bucket, numel, piece = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     if ALIGNED:

@@ -1,4 +1,6 @@
-"""How a kernel is launched, and which tensors kernels take: the border between typed and untyped code."""
+"""Launching of kernels, and the types of tensors that they take: the border between typed and untyped
+code.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,15 @@ import torch
 from torch import Tensor
 
 TILE = 2048
-"""Elements of a program: with 8 warps, 8 a thread, in two vectors of 16 bytes."""
+"""Elements per program: with 8 warps, 8 per thread, in two vectors of 16 bytes."""
 WARPS = 8
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Run `kernel` on a grid of `programs`, on the current stream; nothing where there are none.
+    """Run `kernel` on a grid of `programs` on the current stream; do nothing if there are none.
 
-    Never with fused multiplications and additions: they round once where the contracts round twice. What
-    is a constant of the compiled code goes by name; `num_warps` is among these, if it is not `WARPS`.
+    Multiplications and additions are never fused: that would round once where the contracts round twice.
+    Constants of the compiled code are keyword arguments, `num_warps` among them, if it is not `WARPS`.
     """
     if not programs:
         return
@@ -29,6 +31,6 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
 
 
 def is_taken(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
-    """Whether all are contiguous, of one of `dtypes`, and on one device."""
+    """True if all `tensors` are contiguous, on one device, and of one of `dtypes`."""
     device = tensors[0].device
     return all(t.dtype in dtypes and t.is_contiguous() and t.device == device for t in tensors)

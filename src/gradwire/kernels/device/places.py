@@ -1,4 +1,4 @@
-"""Elements at given indices."""
+"""Gather and scatter at given indices."""
 
 import torch
 import triton
@@ -9,13 +9,13 @@ from gradwire.kernels.device.common import first_from
 from gradwire.kernels.device.launch import is_taken, launch
 
 _TILE = 1024
-"""Indices of a program."""
+"""Indices per program."""
 _STRETCH = 4096
-"""Elements of a program that clears."""
+"""Elements per program that clears."""
 
 
 def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
-    """12 bytes an index, of which 8 anywhere; in one launch."""
+    """Take in one launch. Memory traffic: 12 bytes per index, of which 8 are scattered."""
     if not is_taken(x) or not indices.is_contiguous():
         return NotImplemented
     count = indices.numel()
@@ -25,7 +25,7 @@ def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
 
 
 def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """In one launch."""
+    """Write in one launch."""
     if not is_taken(out, values) or not indices.is_contiguous():
         return NotImplemented
     count = indices.numel()
@@ -34,7 +34,7 @@ def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
 
 
 def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """In one launch: a program clears a stretch, and finds the indices that lie in it."""
+    """Write in one launch: each program clears a stretch, and writes the values whose indices lie in it."""
     if not is_taken(out, values) or not indices.is_contiguous():
         return NotImplemented
     numel, count = out.numel(), indices.numel()
@@ -44,7 +44,7 @@ def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
 
 @triton.jit(do_not_specialize=["count"])
 def _take(x, indices, count, values, weight, TILE: tl.constexpr):
-    """weight · x at the indices of a tile, where x becomes zero."""
+    """Write weight · x at a tile of indices to `values`, and 0 to x there."""
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     index = tl.load(indices + place, place < count, other=0)
     value = tl.load(x + index, place < count, other=0.0)
@@ -54,7 +54,7 @@ def _take(x, indices, count, values, weight, TILE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count"])
 def _scatter(out, indices, count, values, TILE: tl.constexpr):
-    """The values of a tile to their indices."""
+    """Write a tile of values to their indices."""
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     index = tl.load(indices + place, place < count, other=0)
     tl.store(out + index, tl.load(values + place, place < count, other=0.0), place < count)
@@ -62,7 +62,7 @@ def _scatter(out, indices, count, values, TILE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["numel", "count"])
 def _put(out, numel, indices, count, values, TILE: tl.constexpr, SLOTS: tl.constexpr):
-    """Zeros in a tile, then the values whose ascending indices lie in it."""
+    """Clear a tile of `out`, then write the values whose ascending indices lie in it."""
     begin = tl.program_id(0).to(tl.int64) * TILE
     place = begin + tl.arange(0, TILE)
     if begin + TILE <= numel:  # without a mask, four at once

@@ -1,7 +1,7 @@
-"""One bit per element and one or two levels per block: a pass that sums, and one that packs and subtracts.
+"""One bit per element, and one or two levels per block: a pass that sums, and one that packs and subtracts.
 
-Sums are float64, in the order of tiles, which is not the CPU's: of positive numbers, so that a level can
-differ from its own by one unit in the last place of float32, if it lies that close to the middle of two.
+Sums are float64, in the order of tiles, which is not the order on the CPU. So a level can differ from the
+CPU's by one unit in float32's last place, if it lies very close to the middle of two numbers.
 """
 
 import torch
@@ -23,7 +23,9 @@ def _tiles(blocks: Blocks, device: torch.device) -> Tiles:
 
 
 def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
-    """12 bytes an element, 8 without `leave`; the second read is from the cache if the unit is small."""
+    """Encode in two passes. Memory traffic: 12 bytes per element, 8 without `leave`; if the unit is small,
+    the second read is from the cache.
+    """
     if not is_taken(x, levels):
         return NotImplemented
     tiles, two = _tiles(blocks, x.device), levels.shape[1] == 2
@@ -41,7 +43,7 @@ def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, lea
 
 
 def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
-    """8 bytes an element, and its bit."""
+    """Decode and add in one launch. Memory traffic: 8 bytes and one bit per element."""
     if not is_taken(out, levels):
         return NotImplemented
     tiles = _tiles(blocks, out.device)
@@ -54,7 +56,7 @@ def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weigh
 
 @triton.jit
 def _sums_of(x, is_there):
-    """(sum of what is >= 0, sum of the others, number of the former); NaN shows in the second."""
+    """(sum of elements >= 0, sum of the others, number of the former) of x; NaN is in the second sum."""
     is_above, wide = x >= 0, x.to(tl.float64)
     above = tl.sum(tl.where(is_above & is_there, wide, 0.0))
     below = tl.sum(tl.where(is_above, 0.0, wide))
@@ -63,7 +65,7 @@ def _sums_of(x, is_there):
 
 @triton.jit
 def _sum_sides(x, rows, sums, ALIGNED: tl.constexpr, TILE: tl.constexpr):
-    """Of each tile: `_sums_of`, in float64."""
+    """Write the `_sums_of` a tile, in float64."""
     tile = tl.program_id(0)
     row, place = rows + tile.to(tl.int64) * 4, tl.arange(0, TILE)
     start, numel = tl.load(row), tl.load(row + 3)
@@ -81,9 +83,9 @@ def _sum_sides(x, rows, sums, ALIGNED: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _set_levels(sums, spans, levels, LEVELS: tl.constexpr, STEP: tl.constexpr):
-    """Of each block, from the sums of its tiles: the mean magnitude, or both sides' means, each by a program.
+    """Write a level of a block from the sums of its tiles: the mean magnitude, or the mean of one side.
 
-    One division each: two of float64 would share a function, which needs a stack.
+    Each program does one division: two in float64 would share a function, which needs a stack.
     """
     block = tl.program_id(0) // LEVELS
     span = spans + block.to(tl.int64) * 3
@@ -112,7 +114,7 @@ def _set_levels(sums, spans, levels, LEVELS: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def _levels_of(levels, block, TWO: tl.constexpr):
-    """(level of a one, level of a zero)."""
+    """(level of a set bit, level of a cleared one) of a block."""
     if TWO:
         return tl.load(levels + block * 2), tl.load(levels + block * 2 + 1)
     else:
@@ -122,7 +124,7 @@ def _levels_of(levels, block, TWO: tl.constexpr):
 
 @triton.jit
 def _pack_tile(x, packed, numel, high, low, mask, LEAVE: tl.constexpr, TILE: tl.constexpr):
-    """Bits of x >= 0 of a tile; with LEAVE, x is left without its levels."""
+    """Pack the bits of x >= 0 of a tile; with LEAVE, x keeps the rounding errors."""
     value = load(x, mask)
     is_one = value >= 0
     if mask is not None:
@@ -142,7 +144,7 @@ def _pack_tile(x, packed, numel, high, low, mask, LEAVE: tl.constexpr, TILE: tl.
 def _pack_signs(
     x, rows, levels, packed, TWO: tl.constexpr, LEAVE: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr
 ):
-    """Bits of x >= 0; with LEAVE, x is left without what they and the levels say."""
+    """Pack the bits of x >= 0; with LEAVE, x keeps the rounding errors."""
     row, place = rows + tl.program_id(0).to(tl.int64) * 4, tl.arange(0, TILE)
     start, block, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     if ALIGNED:
@@ -157,7 +159,7 @@ def _pack_signs(
 
 @triton.jit
 def _add_tile(out, packed, numel, high, low, mask, TILE: tl.constexpr):
-    """Add the level of each bit."""
+    """Add the level of each bit of a tile: `high` or `low`."""
     place = tl.arange(0, TILE // 8)
     if mask is None:
         byte = tl.load(packed + place).to(tl.int32)

@@ -1,7 +1,7 @@
-"""Stochastic levels: one pass where a bucket fits into a program, else up to four.
+"""Stochastic rounding to levels: one pass if a bucket fits a program, else up to four.
 
-A program has a few whole buckets as rows of a tile, and finds their steps as well; or it has a piece of a
-longer one, of which other launches have found the largest magnitude, the sum of squares, then the step.
+A program holds either a few whole buckets as rows of a tile, and computes their steps as well; or a piece of
+a longer bucket. For those, earlier launches find the largest magnitude, the sum of squares, and the step.
 """
 
 import math
@@ -21,19 +21,19 @@ from gradwire.kernels.stochastic import largest_step
 
 _INFINITY = tl.constexpr(0x7F800000)
 _PIECE = 4096
-"""Elements of the longest bucket that a program keeps in registers, and of a piece of a longer one: as many
-squares as the contract adds in float32."""
+"""Elements of the longest bucket that a program holds in registers, and of a piece of a longer one. The
+contract adds as many squares in float32."""
 
 
 class _Cut(NamedTuple):
-    """Tiles, and what of them is constant in compiled code."""
+    """Tiles of a unit, as a table on the device, and the constants of the compiled kernel."""
 
     tiles: Tiles
     constants: dict[str, int | bool]
 
 
 def _cut(grid: Grid, codes: Tensor, whole: bool) -> _Cut:
-    """Into whole buckets, or into pieces of at most `_PIECE` elements."""
+    """Cut a unit into tiles: of whole buckets if `whole`, else of pieces of at most `_PIECE` elements."""
     block = grid.width if whole else _PIECE
     width = max(4, 1 << (block - 1).bit_length())
     rows = max(1, TILE // max(width, 64)) if whole else 1
@@ -99,13 +99,15 @@ def _find_steps(x: Tensor, grid: Grid, tiles: Tiles, steps: Tensor, limits: tupl
 
 
 def _signed(word: int) -> int:
-    """The int32 of the same bits: larger numbers would be compiled for as 64 bits."""
+    """Reinterpret a 32-bit word as int32. Larger integers would be passed to a kernel as 64 bits."""
     return word - (1 << 32) if word >> 31 else word
 
 
 @triton.jit
 def _words_of(index, low, high):
-    """Random words of indices and the halves of a key, all uint32: the contract's `random_words`."""
+    """Random words for indices and the two halves of a key, all uint32; equal to the contract's
+    `random_words`.
+    """
     h = index * 0x9E3779B1 + low
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = h ^ high
@@ -115,7 +117,7 @@ def _words_of(index, low, high):
 
 @triton.jit
 def _powers_of(top):
-    """(2^e, 2^-e) for a largest magnitude `top`, given as bits, so that 2^e times it is near 1.
+    """(2^e, 2^-e) for a largest magnitude `top`, given as bits, such that 2^e · top is near 1.
 
     Both are in the normal range.
     """
@@ -126,7 +128,7 @@ def _powers_of(top):
 
 @triton.jit
 def _is_coded(top):
-    """Whether the largest magnitude of a bucket, as bits, is a positive finite number."""
+    """True if `top`, the largest magnitude of a bucket as bits, is a positive finite number."""
     return (top > 0) & (top < _INFINITY)
 
 
@@ -211,7 +213,10 @@ def _quantize_tile(
     STEPPED: tl.constexpr, EUCLIDEAN: tl.constexpr, SUBTRACT: tl.constexpr, BITS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Codes of x (a pointer), whose first element has the word of `index`; and steps, if not STEPPED."""
+    """Quantize a tile of x (a pointer): write its codes, and its steps unless STEPPED.
+
+    `index` is the number of the tile's first element, with which its noise is drawn.
+    """
     place, row = places_in(numel, ROWS, BLOCK, WIDTH)[0], tl.arange(0, ROWS)
     value = load(x + place, mask)
     if STEPPED:
@@ -281,7 +286,7 @@ def _quantize(
 
 @triton.jit
 def _find_tops(x, rows, tops, ALIGNED: tl.constexpr, TILE: tl.constexpr):
-    """Raise the largest magnitude of a bucket in `tops`, as bits, to that of one piece of the bucket."""
+    """Raise tops[bucket], the largest magnitude as bits, to that of one piece of the bucket."""
     row, place = rows + tl.program_id(0).to(tl.int64) * 4, tl.arange(0, TILE)
     start, number, numel = tl.load(row), tl.load(row + 1), tl.load(row + 3)
     if ALIGNED:
@@ -313,7 +318,7 @@ def _sum_squares(x, rows, tops, sums, ALIGNED: tl.constexpr, TILE: tl.constexpr)
 def _set_steps(
     tops, sums, spans, steps, levels, most, EUCLIDEAN: tl.constexpr, CLIP: tl.constexpr, SUMMED: tl.constexpr
 ):
-    """The step of each bucket; sums of its pieces are added in their order, in float64."""
+    """Write the step of a bucket. The sums of its pieces are added in order, in float64."""
     number = tl.program_id(0)
     top = tl.load(tops + number)
     down, _up = _powers_of(top)
@@ -337,7 +342,7 @@ def _add_tile(
     out, steps, codes, weight, numel, mask, row_mask,
     BITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """out += weight · (step · code)."""
+    """out += weight · (step · code) on a tile."""
     place = places_in(numel, ROWS, BLOCK, WIDTH)[0]
     to, here = bytes_at(numel, ROWS, BLOCK, WIDTH, 8 // BITS)
     if mask is None:
@@ -354,7 +359,7 @@ def _add_quantized(
     steps, codes, rows, out, weight, BITS: tl.constexpr, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """out += weight · step · code, of buckets or pieces of them."""
+    """out += weight · step · code on a tile of buckets, or on a piece of one."""
     row = rows + tl.program_id(0).to(tl.int64) * 4
     start, number, byte, numel = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     if ALIGNED:

@@ -1,7 +1,7 @@
-"""Which elements a program works on: tables on the device, uploaded once for each layout, without a wait.
+"""Tables of tiles: the elements on which each program works, uploaded once per layout, without a wait.
 
-Parameters have any size, so that where a program's elements lie is looked up, not computed. A row of 32
-bytes for `TILE` elements is 0.1 % of what a fold moves.
+Parameters have any size, so a program looks up where its elements lie. A row of 32 bytes for `TILE` elements
+is 0.1 % of the memory traffic of a fold.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from gradwire.kernels.uploads import kept_by_stream, sent_to, stream_of
 QUAD = 4
 """Elements of float32 that one vector of 16 bytes holds."""
 SCALE_BYTES = 4
-"""Of a scale in float32, which kernels take."""
+"""Bytes of a scale: kernels take float32."""
 
 
 def bits_of(blocks: ScaledBlocks) -> int:
-    """Bits of a code."""
+    """Bits of a code of these blocks."""
     return 4 if blocks.kind == "int4" else 8
 
 
 class Tiles(NamedTuple):
-    """Rows (programs, 4) int64, and whether all begin at multiples of `QUAD` elements, or bytes of codes."""
+    """Table of tiles: `rows` (programs, columns) int64 on the device.
+
+    `aligned` is True if all elements begin at multiples of `QUAD`, `bytes_aligned` if all codes begin at
+    multiples of `QUAD` bytes.
+    """
 
     rows: Tensor
     aligned: bool
@@ -52,7 +56,7 @@ def cut(sizes: NDArray[np.int64], tile: int) -> tuple[NDArray[np.int64], NDArray
 
 
 _TILES: WeakKeyDictionary[Pieces, dict[tuple[torch.device, int], Tiles]] = WeakKeyDictionary()
-"""By device and stream: see `kept_by_stream`."""
+"""Results of `piece_tiles` by device and stream: see `kept_by_stream`."""
 
 
 def piece_tiles(pieces: Pieces, device: torch.device) -> Tiles:
@@ -72,8 +76,12 @@ _MARKED: WeakKeyDictionary[Pieces, dict[tuple[torch.device, int], Tiles]] = Weak
 
 
 def marked_tiles(pieces: Pieces, slots: Sequence[int], device: torch.device) -> Tiles:
-    """Rows (start in the plane, start in the bucket, elements, number of the parameter, the first tile of the
-    piece, how many it has). `slots` are the numbers of the parameters, always the same for these pieces."""
+    """Tiles of all pieces, with the number of the parameter to which each belongs.
+
+    Rows are (start in the plane, start in the bucket, elements, number of the parameter, first tile of the
+    piece, tiles of the piece). `slots` are the numbers of the pieces' parameters, always the same for these
+    pieces.
+    """
     known, place = _MARKED.setdefault(pieces, {}), (device, stream_of(device))
     if place not in known:
         numbers, begins = cut(pieces.table[:, 2], TILE)
@@ -90,7 +98,7 @@ def marked_tiles(pieces: Pieces, slots: Sequence[int], device: torch.device) -> 
 
 @kept_by_stream(maxsize=64)
 def pointer_tiles(buffers: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """Rows (address, 16-bit words) of memory given as (address, bytes)."""
+    """Tiles of memory that is given as (address, bytes): rows (address, 16-bit words)."""
     words = np.array([size // 2 for _address, size in buffers], np.int64)
     numbers, begins = cut(words, TILE)
     addresses = np.array([address for address, _size in buffers], np.int64)
@@ -102,10 +110,15 @@ def pointer_tiles(buffers: tuple[tuple[int, int], ...], device: torch.device) ->
 def coded_tiles(
     sizes: tuple[int, ...], block: int, bits: int, count: int, tile: int | None, device: torch.device
 ) -> Tiles:
-    """Rows (first element, first block, first byte, elements) of tiles, none of which lies in two parts.
+    """Tiles of coded blocks: rows (first element, first block, first byte, elements). None lies in two parts.
 
-    Parts of `sizes` elements are cut into blocks of `block` elements or less. Codes of `bits` bits begin a
-    byte with every block. A tile has `count` blocks, or without them `tile` elements of one block.
+    Args:
+        sizes: elements of each part.
+        block: elements of a block or less; the codes of each block begin a new byte.
+        bits: bits of a code.
+        count: blocks of a tile.
+        tile: `None`, or the most elements of a tile, if blocks (`count` 1) are cut further.
+        device: device of the table.
     """
     return _coded(_coded_rows(sizes, block, bits, count, tile), device)
 
@@ -137,15 +150,18 @@ def _coded_rows(
 
 
 def shard_tiles(table: ShardedBlocks, shard: int, count: int, device: torch.device) -> Tiles:
-    """Rows (first element, first scale, first byte, elements, zeros behind them) of tiles of `count` blocks.
+    """Tiles of `count` blocks of one shard: rows (first element, first scale, first byte, elements, padding).
 
-    Elements are those of the shard, scales and bytes those of its row, which ends in zeros.
+    Elements count from the start of the shard, scales and bytes from the start of its row. Padding is the
+    number of zero bytes after the codes, in the last tile of the row.
     """
     return _kept(table, device, lambda: _shard_rows(table, shard, count), shard, count)
 
 
 def sharded_tiles(table: ShardedBlocks, count: int, device: torch.device) -> Tiles:
-    """Tiles as of `shard_tiles`, for all shards. Elements and rows are numbered through all of them."""
+    """Tiles of all shards, as of `shard_tiles`. Elements, scales and bytes count from the start of the first
+    shard and row.
+    """
     return _kept(table, device, lambda: _sharded_rows(table, count), None, count)
 
 
@@ -161,7 +177,7 @@ def _sharded_rows(table: ShardedBlocks, count: int) -> NDArray[np.int64]:
 def _kept(
     table: ShardedBlocks, device: torch.device, make: Callable[[], NDArray[np.int64]], *key: int | None
 ) -> Tiles:
-    """By device and stream: see `kept_by_stream`."""
+    """Make a table once per layout, device, stream and `key`: see `kept_by_stream`."""
     place = (device, stream_of(device), *key)
     if place not in table.kept:
         table.kept[place] = _coded(make(), device)
@@ -199,11 +215,11 @@ def landing_tiles(
 
 
 def run_tiles(coded: CodedPieces, count: int, device: torch.device) -> Tiles:
-    """Rows of tiles of `count` blocks, piece by piece, none of which lies in two runs.
+    """Tiles of `count` blocks of the runs of `coded`, piece by piece. None lies in two runs.
 
-    First element in the plane, first scale, first byte, elements, zeros at another place, first element in
-    the bucket, number of the parameter, the first tile of its piece and how many tiles that has. Rows for
-    zeros have no elements.
+    The columns of a row are: first element in the plane, first scale, first byte, elements, bytes of padding,
+    first element in the bucket, number of the parameter, first tile of its piece, tiles of its piece. Padding
+    has rows of its own, without elements.
     """
     place = (device, stream_of(device), count)
     if place not in coded.kept:
@@ -250,7 +266,9 @@ def _shard_rows(table: ShardedBlocks, shard: int, count: int) -> NDArray[np.int6
 
 @kept_by_stream(maxsize=1024)
 def block_spans(sizes: tuple[int, ...], block: int, tile: int, device: torch.device) -> Tensor:
-    """Rows (first tile, the tile after its last, elements) of blocks that `coded_tiles` cuts into tiles."""
+    """Spans of blocks that `coded_tiles` cuts into tiles: rows (first tile, tile after the last,
+    elements).
+    """
     parts = np.array(sizes, np.int64)
     numbers, begins = cut(parts, block)
     elements = np.minimum(parts[numbers] - begins, block)

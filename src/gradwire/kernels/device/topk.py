@@ -1,11 +1,11 @@
-"""Exact top-k by magnitude: one pass over memory sifts by a guess, the others read what passed.
+"""Exact top-k by magnitude: one pass over memory collects candidates, later passes read these only.
 
-No number is read on the host: guess, sift, radix select of 11 + 10 + 10 bits, count, write. A tile's
-candidates lie together, in the order of their places, wherever an atomic addition found room for them;
-`spans` says where, tile by tile. If the room is too small, or fewer than k reached the guess, then `passed`
-is not k … room, and the same passes read x itself, three times more: nothing on the host knows of it.
+No number is read on the host: guess a threshold, collect candidates, radix select by 11 + 10 + 10 bits,
+count, write. The candidates of a tile lie together, in order, wherever an atomic addition found room; `spans`
+says where, tile by tile. If fewer than k elements reach the guess, or more than there is room for, the same
+passes read x itself, three times more; the device decides that.
 
-Difference from the CPU's kernel: the threshold does not rise while it sifts.
+Difference from the CPU's kernel: the threshold does not rise during the pass.
 """
 
 import torch
@@ -20,22 +20,25 @@ from gradwire.kernels.uploads import kept_by_stream, sent_to
 SAMPLE = 16384
 _TILE = 4096
 _WARPS = 16
-"""For 8 elements a thread. Larger tiles than elsewhere: three launches have a program for each."""
+"""Warps of the pass that collects: 8 elements per thread. Tiles are larger than elsewhere, as three launches
+have a program per tile."""
 _SPARE = 1 << 16
 """Room for candidates beyond 2k."""
 _DIGITS = 2048
-"""Bins of a histogram: the first digit has 11 bits, the others 10."""
+"""Bins of a histogram: the first digit has 11 bits, the others have 10."""
 _BINS = tl.constexpr(_DIGITS)
 _SLOTS = 512
-"""Candidates of a tile that are looked at together: at 1 % there are 41 of them."""
+"""Candidates of a tile that are read at a time: at 1 % a tile has 41."""
 _PROGRAMS = 264
-"""That count digits, two for each multiprocessor of an H200: each adds its bins to the others'."""
+"""Most programs that count digits, two per multiprocessor of an H200; each adds its bins to a common
+histogram."""
 _FIRST = 16
-"""Where histograms begin: after the count of candidates (0), and what is known by round (2 … 9)."""
+"""Index of the histograms in `state`, after the number of candidates (0), the guess (1) and the results of
+rounds (2 … 9)."""
 
 
 def topk_indices(x: Tensor, k: int) -> Tensor:
-    """4 bytes an element, and some 40 a candidate."""
+    """Select in 6 or 7 launches. Memory traffic: 4 bytes per element, and some 40 per candidate."""
     if not is_taken(x) or x.ndim != 1 or x.numel() >= 2**31:
         return NotImplemented
     numel, tiles = x.numel(), -(-x.numel() // _TILE)
@@ -67,8 +70,11 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
 
 
 def _begin(x: Tensor, k: int, state: Tensor) -> bool:
-    """Zeros into `state`, but for a threshold in its second place, which the k-th largest magnitude very
-    likely reaches, as on the CPU. Whether there is one: not if k is large."""
+    """Clear `state`, and guess a threshold that the k-th largest magnitude very likely reaches, into
+    state[1].
+
+    Returns False, without a guess, if k is large; the guess is made as on the CPU.
+    """
     size = min(SAMPLE, x.numel() // 32)
     expected = k / x.numel() * size
     rank = int(expected + 4 * expected**0.5) + 4
@@ -81,7 +87,9 @@ def _begin(x: Tensor, k: int, state: Tensor) -> bool:
 
 @kept_by_stream(maxsize=64)  # 128 KiB each
 def _sampled(numel: int, size: int, device: torch.device) -> Tensor:
-    """One place of each of `size` equal stretches: a fixed stride could fall on one column of a matrix."""
+    """Random indices, one from each of `size` equal stretches: a fixed stride could fall on one column of a
+    matrix.
+    """
     stretch = numel // size
     random = torch.Generator("cpu").manual_seed(numel)
     offsets = torch.randint(stretch, (size,), generator=random, device="cpu")
@@ -90,13 +98,15 @@ def _sampled(numel: int, size: int, device: torch.device) -> Tensor:
 
 @triton.jit
 def _key_of(x):
-    """The key that orders: the magnitude's bits, in which NaN and Inf are equals."""
+    """Key by which elements are ordered: bits of the magnitude, in which NaN equals Inf."""
     return tl.minimum(magnitude(x), 0x7F800000)
 
 
 @triton.jit
 def _digit_of(counts, rank):
-    """(digit of the rank-th largest, its rank among those of the same digit), from a histogram."""
+    """Find the digit of the rank-th largest element in a histogram; returns (digit, rank among elements with
+    this digit).
+    """
     # How many are larger: the total less those up to here.
     above = tl.sum(counts) - tl.cumsum(counts)
     is_it = (above < rank) & (rank <= above + counts)
@@ -105,7 +115,9 @@ def _digit_of(counts, rank):
 
 @triton.jit(do_not_specialize=["size", "rank", "numel"])
 def _begin_search(x, sampled, size, rank, state, numel, GUESSES: tl.constexpr, TILE: tl.constexpr):
-    """The first program finds the rank-th largest of the sampled magnitudes, the others write zeros."""
+    """Clear a tile of `state`; the first program finds the rank-th largest of the sampled magnitudes
+    instead.
+    """
     place = tl.arange(0, TILE)
     if tl.program_id(0) > 0:
         place += (tl.program_id(0) - 1) * TILE
@@ -131,14 +143,14 @@ def _begin_search(x, sampled, size, rank, state, numel, GUESSES: tl.constexpr, T
 
 @triton.jit
 def _is_sifted(passed, k, room):
-    """Whether candidates are all that the k largest can be."""
+    """True if the candidates contain the k largest: at least k were found, and all had room."""
     count = tl.load(passed)
     return (count >= k) & (count <= room)
 
 
 @triton.jit(do_not_specialize=["numel", "room"])
 def _sift(x, numel, threshold, passed, room, spans, places, values, TILE: tl.constexpr):
-    """Collect what reaches the threshold: places within the tile, and values."""
+    """Collect the elements of a tile that reach the threshold: their places in the tile, and their values."""
     tile = tl.program_id(0)
     place = tl.arange(0, TILE)
     x += tile.to(tl.int64) * TILE
@@ -162,9 +174,11 @@ def _sift(x, numel, threshold, passed, room, spans, places, values, TILE: tl.con
 
 @triton.jit
 def _prefix_before(bins, states, k, ROUND: tl.constexpr):
-    """(digits found so far, rank among what has them) before rounds 0 … 2, and after them.
+    """State of the radix select before round ROUND (3: after the last): (digits found so far, rank among
+    elements with them).
 
-    `states` keeps both by round. Every program finds the last digit by itself, from a complete histogram.
+    `states` keeps this for each round. Every program finds the last digit by itself, from a complete
+    histogram.
     """
     if ROUND == 0:
         return tl.zeros((), tl.int32), tl.zeros((), tl.int32) + k
@@ -176,7 +190,9 @@ def _prefix_before(bins, states, k, ROUND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["numel", "k", "room"])
 def _count_digits(x, numel, k, passed, room, values, bins, states, ROUND: tl.constexpr, TILE: tl.constexpr):
-    """Add this round's digits of what begins with the digits found before to its histogram."""
+    """Add the digits of one round to its histogram: those of elements that begin with the digits found
+    so far.
+    """
     prefix, rank = _prefix_before(bins, states, k, ROUND)
     if tl.program_id(0) == 0:
         tl.store(states + 2 * ROUND, prefix)
@@ -202,7 +218,11 @@ def _count_digits(x, numel, k, passed, room, values, bins, states, ROUND: tl.con
 
 @triton.jit
 def _source_of(x, numel, k, passed, room, spans, values, tile, TILE: tl.constexpr):
-    """Where a tile's values are, how many, and where its places: of no meaning if all of x is read."""
+    """Where to read a tile's values: (pointer, number of values, first of its places, True if they are
+    candidates).
+
+    If x itself is read, places have no meaning.
+    """
     start = tile.to(tl.int64) * TILE
     begin, count = tl.load(spans + tile * 2), tl.load(spans + tile * 2 + 1)
     sifted = _is_sifted(passed, k, room)
@@ -213,7 +233,7 @@ def _source_of(x, numel, k, passed, room, spans, values, tile, TILE: tl.constexp
 
 @triton.jit
 def _kept_of(source, slot, count, threshold):
-    """Of values at slots: which are above the k-th largest magnitude, and which equal it."""
+    """Masks of the values at `slot`: (above the k-th largest magnitude `threshold`, equal to it)."""
     key = _key_of(tl.load(source + slot, slot < count, other=0.0))
     return (
         ((slot < count) & (key > threshold)).to(tl.int32),
@@ -226,9 +246,10 @@ def _count_kept(
     x, numel, k, passed, room, spans, places, values, bins, states, counts,
     TILE: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Of each tile, how many are above the k-th largest magnitude, and how many equal it.
+    """Count, for a tile, the elements above the k-th largest magnitude, and those equal to it.
 
-    Every program finds that magnitude by itself; the first writes it down, and how many equal ones are kept.
+    Every program finds that magnitude by itself. The first one writes it down, with the number of equal
+    elements to keep.
     """
     tile = tl.program_id(0)
     threshold, rank = _prefix_before(bins, states, k, 3)
@@ -250,7 +271,9 @@ def _write_kept(
     x, numel, k, passed, room, spans, places, values, found, counts, indices,
     TILE: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Write indices, in order, behind those of all tiles before. Ties go to the lowest index."""
+    """Write the indices of a tile's kept elements, in order, after those of all earlier tiles. Ties go to the
+    lowest index.
+    """
     tile = tl.program_id(0)
     source, count, begin, sifted = _source_of(x, numel, k, passed, room, spans, values, tile, TILE)
     start, threshold, ties = tile.to(tl.int64) * TILE, tl.load(found), tl.load(found + 1)

@@ -1,4 +1,4 @@
-"""A launch that shows whether kernels can run on a GPU at all."""
+"""Trial launch that shows whether Triton can run kernels on a GPU."""
 
 import torch
 
@@ -6,6 +6,6 @@ from gradwire.kernels.device.flagged import poison
 
 
 def try_out(where: torch.device | None) -> None:
-    """Launch a kernel on the GPU `where`, or raise why there can be none; elsewhere do nothing."""
+    """Launch a kernel on the GPU `where`; raises if that fails. Does nothing for other devices."""
     if where is not None and where.type == "cuda":
         poison([torch.zeros(1, device=where)], torch.zeros((), dtype=torch.bool, device=where))
