@@ -56,11 +56,12 @@ CYCLE, TRIAL = 16, 2
 """Steps per rank of a cycle, and of a trial within it."""
 
 MARGIN = 1.02
-"""Variance must gain more by this factor: it costs one more round, and a choice on every rank."""
+"""Factor by which the gain of an election by variance must be larger: it costs one more round, and a choice
+on every rank."""
 
 
 def in_turn(elect: Election, ctx: ExchangeContext) -> bool:
-    """Whether ranks lead in turn in this step. The same answer on all ranks."""
+    """True if ranks lead in turn in this step; the same answer on all ranks."""
     if elect != "auto":
         return elect == "round_robin"
     way, _counts = _trial(ctx)
@@ -71,20 +72,23 @@ def in_turn(elect: Election, ctx: ExchangeContext) -> bool:
 
 
 def _trial(ctx: ExchangeContext) -> tuple[int | None, bool]:
-    """The election on trial in this step (0 in turn, 1 by variance, None: the better), and if it counts."""
+    """Which election is on trial in this step: 0 in turn, 1 by variance, `None` for neither.
+
+    Also returns whether the trial's gain counts: not while memories settle.
+    """
     turn, step = divmod(ctx.step % (CYCLE * ctx.world), TRIAL * ctx.world)
     return (turn if turn < 2 else None), step >= (TRIAL - 1) * ctx.world
 
 
 def norms_of(values: Tensor, comm: Comm) -> Tensor:
-    """‖values‖ (world,) of every rank. One all-gather of a float, waited for."""
+    """‖values‖ of every rank, (world,). One all-gather of one float, waited for."""
     norms = torch.empty(comm.world, 1, dtype=torch.float32, device=values.device)
     comm.all_gather(norms, torch.linalg.vector_norm(values).float().view(1)).wait()
     return norms.view(-1)
 
 
 def election_round() -> Round:
-    """The round of `norms_of`."""
+    """The collective of `norms_of`."""
     return Round("all_gather", 1, torch.float32)
 
 
@@ -101,9 +105,10 @@ def gain(sent_norms: float, norms: float) -> float:
 
 
 def note(ctx: ExchangeContext, leader: int | Tensor, gained: float | None) -> None:
-    """Keep which rank led, and the gain if it is measured; both count once the step is committed.
+    """Keep which rank led this step, and during a trial the `gained` share. Both count once the step is
+    committed.
 
-    `leader` may be a 0-dimensional tensor on a device; what is kept is then on that device, too.
+    `leader` may be a tensor () on a device; then the counts are kept there.
     """
     led = _recall(LED, ctx, ctx.world)
     if isinstance(leader, Tensor):
@@ -119,12 +124,16 @@ def note(ctx: ExchangeContext, leader: int | Tensor, gained: float | None) -> No
 
 
 def _key(kind: str, ctx: ExchangeContext) -> tuple[str, str]:
-    """The key of a unit's state. It has the unit's number, as two units may begin within one parameter."""
+    """Key under which a unit's numbers are kept. It contains the unit, because two may begin within one
+    parameter.
+    """
     return f"{kind}/{ctx.unit}", ctx.parts[0].name if ctx.parts else ""
 
 
 def _recall(kind: str, ctx: ExchangeContext, size: int) -> Tensor:
-    """A copy of the kept numbers (size,), in float64; zeros at first and after the world has changed."""
+    """Copy of the kept numbers (size,), float64; zeros at first, and after the number of ranks has
+    changed.
+    """
     kept = ctx.kept.get(*_key(kind, ctx))
     if kept is None or kept.numel() != size:
         return torch.zeros(size, dtype=torch.float64, device="cpu")
@@ -137,7 +146,11 @@ def _keep(kind: str, ctx: ExchangeContext, tensor: Tensor) -> None:
 
 @dataclass(frozen=True)
 class ArTopK:
-    """Two rounds (indices, values), three where variance elects the leader; the same bytes on any world."""
+    """Exchange in which one rank's choice of elements holds for all; the values are all-reduced.
+
+    It takes two collectives (indices, values), and a third if variance elects the leader. A rank's traffic
+    does not grow with the number of ranks.
+    """
 
     selector: Selector
     elect: Election = "round_robin"
@@ -156,12 +169,12 @@ class ArTopK:
         return Laws(contractive=laws.contractive, stays_on_device=stays, fixed_rounds=fixed)
 
     def phase(self, ctx: ExchangeContext) -> Hashable | None:
-        """The rank that leads in turn, whose broadcast it is, or that one is elected."""
+        """Rank that leads in turn, which is the root of the broadcast; or "elected"."""
         leader = leader_in_turn(ctx) if in_turn(self.elect, ctx) else "elected"
         return joint_phase(leader, phase_of(self.selector, ctx))
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        """A broadcast and an all-reduce, or all-gather and two all-reduces."""
+        """Issue a broadcast and an all-reduce; or, to elect the leader, an all-gather and two all-reduces."""
         indices, leader = self._lead(x, comm, ctx)
         norm = torch.linalg.vector_norm(x) if self.elect == "auto" else None
         wire = wire_type(self.dtype, x.dtype, ctx)
@@ -179,7 +192,7 @@ class ArTopK:
         return finish
 
     def _lead(self, x: Tensor, comm: Comm, ctx: ExchangeContext) -> tuple[Tensor, int | Tensor]:
-        """The indices at which all ranks send, and the rank that has chosen them."""
+        """Indices at which all ranks send, and the rank that chose them."""
         turn, count = leader_in_turn(ctx), self.selector.count(x.numel(), ctx)
         if in_turn(self.elect, ctx):
             places = broadcast_indices(

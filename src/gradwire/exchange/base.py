@@ -1,4 +1,6 @@
-"""The protocol of exchanges, which turn ranks' gradients into their mean, and their steady traffic."""
+"""Protocols of exchanges, which turn the ranks' gradients into their mean, and their rounds in the
+steady state.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from gradwire.memory import Memory
 from gradwire.step.context import ExchangeContext, ExchangeState, Part
 
 WHOLE = 0
-"""The `grain` of an exchange whose units must hold whole parameters."""
+"""Value of `grain` for an exchange whose units must hold whole parameters."""
 
 Finish = Callable[[], None]
-"""Waits for the last round and decodes it. Local: it must not issue a collective."""
+"""Function that waits for the last round and decodes it. It must not issue a collective."""
 
 
 if not TYPE_CHECKING:
@@ -27,10 +29,10 @@ if not TYPE_CHECKING:
 
 
 class Exchange(Protocol):
-    """The way in which ranks agree on the mean of one unit.
+    """Method by which ranks agree on the mean of a unit.
 
-    One whose rounds are not the same in all steps may also have a method `phase(ctx)`, so that they are not
-    asked for in each: see `gradwire.laws.phase_of`.
+    If its rounds differ between steps, it may have a method `phase(ctx)`, so that they are computed once per
+    phase: see `gradwire.laws.phase_of`.
     """
 
     @property
@@ -42,50 +44,64 @@ class Exchange(Protocol):
         ...
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        """Encode and issue all rounds of one unit, waiting for all of them but the last.
+        """Encode x and issue all rounds of the unit; wait for all of them but the last.
 
-        `x` (numel,) arrives as the error-fed gradient. When the returned function has been called, `x`
-        is what was left unsent and `mean` (numel,) is what every rank applies, bit-identical on all.
+        Args:
+            x: (numel,), the gradient plus the memory; becomes the unsent part.
+            mean: (numel,), written: the mean, bit-identical on all ranks.
+            comm, ctx: the ranks, and where and when this happens.
+
+        Returns a function that finishes; x and `mean` are final once it has been called.
         """
         ...
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        """The collectives that `start` will issue, in order; a function of its arguments alone.
+        """The collectives that `start` will issue, in order; they depend on the arguments alone.
 
         Rounds marked `at_most` may be shorter, by sizes that ranks agree on in earlier rounds. After a rank
-        has taken part in that agreement, it issues them even if its own encode fails: only the exchange knows
-        their sizes.
+        has taken part in that agreement, it issues them even if its own encoder fails: only the exchange
+        knows their sizes.
 
-        An empty tuple means that nothing travels: the mean is zero and `x` stays as it is, so the caller may
-        leave out `start`.
+        An empty tuple means that the unit rests: the mean is zero and x stays as it is, so that the caller
+        need not call `start`.
         """
         ...
 
 
 class Coder(Protocol):
-    """Codes shards of a segment of a unit, one after another in x (numel,), as `rows` (world, size).
+    """Codec for all shards of a segment, which lie one after another in x (numel,). Each is a row of `rows`
+    (world, size).
 
     See `gradwire.exchange.scatter_reduce`.
     """
 
     def encode(self, x: Tensor, rows: Tensor, ctx: ExchangeContext) -> None:
-        """Write the code of each shard of `x` to its row. `x` keeps what the codes do not carry."""
+        """Encode each shard of x into its row. x keeps the rounding errors."""
 
     def average(
         self, rank: int, rows: Tensor, room: Tensor, unsent: Tensor | None, ctx: ExchangeContext
     ) -> Tensor:
-        """The code (size,) of the mean of all `rows`, each of which codes the shard of `rank`, this one.
+        """Average `rows`, which all encode this rank's shard, and encode the mean.
 
-        What it does not carry is added to `unsent` (shard,), as many times as there are ranks, unless there
-        is none. `rows` and `room` (shard,) are scratch, and may be the memory of what is returned.
+        Args:
+            rank: this rank, and the number of its shard.
+            rows: (world, size), one from each rank; may be overwritten.
+            room: scratch memory (elements of the shard,).
+            unsent: `None`, or (elements of the shard,): receives the rounding error of the mean, times the
+                number of ranks.
+            ctx: where and when this happens.
+
+        Returns the encoded mean (size,), which may lie in `rows` or `room`.
         """
 
     def decode(self, rows: Tensor, out: Tensor, ctx: ExchangeContext) -> None:
-        """out (numel,) = the means that all owners have coded."""
+        """Decode the means of all shards, one per row, into `out` (numel,)."""
 
 
 class RowCoder(Coder, Protocol):
-    """One whose rows are those of a table, so that gradients can be coded as they come."""
+    """Coder whose rows have a layout known beforehand (`table`), so that gradients can be encoded as they
+    arrive.
+    """
 
     @property
     def table(self) -> ShardedBlocks: ...
@@ -101,14 +117,18 @@ class RowCoder(Coder, Protocol):
         room: Tensor,
         marks: Tensor,
     ) -> None:
-        """Fold and encode a bucket, for whatever rows: see `gradwire.kernels.blocks.fold_blocks`."""
+        """Fold a bucket into a memory and encode it, for any rows: see
+        `gradwire.kernels.blocks.fold_blocks`.
+        """
 
     def land(self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor) -> None:
-        """As `decode`, times `factor`, to `places`: see `gradwire.kernels.blocks.land_shards`."""
+        """Decode rows, multiply by `factor`, and write to `places`: see
+        `gradwire.kernels.blocks.land_shards`.
+        """
 
 
 def parts(whole: object) -> Iterator[object]:
-    """An exchange, codec or selector, followed by all its parts, outermost first.
+    """Yield an exchange, codec or selector, and then all its parts, outermost first.
 
     A part is a value of a dataclass field that has `laws`.
 
@@ -128,18 +148,18 @@ def parts(whole: object) -> Iterator[object]:
 
 
 def run(exchange: Exchange, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> None:
-    """Start and finish in one go, for tests and for callers that have nothing to overlap."""
+    """Start an exchange and finish it at once, for callers that have nothing to overlap."""
     exchange.start(x, mean, comm, ctx)()
 
 
 CYCLE = 840
-"""The least number of steps that holds whole cycles of every interval up to 8."""
+"""Smallest number of steps that is a multiple of every interval up to 8."""
 STEADY = 1248 * CYCLE
-"""A committed step after every warm-up, in which cycles begin, and rank 0 of four leads."""
+"""Step after every warm-up, in which all cycles begin, and rank 0 of four leads."""
 
 
 def steady_rounds(exchange: Exchange, numel: int, world: int) -> tuple[Round, ...]:
-    """The rounds of a unit in the steady state: after every warm-up, in a step in which it does not rest.
+    """Rounds of a unit in the steady state: in a step after every warm-up, in which it does not rest.
 
     >>> from gradwire.exchange.dense import dense
     >>> from gradwire.exchange.compose import every
@@ -151,7 +171,7 @@ def steady_rounds(exchange: Exchange, numel: int, world: int) -> tuple[Round, ..
 
 
 def steady_context(numel: int, world: int, step: int, kept: ExchangeState | None = None) -> ExchangeContext:
-    """The context in `step` of a unit that is one matrix, as square as powers of two allow."""
+    """Context of a unit in `step`. The unit is one matrix, as square as powers of two allow."""
     columns = 1 << (max(numel, 1).bit_length() - 1) // 2
     shape = (numel // columns, columns) if numel % columns == 0 else (numel, 1)
     part = Part("weight", shape, 0, numel)
@@ -159,7 +179,9 @@ def steady_context(numel: int, world: int, step: int, kept: ExchangeState | None
 
 
 def first_busy_step(exchange: Exchange, numel: int, world: int) -> int:
-    """The first step of the steady state in which rank 0 does not rest; `STEADY` if it always does."""
+    """First step of the steady state in which the unit does not rest on rank 0; `STEADY` if it always
+    rests.
+    """
     for step in range(STEADY, STEADY + CYCLE):
         if exchange.rounds(numel, torch.float32, steady_context(numel, world, step)):
             return step

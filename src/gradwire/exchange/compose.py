@@ -21,26 +21,28 @@ from gradwire.step.context import ExchangeContext
 
 
 class Schedule(Protocol):
-    """When a unit travels, and how: a frozen value. In `cycle` steps every unit travels once."""
+    """Rule that says in which steps a unit travels, and by which exchange. In each cycle of `cycle` steps it
+    travels once.
+    """
 
     @property
     def cycle(self) -> int: ...
 
     def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange | None:
-        """The exchange of this step, `aggregation` or another; `None` if the unit rests.
+        """The exchange that runs in this step: `aggregation` or another one; `None` if the unit rests.
 
-        It follows from the context alone: every rank decides alone, and all alike.
+        It depends on the context alone, so that every rank decides alone and all decide alike.
         """
         ...
 
     def phase(self, ctx: ExchangeContext) -> Hashable:
-        """Which of the exchanges that `now` returns it is; a function of the context alone, too."""
+        """Key of the exchange that `now` returns; it depends on the context alone, too."""
         ...
 
 
 @dataclass(frozen=True)
 class Always:
-    """Every unit in every step."""
+    """Schedule by which every unit travels in every step."""
 
     cycle = 1
 
@@ -53,9 +55,9 @@ class Always:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Dense for the first committed steps.
+    """Schedule that sends densely for the first `steps` committed steps.
 
-    The step number is part of the state, so a resumed run does not warm up again.
+    The step number is part of a saved state, so that a resumed run does not warm up again.
     """
 
     steps: int
@@ -66,7 +68,7 @@ class WarmUp:
         return self.dense if self.phase(ctx) else aggregation
 
     def phase(self, ctx: ExchangeContext) -> bool:
-        """Whether it is still dense."""
+        """True during the warm-up."""
         return ctx.step < self.steps
 
 
@@ -95,7 +97,7 @@ class EveryK:
         return self.interval
 
     def sends(self, ctx: ExchangeContext) -> bool:
-        """Whether the unit travels in this step."""
+        """True if the unit travels in this step."""
         unit = 1 if self.together else ctx.unit
         return (unit + round_robin(ctx, self.interval, self.order)) % self.interval == 0
 
@@ -103,16 +105,16 @@ class EveryK:
         return aggregation if self.sends(ctx) else None
 
     def phase(self, ctx: ExchangeContext) -> Hashable:
-        """Whether the unit travels."""
+        """True if the unit travels."""
         return self.sends(ctx)
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """An aggregation over a compressor, which is a codec or a selector; its memory; and its schedule.
+    """An aggregation (an exchange over a codec or selector), its memory, and its schedule.
 
-    The engine adds the memory before `start` and commits what is left. A scheme is an exchange itself, so
-    that one can be the aggregation of another. Then the outer one's memory counts.
+    The engine adds the memory before `start`, and commits the unsent part afterwards. A scheme is an exchange
+    itself, and can be the aggregation of another one; then only the outer memory counts.
     """
 
     aggregation: Exchange
@@ -136,7 +138,7 @@ class Scheme:
         )
 
     def phase(self, ctx: ExchangeContext) -> Hashable | None:
-        """The phases of the schedule and of the exchange that runs."""
+        """Phase of the schedule, joined with that of the exchange that runs."""
         now = self.schedule.now(self.aggregation, ctx)
         return joint_phase(self.schedule.phase(ctx), () if now is None else phase_of(now, ctx))
 
@@ -154,7 +156,9 @@ class Scheme:
         return lambda: None
 
     def ahead(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> Sequence[RowCoder] | None:
-        """As of `gradwire.exchange.scatter_reduce.ScatterReduce`, where every unit travels in every step."""
+        """Coders as `gradwire.exchange.scatter_reduce.ScatterReduce.ahead` returns them; `None` unless every
+        unit travels in every step.
+        """
         inner = getattr(self.aggregation, "ahead", None)
         if inner is None or not isinstance(self.schedule, Always):
             return None
@@ -167,7 +171,7 @@ class Scheme:
 
 
 def _scheme(inner: Exchange) -> Scheme:
-    """`inner`, if it is a scheme; else a scheme of it."""
+    """`inner` itself if it is a scheme; else a scheme that always runs it."""
     return inner if isinstance(inner, Scheme) else Scheme(inner, getattr(inner, "memory", None))
 
 

@@ -69,25 +69,25 @@ SEGMENT = 1 << 18
 REFRESH = 50
 """Steps for which the paper uses a table."""
 OLDER = 4
-"""Older counts weigh one in so many. With 2, tables lag behind gradients that shrink: where these halve in 60
-steps, exponents take 12 % more bits, and 4 % with 4. With 8, those of a unit that rests in every second step
-take 18 % more than with 4. (Normal numbers, tables alone.)"""
+"""Divisor of the weight of older counts. With 2, tables lag behind gradients that shrink: where these halve
+in 60 steps, exponents take 12 % more bits, and 4 % with 4. With 8, exponents of a unit that rests in every
+second step take 18 % more than with 4. (Normal numbers, tables alone.)"""
 
 NEAR_LOSSLESS_SHARE = 0.45
-"""The share that travels of what near-lossless frames announce at most. It depends on the values: in float32
-0.54 to 0.59 was seen in training and 0.41 to 0.43 in tuning, in bfloat16 0.37 to 0.45; 0.33 and 0.37 are the
+"""Share of the announced bytes that near-lossless frames take. It depends on the values: in float32 0.54 to
+0.59 was seen in training and 0.41 to 0.43 in tuning, in bfloat16 0.37 to 0.45; 0.33 and 0.37 are the
 paper's, by levels and with many zeros."""
 
 LOSSLESS_SHARE = 0.88
-"""The share that travels of lossless frames, as seen in the same places."""
+"""Share of the announced bytes that lossless frames take, as seen in the same places."""
 
 
 @dataclass(frozen=True)
 class Gcomp:
-    """`bits` is how many bits "truncate" drops of each mantissa of 23, and of shorter ones as many fewer.
+    """Ring all-reduce of GComp's frames; see `gcomp` for its options.
 
-    All that is lost is measured in the type that the exchange is given; float64 and a single rank take plain
-    all-reduce.
+    With "truncate", `bits` counts from float32's 23 bits of mantissa; shorter mantissas lose as many fewer.
+    Errors are measured in the type of x. float64, and a single rank, use a plain all-reduce.
     """
 
     mode: Mode = "near"
@@ -111,11 +111,11 @@ class Gcomp:
         )
 
     def phase(self, ctx: ExchangeContext) -> Hashable:
-        """Whether symbols are counted."""
+        """True if symbols are counted in this step."""
         return self.renews(ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        """Shifts of lengths and frames, sometimes an all-reduce of counts."""
+        """Issue shifts of lengths and frames, and in some steps an all-reduce of counts."""
         if not self._goes_around(x.dtype, ctx):
             return dense().start(x, mean, comm, ctx)
         torch.mul(x, 1.0 / comm.world, out=mean)
@@ -146,8 +146,11 @@ class Gcomp:
         return ctx.world > 1 and dtype != torch.float64
 
     def renews(self, ctx: ExchangeContext) -> bool:
-        """Whether a step counts symbols for the next table: one in each cycle of `refresh` steps, drawn from
-        the shared seed, but of the first cycle 0, 1, 2, 4, …, because gradients change fastest there."""
+        """True if this step counts symbols for the next table.
+
+        One step in each cycle of `refresh` steps does, drawn from the shared seed. In the first cycle steps
+        0, 1, 2, 4, 8, … do, because gradients change fastest there.
+        """
         if self.tables == "static":
             return False
         cycle, place = divmod(ctx.step, self.refresh)
@@ -156,7 +159,7 @@ class Gcomp:
         return place == drawn_offset(ctx.seed, cycle, self.refresh, "table")
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        """Frames are announced at their largest size, that of incompressible data."""
+        """The collectives; frames are announced at their largest size, that of incompressible data."""
         if not self._goes_around(dtype, ctx):
             return dense().rounds(numel, dtype, ctx)
         if numel == 0:
@@ -167,9 +170,9 @@ class Gcomp:
 
 
 class Frames:
-    """The frames of one unit in one step; see `gradwire.exchange.ring.Framing`.
+    """Framing of one unit in one step: see `gradwire.exchange.ring.Framing`.
 
-    With `counts` (SYMBOLS,) the symbols of all that is encoded are counted.
+    If `refreshes`, the symbols of all encoded elements are added to `counts` (SYMBOLS,).
     """
 
     def __init__(
@@ -203,7 +206,7 @@ class Frames:
         unframe(data, out, dropped, self._tables, self._key(start, out.numel(), hop), add=add)
 
     def keep(self) -> None:
-        """Let the next step use a table for what has been counted on all ranks, now and before."""
+        """Build the table for later steps from the counts of all ranks, with older ones at less weight."""
         if self.counts is not None:
             if (older := self._at.kept.get(self._kind, self._name)) is not None:
                 self.counts += older // OLDER
@@ -224,7 +227,7 @@ class Frames:
         return 0
 
     def _flushes(self, x: Tensor, start: int) -> bool:
-        """Whether numbers below the normal range become zero: not if nothing at all may be lost."""
+        """True if numbers below the normal range become zero: if any loss is allowed here."""
         here = slice(start, start + x.numel())
         if not may_flush(self._dtype):
             return False
@@ -265,7 +268,8 @@ class Frames:
 
 
 def place_of(ctx: ExchangeContext) -> tuple[str, str]:
-    """Under which kind and name a unit's counts are kept: those of its first parameter, and where it begins.
+    """Kind and name under which a unit's counts are kept: its first parameter, and where in it the unit
+    begins.
 
     >>> place_of(ExchangeContext(step=0, unit=0, rank=0, world=1))
     ('symbols from 0', '')
@@ -276,7 +280,7 @@ def place_of(ctx: ExchangeContext) -> tuple[str, str]:
 
 @lru_cache(maxsize=4)
 def prior(dtype: torch.dtype) -> CodeTable:
-    """The table for gradients that have not been counted yet; built once per type."""
+    """Table for gradients that have not been counted yet; built once per type."""
     return CodeTable.prior(dtype)
 
 

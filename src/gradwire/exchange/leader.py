@@ -28,19 +28,19 @@ from gradwire.step.context import ExchangeContext, See
 
 
 def leader_in_turn(ctx: ExchangeContext) -> int:
-    """The rank that leads in this step where ranks take turns; the same answer on all ranks.
+    """Rank that leads in this step, if ranks take turns; the same answer on all ranks.
 
-    Not the step's number modulo the world, since a unit whose parameters have gradients in every second step,
-    say, would have the same leaders for ever.
+    It is not the step's number modulo the number of ranks: a unit that has gradients in every second step
+    would have the same leaders for ever.
     """
     return round_robin(ctx, ctx.world, whose="leader")
 
 
 def leads(norms: Tensor, rank: int) -> bool | Tensor:
-    """Whether `rank` has the largest of `norms` (world,); among equals the lowest rank has.
+    """True if `rank` has the largest of `norms` (world,); of equal ones the lowest rank leads.
 
-    On a device it is a 0-dimensional bool tensor, which the host need not read. With a NaN any rank may lead:
-    all ranks see the same norms, and the status vote rejects the step.
+    For norms on a device the result is a bool tensor () there, which the host need not read. With a NaN any
+    rank may lead: all ranks see the same norms, and the status vote rejects the step.
     """
     is_largest = norms.argmax() == rank
     return bool(is_largest) if norms.is_cpu else is_largest
@@ -49,7 +49,7 @@ def leads(norms: Tensor, rank: int) -> bool | Tensor:
 def spread_indices(
     own: Callable[[], Tensor], is_leader: bool | Tensor, count: int, like: Tensor, comm: Comm, see: See
 ) -> Tensor:
-    """The ascending indices (count,) that the leader selects. One all-reduce, waited for.
+    """Send the leader's ascending indices (count,) to all ranks. One all-reduce, waited for.
 
     All ranks but the leader contribute zeros to it. It moves 2(N-1)/N of the payload, but has no root, so a
     rank that fails before it knows the leader can still keep the agreed order.
@@ -59,6 +59,7 @@ def spread_indices(
         is_leader: whether this rank leads: a bool, or a tensor on the device.
         count: number of indices.
         like: the tensor (numel,) that they index.
+        comm: the ranks.
         see: is told if the indices that arrive are invalid.
     """
     words = _packed(own, is_leader, count, like)
@@ -67,7 +68,7 @@ def spread_indices(
 
 
 def spread_round(count: int, numel: int) -> Round:
-    """The round of `spread_indices`."""
+    """The collective of `spread_indices`."""
     return Round("all_reduce", index_words(count, numel), torch.int32)
 
 
@@ -80,12 +81,13 @@ def broadcast_indices(
     src: int,
     algorithm: Broadcasting,
 ) -> Tensor:
-    """The ascending indices (count,) that rank `src` selects. One broadcast, waited for.
+    """Send the ascending indices (count,) of rank `src` to all ranks. One broadcast, waited for.
 
     Args:
         own: selects indices; called on rank `src` only.
         count: number of indices.
         like: the tensor (numel,) that they index.
+        comm: the ranks.
         see: is told if the indices that arrive are invalid.
         src: the same on all ranks.
         algorithm: algorithm of the broadcast.
@@ -96,7 +98,7 @@ def broadcast_indices(
 
 
 def broadcast_round(count: int, numel: int, src: int, algorithm: Broadcasting) -> Round:
-    """The round of `broadcast_indices`."""
+    """The collective of `broadcast_indices`."""
     size = index_words(count, numel)
     return Round("broadcast", size, torch.int32, src=src, algorithm=algorithm)
 
@@ -163,7 +165,7 @@ class Leader:
         return phase_of(self.selector, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        """Two all-reduces (indices, values), three when norms elect the leader."""
+        """Issue two all-reduces (indices, values), or three if norms elect the leader."""
         count = self.selector.count(x.numel(), ctx)
         is_leader = self._leads(x, comm, ctx)
         indices = spread_indices(lambda: self.selector.select(x, ctx), is_leader, count, x, comm, ctx.see)

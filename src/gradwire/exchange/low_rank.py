@@ -55,14 +55,15 @@ from gradwire.step.context import ExchangeContext, Part
 PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
 
 SIDE = {LEFT: 1, RIGHT: 2}
-"""The number of the factors that a matrix has sent last; 0 before the first."""
+"""Number of each side, kept per matrix to tell which factor it has sent last; 0 before the first."""
 
 
 @dataclass(frozen=True)
 class Factors:
-    """The left (rows) or right (columns) factors of a unit's matrices, one after another in a flat tensor.
+    """Left (rows) or right (columns) factors of a unit's matrices, one after another in a flat tensor.
 
-    `kind` is the name under which they are kept; `spans` is what `kernels.orthonormalise` takes.
+    `kind` is the name under which they are kept. `spans` is an argument of
+    `gradwire.kernels.low_rank.orthonormalise`.
     """
 
     kind: str
@@ -76,8 +77,10 @@ class Factors:
         return self.rank * int(self.spans[:, 1].sum())
 
     def recall(self, ctx: ExchangeContext, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The kept factors (numel,), orthonormal; read only. Where none are kept, or of another rank, they
-        are random, the same on all ranks."""
+        """The kept factors (numel,), orthonormal; read only.
+
+        A factor that is not kept, or is of another rank, is random, and the same on all ranks.
+        """
         random, found = ctx.shared(), []
         for name, (_start, size) in zip(self.names, self.spans.tolist(), strict=True):
             kept = ctx.kept.get(self.kind, name)
@@ -91,16 +94,17 @@ class Factors:
         """Orthonormalise `flat`, the sum over ranks, in place, and keep it for the next step.
 
         A zero column (no rank had a gradient, or it was of a lower rank) would stay zero for good, so it is
-        taken from `before`, the columns that were kept until now.
+        replaced by a column of `before`, the factors kept until now.
         """
         ctx.kernels.of(flat.dtype)[orthonormalise](flat, self.spans, self.rank, before)
         for name, factor in zip(self.names, self.each(flat), strict=True):
             ctx.kept.put(self.kind, name, factor)
 
     def keep_first(self, flat: Tensor, before: Tensor, ctx: ExchangeContext) -> None:
-        """As `keep`, but a matrix that has sent this factor last keeps it as it was `before`.
+        """Keep factors as `keep` does; but if a matrix has sent this side last time as well, keep `before`
+        unchanged.
 
-        What all ranks have nothing of has not been sent. The host reads no number.
+        A factor that is zero on all ranks does not count as sent. The host reads no number.
         """
         if not self.names:
             return
@@ -131,7 +135,9 @@ class Factors:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The matrices of a unit, the factors of both sides, and the ranges [start, stop) that travel raw."""
+    """Layout of a unit: its matrices, the factors of both sides, and the ranges [start, stop) that
+    travel raw.
+    """
 
     places: Tensor
     left: Factors
@@ -143,7 +149,7 @@ class Arrangement:
         return sum(stop - start for start, stop in self.raw)
 
     def take_raw(self, x: Tensor, out: Tensor, weight: float) -> None:
-        """Move the raw ranges of `x`, times `weight`, to `out` (raw_numel,); zeros stay."""
+        """Move the raw ranges of x, times `weight`, to `out` (raw_numel,); x becomes zero there."""
         done = 0
         for start, stop in self.raw:
             torch.mul(x[start:stop], weight, out=out[done : done + stop - start])
@@ -160,7 +166,7 @@ class Arrangement:
 
 @lru_cache(maxsize=1024)
 def arrange(numel: int, parts: tuple[Part, ...], rank: int) -> Arrangement:
-    """The layout of a unit of `numel` elements: its matrices, their factors, and its raw ranges.
+    """Lay out a unit of `numel` elements for factors of `rank`.
 
     >>> found = arrange(32, (Part("weight", (4, 2, 3), 0, 24), Part("bias", (8,), 0, 8)), rank=1)
     >>> found.places.tolist(), found.raw, found.left.numel, found.right.numel
@@ -187,7 +193,7 @@ def arrange(numel: int, parts: tuple[Part, ...], rank: int) -> Arrangement:
 
 
 def _matrix(part: Part) -> tuple[int, int]:
-    """Rows and columns of a whole matrix; (1, numel), which travels raw, for anything else."""
+    """(rows, columns) of a part that is a whole matrix; (1, numel) for any other, which travels raw."""
     if not part.is_whole or len(part.shape) < 2 or not part.numel:
         return 1, part.numel
     return part.shape[0], math.prod(part.shape[1:])
@@ -201,12 +207,14 @@ def _square(numel: int) -> Sequence[Part]:
 
 
 def factor_type(dtype: torch.dtype) -> torch.dtype:
-    """The type of factors and of raw elements."""
+    """Type of factors and raw elements: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _sum_of(numel: int, dtype: torch.dtype, world: int) -> Round:
-    """The all-reduce of `numel` factors and raw elements: few as a rule, and what follows waits for them."""
+    """All-reduce of `numel` factors and raw elements, by the algorithm with the lowest latency: later work
+    waits for it.
+    """
     return Round("all_reduce", numel, dtype, algorithm=shortest_sum(world, numel * dtype.itemsize))
 
 
@@ -215,7 +223,7 @@ def _summed(values: Tensor, comm: Comm) -> Pending:
 
 
 def check_rank(rank: int) -> int:
-    """`rank`; raises `ValueError` if it is below 1."""
+    """Return `rank`; raises `ValueError` if it is below 1."""
     if rank < 1:
         raise ValueError(f"rank={rank} must be at least 1; published results are of 1 to 4")
     return rank
@@ -223,7 +231,11 @@ def check_rank(rank: int) -> int:
 
 @dataclass(frozen=True)
 class PowerSgd:
-    """Two all-reduces: r·rows of every matrix with what travels raw, then r·columns of every matrix."""
+    """PowerSGD: every step sums both factors of each matrix over ranks, in two all-reduces.
+
+    The first carries r·rows values per matrix, and the raw elements. The second carries r·columns values per
+    matrix.
+    """
 
     rank: int
     laws = Laws(
@@ -232,7 +244,7 @@ class PowerSgd:
     memory = None
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        """Reads every matrix three times and writes it once."""
+        """Begin the exchange: every matrix is read three times and written once."""
         unit, dtype, weight = arrange(x.numel(), ctx.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
         kept = unit.right.recall(ctx, dtype, x.device)
         buffer = x.new_empty(unit.left.numel + unit.raw_numel, dtype=dtype)
@@ -321,7 +333,7 @@ class AcpSgd:
         return (_sum_of(size, factor_type(dtype), ctx.world),) if size else ()
 
     def phase(self, ctx: ExchangeContext) -> Hashable:
-        """Which factor is sent."""
+        """True if the left factors are sent."""
         return self._sends_left(ctx)
 
     def _sends_left(self, ctx: ExchangeContext) -> bool:

@@ -18,14 +18,14 @@ from gradwire.step.context import ExchangeContext
 
 @dataclass(frozen=True)
 class Reduce:
-    """Encode x/W, sum, decode. The codec's error stays unsent."""
+    """Encode x/W, all-reduce the payloads, decode the sum. The codec's error stays unsent."""
 
     codec: Codec
     memory = None
 
     @cached_property
     def laws(self) -> Laws:
-        """The laws of the codec; in place if every element travels."""
+        """Laws of the codec; in place if the codec covers every element."""
         laws = self.codec.laws
         return Laws(
             contractive=laws.contractive,
@@ -41,7 +41,7 @@ class Reduce:
         return phase_of(self.codec, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        """One all-reduce of the payload."""
+        """Issue one all-reduce of the payload."""
         # 1/W before the cast: the sum of W payloads then stays within the range of one.
         payload = self.codec.encode(x * (1.0 / comm.world), ctx)
         if mean.data_ptr() != x.data_ptr():
@@ -77,14 +77,16 @@ def reduce(codec: Codec) -> Reduce:
 
 @dataclass(frozen=True)
 class Gather:
-    """Works with any codec; traffic and decoding grow with the world."""
+    """All-gather the payloads of all ranks and decode each. Works with any codec; bytes and decoding grow
+    with the world.
+    """
 
     codec: Codec
     memory = None
 
     @cached_property
     def laws(self) -> Laws:
-        """The laws of the codec; never in place."""
+        """Laws of the codec; never in place."""
         laws = self.codec.laws
         return Laws(
             contractive=laws.contractive,
@@ -99,7 +101,7 @@ class Gather:
         return phase_of(self.codec, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        """One all-gather of the payload, W decodes."""
+        """Issue one all-gather of the payload; finishing decodes W payloads."""
         payload = self.codec.take(x, ctx)
         payloads = payload.new_empty(comm.world, payload.numel())
         pending = comm.all_gather(payloads, payload)

@@ -37,33 +37,36 @@ from gradwire.errors import TransportError, WireError
 
 TAIL_BYTES = 8
 FEWEST = 4
-"""The least number of segments, if there are several: one is coded while two are on the wire."""
+"""Fewest segments of a partition, if it has several: one is encoded or decoded while two are on the wire."""
 
 
 class Framing(Protocol):
-    """Turns values into bytes and back, for the elements [start, start + numel) of one unit in one step.
+    """Encoder and decoder for the frames of one unit in one step. A frame holds elements [start, start +
+    numel).
 
-    `hop` is the hop in which the frame was made, and so the number of sums in it.
+    `hop` is the hop in which a frame was made, and so the number of additions in its values.
     """
 
     def bound(self, numel: int) -> int:
         """Bytes of the largest frame of `numel` elements, a multiple of 8."""
 
     def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
-        """Write x (numel,) to uint8 `room`, of `bound(numel)` bytes or more.
+        """Encode x (numel,) into uint8 `room`, which has `bound(numel)` bytes or more.
 
-        Returns how many bytes that are: at least 8, a multiple of 8.
+        Returns the number of bytes, at least 8 and a multiple of 8.
         """
 
     def round_trip(self, x: Tensor, start: int) -> None:
         """Replace x (numel,) by the decoded values of its frame."""
 
     def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
-        """Write what `data` says to `out` (numel,), or add it; raises `WireError`."""
+        """Decode the frame `data` into `out` (numel,), or add it to `out`; raises `WireError` if it is
+        damaged.
+        """
 
 
 class Neighbours(Protocol):
-    """The part of `Comm` that a ring needs."""
+    """The methods of `Comm` that a ring uses."""
 
     @property
     def rank(self) -> int: ...
@@ -87,7 +90,7 @@ class RingSchedule:
 
     @cached_property
     def segments(self) -> int:
-        """Pieces of a partition: one, or `FEWEST` and more."""
+        """Number of segments per partition: one, or at least `FEWEST`."""
         pieces = -(-self.longest_partition // self.segment)
         return 1 if pieces <= 1 else max(FEWEST, pieces)
 
@@ -101,48 +104,49 @@ class RingSchedule:
 
     @cached_property
     def messages(self) -> int:
-        """Messages that a rank sends in a whole all-reduce."""
+        """Number of messages that a rank sends in the whole all-reduce."""
         return 2 * (self.world - 1) * self.segments
 
     @property
     def lead(self) -> int:
-        """The number of messages made ahead of the one that leaves, whose tail tells the last one's length.
+        """How many messages ahead a frame is encoded, so that the tail of the current message can carry its
+        length.
 
-        It is 0 with one segment, because the next message then needs what arrives with this one.
+        It is 0 with one segment, because the next frame then depends on the message that arrives now.
         """
         return 0 if self.segments == 1 else 2
 
     def made(self, message: int) -> Sequence[int]:
-        """The messages to be made before this one leaves."""
+        """Messages whose frames are encoded before `message` is sent."""
         return range(0 if message == 0 else message + self.lead, min(message + self.lead + 1, self.messages))
 
     def told(self, message: int) -> Sequence[int]:
-        """The messages whose lengths are told, in a message of their own, before this one leaves."""
+        """Messages whose lengths are sent, in a message of their own, before `message`."""
         if self.lead == 0:
             return (message,)
         return range(self.lead) if message == 0 else ()
 
     def tells(self, message: int) -> int:
-        """Whether the tail of a message tells a later length, as a number."""
+        """1 if the tail of `message` carries a later length, else 0."""
         return int(0 < self.lead < self.messages - message)
 
     def place(self, partition: int, segment: int) -> tuple[int, int]:
-        """The elements [start, stop) of a segment."""
+        """Elements [start, stop) of a segment of a partition."""
         first, end = (index * self.numel // self.world for index in (partition, partition + 1))
         start, stop = (first + index * (end - first) // self.segments for index in (segment, segment + 1))
         return start, stop
 
     def sent(self, message: int, rank: int) -> tuple[int, int]:
-        """The elements that `rank` sends in a message."""
+        """Elements [start, stop) that `rank` sends in a message."""
         hop, segment = divmod(message, self.segments)
         return self.place((rank - hop) % self.world, segment)
 
     def received(self, message: int, rank: int) -> tuple[int, int]:
-        """The elements that `rank` receives in a message."""
+        """Elements [start, stop) that `rank` receives in a message."""
         return self.sent(message, (rank - 1) % self.world)
 
     def rounds(self, bound: int) -> tuple[Round, ...]:
-        """The collectives, with frames of up to `bound` bytes."""
+        """The collectives, with frames of at most `bound` bytes."""
         frames = [
             Round("shift", bound + TAIL_BYTES, torch.uint8, at_most=True, least=TAIL_BYTES, tells=tells)
             for tells in (0, 1)
@@ -156,7 +160,9 @@ class RingSchedule:
 
 @dataclass
 class Message:
-    """A message in flight: `room` for the frame of `length` bytes and the tail that arrive, and `sent`."""
+    """A message in flight: memory `room` for the frame that arrives, of `length` bytes, and its tail; and the
+    frame `sent`.
+    """
 
     room: Tensor
     length: int
@@ -174,9 +180,9 @@ class Message:
 class RingAllReduce:
     """An all-reduce in flight on one rank.
 
-    `data` (numel,) holds this rank's addend, and after `finish` the sum. `failures` are then this rank's, and
-    `is_lost` tells that some rank had one, so that parts of the sum are NaN. No failure of the framing is
-    raised.
+    `data` (numel,) holds this rank's addend at first, and the sum after `finish`. No failure of the framing
+    is raised before: `failures` collects this rank's. `is_lost` is True if any rank had one, so that parts of
+    the sum are NaN.
     """
 
     def __init__(self, data: Tensor, framing: Framing, comm: Neighbours, schedule: RingSchedule) -> None:
@@ -203,7 +209,9 @@ class RingAllReduce:
             self._read(message, self._arrived(message).frame)
 
     def _make(self, message: int) -> None:
-        """Make the frame to send: of this rank's own part, of a sum with it, or a finished one unchanged."""
+        """Encode the frame of a message: this rank's own part, or a sum with it; a finished frame is passed
+        on unchanged.
+        """
         schedule, hop = self._schedule, message // self._schedule.segments
         if hop >= schedule.world:
             came = self._arrived(message - schedule.segments)
@@ -220,7 +228,7 @@ class RingAllReduce:
         self._made[message] = made or (torch.zeros(TAIL_BYTES, dtype=torch.uint8, device="cpu"), 0)
 
     def _tell(self, messages: Sequence[int]) -> None:
-        """Exchange the lengths of messages that no tail announces."""
+        """Exchange the lengths of messages that no tail carries."""
         told = torch.tensor([self._made[message][1] for message in messages], device="cpu")
         heard = torch.empty_like(told)
         self._comm.shift(heard, told, tells=len(messages)).wait()
@@ -241,7 +249,7 @@ class RingAllReduce:
             self._read(message - self._schedule.segments, frame[:own_length])
 
     def _length(self, message: int) -> int:
-        """Bytes of the frame that comes with a message."""
+        """Bytes of the frame that arrives with a message."""
         if message not in self._lengths:
             self._land(message - self._schedule.lead)
         length = self._lengths.pop(message)
@@ -266,7 +274,7 @@ class RingAllReduce:
         return arriving
 
     def _arrived(self, message: int) -> Message:
-        """Wait for a message, and take it out: nothing else reads it."""
+        """Wait for a message, and remove it from those in flight."""
         self._land(message)
         return self._in_flight.pop(message)
 
@@ -307,6 +315,6 @@ class RingAllReduce:
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """Keep `error` for the end, because peers wait for the remaining messages."""
+        """Record `error`, to be raised at the end: peers wait for the remaining messages."""
         self.failures.append(error)
         self.is_lost = True

@@ -1,7 +1,7 @@
-"""Whose turn it is: units that travel once in a cycle of steps, ranks that lead, factors that are sent.
+"""Turns of units that travel once in a cycle of steps, of ranks that lead, of factors that are sent.
 
-What is periodic in a training loop, such as parts of a model that are trained in turn, may have a period in
-common with a fixed order. Then the same unit, rank or factor would miss its turn for ever.
+Training loops are periodic: parts of a model may be trained in turn. If a fixed order had the same period,
+the same unit, rank or factor would miss its turn for ever. So the order is drawn anew from time to time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from gradwire.step.context import ExchangeContext, number_from
 Order = Literal["random", "paper"]
 
 BLOCK = 3
-"""Cycles with one phase. A gradient waits (I + 1)/(6·I·BLOCK) longer than in a fixed order: 8 % at I = 2."""
+"""Cycles that share one offset. A gradient waits (I + 1)/(6·I·BLOCK) longer than in a fixed order: 8 %
+at I = 2."""
 
 
 @lru_cache(maxsize=256)
 def drawn_offset(seed: int, block: int, interval: int, whose: str = "phase") -> int:
-    """The phase of a block of cycles, as likely to be any of 0 … interval - 1; kept, since each unit asks.
+    """Offset 0 … interval - 1 of a block of cycles, drawn uniformly from the shared `seed`. Cached, as each
+    unit asks.
 
     >>> [drawn_offset(0, block, 4) for block in range(8)]
     [0, 0, 2, 3, 2, 1, 2, 1]
@@ -44,7 +46,7 @@ def round_robin(ctx: ExchangeContext, interval: int, order: Order = "random", wh
 
 
 def check_order(order: Order) -> Order:
-    """`order`; raises `ValueError` if it is neither."""
+    """Return `order`; raises `ValueError` if it is neither "random" nor "paper"."""
     if order not in get_args(Order):
         raise ValueError(f"order={order!r} is none of {', '.join(get_args(Order))}")
     return order

@@ -1,7 +1,8 @@
-"""All-reduce in few bits: every rank sends codes to the owner of each shard, which sends its code to all.
+"""All-reduce of codes: an all-to-all takes each shard to its owner, which averages it; an all-gather returns
+the means.
 
-All-to-all, sum in float32, all-gather: the two halves of a ring all-reduce with codes instead of numbers, as
-in "1-bit Adam" (Tang et al. 2021, section 4.2, its compressed all-reduce) and in DoubleSqueeze (Tang et al.
+Sums are taken in float32. These are the two halves of a ring all-reduce with codes instead of numbers, as in
+"1-bit Adam" (Tang et al. 2021, section 4.2, its compressed all-reduce) and in DoubleSqueeze (Tang et al.
 2019), whose server is spread over the ranks here. A rank sends 2(N - 1)/N of a payload, whatever the world.
 
 Differences from the papers: the error of the owner's second rounding goes into the owner's own `unsent`, N
@@ -30,15 +31,15 @@ _MOST_SEGMENTS = 1 << 12
 
 @dataclass(frozen=True)
 class ScatterReduce:
-    """Shard r of the unit belongs to rank r, which computes its mean and sends that to all.
+    """Exchange in which shard r of a unit belongs to rank r, which averages it and sends the mean to all.
 
-    All ranks, the owner too, apply the decoded mean. With `second_stage` the error of the owner's code stays
-    in the owner's x, so that nothing is lost; without, it is dropped.
+    All ranks, the owner too, apply the decoded mean. With `second_stage`, the rounding error of the owner's
+    code stays in the owner's x, so that nothing is lost; without, it is dropped.
 
     Let γ be the codec's and S the sum over ranks of ‖x_r‖. The unsent parts sum to at most (2√γ + γ)·S: the
-    first stage leaves √γ‖x_r‖ on each rank, and N times the mean's error is at most √γ Σ‖sent_r‖ ≤
-    √γ(1 + √γ)S. So error feedback is provably bounded where γ < 0.17 (int8, fp8, truncation to 2^-2 or
-    better). int4 blocks reach γ = 0.015 on normal numbers and 0.39 at worst, and are tested.
+    first stage leaves √γ‖x_r‖ on each rank, and N times the mean's error is at most √γ Σ‖sent_r‖ ≤ √γ(1 +
+    √γ)S. So error feedback is provably bounded where γ < 0.17 (int8, fp8, truncation to 2^-2 or better). int4
+    blocks reach γ = 0.015 on normal numbers and 0.39 at worst, and are tested.
 
     A parameter that is idle on its owner keeps its memory; the step's second error is added to it.
     """
@@ -46,17 +47,18 @@ class ScatterReduce:
     codec: Codec
     second_stage: bool = True
     segment: int | None = None
-    """Elements of a segment at most; without it what suits the place."""
+    """Most elements of a segment; `None` uses `ctx.granularity`."""
     _by_sizes: dict[Hashable, tuple[int, torch.dtype]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
-    """Payloads of segments of a codec that sees the sizes of parts alone."""
+    """Cache of payload sizes by segment, for codecs that depend on the sizes of parts alone."""
     memory = None
 
     @cached_property
     def laws(self) -> Laws:
-        """The laws of the codec; it conserves unless the second error is dropped. Then it may be in place, if
-        every element travels."""
+        """Laws of the codec. It conserves only with the second stage; without, it may be in place if the
+        codec covers every element.
+        """
         laws = self.codec.laws
         return Laws(
             conserves=self.second_stage,
@@ -73,14 +75,15 @@ class ScatterReduce:
         return phase_of(self.codec, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        """An all-to-all for every segment, then an all-gather for each.
+        """Issue an all-to-all per segment, then an all-gather per segment.
 
         `mean` is scratch until `finish` has been called.
 
         1. Each rank encodes the shards of x, one in a row for each owner, unless `ctx.coded` has them. x
-           keeps the error of the codes.
-        2. The owner takes the mean of the rows that have come, in float32, and encodes that.
-        3. The error of its code goes into its x, N times, unless the second stage is dropped.
+           keeps the rounding errors.
+        2. The owner averages the rows that arrive, in float32, and encodes the mean.
+        3. The rounding error of the mean is added to the owner's x, N times, unless the second stage is
+           dropped.
         4. All ranks decode the means of all owners.
         """
         if x.dtype in (torch.float16, torch.bfloat16):
@@ -134,10 +137,10 @@ class ScatterReduce:
         return finish
 
     def ahead(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[RowCoder, ...] | None:
-        """The coders of all segments, where gradients can be encoded as they come.
+        """Coders of all segments, if gradients can be encoded as they arrive; else `None`.
 
-        That is so where the codec codes each block by itself. `start` then finds rows in `ctx.coded`, and
-        lets that carry the mean to its place: `mean` is scratch.
+        They can if the codec encodes each block by itself. `start` then finds the rows in `ctx.coded`, which
+        also brings the mean to its place: `mean` is scratch.
         """
         found: list[Any] = [each.coder for each in self._segments_now(numel, dtype, ctx)]
         return tuple(found) if all(hasattr(each, "table") for each in found) else None
@@ -153,7 +156,7 @@ class ScatterReduce:
     def _segments(
         self, ctx: ExchangeContext, numel: int, dtype: torch.dtype, _phase: Hashable = None
     ) -> tuple[Segment, ...]:
-        """The pieces in which a unit travels in a phase, with their shards and how these are coded."""
+        """Segments of a unit in one phase, with their shards and coders."""
         bounds = _bounds(numel, self.segment or ctx.granularity.segment)
         in_rows, segments = getattr(self.codec, "in_rows", None), []
         pieces = zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True)
@@ -167,7 +170,9 @@ class ScatterReduce:
         return tuple(segments)
 
     def longest(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """Elements and type of the longest shard's payload, to which all others of a segment are padded."""
+        """Elements and type of the longest shard's payload. Rows of other shards in the segment are padded to
+        it.
+        """
         payloads = []
         for rank in _kinds(numel, ctx):
             start, stop = rank * numel // ctx.world, (rank + 1) * numel // ctx.world
@@ -176,11 +181,10 @@ class ScatterReduce:
         return max(payloads, key=lambda payload: payload[0])
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        """The rounds of a unit: an all-to-all per segment, then an all-gather per segment.
+        """The collectives of a unit: an all-to-all per segment, then an all-gather per segment.
 
-        Segments that have as many elements of the same parameters are alike, wherever these lie.
-
-        Where a codec codes rows by the sizes of their parts, it does not matter which parameters these are.
+        Payload sizes are computed once for segments alike in elements and parameters; for a codec with
+        `in_rows`, in the sizes of their parts.
         """
         wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         bounds, payloads = _bounds(numel, self.segment or ctx.granularity.segment), []
@@ -199,7 +203,7 @@ class ScatterReduce:
 
 @dataclass(frozen=True)
 class Segment:
-    """The elements `here` of a unit, which travel in rows of `size` elements of `dtype`."""
+    """Elements `here` of a unit, exchanged in rows of `size` elements of `dtype`."""
 
     here: slice
     shards: tuple[Shard, ...]
@@ -208,16 +212,16 @@ class Segment:
     coder: Coder
 
     def owned_by(self, rank: int) -> slice:
-        """The elements of the unit that a rank owns."""
+        """Elements of the unit, in this segment, that a rank owns."""
         start, shard = self.here.start, self.shards[rank]
         return slice(start + shard.start, start + shard.stop)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Elements [start, stop) of a segment that begins at element `base` of its unit, and its parts.
+    """Elements [start, stop) of a segment, which begins at element `base` of its unit; and their parts.
 
-    Codes draw from generators of their own, by `number`, so that no two have the same random numbers.
+    `number` seeds the random numbers of its codes, so that no two shards have the same.
     """
 
     number: int
@@ -231,16 +235,16 @@ class Shard:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Elements of its parts."""
+        """Elements of each part of the shard."""
         return tuple(part.numel for part in self.parts) or (self.stop - self.start,)
 
     def first(self, ctx: ExchangeContext) -> ExchangeContext:
-        """The context of what every rank sends to the owner."""
+        """Context of the first stage: ranks encode the shard for its owner."""
         here = slice(self.base + self.start, self.base + self.stop)
         return self._at(ctx, 0, None if ctx.unsent is None else ctx.unsent[here])
 
     def second(self, ctx: ExchangeContext) -> ExchangeContext:
-        """The context of what the owner sends to all."""
+        """Context of the second stage: the owner encodes the mean for all."""
         return self._at(ctx, 1, None)
 
     def _at(self, ctx: ExchangeContext, stage: int, unsent: Tensor | None) -> ExchangeContext:
@@ -251,7 +255,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class EachShard:
-    """The `Coder` of a codec that codes one shard in a call."""
+    """Coder that calls a codec for one shard at a time."""
 
     codec: Codec
     shards: tuple[Shard, ...]
@@ -295,9 +299,10 @@ def _bounds(numel: int, segment: int) -> list[int]:
 
 
 def shards_of(segment: int, start: int, stop: int, parts: Sequence[Part], world: int) -> Iterator[Shard]:
-    """The shards of the segment [start, stop) of a unit: one per rank, as equal as can be.
+    """Yield the shards of segment number `segment`, elements [start, stop) of a unit: one per rank, as equal
+    as possible.
 
-    Parts are cut where shards end.
+    Parts are cut at the ends of shards.
 
     >>> parts = (Part("w", (7,), 0, 7), Part("v", (3,), 0, 3))
     >>> [shard.sizes for shard in shards_of(0, 0, 10, parts, world=2)]
@@ -310,7 +315,7 @@ def shards_of(segment: int, start: int, stop: int, parts: Sequence[Part], world:
 
 
 def parts_within(parts: Sequence[Part], start: int, stop: int) -> tuple[Part, ...]:
-    """The parts, or pieces of them, in elements [start, stop) of a unit."""
+    """Parts, or pieces of them, that lie in elements [start, stop) of a unit."""
     found, begin = [], 0
     for part in parts:
         low, high = max(start, begin), min(stop, begin + part.numel)
@@ -322,7 +327,7 @@ def parts_within(parts: Sequence[Part], start: int, stop: int) -> tuple[Part, ..
 
 
 def parts_between(parts: Sequence[Part], bounds: Sequence[int]) -> Iterator[tuple[Part, ...]]:
-    """`parts_within` any two neighbouring `bounds` of a unit, which ascend; in one walk over all parts."""
+    """`parts_within` each pair of neighbouring `bounds`, which ascend; in one pass over all parts."""
     ends = list(accumulate(part.numel for part in parts))
     first, begin = 0, 0
     for start, stop in pairwise(bounds):
@@ -340,10 +345,11 @@ def parts_between(parts: Sequence[Part], bounds: Sequence[int]) -> Iterator[tupl
 
 
 def _kinds(numel: int, ctx: ExchangeContext) -> set[int]:
-    """Ranks whose shards stand for all: those at the ends of parts, and one of the longest within a part.
+    """Ranks whose shards represent all: those at the ends of parts, and one of the longest within a part.
 
-    The length of a payload depends on how many elements of which parameters it has, not on where they lie.
-    Shards differ by one element at most: that of rank r is the longer where r·numel/world, modulo 1, carries.
+    The length of a payload depends on the number of its elements from each parameter, not on where they lie.
+    Shards differ by one element at most: the shard of rank r is the longer if r·numel/world, modulo 1,
+    carries.
     """
     if numel == 0:
         return {0}

@@ -1,9 +1,9 @@
-"""The kinds of state that exchanges keep by parameter, and checks of each when a checkpoint is loaded.
+"""Kinds of state that exchanges keep by parameter, and a check of each when a checkpoint is loaded.
 
 This module is separate from the exchanges, so that loading a checkpoint does not import all of them.
 
-All ranks must resume from equal and valid numbers. Factors of another rank, and counts of another world, are
-valid: their exchange discards them and starts anew.
+All ranks must resume from equal and valid numbers. Factors of another rank r, and counts of another number of
+ranks, are valid: their exchange discards them and starts anew.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from gradwire.step.context import ExchangeState
 LEFT, RIGHT = "P", "Q"
 """Low-rank factors of a matrix: (rank, rows) and (rank, columns)."""
 TURN = "turn"
-"""Which of a matrix's factors ACP-SGD has sent last, (1,): see `exchange.low_rank.SIDE`."""
+"""Side of a matrix's factors that ACP-SGD has sent last, (1,): see `exchange.low_rank.SIDE`."""
 COUNTED = "symbols"
-"""GComp's counts of symbols. The full kind ends with the first counted element of the parameter."""
+"""GComp's counts of symbols. The full kind ends with the number of the first counted element of the
+parameter."""
 LED, GAINS = "led", "gains"
-"""How often each rank has led in AR-Topk, and the gain of each election. The full kind ends with the unit."""
+"""Number of times that each rank has led in AR-Topk, and the gain of each election. The full kind ends with
+the unit."""
 
 _SKEW = 1e-3
-"""Tolerance of orthonormality: far above rounding errors, far below what would matter."""
+"""Largest deviation from orthonormality that is accepted: far above rounding errors, far below harm."""
 _SYMBOLS = 256
-"""Symbols are bytes."""
+"""Number of symbols, which are bytes."""
 _MOST = 2**48
-"""Counts stay below this, so that their sums are exact."""
+"""Bound of counts, below which sums of them are exact."""
 
 
 def complaint(kind: str, kept: Tensor, shape: tuple[int, ...]) -> str | None:

@@ -1,7 +1,8 @@
-"""All-gather for selectors without a fixed size: every rank sends as many elements as the largest choice.
+"""All-gather for selectors without a fixed size: all ranks send as many elements as the largest choice of any
+rank.
 
-A length that depends on the data must be known to all ranks before it reaches a collective. So counts travel
-first, and a peer's count is accepted up to the bound that the selector's configuration gives.
+A length that depends on the data must be known to all ranks before it reaches a collective. So counts are
+gathered first. A peer's count is accepted up to the bound that the selector's configuration gives.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from gradwire.step.context import ExchangeContext
 
 @dataclass(frozen=True)
 class Agreed:
-    """Two all-gathers: one count per rank, then payloads for the largest of them.
+    """Two all-gathers: one count per rank, then payloads of the largest count.
 
-    A rank that has chosen fewer fills its payload up with further elements. Counts are sent plus one, so that
-    0 comes from a rank that failed. When a rank has failed, or none has chosen anything, no payload travels.
-    A failure after the counts is raised by `finish`, because peers wait for a payload.
+    A rank that has chosen fewer elements fills its payload with others. Counts are sent plus one, so that 0
+    means a rank that failed. If a rank has failed, or none has chosen anything, no payload is sent. A failure
+    after the counts is raised by `finish`, because peers wait for a payload.
     """
 
     selector: Selector
@@ -68,7 +69,7 @@ class Agreed:
         return finish
 
     def _largest(self, mine: int, x: Tensor, comm: Comm, ctx: ExchangeContext) -> int:
-        """The number of elements that every rank sends; 0 if one has failed."""
+        """Gather the counts, and return the largest; 0 if a rank has failed."""
         told = torch.empty(comm.world, 1, dtype=torch.int64, device=x.device)
         comm.all_gather(told, torch.tensor([mine + 1], device=x.device)).wait()
         counts = told.view(-1) - 1
@@ -78,14 +79,16 @@ class Agreed:
         return largest if int(counts.min()) >= 0 else 0
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        """An all-gather of counts, and one of payloads, whose size is an upper bound."""
+        """An all-gather of counts, and one of payloads, which is announced at its largest size."""
         layout = SparseLayout(self.selector.count(numel, ctx), numel, wire_type(self.dtype, dtype, ctx))
         payload = Round("all_gather", layout.buffer.bytes, torch.uint8, at_most=True)
         return Round("all_gather", 1, torch.int64), payload
 
 
 def _room(world: int, size: int, x: Tensor) -> Tensor:
-    """Memory (world, size), uint8, for all ranks' payloads; raises `TransportError` if it is missing."""
+    """Allocate zeros (world, size) uint8 for all ranks' payloads; raises `TransportError` if memory is
+    lacking.
+    """
     try:
         return torch.zeros(world, size, dtype=torch.uint8, device=x.device)
     except (MemoryError, RuntimeError) as error:
@@ -96,7 +99,7 @@ def _room(world: int, size: int, x: Tensor) -> Tensor:
 def _take(
     x: Tensor, chosen: Tensor, layout: SparseLayout, ctx: ExchangeContext, failures: list[BaseException]
 ) -> Tensor:
-    """This rank's payload, taken out of `x`. After a failure, which goes to `failures`, zeros."""
+    """Take this rank's payload out of x. If that fails, append the error to `failures` and return zeros."""
     try:
         indices = fill_up(chosen, layout.count, layout.numel, ctx)
         payload = layout.take(x, indices)
@@ -107,9 +110,7 @@ def _take(
 
 
 def agreed(selector: Selector, dtype: torch.dtype | None = None) -> Agreed:
-    """All-gather the elements that `selector` chooses, as many as they are.
-
-    `dtype` (float16 or bfloat16) shortens the values on the wire.
+    """All-gather the elements that `selector` chooses, without a fixed number of them.
 
     >>> from gradwire.codec.select.threshold import reused_threshold
     >>> exchange = agreed(reused_threshold(0.01))
