@@ -21,15 +21,15 @@ class Codec(Protocol):
     def laws(self) -> Laws: ...
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """Elements and dtype of the payload of `numel` elements; the same on all ranks."""
+        """Number of elements and type of the payload for `numel` elements; the same on all ranks."""
         ...
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
-        """The payload of `x` (numel,), a new tensor."""
+        """Encode x (numel,) into a new payload."""
         ...
 
     def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
-        """The payload of `x`, which is left with what the payload does not carry."""
+        """Encode x (numel,) into a new payload, and leave the rounding errors in x."""
         ...
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:

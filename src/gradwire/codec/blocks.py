@@ -36,15 +36,16 @@ from gradwire.step.context import ExchangeContext
 
 @dataclass(frozen=True)
 class BlockCodec:
-    """Per block of at most `block` elements of a part a scale s = max / largest code, and x/s to nearest.
+    """Codec with a scale s = max / largest code for each block of at most `block` elements; codes are x/s to
+    nearest.
 
-    The payload is the scales (float32; float64 for float64), then the codes, filled up to whole scales.
+    The payload is the scales (float32; float64 for float64), then the codes, padded to whole scales.
 
     Error per element, but for roundings of a relative 2^-16: at most min(|x|, s/2) for int8 and int4, at most
     max(|x|/16, s/1024) for fp8; for maxima below the normal range half a subnormal step more. So with n the
     elements of a block, ‖x − C(x)‖² ≤ γ‖x‖² with γ = (n − 1) / (4·127² + n − 1) for int8, 7² for int4 and
-    1/256 for fp8: 0.004, 0.39 (n = 128) and 0.004 (`docs/engineering/laws.md`). The largest code decodes
-    to no more than the block's maximum. A block of zeros decodes to zeros, one with NaN or Inf to NaN
+    1/256 for fp8: 0.004, 0.39 (n = 128) and 0.004 (`docs/engineering/laws.md`). The largest code decodes to
+    no more than the block's maximum. A block of zeros decodes to zeros, one with NaN or Inf to NaN
     throughout.
     """
 
@@ -60,7 +61,9 @@ class BlockCodec:
         return self._encode(x, ctx, left=False)
 
     def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
-        """Where a code is not 0 the subtraction is exact, but at the block's maximum."""
+        """Encode, and leave the rounding errors in x. They are exact where a code is not 0, except at a
+        block's maximum.
+        """
         return self._encode(x, ctx, left=True)
 
     def _encode(self, x: Tensor, ctx: ExchangeContext, left: bool) -> Tensor:
@@ -76,7 +79,7 @@ class BlockCodec:
         ctx.kernels[add_blocks](*layout.split(payload), blocks, out, weight)
 
     def in_rows(self, shards: Sequence[tuple[int, ...]], dtype: torch.dtype) -> BlocksInRows:
-        """The coder of shards whose parts have these sizes: one call for all of them."""
+        """Coder for shards whose parts have these sizes, all in one call."""
         blocks = tuple(ScaledBlocks(sizes, self.block, self.kind) for sizes in shards)
         return BlocksInRows(ShardedBlocks(blocks, scale_type(dtype)))
 
@@ -89,7 +92,7 @@ class BlockCodec:
 
 @dataclass(frozen=True)
 class BlocksInRows:
-    """Codes all shards of a segment in one call: a `RowCoder`."""
+    """`RowCoder` that encodes or decodes all shards of a segment in one call."""
 
     table: ShardedBlocks
 

@@ -14,7 +14,9 @@ from gradwire.step.context import ExchangeContext
 
 @dataclass(frozen=True)
 class Cast:
-    """Round to nearest in `dtype`. float16 overflows above 65504; bfloat16 has float32's range."""
+    """Codec that rounds to `dtype`, to nearest. float16 overflows above 65504; bfloat16 has float32's
+    range.
+    """
 
     dtype: torch.dtype
     laws = Laws(
@@ -56,7 +58,7 @@ def cast(dtype: torch.dtype) -> Cast:
 
 
 def wire_type(wanted: torch.dtype | None, own: torch.dtype, ctx: ExchangeContext) -> torch.dtype:
-    """The type in which values travel: `wanted`, or else the parameters', if shorter than their `own`.
+    """Type in which values of type `own` travel: `wanted`, or else the parameters' type, if it is shorter.
 
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1, narrow=torch.bfloat16)
     >>> wire_type(torch.float16, torch.float32, ctx), wire_type(None, torch.float32, ctx)
@@ -67,18 +69,18 @@ def wire_type(wanted: torch.dtype | None, own: torch.dtype, ctx: ExchangeContext
 
 
 def cast_for_sum(values: Tensor, world: int, dtype: torch.dtype) -> Tensor:
-    """`values` in the shorter type, so that the sum of as many as there are ranks cannot overflow.
+    """Round `values` to a shorter type, clamped so that a sum over `world` ranks cannot overflow.
 
-    Each is held to a power of two below 1/W of the largest number: multiples of it are exact (up to 2048
-    ranks in float16, 256 in bfloat16), and rounding to nearest keeps a partial sum of k ranks at or below k
-    times the limit.
+    The limit is the largest power of two up to 1/W of the type's largest number. Multiples of it are exact
+    (up to 2048 ranks in float16, 256 in bfloat16), and rounding to nearest keeps a partial sum of k ranks at
+    or below k times the limit.
     """
     limit = 2.0 ** math.floor(math.log2(torch.finfo(dtype).max / world))
     return values.clamp(-limit, limit).to(dtype)
 
 
 def check_wire_type(dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return the type for values on the wire when there is such a one, else raise."""
+    """Return `dtype`; raises `ValueError` unless it is float16, bfloat16 or `None`."""
     if dtype not in (None, torch.float16, torch.bfloat16):
         raise ValueError(f"values cannot travel as {dtype}; choose torch.float16 or torch.bfloat16")
     return dtype

@@ -25,14 +25,14 @@ from gradwire.step.context import See, refuse
 
 
 def _sizes(count: int, numel: int) -> dict[Form, int]:
-    """int32 words of each form that there is; where two are equal, the first is the cheaper to read."""
+    """Size of each possible form in int32 words. Of equal ones the first is the fastest to read."""
     sizes: dict[Form, int] = {"list": count} if index_type(numel) == torch.int32 else {}
     return {**sizes, "bitmap": -(-numel // 32), "coded": elias_fano_planes(count, numel).words}
 
 
 @lru_cache(maxsize=4096)
 def index_form(count: int, numel: int) -> Form:
-    """The form in which `count` of `numel` indices are shortest.
+    """Shortest form for `count` of `numel` indices.
 
     >>> index_form(2, 1000), index_form(100, 1000), index_form(500, 1000)
     ('list', 'coded', 'bitmap')
@@ -53,7 +53,7 @@ def index_words(count: int, numel: int) -> int:
 
 @lru_cache(maxsize=4096)
 def elias_fano_planes(count: int, numel: int) -> Planes:
-    """The coded layout, with the number of low bits that makes it smallest.
+    """Layout of coded indices, with the number of low bits that makes it smallest.
 
     >>> layout = elias_fano_planes(count=10_000, numel=1_000_000)
     >>> layout.low_bits, layout.words
@@ -64,7 +64,8 @@ def elias_fano_planes(count: int, numel: int) -> Planes:
 
 
 def pack_indices(indices: Tensor, numel: int) -> Tensor:
-    """Ascending, distinct `indices` (count,) within 0 … numel - 1 as (words,) int32.
+    """Pack ascending, distinct `indices` (count,) within 0 … numel - 1 into (words,) int32, in the shortest
+    form.
 
     >>> pack_indices(torch.tensor([3, 5]), 1000)
     tensor([3, 5], dtype=torch.int32)
@@ -78,10 +79,10 @@ def pack_indices(indices: Tensor, numel: int) -> Tensor:
 
 
 def unpack_indices(packed: Tensor, count: int, numel: int, see: See = refuse) -> Tensor:
-    """Ascending indices (count,), int32 if numel ≤ 2^31, else int64.
+    """Unpack ascending indices (count,): int32 if numel ≤ 2^31, else int64.
 
-    Kernels do not check bounds; what comes from a peer is checked here, once: `see_choice` tells `see` of
-    words that stand for no choice, which are taken for the first `count`.
+    Indices from a peer are checked here, once, because kernels check no bounds. If they are invalid, 0 …
+    count - 1 are returned, and `see_choice` tells `see`.
 
     >>> unpack_indices(torch.tensor([3, 5], dtype=torch.int32), 2, 1000)
     tensor([3, 5], dtype=torch.int32)
@@ -94,17 +95,17 @@ def unpack_indices(packed: Tensor, count: int, numel: int, see: See = refuse) ->
 
 
 def see_choice(sound: Sound, packed: Tensor, count: int, numel: int, see: See) -> None:
-    """Tell `see` whether `packed` stands for a choice of `count` of `numel`, if that is not certain.
+    """Tell `see` if `packed` is no valid choice of `count` of `numel` indices.
 
-    A damaged word may well stand for another choice. Zeros are what a rank sends whose encode has failed:
-    they stand for any choice, because its row of the status vote will tell.
+    A damaged word may still be another valid choice. Zeros are accepted: a rank whose encoder has failed
+    sends them, and its row of the status vote tells.
     """
     if sound is not True:
         see(sound | ~packed.any(), no_choice(count, numel))
 
 
 def no_choice(count: int, numel: int) -> str:
-    """Says that words are damaged."""
+    """Message for a peer's words that are no valid choice."""
     return f"a peer sent words that stand for no choice of {count} of {numel} indices"
 
 

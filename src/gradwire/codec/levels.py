@@ -1,9 +1,9 @@
-"""Two bits per element: its sign, and whether it is large or small in its block. For chosen elements.
+"""Two bits per element: its sign, and whether its magnitude is low or high in its block. For chosen elements.
 
 SparseLoCo (Sarfi, Thérien, Lidin and Belilovsky 2025, "Communication efficient LLM pre-training with
 SparseLoCo", arXiv 2508.15706) sends its chosen values in two bits. Code of its authors quantizes by
 statistics: bins around the mean of a tensor, whose width is a number of standard deviations, are decoded as
-the mean of what fell into them. `docs/local-steps.md` says what of it could be checked.
+the mean of their elements. `docs/local-steps.md` says how much of it could be checked.
 
 Differences: chosen elements have magnitudes far from 0, so that a bin around 0 would stay empty. Here one bit
 is the sign, and the other tells the halves of the range of magnitudes in a block. The means of both halves

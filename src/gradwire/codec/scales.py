@@ -1,7 +1,7 @@
-"""Numbers that scale blocks, and the codes of their elements: one byte buffer, which travels in one piece.
+"""Payload layout of scales and codes in one byte buffer.
 
-A file of its own, because `attach` compiles the kernels that a codec's module imports: QSGD's and TernGrad's
-payloads have this layout, and need none of the kernels of `gradwire.codec.blocks`.
+It has a file of its own because `attach` compiles the kernels that a codec's module imports. QSGD's and
+TernGrad's payloads have this layout, and need none of the kernels of `gradwire.codec.blocks`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ScaledPayload:
-    """`count` numbers of `dtype`, then the codes, then zeros up to a multiple of a number's size.
+    """Layout of a payload: `count` scales of `dtype`, then `code_bytes` bytes, then zeros up to a whole
+    scale.
 
-    The padding aligns the numbers of every row where several payloads are the rows of one buffer.
+    The padding aligns the scales of every row if several payloads are the rows of one buffer.
 
     >>> ScaledPayload(count=4, code_bytes=502, dtype=torch.float32).bytes
     520
@@ -40,11 +41,11 @@ class ScaledPayload:
         return self._start + self.code_bytes
 
     def empty(self, device: torch.device) -> Tensor:
-        """A payload (bytes,) uint8 of which only the padding is written."""
+        """Allocate a payload (bytes,) uint8, of which only the padding is written."""
         payload = torch.empty(self.bytes, dtype=torch.uint8, device=device)
         payload[self._stop :] = 0
         return payload
 
     def split(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers and codes, as views."""
+        """Views of the scales and the codes of a payload."""
         return payload[: self._start].view(self.dtype), payload[self._start : self._stop]

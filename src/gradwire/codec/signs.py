@@ -37,9 +37,9 @@ from gradwire.step.context import ExchangeContext
 
 @dataclass(frozen=True)
 class TwoLevels:
-    """Blocks of `block` elements of a part, or whole parts; `levels` numbers each say what its bits mean.
+    """Codec of signs with `levels` numbers per block of `block` elements, or per whole part.
 
-    A block of zeros is sent as zeros; NaN or Inf spreads to its block.
+    A block of zeros is sent as zeros. NaN or Inf spreads to its block.
     """
 
     block: int | None = None
@@ -58,7 +58,9 @@ class TwoLevels:
         return self._pack(x, ctx, leave=False)
 
     def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
-        """Two passes over x, or one where blocks stay in the caches."""
+        """Encode, and leave the rounding errors in x: two passes over x, or one if blocks stay in the
+        caches.
+        """
         return self._pack(x, ctx, leave=True)
 
     def _pack(self, x: Tensor, ctx: ExchangeContext, leave: bool) -> Tensor:
@@ -77,7 +79,7 @@ class TwoLevels:
         return _cut(ctx.sizes(numel), self.block)
 
     def _read(self, payload: Tensor, blocks: Blocks, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Levels (blocks, levels) and bits (bytes,) uint8, both as views."""
+        """Views of a payload: levels (blocks, levels) and bits (bytes,) uint8."""
         start = blocks.count * self.levels * _level_type(dtype).itemsize
         levels = payload[:start].view(_level_type(dtype)).view(blocks.count, self.levels)
         return levels, payload[start : start + blocks.bytes]
@@ -89,15 +91,16 @@ def _cut(sizes: tuple[int, ...], block: int | None) -> Blocks:
 
 
 def _level_type(dtype: torch.dtype) -> torch.dtype:
-    """The mean of a few float16 may be one, but that of many needs more than their eleven bits."""
+    """Type of levels: float64 for float64, else float32, because a mean needs more bits than float16 has."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True)
 class Sign(TwoLevels):
-    """± the mean magnitude of each block, or of each part: γ ≤ 1 − 1/d with d the elements of the largest.
+    """Codec of signs with the mean magnitude of each block or part: γ ≤ 1 − 1/d, d the elements of the
+    largest.
 
-    1 bit per element and 32 per block: 1/8 of a byte, and 4/`block` bytes.
+    It takes 1 bit per element and 32 per block: 1/8 of a byte, and 4/`block` bytes.
     """
 
 
@@ -118,9 +121,9 @@ def sign(block: int | None = None) -> Sign:
 
 @dataclass(frozen=True)
 class OneBit(TwoLevels):
-    """The mean of what is >= 0, and that of what is not, for each block or part: γ ≤ 1 − 1/d.
+    """Codec of signs with two means per block or part, of elements >= 0 and of the others: γ ≤ 1 − 1/d.
 
-    1 bit per element and 64 per block.
+    It takes 1 bit per element and 64 per block.
     """
 
     levels: ClassVar[int] = 2

@@ -1,9 +1,9 @@
-"""Chosen elements: their values alone, values with their indices in one buffer, or values in another codec.
+"""Payloads of chosen elements: values alone; values and indices in one buffer; or values in another codec.
 
-The last is what Basu et al. 2019 compose ("Qsparse-local-SGD: distributed SGD with quantization,
-sparsification and local computations", section 2). With γ of the codec on k of d elements, at most
-1 - (1 - γ)·k/d of the squared norm of x is left. Differences from the paper: any selector and any codec,
-indices coded as `gradwire.codec.indices` has it.
+The last is the composition of Basu et al. 2019 ("Qsparse-local-SGD: distributed SGD with quantization,
+sparsification and local computations", section 2). With γ of the codec on k of d elements, at most 1 - (1 -
+γ)·k/d of the squared norm of x is left. Differences from the paper: any selector and any codec, indices coded
+as `gradwire.codec.indices` has it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from gradwire.step.context import ExchangeContext, See, refuse
 
 @dataclass(frozen=True)
 class Buffer:
-    """`words` int32 words, padded to a multiple of 8 bytes, then `count` values of `dtype`, padded to 4.
+    """Layout of a byte buffer: `words` int32 words, padded to 8 bytes, then `count` values of `dtype`, padded
+    to 4.
 
-    The padding aligns the values, and the words of every row where several buffers are the rows of one.
+    The padding aligns the values, and the words of every row if several buffers are the rows of one.
 
     >>> Buffer(words=3, count=3, dtype=torch.float16).bytes
     24
@@ -50,19 +51,18 @@ class Buffer:
 
     @cached_property
     def bytes(self) -> int:
-        """Size, a multiple of 4."""
+        """Size in bytes, a multiple of 4."""
         return self.start + _padded(self.count * self.dtype.itemsize, 4)
 
     @cached_property
     def start(self) -> int:
-        """The byte where values begin."""
+        """Byte at which the values begin."""
         return _padded(4 * self.words, 8)
 
     def parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """Words (words,) int32 and values (count,) of a payload (bytes,) uint8, both as views.
+        """Views of the words (words,) int32 and the values (count,) of a payload (bytes,) uint8.
 
-        An empty payload must own its memory: as a row of an empty buffer it has an offset that no view
-        allows.
+        An empty payload must own its memory: a row of an empty buffer has an offset that no view allows.
         """
         stop = self.start + self.count * self.dtype.itemsize
         return payload[: 4 * self.words].view(torch.int32), payload[self.start : stop].view(self.dtype)
@@ -70,7 +70,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class SparseLayout:
-    """The payload of `count` of `numel` elements: packed indices, then values.
+    """Layout of a payload of `count` of `numel` elements: packed indices, then values.
 
     >>> chosen = SparseLayout(count=2, numel=1000, dtype=torch.float32)
     >>> payload = chosen.write(torch.tensor([3, 30]), torch.tensor([1.0, 2.0]))
@@ -84,7 +84,7 @@ class SparseLayout:
 
     @cached_property
     def buffer(self) -> Buffer:
-        """The places of words and values."""
+        """Layout of words and values in the buffer."""
         return Buffer(index_words(self.count, self.numel), self.count, self.dtype)
 
     @cached_property
@@ -94,7 +94,7 @@ class SparseLayout:
         return Shape(form, planes, self.buffer.words, self.buffer.start, self.buffer.bytes, self.dtype)
 
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
-        """A new payload (bytes,) uint8 of ascending `indices` (count,) and their `values` (count,)."""
+        """Make a payload (bytes,) uint8 of ascending `indices` (count,) and their `values` (count,)."""
         payload = torch.zeros(self.buffer.bytes, dtype=torch.uint8, device=values.device)
         words, room = self.buffer.parts(payload)
         words.copy_(pack_indices(indices, self.numel))
@@ -102,7 +102,9 @@ class SparseLayout:
         return payload
 
     def take(self, x: Tensor, indices: Tensor) -> Tensor:
-        """A new payload of x (numel,) at ascending `indices` (count,); what it carries is taken out of x."""
+        """Take x (numel,) at ascending `indices` (count,) into a new payload; x keeps the rounding
+        errors there.
+        """
         return take_chosen(x, indices, self.shape)
 
     def add(self, payload: Tensor, out: Tensor, weight: float, see: See = refuse) -> None:
@@ -115,7 +117,8 @@ class SparseLayout:
             see_choice(sound, self.buffer.parts(payload)[0], self.count, self.numel, see)
 
     def read(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices (count,), int32 or beyond 2^31 elements int64, and values (count,) of a payload.
+        """Indices (count,) and values (count,) of a payload. Indices are int32, or int64 beyond 2^31
+        elements.
 
         Raises `WireError`, as `unpack_indices` does.
         """
@@ -125,7 +128,7 @@ class SparseLayout:
 
 @lru_cache(maxsize=4096)
 def sparse_layout(count: int, numel: int, dtype: torch.dtype) -> SparseLayout:
-    """The layout, worked out once: for small units that takes longer than coding them."""
+    """The `SparseLayout` of these arguments, cached: for small units it takes longer to make than to use."""
     return SparseLayout(count, numel, dtype)
 
 
@@ -135,13 +138,13 @@ def _padded(size: int, grain: int) -> int:
 
 @dataclass(frozen=True)
 class Values:
-    """Values only: all ranks choose the same elements, so payloads add up element by element."""
+    """Codec of values without indices: all ranks choose the same elements, so that payloads can be summed."""
 
     selector: Selector
 
     @cached_property
     def laws(self) -> Laws:
-        """Contractive as the selector is."""
+        """Contractive if the selector is."""
         laws = self.selector.laws
         return Laws(
             linear=True,
@@ -165,17 +168,19 @@ class Values:
         return ctx.kernels[take](x, indices)
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
-        """The selector sees only `out`'s size: it is shared."""
+        """Decode at the places that the selector chooses again; it looks at the size of `out` alone, as it is
+        shared.
+        """
         indices = self.selector.select(out, ctx)
         out[indices] += weight * payload
 
 
 @dataclass(frozen=True)
 class Sparse:
-    """Indices and values in one byte buffer: one collective per unit, not two.
+    """Codec of indices and values in one byte buffer, so that a unit takes one collective, not two.
 
-    The layout is that of `SparseLayout`. With a `dtype`, values travel in that type where it
-    is shorter than the tensor's own; what is too large for it is sent as its largest number.
+    The layout is `SparseLayout`. With `dtype`, values travel in that type, if it is shorter than x's own;
+    values beyond its range are sent as its largest number.
     """
 
     selector: Selector
@@ -183,7 +188,7 @@ class Sparse:
 
     @cached_property
     def laws(self) -> Laws:
-        """Contractive as the selector is: rounding what is sent makes no error larger than dropping it."""
+        """Contractive if the selector is: rounding a sent value makes no error larger than not sending it."""
         laws = self.selector.laws
         return Laws(
             contractive=laws.contractive,
@@ -213,7 +218,7 @@ class Sparse:
         self._layout(out.numel(), out.dtype, ctx).add(payload, out, weight, ctx.see)
 
     def average_decoded(self, payloads: Tensor, mean: Tensor, ctx: ExchangeContext) -> None:
-        """mean (numel,) = the mean of what all `payloads` (rows, bytes) say."""
+        """Write the mean of all decoded `payloads` (rows, bytes) to `mean` (numel,)."""
         if mean.numel() == 0:
             return
         layout = self._layout(mean.numel(), mean.dtype, ctx)
@@ -226,7 +231,7 @@ class Sparse:
 
 
 def values(selector: Selector) -> Values:
-    """Send the chosen values only; the selector must choose alike on all ranks."""
+    """Send the chosen values alone. The selector must choose the same elements on all ranks."""
     if not selector.laws.shared:
         raise ValueError(f"{selector} differs between ranks: send indices too, with sparse(selector)")
     return Values(check_fixed_size(selector))
@@ -239,7 +244,7 @@ def sparse(selector: Selector, dtype: torch.dtype | None = None) -> Sparse:
 
 @dataclass(frozen=True)
 class SparseCoded:
-    """Indices, padded to 8 bytes, and the payload of the values as one part, in one byte buffer."""
+    """Codec of indices, padded to 8 bytes, and of the values encoded by `codec`, in one byte buffer."""
 
     selector: Selector
     codec: Codec
@@ -300,9 +305,9 @@ def _start(count: int, numel: int) -> int:
 
 
 def _alone(ctx: ExchangeContext) -> ExchangeContext:
-    """`ctx` for the codec of the chosen values, without parts.
+    """Context for the codec of the chosen values: `ctx` without parts.
 
-    How many values are of which parameter is not known beforehand.
+    How many of the values belong to which parameter is not known beforehand.
     """
     return replace(ctx, parts=(), unsent=None)
 

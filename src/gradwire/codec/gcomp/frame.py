@@ -1,7 +1,7 @@
-"""A tensor as one frame of bytes, and bytes from a peer as a tensor, if they are what they claim to be.
+"""Frames: a tensor as checked bytes for a peer, and the tensor from such bytes.
 
-`docs/engineering/wire-format.md` is the layout. The first 48 bytes say what a frame is, and what it belongs
-to.
+`docs/engineering/wire-format.md` describes the layout. The first 48 bytes say what a frame is, and to which
+step and unit it belongs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADER_BYTES = _LAYOUT.size
 ROW_BYTES = 16
 CHECKSUM_BYTES = 8
 CHUNK = 1 << 16
-"""Elements of a chunk; the directory, and half a word lost in each segment, are 0.2 % of its symbols."""
+"""Elements of a chunk. The directory, and half a word lost in each segment, add 0.2 % to its symbols."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FLUSH, _EXPLICIT, _THRESHOLDS = 1, 2, 4
@@ -38,10 +38,11 @@ _FLUSH, _EXPLICIT, _THRESHOLDS = 1, 2, 4
 
 @dataclass(frozen=True)
 class Key:
-    """The identity of a frame: a receiver that expects another one refuses it.
+    """Identity of a frame: a receiver refuses a frame with another key than it expects.
 
-    `hop` counts the messages of one exchange. `state` is a fingerprint of what sender and receiver must hold
-    alike to understand it, such as the thresholds; 0 where there is nothing. `step` has 64 bits, the rest 32.
+    `hop` counts the messages of one exchange. `state` is a fingerprint of everything that sender and receiver
+    must share to understand the frame, such as thresholds; 0 if there is nothing. `step` has 64 bits, the
+    others have 32.
 
     >>> Key(step=3, unit=0, hop=1)
     Key(step=3, unit=0, hop=1, state=0)
@@ -60,7 +61,7 @@ class Key:
 
 
 class Header(NamedTuple):
-    """All that a frame says of itself."""
+    """The fields of a frame's header."""
 
     key: Key
     dtype: torch.dtype
@@ -82,7 +83,7 @@ class Header(NamedTuple):
 
     @staticmethod
     def unpack(data: bytes) -> Header:
-        """The header of a frame that begins with `data`; `WireError` if this version reads none there."""
+        """Read the header at the beginning of `data`; raises `WireError` if it is none of this version."""
         if len(data) < HEADER_BYTES:
             raise WireError(f"{len(data)} bytes are less than a frame's header has")
         magic, version, dtype, flags, drop, step, unit, hop, state, table, numel, length = (
@@ -100,7 +101,7 @@ class Header(NamedTuple):
 
 
 def chunks_of(numel: int) -> int:
-    """The number of chunks that hold `numel` elements.
+    """Number of chunks that hold `numel` elements.
 
     >>> chunks_of(0), chunks_of(1), chunks_of(65536), chunks_of(65537)
     (0, 1, 1, 2)
@@ -109,7 +110,7 @@ def chunks_of(numel: int) -> int:
 
 
 def largest_frame(numel: int, dtype: torch.dtype) -> int:
-    """The most bytes that a frame of `numel` elements can have, whatever they are: all of it stored raw.
+    """Largest size in bytes of a frame of `numel` elements: all of them stored raw.
 
     >>> largest_frame(1_000_000, torch.float32)
     4000312
@@ -243,14 +244,20 @@ def unframe(
     add: bool = False,
     limit: int | None = None,
 ) -> None:
-    """Decode the frame `data` (bytes,) uint8 into out (numel,), or with `add` add it to `out`.
+    """Decode a frame into `out`, or add it to `out`.
 
-    `dropped` is what the sender gave, None where the levels travel; `tables` are those that the frame may
-    name, by their `id`; `key` is what it must belong to. `WireError` for everything else: bytes that are no
-    frame, damaged ones, a frame of another unit, type, table or version, or longer than `limit` bytes
-    (`largest_frame` if not given). After an error `out` may hold anything. Nothing that the bytes say makes
-    it take more memory than `out` has, twice that for 16-bit types, and two bytes for each element of a
-    chunk. On addresses that 8 does not divide, the frame is copied first.
+    Args:
+        data: uint8 (bytes,), the frame. It is copied first if its address is no multiple of 8.
+        out: (numel,), written. After an error it may hold anything.
+        dropped: as the sender gave it; `None` if the frame has the levels.
+        tables: Huffman tables that the frame may name, by `id`.
+        key: identity that the frame must have.
+        add: True to add instead of overwriting.
+        limit: most bytes of the frame; by default `largest_frame`.
+
+    Raises `WireError` for bytes that are no frame, are damaged, or are a frame of another key, type, table or
+    version, or longer than the limit. Whatever the bytes say, it allocates no more memory than `out` has,
+    twice that for 16-bit types, and two bytes for each element of a chunk.
     """
     if out.dim() != 1:
         raise ValueError(f"a frame is decoded into a flat tensor, not {tuple(out.shape)}")
@@ -284,7 +291,7 @@ def _check_claims(head: Header, out: Tensor, length: int, key: Key) -> None:
 
 
 def _drops(head: Header, dropped: Dropped | None, out: Tensor) -> Drops:
-    """The bits that the sender dropped, if frame and receiver agree."""
+    """Dropped bits of each element; raises `WireError` if frame and receiver disagree about them."""
     thresholds = isinstance(dropped, Tensor)
     if head.explicit != (dropped is None) or head.thresholds != thresholds:
         raise WireError("the frame and the receiver disagree on how many bits were dropped")
@@ -298,7 +305,7 @@ def _drops(head: Header, dropped: Dropped | None, out: Tensor) -> Drops:
 
 
 def _directory(words: NDArray[np.uint64], head: Header) -> NDArray[np.uint16]:
-    """The sizes of all segments (chunks, 8), checked to fill the frame exactly."""
+    """Sizes of all segments (chunks, 8); raises `WireError` unless they fill the frame exactly."""
     chunks = chunks_of(head.numel)
     start = words.size - 1 - chunks * ROW_BYTES // 8
     if start < HEADER_BYTES // 8:
@@ -322,7 +329,7 @@ def _decode(
     out: Tensor,
     add: bool,
 ) -> None:
-    """All chunks, on several threads where they are free."""
+    """Decode all chunks, on several threads if cores are free."""
     direct = out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous()
     floats = out.detach().numpy() if direct else np.empty(out.numel(), np.float32)
     bits = floats.view(np.uint32)

@@ -31,11 +31,14 @@ Dropped = Tensor | int
 MANTISSA = 23
 LEVELS = (0, 6, 12, 18)
 BASES = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
-"""Lowest bits of a float32's mantissa that a type does not have."""
+"""Number of lowest mantissa bits of float32 that each type lacks."""
 
 
 def drops_of(dropped: Dropped, like: Tensor, *, explicit: bool, flush: bool) -> Drops:
-    """`dropped` for elements such as those of `like`; `ValueError` for what it cannot be."""
+    """Convert `dropped`, for elements of the type and number of `like`, to the form that kernels take.
+
+    Raises `ValueError` if it does not fit the type or the number of elements.
+    """
     if like.dtype not in BASES:
         raise ValueError(f"{like.dtype} has no GComp code; float32, bfloat16 and float16 do")
     if flush and not may_flush(like.dtype):
@@ -53,7 +56,7 @@ def drops_of(dropped: Dropped, like: Tensor, *, explicit: bool, flush: bool) -> 
 
 
 def mantissa_bits(dtype: torch.dtype) -> int:
-    """Of a number of that type: as many as can be dropped.
+    """Bits of the mantissa of `dtype`, which is the most that can be dropped.
 
     >>> [mantissa_bits(dtype) for dtype in BASES]
     [23, 7, 10]
@@ -62,7 +65,7 @@ def mantissa_bits(dtype: torch.dtype) -> int:
 
 
 def levels_of(dtype: torch.dtype) -> tuple[int, ...]:
-    """The levels that numbers of that type have bits for.
+    """Levels (numbers of dropped bits) that the mantissa of `dtype` has room for.
 
     >>> levels_of(torch.float32), levels_of(torch.float16)
     ((0, 6, 12, 18), (0, 6))
@@ -71,7 +74,9 @@ def levels_of(dtype: torch.dtype) -> tuple[int, ...]:
 
 
 def may_flush(dtype: torch.dtype) -> bool:
-    """Whether what lies below the normal range, 2^-126, is next to nothing; float16's begins at 2^-14."""
+    """True if numbers below the normal range of `dtype` may become zero: not in float16, whose range begins
+    at 2^-14.
+    """
     return dtype != torch.float16
 
 
@@ -85,7 +90,7 @@ def _each(dropped: Tensor, numel: int, levels: Sequence[int] | None) -> NDArray[
 
 
 def words_of(x: Tensor) -> NDArray[np.uint32]:
-    """The bits (numel,) of float32; those of 16-bit floats spread over float32's fields."""
+    """Bits of x as uint32 (numel,); those of 16-bit floats are spread over float32's fields."""
     if x.dim() != 1:
         raise ValueError(f"a frame holds a flat tensor, not {tuple(x.shape)}")
     x = x.detach().cpu().contiguous()
@@ -97,7 +102,7 @@ def words_of(x: Tensor) -> NDArray[np.uint32]:
 
 
 def tensor_of(words: NDArray[np.uint32], dtype: torch.dtype) -> Tensor:
-    """The inverse of `words_of`."""
+    """Convert words back to a tensor of `dtype`; the inverse of `words_of`."""
     if dtype == torch.float32:
         return torch.from_numpy(words.view(np.float32))
     rest = (words & np.uint32(0x7FFFFFFF)) >> np.uint32(BASES[dtype])
@@ -106,7 +111,7 @@ def tensor_of(words: NDArray[np.uint32], dtype: torch.dtype) -> Tensor:
 
 
 def rounded(x: Tensor, dropped: Dropped, flush: bool, *, explicit: bool = False) -> Tensor:
-    """The tensor that the receiver of a frame of x (numel,) gets: a new one.
+    """Round x (numel,) to the tensor that the receiver of its frame decodes; returns a new one.
 
     >>> rounded(torch.tensor([1.75, -0.0, 1e-40]), 22, flush=True)
     tensor([2., 0., 0.])
@@ -129,7 +134,7 @@ def symbols_of(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush
 
 
 def histogram(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush: bool = False) -> Tensor:
-    """The counts of symbols in a frame of x (numel,): int64 (SYMBOLS,), to be summed over ranks.
+    """Count the symbols in a frame of x (numel,): int64 (SYMBOLS,), to be summed over ranks.
 
     >>> from gradwire.codec.gcomp import SYMBOLS
     >>> counts = histogram(torch.tensor([0.0, 1.0, -1.5, 1e-40]))

@@ -38,8 +38,8 @@ from gradwire.kernels.huffman import ESCAPE, LONGEST, SYMBOLS, Lookups
 
 N_THETA = 12
 """Bits of the longest code, as measured by `benchmarks/huffman.py --lengths`: from 8 to 12 bits the size
-falls by 0.3 to 0.7 %, and decoding takes no longer, often less, because a longer window holds more codes. The
-decoder's look-up has 32 KiB then, and twice that would leave the first-level cache."""
+falls by 0.3 to 0.7 %, and decoding takes no longer, often less, because a longer window holds more codes.
+The decoder's look-up table then takes 32 KiB; twice that would leave the first-level cache."""
 
 ZERO = 0
 
@@ -68,9 +68,9 @@ def package_merge(weights: NDArray[np.int64], longest: int) -> NDArray[np.uint8]
 
 
 def code_lengths(counts: NDArray[np.int64], longest: int = N_THETA) -> NDArray[np.uint8]:
-    """Lengths (256,) for symbols that occur `counts` times; 0 where they are not worth a code.
+    """Lengths (256,) of codes for symbols that occur `counts` times; 0 for symbols that are not worth a code.
 
-    Zero and the escape always have one.
+    Zero and the escape always have a code.
 
     >>> counts = np.zeros(256, np.int64)
     >>> counts[[0, 120, 121]] = 10, 60, 30
@@ -101,11 +101,11 @@ def fingerprint(data: Tensor) -> int:
 
 @dataclass(frozen=True)
 class CodeTable:
-    """The lengths of a complete code of at most 12 bits, one for each symbol; 0 is a symbol that is escaped.
+    """Huffman table: the length of a code of at most 12 bits for each symbol; 0 for symbols that are escaped.
 
-    Symbols are exponents, but for 254, a number next to zero that is kept exactly, and 255, which escapes
-    everything without a code, exponents 254 and 255 among it. Zero and the escape have one.
-    `WireError` where lengths are no such code.
+    Symbols are exponents, with two exceptions: 254 is a number below the normal range that is kept exactly;
+    255 escapes every symbol without a code, and exponents 254 and 255. Zero and the escape always have a
+    code. Raises `WireError` unless the lengths make up a complete code.
 
     >>> counts = torch.zeros(SYMBOLS, dtype=torch.int64)
     >>> counts[118:122] = torch.tensor([10, 20, 40, 30])
@@ -115,7 +115,7 @@ class CodeTable:
     """
 
     packed: bytes
-    """Two lengths a byte, the lower half first."""
+    """Lengths, two per byte, the first in the lower half."""
 
     def __post_init__(self) -> None:
         if len(self.packed) != PACKED_BYTES:
@@ -134,7 +134,7 @@ class CodeTable:
 
     @staticmethod
     def from_histogram(histogram: Tensor, longest: int = N_THETA) -> CodeTable:
-        """The best table for symbols that occur as often as int64 `histogram` (256,) says."""
+        """Build the shortest table for symbols with these counts, int64 (256,)."""
         counts = histogram.cpu().numpy()
         if counts.shape != (SYMBOLS,) or counts.min() < 0:
             raise ValueError(f"a histogram has {SYMBOLS} counts, none below 0")
@@ -142,7 +142,7 @@ class CodeTable:
 
     @staticmethod
     def prior(dtype: torch.dtype = torch.float32) -> CodeTable:
-        """A table for gradients of which nothing is known: any scale, 2^-10 the likeliest.
+        """Build a table for unknown gradients of any scale, with exponents around 2^-10 the likeliest.
 
         A normal distribution's exponents fall by half for each step down and by much more for each step up;
         of layers of different scale, and over a training run, the centre is uncertain by some 2^±6.
@@ -155,27 +155,27 @@ class CodeTable:
         return _of_lengths(code_lengths(counts.astype(np.int64)))
 
     def to_tensor(self) -> Tensor:
-        """uint8 (128,)."""
+        """The packed lengths as uint8 (128,)."""
         return torch.frombuffer(bytearray(self.packed), dtype=torch.uint8)
 
     @cached_property
     def id(self) -> int:
-        """A fingerprint of the lengths, by which frames name the table: 32 bits."""
+        """Fingerprint (32 bits) of the lengths, by which frames name the table."""
         return fingerprint(self.to_tensor())
 
     @cached_property
     def lengths(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """(256,) bits of each symbol's code."""
+        """Length of each symbol's code, (256,)."""
         halves = np.frombuffer(self.packed, np.uint8)
         return np.stack([halves & 15, halves >> 4], 1).reshape(-1)
 
     @cached_property
     def lookups(self) -> Lookups:
-        """The tables in which coding looks up."""
+        """Tables for encoding and decoding with this code."""
         return Lookups(self.lengths)
 
     def bits(self, histogram: Tensor) -> int:
-        """Bits that symbols of such a histogram take, escapes' bytes included.
+        """Bits that symbols with these counts take, with the bytes of escapes.
 
         >>> CodeTable.prior().bits(torch.zeros(SYMBOLS, dtype=torch.int64))
         0
@@ -203,7 +203,7 @@ def begin_table(counts: Tensor) -> Future[CodeTable]:
 
 
 def table_of(counts: Tensor) -> CodeTable:
-    """The best table for `counts` (SYMBOLS,) int64, with what coding looks up; waits if need be.
+    """The shortest table for `counts` (SYMBOLS,) int64, ready for use; waits if it is still being built.
 
     >>> counts = torch.zeros(256, dtype=torch.int64)
     >>> counts[100:103] = 5

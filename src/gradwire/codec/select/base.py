@@ -21,7 +21,7 @@ class Selector(Protocol):
     def laws(self) -> Laws: ...
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
-        """The number of elements chosen of `numel`, or the most; equal on all ranks, for any values."""
+        """Number of elements to choose of `numel`, or the most; equal on all ranks, for any values."""
         ...
 
     def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
@@ -30,14 +30,14 @@ class Selector(Protocol):
 
 
 def check_ratio(ratio: float) -> float:
-    """`ratio`; raises `ValueError` unless it lies in (0, 1]."""
+    """Return `ratio`; raises `ValueError` unless it lies in (0, 1]."""
     if not 0.0 < ratio <= 1.0:
         raise ValueError(f"ratio={ratio} is outside (0, 1]; it is the share of elements kept, e.g. 0.01")
     return ratio
 
 
 def count_kept(ratio: float, numel: int) -> int:
-    """Elements kept of `numel`: rounded, but at least one unless there is none.
+    """Number of elements to keep of `numel`: rounded, but at least one if there are any.
 
     >>> count_kept(0.01, 1000), count_kept(0.01, 3), count_kept(0.01, 0)
     (10, 1, 0)
@@ -46,7 +46,7 @@ def count_kept(ratio: float, numel: int) -> int:
 
 
 def check_fixed_size(selector: Selector) -> Selector:
-    """Return `selector` when the number that it chooses is known beforehand, else raise."""
+    """Return `selector`; raises `ValueError` unless it declares `fixed_size`."""
     if not selector.laws.fixed_size:
         raise ValueError(
             f"{selector} chooses a number of elements that depends on their values, and here all ranks must "

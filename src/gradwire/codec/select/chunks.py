@@ -20,10 +20,11 @@ from gradwire.step.context import ExchangeContext
 
 @dataclass(frozen=True)
 class ChunkTopK:
-    """The `keep` largest magnitudes of each `chunk` elements in a row; among equals the lowest index.
+    """Selector of the `keep` largest magnitudes of each `chunk` consecutive elements; ties go to the lowest
+    index.
 
-    Of the last chunk, which may be shorter, as many as it has. The unsent part is at most 1 - keep/chunk of
-    the squared norm, chunk by chunk.
+    A last chunk that is shorter keeps at most its elements. The unsent part is at most 1 - keep/chunk of the
+    squared norm, chunk by chunk.
 
     >>> x = torch.tensor([1.0, -3.0, 2.0, 0.0, 5.0])
     >>> ChunkTopK(2, 1).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1))

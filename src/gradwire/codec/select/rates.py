@@ -32,12 +32,12 @@ from gradwire.step.context import ExchangeContext
 
 @dataclass(frozen=True)
 class RatedTopK:
-    """The largest magnitudes of each piece, one in `rate` elements; among equals the lowest index.
+    """Selector of the largest magnitudes of each piece, one in `rate` elements; ties go to the lowest index.
 
-    With `keep` they are the `keep` largest of each chunk: a piece has numel/(keep·rate) chunks, rounded up to
-    an odd number. `rates` are by glob patterns over parameter names, of which the first match counts; `rate`
-    is that of all others, and of pieces without names. The unsent part is at most 1 - 1/max(rates) of the
-    squared norm.
+    With `keep`, the `keep` largest of each chunk are chosen: a piece has numel/(keep·rate) chunks, rounded up
+    to an odd number. `rates` maps glob patterns of parameter names to rates, and the first match counts;
+    `rate` applies to other parameters, and to pieces without names. The unsent part is at most 1 -
+    1/max(rates) of the squared norm.
     """
 
     rate: int
@@ -56,7 +56,7 @@ class RatedTopK:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _pieces(self, numel: int, ctx: ExchangeContext) -> Iterator[tuple[int, int]]:
-        """Elements and rate of each."""
+        """Pairs (elements, rate) of the unit's pieces."""
         names = [part.name for part in ctx.parts] or [""]
         for name, size in zip(names, ctx.sizes(numel), strict=True):
             yield size, _rate_of(name, self.rates, self.rate)
@@ -73,7 +73,7 @@ class RatedTopK:
 
 
 def _chunks(numel: int, length: int) -> int:
-    """The number of chunks of at most `length` elements, an odd one if there are so many elements."""
+    """Number of chunks of at most `length` elements; odd, if there are enough elements."""
     return max(min(-(-numel // length) | 1, numel), 1)
 
 

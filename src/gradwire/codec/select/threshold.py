@@ -27,11 +27,11 @@ from gradwire.step.context import ExchangeContext
 
 
 def fill_up_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:
-    """Ascending `indices` (count,) within 0 … numel - 1, and free places up to k: (k,) int64, ascending.
+    """Add free places to ascending `indices` (count,), within 0 … numel - 1, up to k: (k,) int64, ascending.
 
-    The free places are taken from the `start`-th on, and after the last comes the first. Work is O(k):
-    the j-th free place lies after all indices i[p] with i[p] - p <= j, so all from the first place taken
-    to the last are one run without a gap. Raises if there are fewer than k places.
+    Free places are taken from the `start`-th on; after the last comes the first. Work is O(k): the j-th free
+    place lies after all indices i[p] with i[p] - p <= j, so all from the first place taken to the last are
+    one run without a gap. Raises `ValueError` if there are fewer than k places.
 
     >>> fill_up_from(4, torch.tensor([1, 6]), 4, 9), fill_up_from(6, torch.tensor([1, 6]), 4, 9)
     (tensor([1, 5, 6, 7]), tensor([0, 1, 6, 8]))
@@ -52,12 +52,12 @@ def fill_up_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:
 
 
 def random_start(places: int, ctx: ExchangeContext) -> int:
-    """One of `places` places, all equally likely; every rank draws its own."""
+    """Draw one of `places` places uniformly; every rank draws its own."""
     return int(torch.randint(places, (), generator=ctx.private(), device="cpu"))
 
 
 def fill_up(indices: Tensor, k: int, numel: int, ctx: ExchangeContext) -> Tensor:
-    """`fill_up_from` a free place that this rank draws, all places equally likely."""
+    """Fill up as `fill_up_from` does, from a free place that this rank draws uniformly."""
     free = numel - indices.numel()
     return fill_up_from(random_start(free, ctx), indices, k, numel) if free else indices
 
@@ -89,7 +89,7 @@ def exactly(x: Tensor, threshold: float, k: int, ctx: ExchangeContext) -> Tensor
 
 
 def largest_of(x: Tensor, indices: Tensor, k: int) -> Tensor:
-    """Those of `indices`, ascending, with the k largest magnitudes; all of them if there are no more.
+    """The k of `indices` (ascending) with the largest magnitudes; all of them if there are no more.
 
     >>> largest_of(torch.tensor([5.0, 1.0, 3.0]), torch.tensor([1, 2]), 1)
     tensor([2])
@@ -98,7 +98,7 @@ def largest_of(x: Tensor, indices: Tensor, k: int) -> Tensor:
 
 
 def threshold_of_sample(x: Tensor, size: int, rank: int, ctx: ExchangeContext) -> float:
-    """The `rank`-th largest magnitude of `size` random elements of x; the private generator draws them.
+    """The `rank`-th largest magnitude of `size` elements of x, drawn from the private generator.
 
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> threshold_of_sample(torch.tensor([1.0, -3.0, 2.0]), size=3, rank=2, ctx=ctx)
@@ -112,7 +112,9 @@ def threshold_of_sample(x: Tensor, size: int, rank: int, ctx: ExchangeContext) -
 
 @dataclass(frozen=True)
 class ReusedThreshold:
-    """The elements that reach the largest unsent magnitude; the exact top-k if nothing is unsent."""
+    """Selector of the elements that reach the largest unsent magnitude; of the exact top-k if nothing
+    is unsent.
+    """
 
     ratio: float
     laws = Laws(contractive=True, fixed_size=True, fixed_rounds=True)
@@ -121,7 +123,7 @@ class ReusedThreshold:
         return count_kept(self.ratio, numel)
 
     def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
-        """Reads `ctx.unsent`, which is (numel,)."""
+        """Select by `ctx.unsent` (numel,), the memory before this step."""
         k = self.count(x.numel(), ctx)
         if ctx.unsent is None or k == 0:
             return ctx.kernels[topk_indices](x, k)
@@ -130,7 +132,8 @@ class ReusedThreshold:
 
 
 def reused_threshold(ratio: float) -> ReusedThreshold:
-    """Keep about the share `ratio` with the largest magnitudes, judged by what the last step left.
+    """Keep about the share `ratio` with the largest magnitudes, by the threshold that the last step's memory
+    gives.
 
     >>> import torch
     >>> ctx = ExchangeContext(step=1, unit=0, rank=0, world=1, unsent=torch.tensor([0.0, 0.5, 0.4, 0.1]))

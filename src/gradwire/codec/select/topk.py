@@ -1,4 +1,4 @@
-"""The largest magnitudes of a whole unit, exactly."""
+"""Exact top-k of a whole unit by magnitude."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradwire.step.context import ExchangeContext
 
 @dataclass(frozen=True)
 class TopK:
-    """The largest magnitudes, exactly; among equals the lowest index."""
+    """Selector of the largest magnitudes, exactly; ties go to the lowest index."""
 
     ratio: float
     laws = Laws(contractive=True, fixed_size=True, stays_on_device=True, fixed_rounds=True)
