@@ -1,4 +1,1 @@
-"""Checkpoints: the state of an engine, checked before it is taken up, as files or as tensors.
-
-`shards` also serves steps: it says how ranks of a node share a parameter.
-"""
+"""Checkpoints: the state of an engine as files or as tensors, validated before it is loaded."""

@@ -33,26 +33,26 @@ from gradwire.step.reducer import Reducer
 _PREPARED, _COMMITTED, _PART = ".prepared", ".pt", ".part"
 _NAME = re.compile(r"wire-(\d{8,})-([0-9a-f]{8})-rank-(\d+)-of-(\d+)(\.prepared|\.pt|\.part)")
 _LARGEST = 2**62
-"""Of numbers in names: ranks tell them to each other in 64 bits."""
+"""Bound of numbers in file names: ranks send them to each other in 64 bits."""
 _OFFERS = 16
-"""A rank tells the others of as many sets at most, the newest ones: messages have one length."""
+"""Most sets, the newest ones, that a rank tells the others: messages have one length."""
 
 
 class Stateful(NamedTuple):
-    """A state on each of the ranks of `control`, which is saved and taken up again."""
+    """Functions that save and load a state on each of the ranks of `control`."""
 
     control: Comm
     step: Callable[[], int]
     save: Callable[[], State]
-    """This rank's state."""
+    """Return this rank's state."""
     fits: Callable[[Saved], bool]
-    """Whether each rank takes up its own of such states: the same on all ranks. May be a collective."""
+    """True if every rank can load its own of these states; the same on all ranks. May be a collective."""
     load: Callable[[Saved, Missing, bool], None]
-    """Take up states on all ranks together; with a true last argument, their mean."""
+    """Load states, on all ranks together; if the last argument is True, their mean."""
 
 
 def of_engine(engine: Reducer) -> Stateful:
-    """The state of an engine."""
+    """Functions that save and load the state of an engine."""
     return Stateful(
         engine.env.control,
         lambda: engine.step,
@@ -63,7 +63,7 @@ def of_engine(engine: Reducer) -> Stateful:
 
 
 class _Set(NamedTuple):
-    """One save, which its files name. `number` counts saves, `token` is drawn for each."""
+    """One save, as its files' names identify it. `number` counts saves, `token` is random."""
 
     number: int
     token: int
@@ -87,21 +87,21 @@ _WAYS: dict[Missing, str] = {
     "drop": "missing='drop' goes on with what is left only where all ranks see the same files. Where nodes "
     "have folders of their own, copy what is left on each of them to all, and load again",
 }
-"""Advice about a set that is not whole."""
+"""Advice for a set that lacks files, by the value of `missing`."""
 
 
 def save(of: Stateful, folder: Path) -> int:
-    """Save all ranks' states, keep no older ones, and return their step. On all ranks together.
+    """Save all ranks' states as a set of files, remove older sets, and return the step. Called by all ranks.
 
-    Where a rank cannot write, no rank keeps what it wrote, and the older set stays: that rank raises its
-    `OSError`, the others `PeerFailed`, which tells why.
+    If a rank cannot write, no new file is kept, and the older set stays: that rank raises its `OSError`, the
+    others `PeerFailed`, which tells why.
     """
     keep(of.control, folder, lambda: state.keyed(of.save()))
     return of.step()
 
 
 def keep(control: Comm, folder: Path, saved: Callable[[], Mapping[str, Any]]) -> None:
-    """Write what `saved` returns on each rank of `control` as a set of files, as `save` does."""
+    """Write the result of `saved`, on each rank of `control`, as a set of files. See `save`."""
     rank, largest = control.rank, 0
     failure: Exception | None = None
     try:
@@ -133,9 +133,10 @@ def keep(control: Comm, folder: Path, saved: Callable[[], Mapping[str, Any]]) ->
 
 
 def kept(control: Comm, folder: Path) -> Any:
-    """This rank's part of the newest set that `keep` has written with as many ranks; `None` without one.
+    """Read this rank's part of the newest set that `keep` wrote with this number of ranks; `None` if there is
+    none.
 
-    Raises as `load`, and `ValueError` on all ranks for the files of another number of ranks.
+    Raises as `load` does, and `ValueError` on all ranks if the files are of another number of ranks.
     """
     files = _seen(control, folder)
     chosen = _chosen(_told(files, control), control.world, "refuse")
@@ -165,10 +166,12 @@ def _seen(control: Comm, folder: Path) -> list[_File]:
 
 
 def load(of: Stateful, folder: Path, missing: Missing) -> int | None:
-    """Go on from the newest whole set in `folder`, on all ranks together; its step, `None` without a set.
+    """Load the newest complete set in `folder`, on all ranks together; returns its step, `None` if there is
+    no set.
 
-    A set of another world must be visible as a whole to every rank. Raises `FileNotFoundError` on all ranks
-    for a set that has lost files, unless `missing="drop"`; as `state.load` for what is in the files.
+    A set of another number of ranks must be visible as a whole to every rank. Raises `FileNotFoundError` on
+    all ranks for a set that has lost files, unless `missing="drop"`. Raises as `state.load` for the contents
+    of files.
     """
     control = of.control
     files, failure = _seen(control, folder), None
@@ -192,7 +195,7 @@ def load(of: Stateful, folder: Path, missing: Missing) -> int | None:
 
 
 def _files(folder: Path) -> list[_File]:
-    """The files that gradwire has written there."""
+    """Files in `folder` that gradwire has written."""
     found = []
     for path in folder.iterdir():
         if name := _NAME.fullmatch(path.name):
@@ -206,7 +209,7 @@ def _files(folder: Path) -> list[_File]:
 class _Chosen(NamedTuple):
     set: _Set
     each_its_own: bool
-    """Whether a rank reads its own file; else every rank reads all that are there."""
+    """True if a rank reads its own file; else every rank reads all files."""
 
 
 class _Sight(NamedTuple):
@@ -214,9 +217,9 @@ class _Sight(NamedTuple):
 
     set: _Set
     own: bool
-    """Whether this rank's file is there."""
+    """True if this rank's file is there."""
     ranks: int
-    """How many ranks' files are there, and which: a hash."""
+    """Number of ranks whose files are there; `which` is a hash of these ranks."""
     which: int
     committed: bool
 
@@ -297,9 +300,10 @@ def _of_all(folder: Path, mine: Mapping[int, Path], control: Comm) -> Saved:
 
 
 def _read(path: Path) -> Any:
-    """The state that `_write` wrote. torch writes a CRC-32 of every tensor and compares none.
+    """Read a state that `_write` wrote; compare the CRC-32 of every tensor, which torch writes but never
+    checks.
 
-    It compresses nothing either; what inflates could be larger than memory.
+    Compressed files are refused: unpacked, they could be larger than memory.
     """
     with ZipFile(path) as file:
         entries = file.infolist()

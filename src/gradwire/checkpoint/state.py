@@ -1,7 +1,7 @@
-"""Exact checkpoints: plain tensors, per rank, keyed by parameter name, versioned.
+"""Exact checkpoints: plain tensors per rank, keyed by parameter name, with a version.
 
-The engine's own state is one dictionary for a rank. Outside it stands under a key that names the rank, or
-"mean" (`keyed`), so that a saver which merges the dictionaries of all ranks keeps every one of them.
+An engine's state is one dictionary per rank. It is saved under a key that names the rank, or "mean"
+(`keyed`), so that a saver which merges the dictionaries of all ranks keeps every one of them.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from gradwire.step.reducer import Reducer
 from gradwire.step.shards import cut, joined
 
 Saved: TypeAlias = State | Sequence[State]
-"""A state, or those of all ranks of some world."""
+"""A state, or a list of the states of all ranks of some world."""
 
 Kept: TypeAlias = Mapping[str, Mapping[str, Tensor]]
 """Tensors that exchanges keep beside the memory, by kind and parameter name."""
 
 Missing = Literal["refuse", "drop"]
-"""Whether to refuse, or to drop, what is missing: states of old ranks, parameters that only one side has."""
+"""Whether to refuse missing parts or to drop them: states of old ranks, parameters that only one side has."""
 
 
 SOURCE_STATE = "source"
-"""The key of what the source has beside the engine's state (`SourceState`), where it has something."""
+"""Key of the source's own part of a state (`SourceState`), if it has one."""
 
 
 def keyed(state: State) -> dict[str, Any]:
-    """`state` under a key that no other rank's has: "rank0", "rank1", …, or "mean".
+    """Put `state` under a key that no other rank uses: "rank0", "rank1", …, or "mean".
 
     >>> keyed({"rank": 1, "world": 2})
     {'rank1': {'rank': 1, 'world': 2}}
@@ -60,7 +60,8 @@ def keyed(state: State) -> dict[str, Any]:
 
 
 def single(saved: Saved) -> list[State]:
-    """The states in `saved`, one for each rank: without their keys, whether they came in a list or in one.
+    """List the states in `saved`, one per rank and without their keys, whether it is a list or a merged
+    dictionary.
 
     >>> single([{"rank0": {"rank": 0}}, {"rank1": {"rank": 1}}])
     [{'rank': 0}, {'rank': 1}]
@@ -73,10 +74,10 @@ def single(saved: Saved) -> list[State]:
 
 
 def save(engine: Reducer) -> dict[str, Any]:
-    """This rank's state; the tensors are copies on the CPU, wherever the memory is.
+    """This rank's state, as copies on the CPU.
 
-    Gradients that no optimizer has used yet have left no trace in it, because a run that resumes has not got
-    them.
+    Exchanged gradients that no optimizer has used yet leave no trace in it, because a resumed run does not
+    have these gradients.
     """
     source_state = engine.env.source_state
     return _on_host(
@@ -97,7 +98,7 @@ def _on_host(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copied(engine: Reducer) -> dict[str, Any]:
-    """The engine's state, copied where the memory is."""
+    """The engine's state, copied on the device of the memory."""
     engine.resolve()
     layout = engine.layout
     if layout.alone:
@@ -182,28 +183,31 @@ def save_mean(engine: Reducer) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A state made into what runs; nothing can fail any more. `facts` are for all ranks to compare."""
+    """A loaded state, prepared to run: applying it cannot fail. `facts` are compared over ranks."""
 
     runs: Snapshot
     facts: Mapping[str, str]
     apply: Callable[[], None] = lambda: None
-    """Takes up what the source has beside it."""
+    """Function that applies the source's part."""
     dropped: tuple[int, ...] = ()
-    """Old ranks whose unsent gradient is lost."""
+    """Old ranks whose unsent gradients are lost."""
     changed: frozenset[str] = frozenset()
-    """Parameters that only the state or only this model has."""
+    """Parameters that only the state, or only this model, has."""
 
 
 def load(engine: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: bool = False) -> None:
-    """Take up a state, on all ranks together, or leave everything as it was on all of them.
+    """Load a state, on all ranks together; after an error nothing has changed on any rank.
 
-    One state is this rank's own, or a mean. A list is all ranks' states of the old world: of the same
-    world every rank takes its own, of another all start with the mean, so that what was unsent in
-    total stays the same; also of the same world, where nodes are put together otherwise, or parameters cut
-    otherwise. With `missing="drop"` a list may lack ranks, whose unsent gradient is lost: all
-    start with the mean of the others; and parameters may be others (`fitted`). With `mean` no rank takes its
-    own. Raises `ValueError` when a state does not belong here or is damaged, and `RanksDisagree` on the ranks
-    whose state would do when another rank's does not.
+    Args:
+        engine: engine that takes up the state.
+        saved: this rank's own state, or a mean, or a list of all old ranks' states. From a list of as many
+            ranks, every rank takes its own. Otherwise, or if nodes or parameters are cut differently now, all
+            start with the mean, so that the total of unsent gradients stays the same.
+        missing: "drop" allows a list that lacks ranks, whose unsent gradients are lost, and other parameters
+            (`fitted`); "refuse" raises.
+        mean: True to start all ranks with the mean in any case.
+
+    Raises `ValueError` if a state is damaged or does not belong here, and `RanksDisagree` on the other ranks.
     """
     engine.resolve()
     mean = not all_fit(engine, saved) or mean
@@ -232,15 +236,17 @@ def load(engine: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: bo
 
 
 def own(engine: Reducer) -> dict[str, Any]:
-    """The engine's state on this rank, on the CPU, without that of the source."""
+    """The engine's state on this rank, copied to the CPU, without the source's part."""
     return _on_host(_copied(engine))
 
 
 def go_on(engine: Reducer, saved: State | None, kept: Kept, step: int) -> None:
-    """Let an engine go on from the `own` state of another one on this rank, at `step`. Sends nothing.
+    """Let an engine continue, at `step`, from the `own` state of another engine on this rank. No
+    communication.
 
-    The other one may have been in another world: the memory is this rank's own. It begins at zero if there is
-    none, or if ranks hold other shards now. Exchanges go on from what was `kept`, equal on all ranks.
+    The other engine may have had another number of ranks: the memory is this rank's own. The memory begins at
+    zero if `saved` is `None`, or ranks hold other shards now. Exchanges continue from `kept`, which is equal
+    on all ranks.
     """
     if saved is None or not is_of_our_shard(engine, saved):
         layout = engine.layout_of(engine.recipe.build())
@@ -253,7 +259,10 @@ def go_on(engine: Reducer, saved: State | None, kept: Kept, step: int) -> None:
 
 
 def _compared(text: str, comm: Comm) -> str:
-    """Other shards keep other things; ranks with the same one must not."""
+    """Compare `text` over ranks that hold the same shard; returns "the same", or the disagreement.
+
+    Ranks with different shards have different texts.
+    """
     try:
         require_agreement({"what exchanges keep": text}, comm)
     except RanksDisagree as error:
@@ -264,7 +273,9 @@ def _compared(text: str, comm: Comm) -> str:
 def _prepared(
     engine: Reducer, saved: Saved, missing: Missing, mean: bool
 ) -> tuple[_Ready | None, Exception | None]:
-    """The composition to run, or why this state cannot; changes nothing. Other ranks hear of all errors."""
+    """Prepare to load a state; changes nothing. Returns the prepared state, or the error, which other ranks
+    must hear of.
+    """
     try:
         if missing not in get_args(Missing):
             raise ValueError(f"missing={missing!r} is neither 'refuse' nor 'drop'")
@@ -290,7 +301,10 @@ def _prepared(
 def _prepared_beside(
     engine: Reducer, chosen: State, states: Sequence[State]
 ) -> tuple[str, Callable[[], None]]:
-    """A function that takes up the source's part of the `chosen` state: one of `states`, or their mean."""
+    """Prepare the source's part of the `chosen` state, which is one of `states` or their mean.
+
+    Returns (fingerprint to compare over ranks, function that applies it).
+    """
     source_state, here = engine.env.source_state, engine.shard
     held = [each for each in states if SOURCE_STATE in each]
     if source_state is None and not held:
@@ -396,7 +410,10 @@ def _warn_of_changed_parameters(ready: _Ready) -> None:
 def _choose(
     engine: Reducer, states: Sequence[State], *, alone: bool, missing: Missing, mean: bool
 ) -> tuple[State, Sequence[int]]:
-    """The state that was given alone, or what a list makes of it; and the old ranks dropped."""
+    """Choose the state that this rank loads: the one given `alone`, its own from a list, or their mean.
+
+    Also returns the old ranks that are dropped.
+    """
     here = engine.env.control
     if alone:
         (state,) = states
@@ -436,9 +453,9 @@ def _choose(
 
 
 def all_fit(engine: Reducer, saved: Saved) -> bool:
-    """Whether every rank was given a state of the shard that it holds, alone or in a list.
+    """True if every rank was given a state of the shard that it holds, alone or in a list.
 
-    A collective, with the same answer on all ranks: where nodes are put together otherwise, a list has the
+    A collective, with the same answer on all ranks: if nodes are composed differently now, a list has the
     right state for some ranks and not for others.
     """
     control = engine.env.control
@@ -452,10 +469,10 @@ def all_fit(engine: Reducer, saved: Saved) -> bool:
 
 
 def is_of_our_shard(engine: Reducer, state: State) -> bool:
-    """Whether `state` is of the shard that this rank holds; of whole parameters, where it holds those.
+    """True if `state` is of the shard that this rank holds; of whole parameters, if it holds these.
 
-    FSDP cuts all parameters between rows, nodes may cut elsewhere: equal numbers are not yet equal shards.
-    Parameters that only the state has, or only this model, are not compared.
+    FSDP cuts parameters between rows, nodes may cut elsewhere: equal numbers are not yet equal shards.
+    Parameters that only the state or only this model has are not compared.
     """
     shard, theirs = engine.shard, state.get("shard")
     if shard is None or theirs is None:
@@ -469,7 +486,9 @@ def is_of_our_shard(engine: Reducer, state: State) -> bool:
 
 
 def _for_other_shards(state: State) -> State:
-    """`state` without what exchanges keep, which is valid only for the shards that it was computed with."""
+    """Copy `state` without what exchanges keep, which is valid only for the shards with which it was
+    computed.
+    """
     return {**state, "kept": {}}
 
 

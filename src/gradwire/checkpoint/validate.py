@@ -1,4 +1,4 @@
-"""Is this a state that can be taken up here, whole and undamaged? All of it is asked before any is taken."""
+"""Validation of a state before it is loaded: is it complete and undamaged, and does it fit this model?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from gradwire.step.shards import shards_of
 
 FORMAT = 6
 READABLE = (5, FORMAT)
-"""Formats 5 and 6 hold the same things of a rank; since 6 they stand under a key that names the rank."""
+"""Formats that can be read. Formats 5 and 6 have equal contents per rank; since 6 they are under a key that
+names the rank."""
 State = Mapping[str, Any]
 
 _KEYS = {"rank", "world", "layout", "plan", "why", "step", "memory", "planes", "kept"}
@@ -33,10 +34,10 @@ def all_planes(state: State) -> dict[str, Mapping[str, Tensor]]:
 
 
 def described(engine: Engine, state: State) -> tuple[ParameterSpec, ...]:
-    """The parameters, or shards of them, that a state holds memory for.
+    """Specs of the parameters, or shards of them, for which a state holds memory.
 
-    FSDP cuts parameters otherwise than nodes do. Where no layout of this model's parameters is the state's,
-    the memory tells how they were cut.
+    FSDP cuts parameters differently from nodes. If neither layout's hash equals the state's, the shapes of
+    the memory decide.
     """
     shard = state.get("shard")
     parts = 1 if shard is None else shard[1]
@@ -52,7 +53,9 @@ def described(engine: Engine, state: State) -> tuple[ParameterSpec, ...]:
 
 
 def _is_of(held: Sequence[ParameterSpec], state: State) -> bool:
-    """Whether `state` is of these parameters or shards. Shards of different parameters may be alike."""
+    """True if `state` is of these parameters or shards. Shards of different parameters may have equal
+    shapes.
+    """
     shapes = state.get("shapes") or {}
     return state["layout"] == layout_hash(held) and all(
         tuple(shapes.get(spec.name, spec.whole.shape)) == spec.whole.shape for spec in held
@@ -60,7 +63,7 @@ def _is_of(held: Sequence[ParameterSpec], state: State) -> bool:
 
 
 def composition_of(engine: Engine, state: State) -> Composition:
-    """The composition that a state resumes; the engine's own if nothing was decided yet."""
+    """Composition with which a state resumes; the engine's own if nothing had been decided yet."""
     if state["plan"] is None:
         return engine.recipe.build()
     asked = engine.recipe.build()
@@ -75,9 +78,9 @@ def composition_of(engine: Engine, state: State) -> Composition:
 
 
 def validate(engine: Engine, state: State) -> None:
-    """Raise `ValueError` unless `state` is whole, undamaged, and has a place here; changes nothing.
+    """Raise `ValueError` unless `state` is complete and undamaged, and fits this engine; changes nothing.
 
-    Whatever else is raised, by objects that are not what they should be, means the same.
+    Any other exception, raised by objects of unexpected types, means the same.
     """
     if not isinstance(state, Mapping):
         raise ValueError(f"this is not a state of gradwire, but a {type(state).__name__}")
@@ -104,24 +107,24 @@ def validate(engine: Engine, state: State) -> None:
 
 
 def _remembering(engine: Engine, state: State) -> Layout:
-    """The layout with which this model would have saved such a state.
+    """Layout with which this model would have saved such a state.
 
-    Dense steps that measure remember what a policy asks for, and nothing else.
+    During dense steps that measure, only parameters with a recipe of their own in the policy have memory.
     """
     return engine.layout_of(dense() if state["plan"] is None else composition_of(engine, state), META)
 
 
 def _remembered(layout: Layout) -> dict[str, tuple[str, ...]]:
-    """The planes of every parameter that has some."""
+    """Planes of each parameter that has any."""
     return {name: planes for name in layout.slots if (planes := tuple(layout.planes_of(name)))}
 
 
 def fitted(engine: Engine, state: State) -> tuple[State, frozenset[str]]:
-    """The part of `state` that this model has parameters for, and the names that only one of the two has.
+    """Cut `state` to the parameters that this model has; also returns the names that only one of the two has.
 
-    Parameters are the same if names and shapes are; shards also if they are of parameters of one shape. One
-    that the state lacks has nothing unsent. A state of shards that does not say what they are shards of, as
-    older ones do not, stays as it is.
+    Parameters match by name and shape; shards also by the shape of the whole parameter. A parameter that the
+    state lacks starts with zero memory. An older state of shards, which does not tell their shapes, is
+    returned unchanged.
     """
     held, shapes = described(engine, state), state.get("shapes")
     is_cut = state.get("shard") is not None
@@ -171,7 +174,9 @@ def _is_count(value: object) -> bool:
 
 
 def _check_places(layout: Layout, saved: Layout, state: State) -> None:
-    """Whether `layout` has a place for all of the state, and the state all that `saved` remembered."""
+    """Raise `ValueError` unless `layout` has a place for everything in the state, and the state has all that
+    `saved` remembers.
+    """
     planes = all_planes(state)
     for plane, memories in planes.items():
         for name in memories:
@@ -206,7 +211,7 @@ def _check_memory(what: str, memory: Tensor, shape: tuple[int, ...], dtype: torc
 
 
 def _check_plain(what: str, tensor: object) -> None:
-    """Numbers in rows, here: no sparse, quantized or meta tensors, from which nothing could be copied."""
+    """Raise `ValueError` unless `tensor` is a dense tensor with values: not sparse, quantized or meta."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{what} is a {type(tensor).__name__}, not a tensor")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
