@@ -25,7 +25,7 @@ from gradwire.step.context import Coded, ExchangeContext
 from gradwire.step.flat_buffers import FlatBuffer, Unit
 
 _GRAIN = 16
-"""Bytes at multiples of which rows begin, so that kernels move whole vectors."""
+"""Alignment of rows in bytes, so that kernels move whole vectors."""
 
 
 class _Segment(NamedTuple):
@@ -48,7 +48,7 @@ class CodedBuffer:
         self._flat_buffer = flat_buffer
         self._room: Tensor | None = None
         self._runs = defaultdict[int, list[tuple[int, int, int, int]]](list)
-        """By number of the slot: first element, elements, first scale and first byte of codes."""
+        """Runs by slot number: (first element, elements, first scale, first byte of codes)."""
         self._zeros = defaultdict[int, list[tuple[int, int]]](list)
         self._segments: list[list[_Segment]] = []
         self._bytes = 0
@@ -66,7 +66,7 @@ class CodedBuffer:
                 self._segments[-1].append(_Segment(start, here, coder))
                 begin = stop
         self._shares: dict[int, CodedPieces] = {}
-        """By the number of the first slot."""
+        """Pieces of a bucket by the number of their first slot."""
 
     def _slot_at(self, element: int) -> int:
         return bisect_right(self._starts, element) - 1
@@ -151,7 +151,9 @@ class CodedBuffer:
 
 
 def _within(places: Sequence[Tensor], here: slice) -> list[Tensor]:
-    """The parts of `places`, which hold a unit in order, that hold the elements `here` of it."""
+    """The parts of `places` that hold the elements `here` of a unit. Together, `places` hold the unit,
+    in order.
+    """
     found, begin = [], 0
     for place in places:
         low, high = max(here.start - begin, 0), min(here.stop - begin, place.numel())

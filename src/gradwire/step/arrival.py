@@ -37,9 +37,10 @@ class Arrival:
     index: int
     at_s: float = field(default_factory=now_s)
     failure: BaseException | None = None
-    """The error of bringing it. Peers wait, so it is exchanged nevertheless; the step fails."""
+    """Error while the bucket was brought here. Peers wait for it, so it is exchanged nevertheless, and the
+    step fails."""
     home: TransferredBuffer | None = None
-    """How the mean gets to the model, where `buffer` is a copy."""
+    """Carries the mean back to the model, if `buffer` is a copy."""
 
     def copy_back_early(self, begin: int, size: int) -> None:
         """The mean of so many elements is in `buffer` from `begin` on, whatever becomes of the step."""
@@ -47,7 +48,7 @@ class Arrival:
             self.home.copy_back_early(begin, begin + size)
 
     def poison(self) -> None:
-        """Make the mean NaN, also what has been copied back."""
+        """Overwrite the mean with NaN, also where it has been copied back."""
         if self.home is not None:
             self.home.poison()
         else:
@@ -55,7 +56,7 @@ class Arrival:
 
 
 class InTurn:
-    """The buckets of a step that wait for their turn by index, so that all ranks take them in the same order.
+    """Buckets of a step that arrived out of order. All ranks take buckets in the order of their indices.
 
     >>> buckets = InTurn()
     >>> for index in (1, 2, 0):
@@ -83,13 +84,13 @@ class InTurn:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no bucket waits."""
+        """True if no bucket waits."""
         return not self._waiting
 
 
 @dataclass(eq=False)
 class DirectShare:
-    """Neighbours in a bucket that bypass the flat buffers, by one exchange."""
+    """Neighbouring gradients in a bucket that bypass the flat buffers and share one exchange."""
 
     exchange: Exchange
     entries: tuple[Slot, ...]
@@ -105,7 +106,7 @@ class DirectShare:
 
     @cached_property
     def region(self) -> slice:
-        """The elements of the bucket that they take."""
+        """Elements of the bucket that these gradients occupy."""
         return slice(self.entries[0].start, self.entries[-1].stop)
 
     @cached_property
@@ -120,10 +121,9 @@ class DirectShare:
 
 @dataclass(frozen=True)
 class BufferShare:
-    """The gradients of a bucket that belong to a flat buffer: piece number i is the whole gradient of slot
-    number i.
+    """Gradients of a bucket that belong to one flat buffer: piece i is the whole gradient of slot number i.
 
-    `pieces` are for compensation, which goes by whole parameters. The parts of a unit end where it does.
+    `pieces` are for compensation, which works on whole parameters. A unit's parts end where the unit does.
     """
 
     flat_buffer: FlatBuffer
@@ -188,12 +188,12 @@ def _direct(entries: Sequence[Slot], direct: Mapping[str, Exchange]) -> list[Dir
 
 
 Route: TypeAlias = tuple[tuple[int, int, int], ...]
-"""Where a unit lies in the buckets of a step, in the order of its elements: (index of a bucket, first element
+"""Places of a unit in the buckets of a step, in the order of its elements: (index of a bucket, first element
 in it, elements)."""
 
 
 def route_of(unit: Unit, taken: Mapping[int, Arrival]) -> Route:
-    """The route of a unit all of which lies in buckets that have been `taken` in; neighbours are one stretch.
+    """Route of a unit whose gradients all lie in `taken` buckets; neighbouring stretches are joined.
 
     >>> import torch
     >>> from gradwire.step.flat_buffers import ParameterSpec, slots_of, units_of

@@ -38,7 +38,7 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the whole parameter."""
+        """True if this part is the whole parameter."""
         return self.numel == math.prod(self.shape)
 
 
@@ -77,10 +77,11 @@ class WayBack(Generic[V]):
         replaced: Mapping[str, V],
         keep: Callable[[V], V] = lambda value: value,
     ) -> Mapping[str, V]:
-        """The values to put back, which are none unless the gradients of the parameter `name` were dropped.
+        """Values to restore for the parameter `name`: those before its dropped exchanges; none unless it was
+        dropped.
 
-        `replaced` are those from before the last exchange, by kind. Where they will be overwritten, `keep`
-        copies them.
+        `replaced` are the values before the last exchange, by kind. `keep` copies a value that will be
+        overwritten.
         """
         held = self.held.pop(name, {})
         if name in fates.open:
@@ -107,7 +108,7 @@ class ExchangeState:
         self.committed: dict[str, dict[str, Tensor]] = {}
         self._working: dict[str, dict[str, Tensor]] = {}
         self._replaced: dict[str, dict[str, Tensor | None]] = {}
-        """Tensors that the last commit replaced, by parameter and kind; `None` where there was none."""
+        """Tensors that the last commit replaced, by parameter and kind; `None` for a kind that was new."""
         self._way_back = WayBack[Tensor | None]()
 
     def get(self, kind: str, name: str) -> Tensor | None:
@@ -179,10 +180,12 @@ class ExchangeState:
 
 @dataclass(frozen=True)
 class Replicated:
-    """The values of one parameter that all replicas share, bit for bit; read only.
+    """Values of one parameter that all replicas share, bit for bit; read only.
 
-    `parameter` as in the model, `group` the optimizer's options for it, `state` the optimizer's state of it
-    (empty before its first step), `optimizer` the optimizer's type.
+    - `parameter`: the model's parameter.
+    - `group`: the optimizer's options for it.
+    - `state`: the optimizer's state of it, empty before its first step.
+    - `optimizer`: the optimizer's type.
     """
 
     parameter: Tensor
@@ -192,7 +195,8 @@ class Replicated:
 
 
 Replicas = Callable[[str], Replicated | None]
-"""By parameter name; `None` where nothing is known, as without an optimizer."""
+"""Function from a parameter's name to its `Replicated`; `None` if nothing is known, as without an
+optimizer."""
 
 
 def read_by(read: Callable[[Tensor], Tensor], replicas: Replicas) -> Replicas:
@@ -227,7 +231,7 @@ class Coded:
 
 
 See = Callable[[Tensor, str], None]
-"""Takes whether a payload is valid, as a 0-dimensional bool, and the complaint if it is not."""
+"""Function that is told whether a payload is valid, as a bool (), with the complaint in case it is not."""
 
 
 def refuse(sound: Tensor, complaint: str) -> None:
@@ -342,7 +346,7 @@ def number_from(*key: int | str) -> int:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements of a tensor fill a piece of memory without gap or overlap, in any order.
+    """True if the elements of a tensor fill a piece of memory without gap or overlap, in any order.
 
     >>> is_dense(torch.zeros(4, 6).T), is_dense(torch.zeros(4, 6)[:, ::2])
     (True, False)

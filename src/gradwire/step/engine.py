@@ -1,6 +1,6 @@
-"""The installed recipe of one rank, with its memory: a reducer runs it, a checkpoint holds it.
+"""The installed recipe of one rank and its memory. A reducer runs it; a checkpoint stores it.
 
-All of it changes between steps only, in the same one on all ranks.
+All of it changes between steps only, and in the same step on all ranks.
 """
 
 from __future__ import annotations
@@ -120,9 +120,10 @@ class Engine:
         self.install(first) if first is not None else None
 
     def first_of(self, following: Composition) -> Composition | None:
-        """The composition that runs first where `following` shall: that, or one that sends all unsent first.
+        """Composition to run first so that `following` can run: `following` itself, or one that flushes
+        unsent gradient.
 
-        `None` where that is running already. A collective where unsent gradient would lose its place.
+        Returns `None` if it is running already. A collective if some unsent gradient would lose its place.
         """
         asked = self.layout_of(following, META)
         if self._may_follow(asked):
@@ -133,7 +134,9 @@ class Engine:
         return None if first == self.layout.main else first
 
     def _may_follow(self, following: Layout) -> bool:
-        """Whether no rank's unsent gradient would lose its place. A collective where a place is lost."""
+        """True if no rank's unsent gradient would lose its place under `following`. A collective if a place
+        is lost.
+        """
         now = self.layout
         homeless = now.homeless_in(following)
         left = any(bool(now.memory(name).any() or now.final(name).any()) for name in homeless)
@@ -171,7 +174,7 @@ class Engine:
         )
 
     def restore(self, saved: Snapshot) -> None:
-        """Install a snapshot: one that was `prepared`, or an earlier state."""
+        """Install a snapshot, from `prepared` or `snapshot`."""
         self._following = None
         self.layout, self.step = saved.layout, saved.step
         self.running, self.facts = saved.running, saved.facts
@@ -212,7 +215,7 @@ class Engine:
 
     @property
     def is_counted(self) -> bool:
-        """Whether an exchange counts as a step, and no optimizer has stepped since."""
+        """True if an exchange counts as a step, and no optimizer has stepped since."""
         return self._is_counted
 
     @property
@@ -223,24 +226,24 @@ class Engine:
 
     @property
     def late(self) -> float | None:
-        """Steps' worth of gradient that wait in memory; `None` before it is known."""
+        """Lateness: steps' worth of gradient that wait in memory; `None` before it is known."""
         return self._controller.late
 
     @property
     def measuring(self) -> bool:
-        """Whether dense steps are measured, before a decision."""
+        """True while dense steps are measured, before a decision."""
         return self._controller.measuring
 
     @property
     def is_serial(self) -> bool:
-        """Whether communication waits for computation in this step, so that each is timed alone."""
+        """True if communication waits for computation in this step, so that each is timed alone."""
         return self._controller.is_serial
 
     def times(self, step: int) -> bool:
-        """Whether the step of this number is timed, and its bytes are metered; the same on all ranks.
+        """True if this step is timed, and its bytes metered; the same on all ranks.
 
-        All steps are, while dense steps are measured and where a judge goes by times. Otherwise the first
-        ones under a recipe are, and then one in `EngineEnvironment.timed_every`.
+        Every step is, while dense steps are measured, or if a judge needs times. Otherwise the first steps
+        under a recipe are, and then one in `EngineEnvironment.timed_every`.
         """
         main, every = self.layout.main, self.env.timed_every
         by_times = main.watch is not None or self.measuring

@@ -46,23 +46,23 @@ Rows = Sequence[Sequence[float]]
 """Numbers of a status vote, by rank."""
 
 Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
-"""The assumed link, and its change, before and after, if it has just changed."""
+"""Pair of the assumed link, and its change (before, after) if it has just changed."""
 
 
 class Controller(StepObserver, Protocol):
-    """Decides which recipe follows. All calls are on the engine's thread.
+    """Feature that decides which recipe follows. All calls are on the engine's thread.
 
-    A rank's numbers travel in its row of the status vote. How many there are depends on agreed numbers alone,
-    so all ranks decide the same.
+    A rank's numbers travel in its row of the status vote. Their number depends on agreed numbers alone, so
+    that all ranks decide the same.
     """
 
     @property
     def measuring(self) -> bool:
-        """Whether dense steps are measured, before a decision."""
+        """True while dense steps are measured, before a decision."""
 
     @property
     def is_serial(self) -> bool:
-        """Whether communication waits for computation in this step, so that each is timed alone."""
+        """True if communication waits for computation in this step, so that each is timed alone."""
 
     @property
     def facts(self) -> Facts | None:
@@ -70,14 +70,16 @@ class Controller(StepObserver, Protocol):
 
     @property
     def late(self) -> float | None:
-        """Steps' worth of gradient that wait; `None` before it is known, 0 without a memory."""
+        """Lateness: steps' worth of gradient that wait; `None` before it is known, 0 without a memory."""
 
     @property
     def looks_on(self) -> bool:
-        """Whether `before` has something to do in any step."""
+        """True if `before` has something to do in any step."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
-        """This rank's numbers, first those of the `link`, which follow from the rounds of the step before."""
+        """Numbers for this rank's row: first those of the `link`, which follow from the rounds of the
+        previous step.
+        """
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
         """Observe a step that had a status vote.
@@ -141,11 +143,11 @@ class SourceState(Protocol):
 class EngineEnvironment:
     """Everything that an engine gets from outside. The functions are called on the engine's thread.
 
-    `usual` is the placement of most layouts, and of all if there is no `on_host`; see `placed`. Both have the
-    same `control` comm, and comms over the same ranks. Where several ranks share a replica, each with a shard
-    of it, gradients travel between the ranks with the same shard, and `control` is over all.
-
-    `alone` is for a single rank, which has nothing to send: it compresses nothing (`uncompressed`).
+    - `usual`: placement of most layouts; of all, if there is no `on_host`. See `placed`. Both have the same
+      `control` comm, and comms over the same ranks.
+    - `control`: comm over all ranks. If several ranks share a replica, each with a shard, gradients travel
+      only among ranks with the same shard.
+    - `alone`: for a single rank, which has nothing to send: it does not compress (`uncompressed`).
     """
 
     usual: Placement
@@ -153,18 +155,19 @@ class EngineEnvironment:
     concluded: Callable[[Step], None] = lambda _step: None
     """Called once per step, when its means are on their way into the buffers, or with its error."""
     resolved: Callable[[Step], None] = lambda _step: None
-    """Called once per step that has no error, when it is known whether it counts: at most one step later."""
+    """Function called once per step without an error, when its outcome is known: at most one step later."""
     on_host: Placement | None = None
-    """The placement of layouts that read numbers on the host, where `usual` is one on a device."""
+    """Placement of layouts that read numbers on the host, if `usual` is on a device."""
     policy: Policy | None = None
     seed: int = 0
     memory_dtype: torch.dtype | None = None
     tuning: Tuning = USUAL
     alone: bool = False
     timed_every: int = 1
-    """One step in this many is timed where nothing runs by times (`Engine.times`)."""
+    """Number of steps of which one is timed, unless some feature needs all times (`Engine.times`)."""
     loss_scale: Callable[[], float] | None = None
-    """Of the current step; read in the stream in which means land. `None` where gradients carry none."""
+    """Function that returns the current step's loss scale; called in the stream in which means land. `None`
+    if there is none."""
     begun: Callable[[], None] = lambda: None
     """Called on the thread that trains when a backward pass begins. More than once: the last call counts."""
     replicas: Replicas = lambda _name: None
@@ -172,11 +175,11 @@ class EngineEnvironment:
     uses: Callable[[], Mapping[str, float]] = dict
     """Multiply-adds per weight, by parameter name, as far as they have been counted."""
     buffers: Callable[[], SideBroadcast | None] | None = None
-    """The model's buffers that the current step broadcasts. `None` where there are none in any step."""
+    """Function that returns the model's buffers to broadcast in this step. `None` if no step has any."""
     check: Callable[[Layout], None] = lambda _layout: None
     """Raises `ValueError` for a layout that does not suit the optimizer."""
     prepare: Callable[[Layout, Device], None] = lambda _layout, _memory: None
-    """Compiles the kernels of a layout that will run with its memory on that device."""
+    """Function that compiles the kernels of a layout whose memory will be on that device."""
     on_link: Callable[[float], None] = lambda _byte_s: None
     """Called after each step with the seconds per byte of the link, once they are known."""
     observers: list[StepObserver] = field(default_factory=list)
@@ -184,7 +187,8 @@ class EngineEnvironment:
     source_state: SourceState | None = None
     """State of the source, for checkpoints."""
     replica: dist.ProcessGroup | None = None
-    """The group of ranks that hold the shards of a replica, where they are processes and hold shards."""
+    """Process group of the ranks that hold the shards of a replica; `None` if ranks are threads, or hold no
+    shards."""
 
     def placed(self, layout: Layout) -> Placement:
         """The placement of `layout`: on the host, if it reads numbers there, and gradients may be carried
@@ -210,5 +214,5 @@ class EngineEnvironment:
 
     @property
     def sharded(self) -> bool:
-        """Whether a step is agreed on by more ranks than exchange gradients."""
+        """True if more ranks take part in the status vote than in an exchange of gradients."""
         return self.control.world > self.world

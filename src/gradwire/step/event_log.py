@@ -24,9 +24,10 @@ _STEPS = 24
 
 
 class EventLog:
-    """Speaks on rank 0 only, at level INFO; other ranks decide the same in the same step.
+    """Log of decisions and skipped steps: rank 0 writes it at level INFO; other ranks decide the same in the
+    same step.
 
-    `running` is what was told last to run.
+    `running` is the recipe that was last reported.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -43,7 +44,9 @@ class EventLog:
             _LOG.info("gradwire %s: %s", __version__, account(self._engine))
 
     def changed(self) -> None:
-        """Something else runs from the next step on: an adaptive recipe has decided, or went back."""
+        """Log that another recipe runs from the next step on: an adaptive recipe has decided, or has
+        gone back.
+        """
         engine, self.running = self._engine, self._engine.running
         if self._speaks:
             main = engine.layout.main
@@ -64,14 +67,18 @@ class EventLog:
                 _LOG.warning("%s", why_placed(engine))
 
     def unhealthy(self) -> None:
-        """Training suffers from what is not sent. Not a warning, which a user may have made an error."""
+        """Log that training suffers from unsent gradient. No warning is issued, as the user may have made
+        warnings errors.
+        """
         step, sign = self._engine.health.complaints[-1]
         self.complaints = len(self._engine.health.complaints)
         if self._speaks:
             _LOG.warning("step %d: %s; less compression would help, such as wire.switch('int8')", step, sign)
 
     def dropped(self, step: int, dropped: int, in_a_row: int) -> None:
-        """The user has left a step out; `dropped` are those so far. Not a warning, as above."""
+        """Log that the user has left a step out; `dropped` counts these steps. No warning, as in
+        `unhealthy`.
+        """
         if self._speaks and dropped == 1:
             _LOG.warning(
                 "step %d is left out: its gradients were cleared, or wire.drop_step() was called, before the "
@@ -87,7 +94,7 @@ class EventLog:
             )
 
     def skipped(self, step: int, skipped: int) -> None:
-        """A step did not count on any rank; `skipped` are those so far."""
+        """Log that a step did not count on any rank; `skipped` counts these steps."""
         if self._speaks:
             _LOG.info(
                 "step %d is skipped: NaN, Inf or a gradient too large to remember on some rank (%d so far)",
@@ -106,7 +113,7 @@ def what_runs(engine: Engine) -> tuple[str, str]:
 
 
 def why_placed(engine: Engine) -> str:
-    """The rule by which memory and codecs are where they are; empty where gradients are on the CPU."""
+    """Reason for the placement of memory and codecs; empty if gradients are on the CPU."""
     placement, recipe = engine.placement, short(engine.layout.main.text)
     if placement.device.is_host:
         return ""

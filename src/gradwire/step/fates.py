@@ -1,4 +1,4 @@
-"""Fates of exchanges: which gradients optimizers have used, and which were thrown away.
+"""Fates of exchanged gradients: optimizers have used them, or they were thrown away.
 
 An exchange is not a step. A step is all exchanges up to the first optimizer step after them, and all
 optimizer steps until the next exchange begins (`docs/engineering/design.md`, "A step is what the optimizer
@@ -27,10 +27,11 @@ from gradwire.untraced import untraced
 Optimizers: TypeAlias = tuple[torch.optim.Optimizer, ...]
 
 Skipped = Literal["drop", "keep"]
-"""Whether a step without an optimizer step leaves no trace in the memory, or its unsent part is kept."""
+"""Effect of a step without an optimizer step: "drop" leaves no trace in the memory, "keep" keeps its unsent
+part."""
 
 Written: TypeAlias = Mapping[str, bool]
-"""Parameters whose gradient has been written in this pass already, and whether it was `None` before."""
+"""Parameters whose gradient this pass has written already, by name; True if it was `None` before."""
 
 NONE_WRITTEN: Written = {}
 
@@ -49,33 +50,33 @@ _INSIDE = (
 
 @dataclass
 class _Record:
-    """The steps of one optimizer since the last exchange began.
+    """Steps of one optimizer since the last exchange began.
 
-    It refers to the optimizer weakly: a hook of the user's on it may refer to the model, whose end stops the
-    thread that refers to this.
+    It refers to the optimizer weakly: a hook of the user's on the optimizer may refer to the model, and as
+    long as the model lives, the thread that refers to this record runs.
     """
 
     reference: weakref.ref[torch.optim.Optimizer]
     has_ever_stepped: bool = False
     has_stepped: bool = False
     is_inside: bool = False
-    """Whether `step` is running: a closure may call `backward()`."""
+    """True while `step` runs: a closure may call `backward()`."""
     skipped: Callable[[], Tensor] | None = None
-    """A scaler's word to a fused optimizer: whether it leaves the step out, on the device."""
+    """Reads, on the device, whether a scaler has told a fused optimizer to skip its step."""
     is_new: bool = False
-    """Whether an exchange has begun since it stepped last."""
+    """True if an exchange has begun since its last step."""
     got_zeros: bool = False
-    """Whether all its gradients were zero after the last exchange."""
+    """True if all its gradients were zero after the last exchange."""
     used: tuple[weakref.ref[Tensor], int] | None = None
-    """The first gradient of its last step, with its version."""
+    """The first gradient of its last step, and that gradient's version."""
     names: frozenset[str] = frozenset()
-    """Its parameters, as far as they are the model's."""
+    """Names of its parameters, as far as they belong to the model."""
     _named: list[tuple[Tensor, ...]] = field(default_factory=list)
-    """The parameters of each of its groups when `names` were looked up."""
+    """Parameters of each of its groups when `names` was computed."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """`None` once nobody else refers to it: then it cannot step any more."""
+        """The optimizer; `None` once no other object refers to it: then it cannot step any more."""
         return self.reference()
 
     @property
@@ -88,9 +89,9 @@ class _Record:
         return self.has_stepped and (self.skipped is None or not bool(self.skipped()))
 
     def named(self, names: Mapping[int, str]) -> frozenset[str]:
-        """Look up its parameters in `names`, again if parameter groups have changed.
+        """Look up the names of its parameters in `names`, again if parameter groups have changed.
 
-        Those of an optimizer that is gone are the last ones: another may step in its place.
+        An optimizer that is gone keeps its last names: another one may step in its place.
         """
         if self.optimizer is None:
             return self.names
@@ -186,10 +187,10 @@ class Steps:
     # -- what happens, in the order of a step
 
     def backward_begins(self, *, exchanges: bool, written: Written = NONE_WRITTEN) -> None:
-        """Note which gradients were cleared, before this pass writes new ones; those in `written` are there
-        already.
+        """Note which gradients were cleared, before this pass writes new ones.
 
-        `exchanges` says whether this pass will exchange its gradients.
+        `exchanges` is True if this pass will exchange its gradients. `written` are gradients that the pass
+        has already written.
         """
         self._is_local |= not exchanges
         self.note_cleared(written)
@@ -355,7 +356,7 @@ class Steps:
         record.used = self._first_gradient(record)
 
     def _check_unseen(self, record: _Record) -> None:
-        """Warn or raise after a step of an optimizer for which no exchange has begun since its last one."""
+        """Warn or raise if an optimizer has stepped, and no exchange had begun since its previous step."""
         first = self._first_gradient(record)
         if first is None or (record.used is not None and _same(first, record.used)):
             return  # nothing was used, or gradients that it had used before
@@ -368,7 +369,7 @@ class Steps:
             warnings.warn(why, GradwireWarning, stacklevel=7)
 
     def _is_first(self, kind: str) -> bool:
-        """Whether a warning of this kind has not been given yet."""
+        """True if no warning of this kind has been given yet."""
         is_first = kind not in self._warned
         self._warned.add(kind)
         return is_first
@@ -376,9 +377,9 @@ class Steps:
     # -- what gradients are there
 
     def _recognises(self, record: _Record, *, inside: bool = False) -> bool:
-        """Whether a missing step of this optimizer says that its gradients were thrown away.
+        """True if a missing step of this optimizer means that its gradients were thrown away.
 
-        Before its first step it may not be the one that steps. Inside `step` a closure clears gradients that
+        Before its first step it may not be the one that steps. Inside `step`, a closure clears gradients that
         the optimizer has used.
         """
         return (
@@ -416,11 +417,11 @@ class Steps:
             self._cleared |= cleared - {name for each in used for name in self._names_of(each)}
 
     def _cleared_of(self, record: _Record, written: Written) -> frozenset[str]:
-        """The parameters of an optimizer whose gradient was cleared since the exchange.
+        """Parameters of an optimizer whose gradient was cleared since the exchange.
 
-        `None` says so by itself. Zeros do not: a unit that rests, or a choice of elements, brings zeros, too.
-        Only where all gradients of the optimizer have become zero, `zero_grad(set_to_none=False)` is meant. A
-        device is not read for that.
+        A gradient of `None` was cleared. Zeros prove nothing: a unit that rests, or a choice of elements,
+        brings zeros, too. Only if all gradients of the optimizer have become zero,
+        `zero_grad(set_to_none=False)` is assumed. Gradients on a device are not read for that.
         """
         names = self._names_of(record)
         there = self._gradients(names - written.keys())

@@ -42,7 +42,8 @@ class ParameterSpec:
     dtype: torch.dtype
     numel: int
     stride: tuple[int, ...] | None = None
-    """Where it is dense in another order than rows (`channels_last`, transposed), as buckets then are."""
+    """Strides of a parameter that is dense in another order than rows (`channels_last`, transposed); its
+    bucket has the same."""
     shard_of: ParameterSpec | None = field(default=None, repr=False)
     """The parameter of which this is a shard (`gradwire.step.shards`)."""
 
@@ -71,7 +72,7 @@ class ParameterSpec:
 
     @property
     def plane_dtype(self) -> torch.dtype:
-        """The type in which its gradient accumulates: float32, or float64 for float64."""
+        """Type in which its gradient accumulates: float64 for float64, else float32."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def type_for(self, memory: Memory) -> torch.dtype:
@@ -79,7 +80,9 @@ class ParameterSpec:
         return self.dtype if memory.as_arrived else self.plane_dtype
 
     def narrow_for(self, memory: Memory) -> torch.dtype | None:
-        """Its own type if values may travel in it and it is shorter than the planes'."""
+        """Type of the parameter, if values may travel in it and it is shorter than the planes'; else
+        `None`.
+        """
         is_shorter = self.dtype.itemsize < self.type_for(memory).itemsize
         return self.dtype if is_shorter and not memory.whole else None
 
@@ -117,7 +120,7 @@ class Slot:
 
     @property
     def stop(self) -> int:
-        """One past its last element."""
+        """Number of the element after its last one."""
         return self.start + self.spec.numel
 
 
@@ -140,13 +143,14 @@ class Unit:
 
 
 class FlatBuffer:
-    """The slots of one exchange with the planes of its memory, by name.
+    """Slots that share an exchange, and the planes of its memory, by name.
 
-    `committed` planes are those of the last committed exchange. `working` planes belong to the running one,
-    which needs the plane `UNSENT` even without a memory. `kept` is the exchange's own state, by parameter.
+    `committed` planes are those of the last committed exchange. `working` planes belong to the running
+    exchange, which needs the plane `UNSENT` even without a memory. `kept` is the exchange's own state, by
+    parameter.
 
     A commit can be undone until the next fold, because the planes that it replaced still exist. Slots that
-    stay open longer have copies of what they had before: `settle`.
+    stay open longer have copies of their earlier planes: `settle`.
     """
 
     def __init__(
@@ -212,11 +216,13 @@ class FlatBuffer:
 
     @cached_property
     def narrow(self) -> torch.dtype | None:
-        """The type of its parameters if values may travel in it and it is shorter than the planes'."""
+        """Type of its parameters, if values may travel in it and it is shorter than the planes'; else
+        `None`.
+        """
         return self.slots[0].spec.narrow_for(self.memory)
 
     def scale_of(self, loss_scale: float) -> float:
-        """The factor in the gradients that its exchange gets: the loss scale, or 1."""
+        """Factor that its gradients carry when its exchange gets them: the loss scale, or 1."""
         return loss_scale if self.memory.as_arrived else 1.0
 
     def fold(self, grads: Gradients, step: int, world: int) -> Folded:
@@ -241,7 +247,7 @@ class FlatBuffer:
 
     @cached_property
     def pieces(self) -> Pieces:
-        """All slots, for gradients that lie as they do."""
+        """Pieces that map gradients laid out as the slots are."""
         return Pieces((slot.start, slot.start, slot.spec.numel) for slot in self.slots)
 
     def commit(self, idle: Iterable[Slot]) -> None:

@@ -15,7 +15,7 @@ WINDOW = 50
 
 @dataclass
 class Cost:
-    """One step: bytes sent per rank, and seconds."""
+    """Bytes sent per rank, and seconds, of one step."""
 
     metered_bytes: float
     predicted_bytes: float
@@ -28,7 +28,7 @@ class Cost:
 
     @property
     def step_s(self) -> float:
-        """Seconds from the end of the pass before to the end of this one."""
+        """Seconds from the end of the previous backward pass to the end of this one."""
         return self.before_s + self.backward_s + self.exposed_comm_s
 
 

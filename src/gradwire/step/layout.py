@@ -109,17 +109,17 @@ class Layout:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether nothing has a memory: whole buckets travel in place."""
+        """True if no parameter has a memory, so that whole buckets are reduced in place."""
         return not self.flat_buffers
 
     @cached_property
     def is_dense(self) -> bool:
-        """Whether it is plain, and every exchange is DDP's own."""
+        """True if it is plain, and every exchange is DDP's own all-reduce."""
         return self.is_plain and all(isinstance(exchange, Dense) for exchange in self.direct.values())
 
     @cached_property
     def stays_on_device(self) -> bool:
-        """Whether nothing in it reads a number on the host, which would wait for a device."""
+        """True if no part of it reads a number on the host, which would wait for a device."""
         exchanges = {
             id(each): each
             for each in (*(flat_buffer.exchange for flat_buffer in self.flat_buffers), *self.direct.values())
@@ -175,12 +175,12 @@ class Layout:
 
     @cached_property
     def early(self) -> frozenset[str]:
-        """Small dense parameters whose gradients are there before the last unit: they come ahead of all of
-        its own.
+        """Small dense parameters whose gradients arrive before the last unit, and are reduced ahead of the
+        vote.
 
-        None where they are too few to be worth an all-reduce. Chosen by the model alone, because a ring adds
-        in an order that depends on the position; which of them are neighbours in a bucket and, together, wide
-        enough for a collective of their own is left to DDP's buckets, as it is for the tail.
+        None, if they are too few to be worth an all-reduce. The model alone decides, because a ring adds in
+        an order that depends on the position. DDP's buckets decide which of them are neighbours and,
+        together, large enough for a collective of their own, as for the vote.
         """
         units = [unit for flat_buffer in self.flat_buffers for unit in flat_buffer.units]
         if len(units) < 2:
@@ -310,12 +310,12 @@ def build(
 
 
 def is_alone(comm: Comm) -> bool:
-    """Whether there is a single rank, which sends nothing."""
+    """True if there is a single rank, which sends nothing."""
     return comm.world == 1
 
 
 def only_compresses(layout: Layout) -> bool:
-    """Whether dense gradients can stand for what `layout` hands to the optimizer."""
+    """True if dense gradients may replace the results of `layout`'s recipe."""
     return not (
         layout.does_more or any(flat_buffer.memory.covers_momentum for flat_buffer in layout.flat_buffers)
     )

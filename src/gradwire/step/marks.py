@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 class Marks:
-    """A flat buffer's marks (2 · count + 2,) int32, for `count` slots.
+    """Marks of a flat buffer with `count` slots: int32 (2 · count + 2,).
 
-    Those of `gradwire.kernels.folding.fold_marked`, then the one of `gradwire.kernels.blocks.land_shards`.
-    The last two are of the whole flat buffer, and 0 as long as all is finite.
+    The first 2 · count + 1 are those of `gradwire.kernels.folding.fold_marked`, the last one is that of
+    `gradwire.kernels.blocks.land_shards`. The last two concern the whole flat buffer, and are 0 as long as
+    everything is finite.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:

@@ -33,16 +33,16 @@ def _at_once() -> None:
 
 
 class DeviceBackward(Backward):
-    """`Backward` for gradients of a device: copies, streams and waits, as the placement says.
+    """`Backward` for gradients of a device: it adds the copies, streams and waits of the placement.
 
-    While CUDA captures a graph, it refuses waits in its own words: so a pass that is captured is refused
-    before anything is asked of the device.
+    A pass that CUDA captures into a graph is refused before the device is used: CUDA would refuse the waits
+    with a message of its own.
     """
 
     _transferred: list[TransferredBuffer]
-    """Buckets of the running step, with their copies where they are copied."""
+    """Buckets of the running step; each has its copy if it is copied."""
     _waits: list[tuple[Job, Callable[[Waited], None]]]
-    """A wait, and a function for the worker that follows it."""
+    """Pairs of a wait, and a function that the worker runs afterwards."""
 
     def before_forward(self) -> None:
         if not (self._is_complete or self._is_captured):
@@ -64,7 +64,7 @@ class DeviceBackward(Backward):
         return self._placement.device.is_capturing()
 
     def submit(self, bucket: Arrival) -> None:
-        """Hand the bucket to the worker once it is computed and, where it is copied, its copy is there."""
+        """Hand the bucket to the worker once it is computed, and copied if it has to be."""
         if self.engine.is_serial and not self._placement.memory.is_host:
             # The host runs ahead of a device, and elsewhere a copy tells when the gradient was there.
             bucket = replace(bucket, at_s=self.engine.watch.exact())

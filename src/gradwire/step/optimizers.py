@@ -1,8 +1,9 @@
-"""The one follower of optimizers: it reports when each begins to step, and has stepped or skipped that.
+"""Follower of all optimizers: it reports when each begins to step, and when it has stepped or skipped the
+step.
 
 Two readers have rules of their own. `Steps` (`step/fates.py`) asks which gradients an optimizer has used: a
 step that a scaler skipped used none. `Attempts` (`sources/attempts.py`) asks how often a replica has tried to
-step: a step that was skipped counts, so that replicas count alike. Both tell cleared gradients by `are_zero`.
+step: a skipped step counts, so that replicas count alike. Both recognise cleared gradients by `are_zero`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gradwire.untraced import untraced
 
 _GLANCE = 1024
-"""Elements that are looked at first, to see that a gradient is not zero."""
+"""Elements that are read first; most often they show that a gradient is not zero."""
 
 
 class Reader(Protocol):
-    """Is told of the steps of every optimizer in this process, on the thread that calls `step`."""
+    """Reader that is told of the steps of every optimizer in this process, on the thread that calls
+    `step`.
+    """
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that it is about to step. One optimizer may step inside the step of another."""
@@ -34,13 +37,14 @@ class Reader(Protocol):
 
 
 _READERS: weakref.WeakValueDictionary[int, Reader] = weakref.WeakValueDictionary()
-"""In the order in which they began to listen, which must be the same on all ranks: some make rounds then."""
+"""Readers in the order in which they began to listen, which must be the same on all ranks, as some make
+rounds then."""
 
 
 def listen(reader: Reader, model: nn.Module) -> None:
-    """Tell `reader` of all steps, until `model` or itself is gone.
+    """Tell `reader` of all steps, until it or `model` is gone.
 
-    No optimizer keeps it alive. Hooks stay: torch must not lose one while it goes through them.
+    No optimizer keeps the reader alive. The hooks stay: torch must not lose one while it iterates over them.
     """
     _hear_of_all()
     if id(reader) not in _READERS:
@@ -90,6 +94,6 @@ def local(gradient: Tensor) -> Tensor:
 
 
 def are_zero(gradients: Collection[Tensor]) -> bool:
-    """Whether all elements are zero. Most often a glance at the first ones shows that they are not."""
+    """True if all elements are zero. Most often the first elements show that they are not."""
     looks = product((_GLANCE, None), gradients)
     return not any(bool(local(each).flatten()[:limit].any()) for limit, each in looks)

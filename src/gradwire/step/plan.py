@@ -16,7 +16,7 @@ from gradwire.laws import phase_of
 from gradwire.step.context import ExchangeContext
 
 MOST_PHASES = 1024
-"""Phases whose collectives are kept. A schedule that never repeats must not fill memory."""
+"""Most phases whose collectives are cached: a schedule that never repeats must not fill memory."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Collectives:
     exchange: Exchange
     """Issues them. Of a scheme, what its schedule runs in this phase."""
     rounds: tuple[Round, ...]
-    """In order, the same on all ranks. If there is none, the unit rests."""
+    """The collectives in order, the same on all ranks. If there are none, the unit rests."""
     wire_bytes: float | None
-    """Bytes that a rank sends, in the mean; `None` where ranks agree on sizes on the way."""
+    """Bytes that a rank sends, in the mean over ranks; `None` if ranks agree on sizes while the step runs."""
     may_fail: bool
-    """Whether a rank may still fail alone once its bytes have come.
+    """True if a rank may still fail alone once its bytes have come.
 
-    Where messages are checked, damage is noticed by the one that received it; of a sum all hear.
+    With checksums, damage is noticed only by the rank that received it; damage to a sum is reported to all.
     """
 
 

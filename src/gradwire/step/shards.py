@@ -68,7 +68,7 @@ def joined(spec: ParameterSpec, shards: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Shard:
-    """Which shard of everything this rank holds, and the ranks that hold the others, in order."""
+    """Number of this rank's shard, and the ranks that hold the others, in order."""
 
     inside: Comm
     group: dist.ProcessGroup | None = None
@@ -85,7 +85,9 @@ class Shard:
         return self.inside.world
 
     def room(self, flat: Tensor) -> Tensor:
-        """For `gathered`: taken before it, so that no rank lacks memory when others are in a collective."""
+        """Memory for `gathered`. It is allocated before, so that no rank lacks memory while others are in a
+        collective.
+        """
         return flat.new_empty(self.parts, flat.numel())
 
     def gathered(
@@ -99,7 +101,7 @@ class Shard:
         return room.view(-1)[: spec.whole.numel]
 
     def all(self, flag: Tensor) -> Tensor:
-        """Whether `flag`, a bool of no dimension, is true for every shard. A collective; nothing is read.
+        """True if `flag`, a bool (), is True for every shard. A collective; nothing is read on the host.
 
         >>> from gradwire.comm import run_ranks
         >>> run_ranks(2, lambda comm: bool(Shard(comm).all(torch.tensor(comm.rank == 0))))

@@ -46,16 +46,16 @@ def fingerprint(*parts: object) -> int:
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank's row: its account of the step."""
+    """Row of one rank: its report on the step."""
 
     finite: bool
     failed: bool
     fingerprint: int
     facts: tuple[float, ...] = ()
     stale: bool = False
-    """Whether the model's buffers have changed since they were sent."""
+    """True if the model's buffers have changed since they were sent."""
     computing_s: float = 0.0
-    """Seconds from the end of its last step to its last gradient of this one."""
+    """Seconds from the end of this rank's previous step to its last gradient of this step."""
 
     @property
     def width(self) -> int:
@@ -77,7 +77,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Votes:
-    """All ranks' rows."""
+    """Rows of all ranks."""
 
     rows: tuple[RankReport, ...]
 
@@ -94,12 +94,12 @@ class Votes:
 
     @property
     def finite(self) -> bool:
-        """Whether every rank's gradients and memories are finite."""
+        """True if the gradients and memories of all ranks are finite."""
         return all(row.finite for row in self.rows)
 
     @property
     def stale(self) -> bool:
-        """Whether the model's buffers that were sent are out of date on some rank."""
+        """True if the model's buffers that were sent are out of date on some rank."""
         return any(row.stale for row in self.rows)
 
     def error(self) -> GradwireError | None:
@@ -160,7 +160,7 @@ class SmallReduce:
         self._pending.wait()
 
     def is_finite(self) -> bool:
-        """Whether the mean of the small gradients is finite; the same answer on all ranks."""
+        """True if the mean of the small gradients is finite; the same answer on all ranks."""
         return is_finite(self._gradients)
 
     def finite(self) -> Tensor:
@@ -229,5 +229,5 @@ class StatusVote(SmallReduce):
         return Votes.read(self._table)
 
     def finite(self) -> Tensor:
-        """Whether small means are finite, and every rank's gradients, as a 0-dimensional bool."""
+        """True if the small means and every rank's gradients are finite: a bool () on the device."""
         return super().finite() & (self._doubts == 0.0).all()

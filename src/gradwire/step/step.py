@@ -68,22 +68,22 @@ class CountedComm(MeteredComm):
 
 
 UnitObserver: TypeAlias = Callable[[FlatBuffer, Unit, Tensor, ExchangeContext], None]
-"""Called with a compensated unit, before its exchange works in it."""
+"""Function called with a compensated unit, before its exchange works in it."""
 
 Compare: TypeAlias = Callable[[Sequence[tuple[float, ...]]], GradwireError | None]
 """Reads numbers of all ranks, by rank. Returns the error with which the step fails on all of them, if any."""
 
 
 class SideBroadcast(Protocol):
-    """Tensors that travel beside a step's gradients, from one rank to all, such as the model's buffers."""
+    """Tensors broadcast from one rank to all beside a step's gradients, such as the model's buffers."""
 
     failure: BaseException | None
     """The error of packing. Peers wait for the collective, so something is sent nevertheless."""
 
     def is_stale(self, *, late: bool) -> bool:
-        """Whether the packed tensors are out of date on this rank.
+        """True if the packed tensors are out of date on this rank.
 
-        If `late`, the answer is that of the step before, and no device is waited for.
+        If `late`, the answer is that for the previous step, and no device is waited for.
         """
 
     def send(self, comm: Comm) -> None:
@@ -101,15 +101,17 @@ class InFlight:
     agreed: Collectives
     x: Tensor
     mean: Tensor | None
-    """`None` until the start makes room for it, where it is not written into a bucket at once."""
+    """Memory for the mean; `None` until the exchange starts, if the mean is not decoded straight into
+    a bucket."""
     ctx: ExchangeContext
     comm: MeteredComm
     checks_mean: bool
-    """Whether the mean is checked for NaN and Inf: no fold has seen the gradient, or finite ones overflow."""
+    """True if the mean is checked for NaN and Inf: no fold has seen the gradient, or finite gradients may
+    overflow."""
     land: Callable[[Tensor], None] | None = None
-    """Carries the mean to the buckets, where it is not written there at once."""
+    """Function that carries the mean to the buckets; `None` if it is decoded there."""
     back: Route = ()
-    """The route of the mean if buckets are copies: once it is in them, it is copied back to the model."""
+    """Route by which the mean is copied back to the model, if buckets are copies."""
     finish: Finish | None = None
     """Waits for the last collective and decodes; `None` if the start has failed."""
 
@@ -141,16 +143,16 @@ class Step:
     """Seconds from the end of the backward pass before to `started_s`."""
     trace: Trace = field(default_factory=Trace)
     meter: type[MeteredComm] = MeteredComm
-    """Wraps the comm of one exchange, so that the trace has what passes."""
+    """Type that wraps the comm of each exchange and meters its messages."""
     unit_observers: list[UnitObserver] = field(default_factory=list)
     """Called with every unit of this step."""
     told: tuple[float, ...] = ()
     """Numbers of observers, in front of the facts in this rank's row."""
     arrivals: list[Arrival] = field(default_factory=list)
     turns: deque[Arrival] = field(default_factory=deque)
-    """Buckets whose turn it is by index, for the reducer to take."""
+    """Buckets in turn by index, for the reducer to take."""
     taken: dict[int, Arrival] = field(default_factory=dict)
-    """Buckets that have been taken, by index. Means land in them."""
+    """Buckets that have been taken, by index; means are written to them."""
     names: set[str] = field(default_factory=set)
     """Parameters in taken buckets, where small gradients may go early (`Layout.early`)."""
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -160,11 +162,11 @@ class Step:
     direct: list[int] = field(default_factory=list)
     """Elements of each exchange that bypasses the flat buffers, in order."""
     tail_regions: dict[str, Tensor] = field(default_factory=dict)
-    """Small dense gradients that are there and not sent yet."""
+    """Small dense gradients that have arrived and are not sent yet."""
     carried: list[SideBroadcast] = field(default_factory=list)
-    """The model's buffers, such as BatchNorm's, if they travel in this step."""
+    """The model's buffers, such as BatchNorm's, if this step broadcasts them."""
     stale: bool = False
-    """Whether the model's buffers were out of date on some rank, and are not used."""
+    """True if the model's buffers were out of date on some rank, and are not used."""
     small: list[SmallReduce] = field(default_factory=list)
     """The all-reduces of small gradients."""
     all_arrived: bool = False
@@ -173,16 +175,16 @@ class Step:
     received: deque[InFlight] = field(default_factory=deque)
     """Exchanges whose last collective has ended, for the reducer to decode."""
     unannounced: deque[Callable[[], None]] = field(default_factory=deque)
-    """Ends of exchanges whose last collective does not announce its own."""
+    """Ends of exchanges whose last collective does not announce its end."""
     outstanding: int = 0
     """Exchanges that have begun and are not decoded."""
     fallible: int = 0
-    """Outstanding exchanges that may still fail on this rank alone."""
+    """Number of outstanding exchanges that may still fail on this rank alone."""
     votes_last: bool = False
-    """Whether the vote waits until all means are decoded, even if no rank can fail alone any more."""
+    """True if the vote waits until all means are decoded, even if no rank can fail alone any more."""
     outcome: Outcome = Outcome.RUNNING
     is_over: bool = False
-    """Whether nothing is left to be done on the way to its outcome."""
+    """True if nothing is left to do on the way to the outcome."""
     error: BaseException | None = None
     """The first error on this rank; once the step has failed, the one that `backward()` raises."""
     tail: StatusVote | None = None
@@ -196,22 +198,22 @@ class Step:
     """`computing_s` of all ranks; empty without a status vote."""
     compiled_before_s: float = field(default_factory=compiled_s)
     rank: int = 0
-    """The number that names this rank in messages."""
+    """Number that names this rank in messages."""
     is_timed: bool = True
-    """Whether its work and its collectives are timed, and its bytes metered."""
+    """True if work and collectives are timed, and bytes metered."""
     is_serial: bool = False
-    """Whether its communication waits for its computation, so that each is timed alone."""
+    """True if communication waits for computation, so that each is timed alone."""
     is_late: bool = False
-    """Whether it is resolved only when the next one begins; until then nothing reads what it computes.
+    """True if the step is resolved only when the next one begins; until then the host reads no result.
 
     `Engine.late` is another matter: how much gradient waits in memory.
     """
     has_failed_unheard: bool = False
-    """Whether this rank failed after its vote, in a step that other ranks may have committed."""
+    """True if this rank failed after its vote, in a step that other ranks may have committed."""
     measured_s: Callable[[], float] | None = None
-    """`lasted_s` as a device measures it, if the host goes on before the step has ended there."""
+    """Reads `lasted_s` as a device measured it, if the host goes on before the step has ended there."""
     _comparisons: list[tuple[slice, Compare]] = field(default_factory=list)
-    """Each with the slice of a row that it reads."""
+    """Pairs of a comparison and the slice of a row that it reads."""
     _doubts: list[bool | Tensor] = field(default_factory=list)
     _marks: list[Tensor] = field(default_factory=list)
     """Two marks of each flat buffer that a device marks: 0 as long as gradients and means are finite."""
@@ -263,7 +265,9 @@ class Step:
         self._comparisons.append((slice(begin, len(self.told)), compare))
 
     def compare(self, votes: Votes) -> GradwireError | None:
-        """The error with which the step fails on all ranks by the numbers that they told, if any."""
+        """Run the comparisons that `tell` registered; returns the first error, with which the step fails on
+        all ranks.
+        """
         for place, compare in self._comparisons:
             if (error := compare([row.facts[place] for row in votes.rows])) is not None:
                 return error
@@ -308,7 +312,9 @@ class Step:
         return 1.0 - self.computing_s / max(self.before_s + took_s, 1e-12)
 
     def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
-        """Count compensated pieces of `units`, each with a number of them. Returns the units complete now."""
+        """Count the arrival of pieces of `units`, each given with a number of pieces; returns the units now
+        complete.
+        """
         ready = []
         for unit, more in units:
             key = (unit.flat_buffer, unit.index)
@@ -424,7 +430,7 @@ class Step:
         self.note_finite(values.isfinite().all() if self.is_late else is_finite(values))
 
     def is_finite(self) -> bool:
-        """Whether all noted values are finite; waits for a device if necessary."""
+        """True if all noted values are finite; waits for a device if necessary."""
         return all(self._doubts)
 
     def finite(self) -> Tensor:
@@ -436,7 +442,7 @@ class Step:
 
     @property
     def committed(self) -> bool:
-        """Whether the step counts."""
+        """True if the step counts."""
         return self.outcome is Outcome.COMMITTED
 
     def require_all_units(self, flat_buffers: Sequence[FlatBuffer]) -> None:
@@ -491,7 +497,7 @@ class Step:
                 self.fail(error, "small gradients")
 
     def small_are_finite(self) -> bool:
-        """Whether all small means are, once they are here; the same on all ranks."""
+        """True if all small means are finite, once they have come; the same on all ranks."""
         self.receive_small()
         return all(small.is_finite() for small in self.small)
 

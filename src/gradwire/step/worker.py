@@ -17,7 +17,7 @@ Job = Callable[[], None]
 WAITS = "gradwire waits"
 """The name of the thread that waits for a device."""
 AWAKE_S = 0.5
-"""Seconds after which a thread that waits checks whether the worker is alive."""
+"""Seconds between checks, by a waiting thread, that the worker is alive."""
 
 
 class Worker:
@@ -45,7 +45,7 @@ class Worker:
         self.crashed, self._ended, self._awake_s = crashed, ended, awake_s
         """Takes the error that a job raises."""
         self.is_connected = True
-        """Whether no `call` has broken the transport so far."""
+        """True until a `call` breaks the transport."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.post(begun)
         self._thread.start()
@@ -95,9 +95,9 @@ class Worker:
         return future.result()
 
     def wait(self, event: threading.Event, look: Job = lambda: None) -> None:
-        """Block until this thread has set `event`; raises `GradwireError` where it has ended instead.
+        """Block until the worker has set `event`; raises `GradwireError` if its thread has ended.
 
-        `look` is called every `awake_s` meanwhile, and ends the wait by raising.
+        Meanwhile `look` is called every `awake_s`; it ends the wait by raising.
         """
 
         def awake() -> None:
