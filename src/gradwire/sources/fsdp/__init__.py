@@ -1,1 +1,1 @@
-"""FSDP2's own traffic: parameters that it gathers, and gradients that it scatters, within one mesh."""
+"""FSDP2's own traffic: gathers of parameters and scatters of gradients, within one mesh."""

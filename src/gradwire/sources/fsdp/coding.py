@@ -1,6 +1,6 @@
-"""Codings of what FSDP2 gathers and scatters: one row of bytes for the shard of each rank.
+"""Codings of the shards that FSDP2 gathers and scatters: one row of bytes for the shard of each rank.
 
-A shard is the parts of several parameters, one after another, of as many elements on all ranks. Blocks never
+A shard consists of parts of several parameters, one after another, of equal sizes on all ranks. Blocks never
 lie in two parts, because a scale fits the numbers of one parameter.
 """
 
@@ -32,15 +32,15 @@ class Coding(Protocol):
         ...
 
     def encode(self, x: Tensor, rows: Tensor, parts: tuple[int, ...], key: int) -> None:
-        """Write the rows. x is used up: it keeps what the rows do not say, or stays as it is."""
+        """Encode x into `rows`. x either stays as it is or keeps its rounding errors."""
         ...
 
     def decode(self, rows: Tensor, out: Tensor, parts: tuple[int, ...]) -> None:
-        """out (shards · elements,) = what each row says of its shard."""
+        """Decode `rows` into out (shards · elements,)."""
         ...
 
     def sum(self, rows: Tensor, out: Tensor, parts: tuple[int, ...]) -> None:
-        """out (elements,) = the sum of all rows, which say something of the same shard; row after row."""
+        """out (elements,) = the sum of all decoded `rows`, which encode the same shard, in their order."""
         ...
 
 
@@ -139,18 +139,19 @@ def _grid(parts: tuple[int, ...], block: int, bits: int) -> Grid:
 
 
 _BLOCK = {"int8": 256, "fp8": 256, "int4": 128}
-"""Elements of a block, as the recipes of these names have it."""
+"""Elements of a block, as in the recipes of these names."""
 
 GATHERS: dict[str | None, Coding | None] = {None: None, "bf16": Short(), "int8": Blocks("int8", 128)}
-"""By what `gather=` may be. A weight errs by at most 1/254 of its block's largest: small blocks err less."""
+"""Coding by the value of `gather=`. A weight errs by at most 1/254 of its block's largest: small blocks err
+less."""
 
 
 @dataclass(frozen=True)
 class Scattering:
-    """The bits in which gradients are scattered: `text` parses back to it.
+    """Coding of scattered gradients; `text` parses back to it.
 
-    `coding` is `None` for what torch sends itself. With `feedback` rounding errors are remembered, and
-    `unremembered` codes what no memory fits.
+    `coding` is `None` if torch's own bits are sent. With `feedback`, rounding errors are remembered;
+    `unremembered` is the coding of calls to which no memory applies.
     """
 
     text: str
@@ -160,7 +161,7 @@ class Scattering:
 
 
 def scattering(asked: Recipe) -> Scattering:
-    """The meaning of a recipe for scatters. Raises `ValueError` for one that is nothing there.
+    """Interpret a recipe as a coding of scatters. Raises `ValueError` for a recipe without such a meaning.
 
     >>> from gradwire.recipes import recipe
     >>> scattering(recipe("int4")).feedback, scattering(recipe("int8")).feedback

@@ -1,8 +1,8 @@
-"""The two objects that carry a module's traffic in FSDP2's place: its gather and its scatter.
+"""Gather and scatter of one module, which FSDP2 calls in the place of its own.
 
-FSDP2 calls them in its own streams. Nothing here waits on the host for a device, and no thread is needed for
-it. On the CPU a gather returns while bytes travel, so that FSDP2's prefetching overlaps; a scatter is
-complete when it returns, because FSDP2 reads it at once.
+FSDP2 calls them in its own streams. Nothing here makes the host wait for a device, and no thread is needed.
+On the CPU a gather returns while bytes travel, so that FSDP2's prefetching overlaps; a scatter is complete
+when it returns, because FSDP2 reads it at once.
 """
 
 from __future__ import annotations
@@ -38,12 +38,10 @@ _LOG = logging.getLogger("gradwire")
 
 @dataclass
 class Account:
-    """The collectives of one kind of one module: how often each was sent as what, and how many bytes this
-    rank sent.
+    """Counts of one module's collectives of one kind: how often each coding was sent, and this rank's bytes.
 
-    `ring_bytes` are those that rings would have sent of the same numbers uncoded. Where ranks go by two
-    levels, both are bytes over a node's link, and `inside_bytes` stay in the node. `coding_s` are seconds of
-    the host.
+    `ring_bytes` are those of rings that send the numbers uncoded. On two levels, both counts are bytes over a
+    node's link, and `inside_bytes` stay in the node. `coding_s` are seconds of the host.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -53,12 +51,12 @@ class Account:
     coding_s: float = 0.0
 
     def begin_anew(self) -> None:
-        """Forget all of it."""
+        """Reset all counts."""
         self.calls.clear()
         self.sent_bytes = self.ring_bytes = self.inside_bytes = self.coding_s = 0.0
 
     def note(self, kind: str, sent_bytes: float, ring_bytes: float, inside_bytes: float) -> bool:
-        """Count a collective; whether it is the first of its kind."""
+        """Count a collective; returns True if it is the first of its kind."""
         self.calls[kind] += 1
         self.sent_bytes += sent_bytes
         self.ring_bytes += ring_bytes
@@ -67,7 +65,7 @@ class Account:
 
 
 class Decoding(dist.Work):
-    """A gather whose bytes travel; `wait` decodes what has come, once."""
+    """A gather in flight; `wait` decodes the received bytes, once."""
 
     def __init__(self, pending: Pending, decode: Callable[[], None]) -> None:
         super().__init__()
@@ -84,16 +82,16 @@ class Decoding(dist.Work):
 
 
 class Gather(AllGather):
-    """Gathers a module's parameters in the bits of `coding`; `None` sends them as they are.
+    """Gather of a module's parameters, encoded by `coding`; `None` sends them as they are.
 
-    A rank's own shard is coded, too: all ranks compute with the same numbers. Nothing is kept from one gather
-    to the next. Coding is deterministic, so while parameters stay as they are, all gathers bring the same.
+    A rank's own shard is encoded, too: all ranks compute with equal numbers. Nothing is kept between gathers.
+    Coding is deterministic, so while parameters stay as they are, all gathers bring equal numbers.
     """
 
     def __init__(self, of: ShardedModule, routes: Routes, coding: Coding | None, name: str) -> None:
         self.account = Account()
         self.is_exact = False
-        """Whether parameters are gathered unrounded for the time being."""
+        """True while parameters are gathered unrounded."""
         self._of, self._routes = of, routes
         self.coding, self.name = coding, name
 
@@ -106,11 +104,11 @@ class Gather(AllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        """Gather `input_tensor` (elements,), a part of `output_tensor` (world · elements,), of all ranks.
+        """Gather the shards `input_tensor` (elements,) of all ranks into `output_tensor` (world · elements,).
 
-        1. Code the own shard.
-        2. Send its code to all ranks, and receive theirs.
-        3. Decode all of them into the output, the own one among them.
+        1. Encode this rank's shard.
+        2. Send the code to all ranks, and receive theirs.
+        3. Decode all codes into the output, this rank's among them.
         """
         dtype, parts, route = input_tensor.dtype, self._of.elements, self._routes.over(group)
         kind, ring = self._as_it_is(input_tensor, group), route.of_rings * input_tensor.nbytes
@@ -144,7 +142,7 @@ class Gather(AllGather):
         return None
 
     def _as_it_is(self, shard: Tensor, group: dist.ProcessGroup) -> str:
-        """Why a shard is sent as it is, beginning with its type; empty if it is coded."""
+        """Reason why a shard is sent unencoded, beginning with its type; empty if it is encoded."""
         kind = str(shard.dtype).removeprefix("torch.")
         if self.coding is None:
             return kind
@@ -208,13 +206,14 @@ class Scatter(ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Write the sum of all ranks' row number `rank` of `input_tensor` (world · elements,).
+        """Write the sum over ranks of row number `rank` of `input_tensor` (world · elements,) to
+        `output_tensor`.
 
-        1. Add up the rows of the node's ranks, where those go first.
-        2. Add what is unsent, where the module remembers.
-        3. Code each target's row; remember what that leaves.
-        4. Send each target its row, in one all-to-all with scales inside.
-        5. Add up the rows that have come, rank after rank.
+        1. Sum the rows over the node's ranks, on two levels.
+        2. Add the unsent gradient, if the module has a memory.
+        3. Encode each target's row; remember the rounding errors.
+        4. Send each target its row, in one all-to-all that includes scales.
+        5. Sum the received rows, rank after rank.
         """
         scale, scattering, route = self._begins(), self.scattering, self._routes.over(group)
         coding, ring = scattering.coding, route.of_rings * output_tensor.nbytes
@@ -266,14 +265,16 @@ class Scatter(ReduceScatter):
         return None
 
     def _parts(self, elements: int) -> tuple[int, ...]:
-        """Elements of each parameter's shard; one part where some parameters have no gradient, as FSDP2 does
-        not say which."""
+        """Elements of each parameter's shard; one part if some parameters have no gradient, as FSDP2 does not
+        tell which.
+        """
         parts = tuple(self._of.elements[place] for place in self._of.trained())
         return parts if sum(parts) == elements else (elements,)
 
     def _remembered(self, parts: tuple[int, ...]) -> Unsent | None:
-        """The memory, where all of the module's trained parameters are there. It would meet the wrong ones
-        otherwise."""
+        """The memory, if all of the module's trained parameters have gradients. Otherwise it would be added
+        to wrong ones.
+        """
         unsent = self.unsent
         if unsent is None:
             return None
@@ -292,7 +293,7 @@ def reduce_scatter(out: Tensor, x: Tensor, group: dist.ProcessGroup) -> None:
 
 
 def _carried(verb: Callable[..., Any], *tensors: Tensor, **how: Any) -> Any:
-    """Run torch's own collective, and return what it does. Raises `TransportError`."""
+    """Run torch's own collective, and return its result. Raises `TransportError`."""
     try:
         return verb(*tensors, **how)
     except RuntimeError as error:

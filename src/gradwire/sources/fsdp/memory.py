@@ -1,7 +1,7 @@
-"""Gradient of one module that a rank has not sent yet: what rounding left of the sums that it scattered.
+"""Unsent gradient of one module: the rounding errors of the sums that a rank scattered.
 
-It is unsharded, because every rank rounds what it sends to all others: a world times the shard. Where ranks
-of a node add up first, a rank rounds what it sends to one rank of each node.
+It is unsharded, because every rank rounds the rows that it sends to all others: the size of a shard times the
+number of ranks. If ranks of a node sum first, a rank rounds rows for one rank of each node.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from gradwire.step.context import Fates
 
 
 class Unsent:
-    """Rows (targets, elements) of what is unsent, one for each of the ranks that it is meant for.
+    """Unsent gradient as rows (targets, elements), one for each rank to which it belongs.
 
-    Until it is known whether an optimizer has used a scatter, the state before it is kept, too, if
-    `can_go_back`: that doubles the memory.
+    With `can_go_back`, the earlier state is kept until it is known whether an optimizer has used a scatter.
+    That doubles the memory.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Unsent:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything was sent unremembered, and an optimizer has used it."""
+        """True if everything was sent without a memory, and an optimizer has used it."""
         return self._is_empty and not self._is_pending
 
     def settle(self, fates: Fates | None) -> None:
@@ -67,13 +67,13 @@ class Unsent:
         self._is_pending = not fates.open.isdisjoint(self.columns)
 
     def add_to(self, rows: Tensor, scale: Tensor | None) -> None:
-        """rows (targets, elements) += what is unsent, times the loss scale."""
+        """rows (targets, elements) += unsent gradient, times the loss scale."""
         rows.add_(self._latest if scale is None else self._latest * scale.to(rows.dtype))
 
     def keep(self, left: Tensor | None, scale: Tensor | None) -> None:
-        """Remember what coding has left of rows (targets, elements), where that is finite; `None`: nothing.
+        """Remember the rounding errors of rows (targets, elements), where they are finite; `None` means none.
 
-        Elsewhere, in blocks with NaN or Inf, what was unsent before stays so.
+        In blocks with NaN or Inf, the earlier unsent gradient stays.
         """
         known, self._is_empty = self._latest, left is None
         if self._before is not None and not self._is_pending:
@@ -91,11 +91,11 @@ class Unsent:
         return plane[:, self.columns[name]]
 
     def of_all(self, name: str) -> Tensor:
-        """As `committed`, with rows for all ranks (world, elements): zeros for those that are no targets."""
+        """As `committed`, with rows (world, elements) for all ranks: zeros for ranks that are no targets."""
         rows = self.committed(name)
         return rows.new_zeros(self._world, rows.shape[1]).index_copy_(0, self.places, rows)
 
     def clear(self) -> None:
-        """Nothing is unsent any more, and nothing pending."""
+        """Set the unsent gradient to zero, and drop pending states."""
         self._latest.zero_()
         self._is_pending = self._is_empty = False

@@ -23,14 +23,14 @@ _OTHERS = {
     "ProcessGroupAllocAllGather": "set_allocate_memory_from_process_group_for_comm",
     "ProcessGroupAllocReduceScatter": "set_allocate_memory_from_process_group_for_comm",
 }
-"""By the name of torch's class: what has put it there."""
+"""Feature that installed a communication object, by the name of torch's class."""
 
 
 @dataclass(frozen=True)
 class ShardedModule:
-    """One module of FSDP2, by the `name` that it has in the model.
+    """One module of FSDP2, by its `name` in the model.
 
-    `names` are those of its parameters, in the order in which a collective carries them.
+    `names` are its parameters, in the order in which a collective carries them.
     """
 
     name: str
@@ -94,7 +94,9 @@ class ShardedModule:
         return rows
 
     def add_to_gradient(self, place: int, mine: Tensor) -> None:
-        """Add this rank's part of an unsharded gradient (elements,) to `p.grad`, or make it that."""
+        """Add this rank's part of an unsharded gradient (elements,) to `p.grad`, or make it `p.grad` if there
+        is none.
+        """
         of = self.group.fsdp_params[place]
         shard = mine.view(of.padded_sharded_param_size)[tuple(slice(n) for n in of.sharded_size)]
         shard = shard.to(of.sharded_param.device, of.sharded_param.dtype).contiguous()
@@ -104,7 +106,7 @@ class ShardedModule:
             of.sharded_param.grad.to_local().add_(shard)
 
     def reshard(self) -> None:
-        """Let go of gathered parameters, and of a gather that is still on its way: the next one is anew."""
+        """Free gathered parameters, and drop a gather in flight, so that the next gather is a new one."""
         if self.group._all_gather_result is not None:
             self.module.unshard()  # waits for it, and begins none
         self.module.reshard()
@@ -117,7 +119,7 @@ class ShardedModule:
 
     @property
     def forces_sums(self) -> bool:
-        """Whether `set_force_sum_reduction_for_comms` is on."""
+        """True if `set_force_sum_reduction_for_comms` is on."""
         return bool(self.group.force_sum_reduction_for_comms)
 
     @property
@@ -155,7 +157,9 @@ class ShardedModule:
             )
 
     def _asked(self) -> Iterator[Any]:
-        """The parameters, whose types in forward FSDP2 would otherwise only know once one has run."""
+        """The parameters, with their types in forward, which FSDP2 itself determines only in the first
+        forward pass.
+        """
         for each in self.group.fsdp_params:
             each.init_dtype_attrs(self.group.mp_policy)
             yield each

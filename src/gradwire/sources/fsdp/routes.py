@@ -1,8 +1,8 @@
-"""The ways of rows between ranks: from each to each, or by way of the ranks that share a node.
+"""Routes of rows between ranks: directly, or by way of the ranks that share a node.
 
 If S ranks of W share a node, an all-to-all among all W sends S(W - S) rows over the node's link. A ring sends
-about W of them. Two levels send W - S: the ranks of a node add up their rows first, uncoded, and then ranks
-of the same place in their nodes exchange codes.
+about W of them. Two levels send W - S: the ranks of a node sum their rows first, uncoded, and then ranks of
+equal place in their nodes exchange codes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ class Route(Protocol):
 
     world: int
     targets: tuple[int, ...]
-    """The ranks to which this rank sends rows that it has coded, itself among them, in the rows' order."""
+    """Ranks to which this rank sends coded rows, itself among them, in the order of rows."""
 
     across: int
     inside: int
-    """Rows that a rank sends in a collective: over the link of its node (its own, if it shares none), and
-    inside the node."""
+    """Rows that a rank sends in a collective: (over the link of its node, or its own; inside the node)."""
     of_rings: float
     """Rows that a ring would send over the link of its node, per rank."""
 
@@ -39,7 +38,7 @@ class Route(Protocol):
         ...
 
     def scatter(self, received: Tensor, rows: Tensor) -> Pending:
-        """Send each target its one of `rows` (targets, bytes), and receive as many."""
+        """Send each target one of `rows` (targets, bytes), and receive as many rows."""
         ...
 
     def gather(self, rows: Tensor, row: Tensor) -> Pending:
@@ -60,15 +59,15 @@ class Straight:
         self.of_rings = float(self.across)
 
     def rows(self, x: Tensor) -> Tensor:
-        """All of x: nothing is added up before."""
+        """Return all of x: nothing is summed before."""
         return x.view(self.world, -1)
 
     def scatter(self, received: Tensor, rows: Tensor) -> Pending:
-        """One all-to-all."""
+        """Issue one all-to-all."""
         return self._comm.all_to_all(received, rows)
 
     def gather(self, rows: Tensor, row: Tensor) -> Pending:
-        """One all-gather."""
+        """Issue one all-gather."""
         return self._comm.all_gather(rows, row)
 
     def close(self) -> None:
@@ -77,7 +76,7 @@ class Straight:
 
 
 def targets_of(nodes: NodeTable | None, rank: int, world: int) -> tuple[int, ...]:
-    """The ranks to which `rank` sends coded rows: all, or on `nodes` those that have its place there.
+    """Ranks to which `rank` sends coded rows: all, or on `nodes` those with its place in their nodes.
 
     They are in ascending order, in which process groups number their ranks.
 
@@ -110,7 +109,7 @@ class ByNodes:
         self.of_rings = (self.world - 1) / per_node
         by_place = [targets_of(nodes, each, self.world) for each in nodes.nodes[0]]
         self._order = torch.tensor([each for ranks in by_place for each in ranks], device=where)
-        """All ranks, place by place."""
+        """All ranks, sorted by place in the node."""
 
     def rows(self, x: Tensor) -> Tensor:
         """The node's sums of the targets' rows: one all-to-all inside the node."""
@@ -123,11 +122,11 @@ class ByNodes:
         return total.view(len(self.targets), -1)
 
     def scatter(self, received: Tensor, rows: Tensor) -> Pending:
-        """One all-to-all between nodes."""
+        """Issue one all-to-all between nodes."""
         return self._begun(self._between.all_to_all(received, rows))
 
     def gather(self, rows: Tensor, row: Tensor) -> Pending:
-        """One all-gather between nodes, and in `wait` another one inside the node."""
+        """Issue one all-gather between nodes; `wait` adds one inside the node."""
         of_place = row.new_empty(len(self.targets), row.numel())
 
         def onward() -> None:
@@ -153,7 +152,7 @@ class ByNodes:
 
 
 class Routes:
-    """The routes of one model: one for each process group over which FSDP2 sends, or two levels for all."""
+    """Routes of one model: one for each process group over which FSDP2 sends, or two levels for all."""
 
     def __init__(self) -> None:
         self._straight: dict[str, Straight] = {}

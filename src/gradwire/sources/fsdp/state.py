@@ -29,7 +29,7 @@ State = Mapping[str, Any]
 
 
 def save(traffic: Traffic, control: Comm) -> dict[str, Any]:
-    """This rank's state, on the CPU. Scatters that no optimizer has used yet have left no trace in it."""
+    """This rank's state, on the CPU. Scatters that no optimizer has used yet leave no trace in it."""
     traffic.up_to_date()
     memory = {
         name: of.whole(of.names.index(name), unsent.of_all(name)).float().cpu()
@@ -66,7 +66,7 @@ def _nodes(traffic: Traffic) -> str:
 
 
 def fits(traffic: Traffic, saved: Saved) -> bool:
-    """Whether every state is of as many ranks as there are, on the same nodes: a rank then takes its own."""
+    """True if every state is of this number of ranks, on these nodes: then each rank takes its own."""
     return all(each.get("world") is None or _is_of_this_world(traffic, each) for each in single(saved))
 
 
@@ -77,11 +77,11 @@ def _is_of_this_world(traffic: Traffic, state: State) -> bool:
 def load(
     traffic: Traffic, control: Comm, saved: Saved, missing: Missing = "refuse", *, mean: bool = False
 ) -> None:
-    """Take up a state, on all ranks, or leave everything as it is on all of them. A collective.
+    """Load a state on all ranks; after an error nothing has changed on any rank. A collective.
 
-    As many ranks as saved take up their own; others start with the mean of all. Raises `ValueError` for a
-    state that does not belong here, and `RanksDisagree` where another rank refuses its state or loads another
-    step.
+    If as many ranks saved, each takes its own state; otherwise all start with the mean. Raises `ValueError`
+    for a state that does not belong here, and `RanksDisagree` if another rank refuses its state or loads
+    another step.
     """
     refusal: Exception | None = None
     step, kind = "none", "none"
@@ -107,7 +107,7 @@ def load(
 
 
 def _nothing() -> None:
-    """Nothing is taken up."""
+    """Do nothing: no state is loaded."""
 
 
 def _chosen(
@@ -147,7 +147,7 @@ def _chosen(
 
 
 def _fitted(traffic: Traffic, state: State, missing: Missing) -> dict[str, Tensor]:
-    """The unsent gradient of the parameters that there are, where their names and shapes fit."""
+    """Unsent gradients of the present parameters, as far as names and shapes match."""
     shapes = {
         each.names[place]: tuple(each.parameters[each.names[place]].shape)
         for each in traffic.modules

@@ -41,7 +41,7 @@ class Wished:
 
     @property
     def is_coded(self) -> bool:
-        """Whether anything travels in other bits than torch sends it."""
+        """True if anything is sent in other bits than torch's."""
         return self.scattering.coding is not None or self.gather is not None
 
 
@@ -63,17 +63,17 @@ class Traffic:
         memory_dtype: torch.dtype | None = None,
         can_go_back: bool = True,
     ) -> None:
-        """`nodes` are those of the mesh's ranks, if several share one. What is coded goes by two levels then,
-        once `routes` has groups for that. `loss_scale` is asked once in each backward pass; it must not wait
+        """`nodes` are those of the mesh's ranks, if several share one: coded traffic then uses two levels,
+        once `routes` has groups for that. `loss_scale` is called once per backward pass; it must not wait
         for a device.
         """
         self.modules, self.wished, self.steps = tuple(modules), wished, steps
         self.group: dist.ProcessGroup = modules[0].received()[0]
         self.nodes = nodes
         self.targets = targets_of(nodes, self.group.rank(), self.group.size())
-        """The ranks for which this rank codes gradients."""
+        """Ranks for which this rank encodes gradients."""
         self.step = self.dropped = 0
-        """Steps begun, less those left out; and those."""
+        """Number of steps begun, less the dropped ones; and the number of dropped ones."""
         self.ended: list[Callable[[], None]] = []
         """Called at the end of each backward pass with scatters."""
         self.routes = Routes()
@@ -86,11 +86,11 @@ class Traffic:
         self._at_end: Callable[[], object] = _nothing
         """The callback at the end of the running backward pass, which is gone when that has ended."""
         self._has_scattered = False
-        """Whether the running backward pass has."""
+        """True if the running backward pass has scattered."""
         self._unhook: Callable[[], None] = _nothing
         self._is_open = self._is_counted = False
         self._earlier_bytes = 0.0
-        """Sent before the last change of what is sent."""
+        """Bytes sent before the last change of codings."""
         self._original = [(each.collectives, each.forces_sums) for each in modules]
         self.gathers = [
             Gather(each, self.routes, GATHERS[wished.gather], wished.gather or "") for each in modules
@@ -102,7 +102,7 @@ class Traffic:
     # -- taking over, changing, and giving back
 
     def memory_bytes(self, scattering: Scattering) -> int:
-        """Bytes that a rank needs for what `scattering` does not send at once."""
+        """Bytes that a rank needs for the unsent gradient under `scattering`."""
         if not scattering.feedback:
             return 0
         rows = len(self.targets) * (1 + self.can_go_back)
@@ -110,7 +110,7 @@ class Traffic:
         return rows * elements * (self._memory_dtype or torch.float32).itemsize
 
     def make_room(self, scattering: Scattering, saved: Container[str] = frozenset()) -> list[Unsent | None]:
-        """Memory for each module, where it has none and `scattering` needs it or something was `saved`.
+        """Allocate a memory for each module that has none, if `scattering` needs it or one was `saved`.
 
         May run out of memory; changes nothing.
         """
@@ -190,9 +190,10 @@ class Traffic:
     # -- in a backward pass
 
     def _entered(self) -> None:
-        """A backward pass enters the model. A reentrant checkpoint nests others in it, which are parts of it.
+        """Note that a backward pass enters the model. A reentrant checkpoint nests others in it, which belong
+        to it.
 
-        Only autograd keeps the callback: it lets it go when the pass breaks off, too.
+        Only autograd keeps the callback, and drops it if the pass breaks off.
         """
         if self._at_end() is None:
             end = partial(self._pass_ended)
@@ -201,7 +202,9 @@ class Traffic:
             queue(partial(queue, end))  # after FSDP2's own, which may scatter, too
 
     def _begins(self) -> Tensor | None:
-        """A scatter begins: the loss scale of its backward pass, whose first one settles what came before."""
+        """Begin a scatter; returns the loss scale of its backward pass. The first one settles earlier
+        steps.
+        """
         self._entered()  # where no output of the model leads to it
         if not self._has_scattered:
             self._has_scattered = True
@@ -252,7 +255,7 @@ class Traffic:
         return fates
 
     def up_to_date(self) -> None:
-        """Count what optimizers have made so far, and nothing of what they have not."""
+        """Count the steps that optimizers have made so far, and drop unused ones."""
         self.steps.note_cleared()
         self.settle()
 
@@ -269,7 +272,9 @@ class Traffic:
                 yield each, scatter.unsent
 
     def add_unsent_to_gradients(self, loss_scale: float) -> None:
-        """Add the mean of what is unsent to `p.grad`, and forget it. A float32 reduce-scatter per module."""
+        """Add the mean unsent gradient to `p.grad`, and set it to zero. A float32 reduce-scatter per
+        module.
+        """
         self.up_to_date()
         for each, unsent in self.unsent:
             whole = torch.cat([unsent.of_all(name) for name in unsent.columns], 1).float()
@@ -309,13 +314,13 @@ class Traffic:
         return gathers + [scatter.account for scatter in self.scatters]
 
     def calls(self) -> list[tuple[ShardedModule, Counter[str], Counter[str]]]:
-        """Each module, how often it was gathered as what, and scattered as what."""
+        """Each module, with the number of its gathers and of its scatters by coding."""
         accounts = zip(self.modules, self.gathers, self.scatters, strict=True)
         return [(each, gather.account.calls, scatter.account.calls) for each, gather, scatter in accounts]
 
 
 def _nothing() -> None:
-    """No backward pass is running."""
+    """Stand-in for the callback while no backward pass runs."""
 
 
 def close_with(model: nn.Module, routes: Routes) -> None:
