@@ -8,9 +8,10 @@ from gradwire.sources.unwrap import ddp_of, is_plain, replicated_in
 
 
 def source_of(model: nn.Module, replicas: object = None) -> Source:
-    """The source that brings the gradients of `model`; `replicas` as for `attach`.
+    """Make the source that brings the gradients of `model`; `replicas` as for `attach`.
 
-    Raises `ValueError` where nothing can, without asking other ranks: a script wraps alike on all of them.
+    Raises `ValueError` if there is none for such a model, without asking other ranks: a script wraps alike on
+    all of them.
     """
     if replicas is None and dist.get_world_size() == 1 and is_plain(model):
         replicas = dist.group.WORLD  # frameworks do not wrap a model that one process trains alone

@@ -21,13 +21,17 @@ _Marks: TypeAlias = list[tuple[int, int]]
 
 
 class Attempts:
-    """Counts the attempted steps of one replica, on the thread that trains or autograd's.
+    """Counter of one replica's attempted steps, on the thread that trains or autograd's.
 
-    A step has been attempted when all optimizers have stepped, or others that have their parameters, such as
-    the one inside Lookahead; when some have, and the next forward or backward pass begins; or when gradients
-    came and were cleared before any optimizer stepped. If parameters were written in between, gradients have
-    been used: the first half of a sharpness-aware step is none that was left out. `ended` is called after
-    each, outside of backward passes: if a step turns out to be left out when a pass has begun, at its end.
+    A step has been attempted in three cases:
+
+    - all optimizers have stepped, or others with their parameters, such as the one inside Lookahead;
+    - some have stepped, and the next forward or backward pass begins;
+    - gradients came, and were cleared before any optimizer stepped. If parameters were written in between,
+      the gradients have been used: that is the first half of a sharpness-aware step, and no attempt.
+
+    `ended` is called after each attempt, outside of backward passes. If an attempt is recognised only when a
+    pass has begun, `ended` is called at the end of the pass.
     """
 
     def __init__(
@@ -39,25 +43,25 @@ class Attempts:
         before_step: Callable[[], None],
         after_step: Callable[[torch.optim.Optimizer], None],
     ) -> None:
-        """`before_pass` is called before each forward pass that trains, and told whether it is the first one
-        since a step; the others are called around each step.
+        """`before_pass` is called before each forward pass that trains, with True for the first one since a
+        step. The other functions are called around each step.
         """
         self.count = 0
         self._parameters, self._ended = tuple(parameters), ended
         self._on_pass, self._on_step, self._on_stepped = before_pass, before_step, after_step
         self._versions: list[int] = []
-        """Of the parameters, after the last backward pass."""
+        """Versions of the parameters after the last backward pass."""
         self._optimizers: Optimizers = ()
         self._stepped = set[torch.optim.Optimizer]()
         self._inside = set[torch.optim.Optimizer]()
         """Optimizers whose `step` is running: a closure runs forward and backward passes."""
         self._is_pending = False
-        """Whether a backward pass has brought gradients that no optimizer has used."""
+        """True if a backward pass has brought gradients that no optimizer has used."""
         self._is_half = False
-        """Whether gradients were cleared after parameters had been written, as in the first half of a
+        """True if gradients were cleared after parameters had been written, as in the first half of a
         sharpness-aware step."""
         self._is_due = False
-        """Whether `ended` is still to be called for the last step."""
+        """True if `ended` is still to be called for the last attempt."""
         self._handles: list[RemovableHandle] = []
 
     def watch(self, model: nn.Module, optimizers: Optimizers) -> None:
@@ -121,7 +125,7 @@ class Attempts:
             self._ended()
 
     def _close(self) -> None:
-        """Another pass begins: the step before it is over, if one was made, or nothing is left of it."""
+        """End the attempt that came before a new pass, if any."""
         self._catch_up()
         if self._inside:
             return
@@ -137,7 +141,9 @@ class Attempts:
 
     @property
     def _has_begun(self) -> bool:
-        """Whether some optimizer has begun a step. One that was not given ends none once that is over."""
+        """True if some optimizer has begun a step. An optimizer that was not given counts only while its step
+        runs.
+        """
         return bool(self._stepped) and (self._is_pending or not self._stepped.isdisjoint(self._optimizers))
 
     def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
@@ -147,7 +153,7 @@ class Attempts:
             self._close()
 
     def _entered(self) -> None:
-        """A backward pass has begun. It may be one of `autograd.grad`, which brings no gradient."""
+        """Note that a backward pass has begun. It may be one of `autograd.grad`, which brings no gradient."""
         self._close()
         before = self._marks()
 
@@ -164,7 +170,9 @@ class Attempts:
         queue(passed)
 
     def _marks(self) -> _Marks:
-        """A mark of the gradients that there are: any that is made or added to changes it."""
+        """Identities and versions of the present gradients: a new gradient, or an addition to one,
+        changes them.
+        """
         grads = [each.grad for each in self._parameters]
         return [(0, 0) if grad is None else (id(grad), grad._version) for grad in grads]
 
@@ -177,7 +185,9 @@ class Attempts:
         return not there or (all(each.is_cpu for each in there) and are_zero(there))
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Any optimizer is about to step. One that was not given may be inside another, or around it."""
+        """Note that an optimizer is about to step. One that was not given may be inside another, or
+        around it.
+        """
         if optimizer in self._inside:
             self._inside.clear()  # its last step has raised
         if not parameters_of(optimizer).isdisjoint(map(id, self._parameters)):
@@ -185,7 +195,9 @@ class Attempts:
             self._inside.add(optimizer)
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer, _found_inf: Tensor | None) -> None:
-        """It has stepped, or skipped that: both count. One inside another makes no step of its own."""
+        """Note that an optimizer has stepped, or skipped its step: both count. One inside another makes no
+        step of its own.
+        """
         if optimizer not in self._inside:
             return
         self._inside.remove(optimizer)
@@ -199,7 +211,7 @@ class Attempts:
             self._complete()
 
     def _have_all_stepped(self) -> bool:
-        """Whether all that were given have, or others in their place."""
+        """True if all given optimizers have stepped, or others with their parameters."""
         left = [each for each in self._optimizers if each not in self._stepped]
         others = self._stepped.difference(self._optimizers)
         return not left or (bool(others) and parameters_of(*left) <= parameters_of(*self._stepped))

@@ -17,10 +17,10 @@ SMALLEST_BYTES = 1 << 20
 
 
 def cap_for(total_bytes: int, buckets: int) -> int:
-    """The most bytes of a bucket where there shall be about so many: 1 MiB to 25 MiB, as each costs a call.
+    """Largest size of a bucket in bytes, for about `buckets` buckets: 1 MiB to 25 MiB, as each costs a call.
 
-    Many buckets let encoding begin while most of the backward pass is still to come. Where buckets travel as
-    they are, larger ones cost fewer collectives.
+    Many buckets let encoding begin while most of the backward pass is still to come. If buckets are reduced
+    in place, larger ones cost fewer collectives.
 
     >>> cap_for(44_700_000, buckets=32), cap_for(44_700_000, buckets=1)
     (1396875, 26214400)
@@ -53,7 +53,7 @@ def assigned(specs: Sequence[ParameterSpec], cap_bytes: int) -> list[tuple[Param
 
 
 def lies_at(tensor: Tensor, place: Tensor) -> bool:
-    """Whether `tensor` is the memory of `place`, of the same type and in the same order.
+    """True if `tensor` is the memory of `place`, of equal type and in equal order.
 
     >>> place = torch.zeros(2, 2)
     >>> lies_at(place.view(2, 2), place), lies_at(place.t(), place), lies_at(place.clone(), place)
@@ -89,7 +89,7 @@ class Bucket:
         start = self.buffer.data_ptr()
         self._addresses = range(start, start + self.buffer.nbytes)
         self.missing: set[str] = set()
-        """Whose gradient has not come in this step."""
+        """Names of parameters whose gradient has not come in this step."""
         self.failure: BaseException | None = None
 
     def _view(self, entry: Slot, rows: int | None) -> Tensor:
@@ -104,9 +104,9 @@ class Bucket:
         self.missing, self.failure = {entry.spec.name for entry in self.entries}, None
 
     def fill(self, name: str, gradient: Tensor | None) -> bool:
-        """Copy a parameter's gradient in, unless it lies here already; none counts as zeros.
+        """Copy a parameter's gradient into the bucket, unless it lies there already; `None` counts as zeros.
 
-        Returns whether it lies here. Raises nothing, as peers wait for the bucket: see `failure`.
+        Returns True if it lies there. Raises nothing, as peers wait for the bucket: see `failure`.
         """
         self.missing.discard(name)
         view = self.views[name]
@@ -131,7 +131,7 @@ class Bucket:
         return False
 
     def holds(self, name: str, gradient: Tensor) -> bool:
-        """Whether a parameter's gradient lies here."""
+        """True if a parameter's gradient lies in the bucket."""
         return gradient.layout == torch.strided and lies_at(gradient, self.views[name])
 
     @property

@@ -16,14 +16,15 @@ _KEY = "means of buffers"
 
 
 class BufferMeans:
-    """One all-reduce of what buffers have changed by, and of how many replicas have something to say of each.
+    """Mean over replicas of the changes of buffers: one all-reduce of the changes, and of the number of
+    replicas that count.
 
-    A replica says nothing of a buffer that is not finite, or of another shape than all ranks have agreed on.
-    It then sends zeros of the agreed shape, so that lengths are the same on all ranks. The mean is over the
-    other replicas, and all take it. Where all say nothing, each replica keeps its own.
+    A replica leaves out a buffer that is not finite, or has another shape than all ranks have agreed on. It
+    then sends zeros of the agreed shape, so that lengths are equal on all ranks. The mean is over the other
+    replicas, and all take it. If all leave a buffer out, each keeps its own.
 
-    `base` is the state of the buffers when all ranks last agreed on it, in the type in which they are summed;
-    NaN for those of which they have agreed on the shape alone. It has the same bits on all ranks.
+    `base` has the buffers as all ranks last agreed on them, in the type in which they are summed. It is NaN
+    for buffers of which they have agreed on the shape alone. It has the same bits on all ranks.
     """
 
     failure: BaseException | None = None
@@ -33,18 +34,18 @@ class BufferMeans:
         self._here, self._device = here, device
         self.base: dict[str, Tensor] = {}
         self._sent: dict[str, Tensor] = {}
-        """`base`, as it was when this replica's part was packed."""
+        """Copy of `base` when this replica's changes were packed."""
         self._shapes: dict[str, torch.Size] = {}
         """Shapes that buffers had then."""
         self._come: Mapping[str, Tensor] | None = {}
-        """Means that are to land; `None` while they are on their way."""
+        """Means to land; `None` while the all-reduce runs."""
         self._flat: Tensor
         self._transfer: BufferTransfer
         self._transferred: TransferredBuffer
         self._pending: Pending | None = None
 
     def begin(self, names: Container[str] | None = None) -> None:
-        """All ranks have equal buffers now: all of them, or those of `names`."""
+        """Take the present buffers, all of them or those of `names`, as equal on all ranks."""
         for name, each in self._here().items():
             if names is None or name in names:
                 self.base[name] = _wide(each).to(self._device, copy=True)
@@ -53,7 +54,7 @@ class BufferMeans:
 
     @torch.no_grad()
     def pack(self, transfer: BufferTransfer, *, counts: bool) -> None:
-        """Bring this replica's part: nothing, unless it `counts`. Raises nothing; see `failure`."""
+        """Hand over this replica's changes; zeros unless it `counts`. Raises nothing; see `failure`."""
         self._come, self._sent, self.failure = None, dict(self.base), None
         self._transfer = transfer
         kinds = {each.dtype for each in self._sent.values()}
@@ -99,11 +100,11 @@ class BufferMeans:
 
     @property
     def told(self) -> tuple[float, ...]:
-        """For each buffer 24 bits over the shape that it had when it was packed."""
+        """24 bits over the shape of each buffer when it was packed, for this rank's row."""
         return tuple(number_of(self._shapes.get(name)) for name in self._sent)
 
     def heard(self, rows: Sequence[tuple[float, ...]]) -> None:
-        """By what all ranks have told: where all have a buffer of one shape, the next round goes by that."""
+        """Read the shapes of all ranks: if a buffer has one shape on all, the next round uses that shape."""
         for name, told in zip(self._sent, zip(*rows, strict=True), strict=True):
             shape = self._shapes.get(name)
             if shape is not None and len(set(told)) == 1 and shape != self.base[name].shape:
@@ -176,7 +177,7 @@ def _wide(buffer: Tensor) -> Tensor:
 
 
 def _known(base: Tensor) -> Tensor:
-    """`base`, with zeros where it is not finite: such an element travels whole."""
+    """`base`, with zeros in the place of NaN: such an element is sent whole."""
     return base.nan_to_num(0.0, 0.0, 0.0)
 
 

@@ -22,9 +22,9 @@ def _unchanged() -> bool:
 
 
 class BufferBroadcast:
-    """Room for the bytes of `buffers`, and a broadcast of them in every step.
+    """Memory for the bytes of `buffers`, and their broadcast in every step.
 
-    Wide types first: so each type is aligned within, and one collective is enough for all.
+    Wide types come first, so that each type is aligned, and one collective is enough for all.
     """
 
     def __init__(self, buffers: Sequence[Tensor], rank: int) -> None:
@@ -48,14 +48,14 @@ class BufferBroadcast:
         """Why packing failed. Peers wait, so something is sent nevertheless; the engine fails the step."""
 
     def holds(self, buffers: Sequence[Tensor]) -> bool:
-        """Whether it is made for these very tensors, which users may replace and resize."""
+        """True if it was made for these very tensors, which users may replace and resize."""
         if [each.shape for each in buffers] != self._shapes:
             return False
         same = zip(buffers, self._buffers, self._dtypes, strict=True)
         return all(one is other and one.dtype == dtype for one, other, dtype in same)
 
     def pack(self, transfer: BufferTransfer) -> None:
-        """Copy the buffers, if they are those to be sent, and bring them. Raises nothing; see `failure`."""
+        """Copy the buffers if this rank sends them, and hand the copy over. Raises nothing; see `failure`."""
         self._changed_before, self._changed = self._changed, _unchanged
         self._are_others, self.failure, self._transfer = False, None, transfer
         try:
@@ -66,19 +66,20 @@ class BufferBroadcast:
         self._transferred = self._transfer.start(_KEY, self._bytes)
 
     def look(self, buffers: Sequence[Tensor], device: Device) -> None:
-        """Note whether they have changed since: activations that are computed again count twice in BatchNorm.
+        """Note whether the buffers have changed since they were packed: recomputed activations count twice in
+        BatchNorm.
 
-        Bytes are compared, because batch_norm changes its statistics without telling their version counters.
-        The `device` that has the buffers does it, and is not waited for.
+        Bytes are compared, because batch_norm changes its statistics without changing version counters. The
+        `device` of the buffers compares, and is not waited for.
         """
         self._are_others = not self.holds(buffers)
         if self._is_source and not self._are_others:
             self._changed = fetch(device, torch.stack([each.has_changed() for each in self._types]).any())
 
     def is_stale(self, *, late: bool) -> bool:
-        """Whether the packed buffers are out of date on this rank; waits for the device that compares them.
+        """True if the packed buffers are out of date on this rank; waits for the device that compares them.
 
-        A `late` step cannot wait. Of what the device compares, it says what was found in the step before.
+        A `late` step cannot wait: it takes the device's finding of the previous step.
         """
         return self._are_others or bool((self._changed_before if late else self._changed)())
 
@@ -98,7 +99,7 @@ class BufferBroadcast:
 
     @torch.no_grad()
     def land(self) -> None:
-        """Overwrite this rank's buffers. Not before the backward pass is over, which may read them."""
+        """Overwrite this rank's buffers; not before the backward pass is over, which may read them."""
         if self._is_source:
             return
         self._transferred.copy_back()
@@ -110,7 +111,7 @@ class BufferBroadcast:
 
 
 class _OneType:
-    """The buffers of one type, and where they lie in what travels."""
+    """Buffers of one type, and their places in the broadcast bytes."""
 
     def __init__(self, buffers: Sequence[Tensor], flat: Tensor) -> None:
         self.buffers, self.flat = list(buffers), flat
@@ -122,6 +123,6 @@ class _OneType:
         return torch.cat([each.detach().reshape(-1) for each in self.buffers], out=out)
 
     def has_changed(self) -> Tensor:
-        """Whether any bit differs from what lies in `flat`: a bool of no dimension, where the buffers are."""
+        """True if any bit of the buffers differs from `flat`: a bool () on their device."""
         now = self.gather(torch.empty_like(self.flat))
         return (now.view(torch.uint8) != self.flat.view(torch.uint8)).any()

@@ -38,7 +38,7 @@ _CLAIMS: weakref.WeakKeyDictionary[nn.Module, list[_Claim]] = weakref.WeakKeyDic
 
 
 def claim(source: Carrier) -> None:
-    """From now on, nothing else may average the same model over the same ranks."""
+    """Register `source`: from now on no other one may average this model over these ranks."""
     held = _CLAIMS.setdefault(source.module, [])
     held.append(_Claim(weakref.ref(source.model), type(source), source.kind, frozenset(source.over)))
 
@@ -50,9 +50,9 @@ def give_up(source: Carrier) -> None:
 
 
 def require_unclaimed(source: Carrier) -> None:
-    """Raise `ValueError` where this model is averaged already over some of these ranks.
+    """Raise `ValueError` if this model is averaged already over some of these ranks.
 
-    Another wrapper of the same kind around a module takes the place of an older one.
+    A wrapper around a module replaces an older one of its kind.
     """
     mine = frozenset(source.over)
     for model, by, kind, ranks in _CLAIMS.get(source.module, []):

@@ -1,4 +1,4 @@
-"""Whether policy, optimizers and layout suit the model: mistakes that would otherwise pass unnoticed."""
+"""Checks that policy, optimizers and layout suit the model: mistakes that would otherwise pass unnoticed."""
 
 from __future__ import annotations
 

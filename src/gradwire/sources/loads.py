@@ -34,25 +34,26 @@ class _Mark(NamedTuple):
     """A tensor before a load."""
 
     state: tuple[int, int, int]
-    """Of the object: a load changes it, whatever the values."""
+    """Identity, memory and version of the tensor: a load changes it, whatever the values."""
     checksum: int | None
     """`None` if something may have been written into it before the load."""
 
 
 class Loads:
-    """Watches `load_state_dict` of a module, of wrappers around it and of its parts; and version counters.
+    """Watcher for loads into a module: `load_state_dict` of it, its wrappers and its parts, and version
+    counters.
 
-    A load counts once training goes on, or a call looks at the parameters. Several loads in a row are one. If
-    all values are as they were before the first of them, there was none.
+    A load counts once training goes on, or a call reads the parameters. Several loads in a row count as one.
+    If all values are as they were before the first, none counts.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], allowed: Callable[[], None]) -> None:
-        """Of the trained `parameters` by name. `allowed` raises where nothing may be loaded."""
+        """Watch the trained `parameters`, by name. `allowed` raises if nothing may be loaded now."""
         self._parameters, self._allowed = parameters, allowed
         self._noted: dict[int, int] = {}
         """Version counters of parameters when an optimizer had stepped, or this replica had landed."""
         self._marks: dict[str, _Mark] = {}
-        """Tensors into which something may have been loaded, as they were before."""
+        """Tensors that may have been loaded, with their states before."""
         self._known: Mapping[str, int] = {}
         """Checksums that tensors had when a checkpoint was taken up, until an optimizer steps."""
         self._has_warned = False
@@ -90,7 +91,7 @@ class Loads:
     def _before(
         self, names: Mapping[str, str], part: nn.Module, state: Any, prefix: str, metadata: Any, *_: Any
     ) -> None:
-        """Something is about to be loaded into a module, whose tensors have `names`."""
+        """Note that a module is about to be loaded, whose tensors have `names`."""
         self._allowed()
         if metadata.get("assign_to_params_buffers", False):
             raise ValueError(_ASSIGNED)
@@ -111,13 +112,13 @@ class Loads:
 
     @property
     def is_pending(self) -> bool:
-        """Whether something may have been loaded that was not taken yet."""
+        """True if something may have been loaded since `taken` was last called."""
         return bool(self._marks)
 
     def taken(self, buffers: Mapping[str, Tensor]) -> dict[str, int]:
-        """Names of tensors that were loaded since this was asked last, with checksums of their values.
+        """Names of tensors loaded since the last call, with checksums of their values.
 
-        Empty if all values are as they were. `buffers` are those that are there now.
+        Empty if all values are as they were. `buffers` are the present ones.
         """
         marks, self._marks = self._marks, {}
         if not marks:
@@ -140,7 +141,7 @@ class Loads:
     # -- written in place
 
     def note(self, parameters: Iterable[Tensor]) -> None:
-        """These are as they should be: gradwire has written them."""
+        """Take the present `parameters` as expected: gradwire itself has written them."""
         each = list(parameters)
         self._noted.update(zip(map(id, each), [one._version for one in each], strict=True))
 

@@ -30,10 +30,14 @@ def register_observers(
     *,
     scaled: bool,
 ) -> list[RemovableHandle]:
-    """Register observers on the model of `source`; returns the hooks on its forward pass.
+    """Register hooks on the model of `source`; returns those on its forward pass.
 
-    `entrance` is shown the outputs of forward passes that train. `uses` is filled in the first of them;
-    `scaled`: gradients carry a loss scale.
+    Args:
+        source: has the model.
+        backward: the training thread's side of the reducer.
+        entrance: is shown the outputs of forward passes that train.
+        uses: multiply-adds by parameter name, filled in the first such pass; `None` if nobody asks.
+        scaled: True if gradients carry a loss scale.
     """
     model, module = source.model, source.module
     # First of all, since FSDP's hook puts gathered parameters in place of the shards.
@@ -46,11 +50,10 @@ def register_observers(
 
 
 def leave_out_of_copies(model: nn.Module, hooks: Iterable[RemovableHandle], **instead: Any) -> None:
-    """Keep `hooks` on forward passes or loads of `model` out of the state that it hands over.
+    """Keep `hooks` on forward passes or loads of `model` out of its state for `copy` and `pickle`.
 
-    A copy cannot share what they refer to: a thread, a process group, and what is unsent of this very model's
-    gradients. `copy` and `pickle` ask the object for its `__getstate__`, so it gets one of its own. `instead`
-    are attributes of the copy.
+    A copy cannot share the objects to which hooks refer: a thread, a process group, the memory of this model.
+    So the model gets a `__getstate__` of its own. `instead` are attributes of the copy.
     """
     ours = frozenset(hook.id for hook in hooks)
     instance: Any = model
@@ -115,13 +118,14 @@ def _begin_backward(backward: Backward, entrance: Entrance, scaled: bool) -> Cal
 
 
 class Entrance:
-    """Calls `entered` where a backward pass enters the model. No parameter has its gradient of it before.
+    """Detector of a backward pass that enters the model: `entered` is called before any parameter has its
+    gradient.
 
-    Gradients may enter by any output of the forward pass, and hooks on the outputs see it. They do not see an
-    object of a class of the user's own, nor a loss that is kept on the module; and `ddp.forward(…)` runs no
-    hook that could show the outputs. Then hooks on `parameters` see it, before the first gradient is written.
-    A reentrant checkpoint nests passes: `entered` is called in each of them, later ones when some gradients
-    are there.
+    Gradients may enter by any output of the forward pass, and hooks on the outputs notice. These hooks miss
+    outputs in an object of the user's own class, and a loss kept on the module; and `ddp.forward(…)` runs no
+    hook that shows the outputs. Then hooks on `parameters` notice, before the first gradient is written. A
+    reentrant checkpoint nests passes: `entered` is called in each of them, later ones when some gradients are
+    there.
     """
 
     def __init__(
@@ -133,7 +137,7 @@ class Entrance:
         self._pass = -1
         """The last backward pass that was seen to enter, by autograd's number."""
         self._is_seen = False
-        """Whether one has entered since the last call of `opened`."""
+        """True if a pass has entered since the last call of `opened`."""
         self._handles: list[RemovableHandle] = []
         # Parameters that outlive the model must not keep the flat buffers alive.
         weakref.finalize(model, remove, self._handles).atexit = False
@@ -147,9 +151,9 @@ class Entrance:
             self.watch()
 
     def watch(self) -> None:
-        """Look at the parameters, too, from now on. To hook them costs more than to leave the hooks there.
+        """Watch the parameters, too, from now on. Making the hooks costs more than leaving them there.
 
-        One that is frozen takes no hook. It is left for the next call.
+        A frozen parameter takes no hook, and is left for the next call.
         """
         frozen = []
         for each in self._unwatched:
@@ -166,7 +170,9 @@ class Entrance:
         self._unwatched = []
 
     def opened(self) -> None:
-        """The first gradients of a pass are there. If it was not seen to enter, the next one will be."""
+        """Note the first gradients of a pass. If its entrance was missed, parameters are watched from the
+        next pass on.
+        """
         if not self._is_seen:
             self.watch()
         self._is_seen = False
@@ -194,11 +200,11 @@ def _begin(
 
 
 class LossScale:
-    """The scale of a `scaler`, for gradients on a `device`. The host learns it without waiting for them.
+    """Scale of a `scaler`, for gradients on a `device`, read without waiting for the gradients.
 
     `get_scale` reads a number that the device computes after all its pending work. So the number is copied to
-    the host when the backward pass begins, and waited for when its first gradients are there. That wait lasts
-    until the device has done the forward pass, and spares the one for the gradients.
+    the host when the backward pass begins, and waited for at its first gradients. That wait lasts until the
+    device has done the forward pass, and replaces the wait for the gradients.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler, device: Device, where: torch.device) -> None:
@@ -208,7 +214,7 @@ class LossScale:
         self._fetched: Callable[[], Tensor] | None = None
 
     def begun(self) -> None:
-        """Copy what the scale is after all that has been enqueued so far."""
+        """Begin to copy the scale, as it is after all work enqueued so far."""
         if self._one is not None:
             self._fetched = fetch(self._device, self._scaler.scale(self._one))
 
@@ -219,9 +225,10 @@ class LossScale:
 
 
 def _before_forward(backward: Backward, source: Source) -> Callable[..., None]:
-    """Refuse parameters that have changed, end the pass before, and watch parameters where that is wanted.
+    """Make a forward pre-hook: it refuses changed parameters, ends the previous pass, and watches parameters
+    if asked.
 
-    Ready times are wanted of serial steps; a hook on every parameter would cost in all others.
+    Ready times are needed in serial steps only; in others a hook on every parameter would cost time.
     """
     named = tuple(source.parameters.items())
     source.known  # noqa: B018  # as they are now
@@ -238,9 +245,9 @@ def _before_forward(backward: Backward, source: Source) -> Callable[..., None]:
 
 
 def refuse_changed(backward: Backward, source: Source) -> None:
-    """Raise `ValueError` if the model's parameters are not those that gradwire carries.
+    """Raise `ValueError` if the model's parameters are no longer those that gradwire carries.
 
-    Ranks that wait in a step hear of it, since this one will not come.
+    Ranks that wait in a step are told, since this rank's step will not come.
     """
     module = source.module
     if source.known.seen_in(module):

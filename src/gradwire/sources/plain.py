@@ -63,11 +63,11 @@ class PlainParameters(Source):
             raise ValueError("no parameter of the model needs a gradient: leave at least one unfrozen")
         self.device = used[0].device
         self._wanted = 0
-        """In how many buckets gradients come, about."""
+        """About how many buckets to make."""
         self._buckets: list[Bucket] = []
         self._homes: dict[str, Bucket] = {}
         self._hooks: dict[str, RemovableHandle] = {}
-        """On parameters, by name."""
+        """Hooks on parameters, by name."""
         self._is_open = self._exchanges_now = False
         self._exchanges = True
         self._at_end: Callable[[], object] = _nothing
@@ -78,7 +78,7 @@ class PlainParameters(Source):
         self._strides = {name: each.stride() for name, each in self.parameters.items() if each.dim() > 1}
         """The order of memory in which gradients are, by parameter name."""
         self._beside: list[tuple[Tensor, Tensor]] = []
-        """Gradients that are no views of buckets, and where their means come."""
+        """Gradients that are no views of buckets, with the views of buckets in which their means come."""
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -86,7 +86,7 @@ class PlainParameters(Source):
         return self._replicas
 
     def check(self) -> None:
-        """Check what every source checks, and that nothing else exchanges the same gradients."""
+        """Check everything that every source checks, and that nothing else exchanges these gradients."""
         super().check()
         for name, each in self.model.named_modules():
             if isinstance(each, DistributedDataParallel):
@@ -122,10 +122,10 @@ class PlainParameters(Source):
         return register(partial(self._ready, name))
 
     def _come_last(self, running: str) -> None:
-        """Let our hooks on parameters run after those that were registered since, as DDP's do.
+        """Move our hooks on parameters behind those registered since, as DDP's are.
 
-        A gradient that such a hook puts in the place of ours would be this rank's alone. The order of hooks
-        must stay for the parameter whose hooks are `running`.
+        A later hook may replace our gradient by one that is this rank's alone. Hooks of the parameter
+        `running` stay, because they are being called.
         """
         for name, handle in self._hooks.items():
             hooks = handle.hooks_dict_ref()
@@ -139,7 +139,9 @@ class PlainParameters(Source):
         spread(list(self.model.buffers()), self.group)
 
     def replicas_of(self, optimizers: Callable[[], Optimizers]) -> Replicas:
-        """In the order of memory that gradients have, though parameters may have got another one since."""
+        """Replicated values, in the order of memory that gradients have, even if parameters have another one
+        by now.
+        """
         return partial(self._ordered, super().replicas_of(optimizers))
 
     def _ordered(self, present: Replicas, name: str) -> Replicated | None:
@@ -158,12 +160,12 @@ class PlainParameters(Source):
 
     @property
     def is_exchanging(self) -> bool:
-        """Whether `no_sync` is off."""
+        """True unless `no_sync` is active."""
         return self._exchanges
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, backward passes add to `p.grad` on this rank, and exchange nothing."""
+        """Context in which backward passes add to `p.grad` on this rank, and exchange nothing."""
         before, self._exchanges = self._exchanges, False
         try:
             yield
@@ -177,7 +179,9 @@ class PlainParameters(Source):
         return tensor
 
     def give(self, name: str, view: Tensor, *, is_there: bool) -> None:
-        """Make the memory of `view`, the parameter's place in its bucket, its gradient, if it is not yet."""
+        """Make `view`, the parameter's place in its bucket, the memory of its gradient, unless it is
+        already.
+        """
         parameter, strides = self.parameters[name], self._strides.get(name)
         if strides is not None and strides != parameter.stride():
             # Fused optimizers take a gradient's memory to be in the order of the parameter's.
@@ -189,20 +193,21 @@ class PlainParameters(Source):
     # -- in a backward pass
 
     def _entered(self) -> None:
-        """The backward pass enters the model.
+        """Note that the backward pass enters the model.
 
-        Where it leaves would be too late: inside a reentrant checkpoint that is a backward pass within
-        another, which ends before all gradients are there.
+        Its exit would be too late: inside a reentrant checkpoint that belongs to an inner backward pass,
+        which ends before all gradients are there.
         """
         if self._at_end() is None:
             self._begin()
         self._backward.entered()
 
     def _begin(self, running: str = "") -> None:
-        """A backward pass begins: ask for a callback at its end. It may be inside hooks of a parameter.
+        """Begin a backward pass: register a callback at its end. May be called inside hooks of the parameter
+        `running`.
 
-        Only autograd keeps the callback. It lets it go as soon as the pass breaks off, by an exception that
-        the user may catch; by that the next pass is known for another one.
+        Only autograd keeps the callback, and drops it if the pass is broken off by an exception, which the
+        user may catch. So the next pass is recognised as another one.
         """
         if self._at_end is not _nothing and self._exchanges_now and not self._is_open:
             self._backward.broke_off()
@@ -234,10 +239,10 @@ class PlainParameters(Source):
             self._backward.submit(bucket.arrival)
 
     def _is_new(self, name: str, parameter: Tensor) -> bool:
-        """Whether a gradient was `None` before this pass.
+        """True if a gradient was `None` before this pass.
 
-        One that stood has been added to where it was, in its bucket. Where that cannot be told it is not new:
-        under `create_graph=True`, and where a gradient is no view of its bucket.
+        A gradient that stood has been added to in its place in the bucket. If that cannot be told, it is not
+        new: under `create_graph=True`, and if a gradient is no view of its bucket.
         """
         home, gradient, strides = self._homes.get(name), parameter.grad, self._strides.get(name)
         if torch.is_grad_enabled() or (strides is not None and strides != parameter.stride()):
@@ -259,7 +264,7 @@ class PlainParameters(Source):
         self._pack()
 
     def _build(self) -> None:
-        """Make buckets as what runs in this step wants them; on all ranks the same."""
+        """Make the buckets that this step's recipe needs; equal on all ranks."""
         engine = self._backward.engine
         whole = engine.measuring or engine.layout.is_plain
         wanted = 1 if whole else engine.placement.granularity.buckets
@@ -272,7 +277,7 @@ class PlainParameters(Source):
         self._homes = {entry.spec.name: bucket for bucket in self._buckets for entry in bucket.entries}
 
     def _finish(self) -> None:
-        """The backward pass is over: fill in what has not come, and bring what is left."""
+        """End the backward pass: fill in missing gradients, and submit the remaining buckets."""
         self._at_end = _nothing
         if not self._is_open:  # inside no_sync, or gradients of something else were asked for
             return
@@ -302,7 +307,9 @@ class PlainParameters(Source):
     # -- buffers
 
     def _pack(self) -> None:
-        """Copy rank 0's buffers, unless dense steps measure what is on the wire alone."""
+        """Copy rank 0's buffers for the broadcast, unless dense steps measure the collectives of gradients
+        alone.
+        """
         self._packed, backward = None, self._backward
         buffers = list(self.model.buffers())
         if not buffers or self.group.size() == 1 or backward.engine.is_serial:
@@ -313,7 +320,7 @@ class PlainParameters(Source):
         self._packed = self._known
 
     def side_broadcast(self) -> SideBroadcast | None:
-        """The buffers, where there are any."""
+        """The buffers, if there are any."""
         return self._packed
 
     def step_ended(self, step: Step) -> None:
@@ -326,7 +333,7 @@ class PlainParameters(Source):
             )
 
     def complete(self) -> None:
-        """Write the buffers that have come, and means where a gradient is no view of its bucket."""
+        """Write the buffers that have come, and the means of gradients that are no views of buckets."""
         beside, self._beside = self._beside, []
         for gradient, view in beside:
             gradient.copy_(view)
@@ -347,13 +354,13 @@ def spread(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
 
 
 def _is_last(handle: RemovableHandle) -> bool:
-    """Whether no hook of its kind was registered on the same parameter since."""
+    """True if no hook of its kind was registered later on the parameter."""
     hooks = handle.hooks_dict_ref()
     return not hooks or next(reversed(hooks)) == handle.id
 
 
 def _nothing() -> None:
-    """No backward pass is running."""
+    """Stand-in for the callback while no backward pass runs."""
 
 
 def _at_the_end(job: Callable[[], None]) -> None:
@@ -374,7 +381,7 @@ def _refuse_under_ddp(model: nn.Module, _inputs: Any) -> None:
 
 
 def group_in(replicas: object) -> dist.ProcessGroup:
-    """The process group of what `attach` was given as `replicas`: itself, or that of a mesh dimension."""
+    """Process group that the argument `replicas` of `attach` names: itself, or that of a mesh dimension."""
     get_group: Any = getattr(replicas, "get_group", None)
     if get_group is not None:
         if (ndim := getattr(replicas, "ndim", 1)) != 1:

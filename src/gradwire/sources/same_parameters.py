@@ -1,4 +1,4 @@
-"""Whether a module still has the parameters whose gradients gradwire carries."""
+"""Check that a module still has the parameters whose gradients gradwire carries."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NAMED = 3
 
 
 class Known:
-    """The parameters of a module as they were when gradwire was attached.
+    """Parameters of a module when gradwire was attached, to compare with the present ones.
 
-    A parameter that needs a gradient and came later, in the place of another or beside them, would be trained
-    on its rank alone. So would one that was cast, which wrappers then ignore.
+    A trainable parameter that was added or replaced later would be trained on its rank alone. So would one
+    that was cast, which wrappers then ignore.
 
-    Parameters count by identity: wrapping a layer (`torch.compile`) changes names, and no parameter. A tensor
-    that is no parameter stands in for one while a call lasts (`torch.func.functional_call`), and hands its
+    Parameters are compared by identity: wrapping a layer (`torch.compile`) changes names, and no parameter. A
+    tensor that is no parameter replaces one while a call lasts (`torch.func.functional_call`), and hands its
     gradient on.
     """
 
@@ -30,9 +30,10 @@ class Known:
         *,
         in_order: bool = False,
     ) -> None:
-        """Of `parameters` by name, those `carried` and those `left_out`, which are the user's concern.
+        """Remember those of `parameters` that are `carried`, and those `left_out`, for which the user
+        answers.
 
-        `in_order` says that carried ones must keep their strides, too.
+        `in_order` is True if strides of carried parameters must stay, too.
         """
         self._first = tuple(parameters.values())
         self._carried = {name: (parameters[name], _facts(parameters[name])) for name in carried}
@@ -49,14 +50,17 @@ class Known:
         self._glance: tuple[object, ...] = ()
 
     def seen_in(self, module: nn.Module) -> bool:
-        """Whether nothing has changed in `module` since `see` was called with it: a glance, before `require`.
+        """True if nothing in `module` has changed since `see(module)`: a quick check before `require`.
 
-        Modules and parameters are compared by identity, carried ones by the facts that `require` reads.
+        Modules and parameters are compared by identity, carried parameters also by the facts that `require`
+        reads.
         """
         return bool(self._kept) and self._looked_at(module) == self._glance
 
     def see(self, module: nn.Module) -> None:
-        """Remember `module` as it is now, which `require` has found right; not what stands in for it."""
+        """Remember `module` as it is now, after `require` has accepted it; without tensors that replace
+        parameters for a call.
+        """
         self._modules = [weakref.ref(each) for each in module.modules()]
         held: list[Tensor] = [
             each for inner in module.modules() for each in inner._parameters.values() if each is not None
@@ -79,9 +83,9 @@ class Known:
         )
 
     def require(self, now: Mapping[str, Tensor]) -> None:
-        """Raise `ValueError` if the carried parameters are not the trainable ones of `now`, and as they were.
+        """Raise `ValueError` unless the trainable parameters in `now` are the carried ones, unchanged.
 
-        The text names parameters and says what to do.
+        The message names parameters and says what to do.
         """
         held = {
             name: tensor if isinstance(tensor, nn.Parameter) else self.held.get(name)
@@ -129,7 +133,7 @@ class Known:
 
 
 def has_order(tensor: Tensor, stride: tuple[int, ...]) -> bool:
-    """Whether the elements of `tensor` lie as `stride` says. In a dimension of size 1 any stride does.
+    """True if the elements of `tensor` lie as `stride` says. In a dimension of size 1 any stride does.
 
     >>> has_order(torch.zeros(2, 3, 1), (3, 1, 3)), has_order(torch.zeros(2, 3, 1), (1, 2, 1))
     (True, False)

@@ -1,8 +1,8 @@
-"""FSDP2: the ranks of a node hold shards of the parameters, and shards are averaged between nodes.
+"""Source for FSDP2: ranks of a node hold shards of the parameters; shards are averaged between nodes.
 
 `fully_shard` on a mesh of one dimension gathers parameters and reduce-scatters gradients inside the node.
-Then it calls the hooks on each sharded parameter, whose gradient is in place. Ours bring it to the engine. A
-step is FSDP's inside the node, and gradwire's between nodes, on shards.
+Then it calls the hooks on each sharded parameter, whose gradient is in place. Our hooks hand it to the
+engine. So FSDP reduces inside the node, and gradwire between nodes, on shards.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from gradwire.step.shards import shards_of
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether some parameters are sharded."""
+    """True if some parameters are sharded."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 class ShardedParameters(PlainParameters):
-    """The shards of a module on which `fully_shard` was called, in buckets as those of plain modules.
+    """Source of the shards of a module on which `fully_shard` was called, in buckets as those of plain
+    modules.
 
-    Every rank has shards of one size, filled up with zeros where rows do not come out even: so units, rounds
-    and fingerprints are alike on all ranks. A step is agreed on by all ranks of all replicas.
+    All ranks have shards of equal size, padded with zeros if rows do not divide evenly: so units, rounds and
+    fingerprints are equal on all ranks. All ranks of all replicas agree on a step.
     """
 
     kind = "shards of FSDP2"
@@ -113,7 +114,7 @@ class ShardedParameters(PlainParameters):
         return {name: shards.get(id(each), each) for name, each in super().current().items()}
 
     def replicas_of(self, optimizers: Callable[[], Optimizers]) -> Replicas:
-        """This rank's shards of what all replicas hold alike."""
+        """This rank's shards of the values that all replicas share."""
         return partial(self._replicated, super().replicas_of(optimizers))
 
     def _replicated(self, whole: Replicas, name: str) -> Replicated | None:
@@ -128,7 +129,7 @@ class ShardedParameters(PlainParameters):
         return replace(seen, parameter=self._filled(spec, seen.parameter), state=state)
 
     def _filled(self, spec: ParameterSpec, tensor: Tensor) -> Tensor:
-        """This rank's rows, and zeros where others have one more."""
+        """This rank's rows, padded with a row of zeros if other ranks have one more."""
         mine = self.local(tensor)
         if tuple(mine.shape) == spec.shape:
             return mine
@@ -137,7 +138,7 @@ class ShardedParameters(PlainParameters):
         return filled
 
     def local(self, tensor: Tensor) -> Tensor:
-        """This rank's rows."""
+        """This rank's rows of a sharded tensor."""
         return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
     def give(self, name: str, view: Tensor, *, is_there: bool) -> None:
@@ -156,7 +157,9 @@ class ShardedParameters(PlainParameters):
         )
 
     def adding(self, spec: ParameterSpec, flat: Tensor) -> Callable[[], object]:
-        """A function that adds this rank's rows of `flat`, which is padded with zeros."""
+        """Prepare to add this rank's rows of `flat`, which is padded with zeros; returns the function
+        that adds.
+        """
         parameter = self.parameters[spec.name]
         assert isinstance(parameter, DTensor), "checked"
         late = spec.shaped(flat)[: self.rows.get(spec.name)].to(parameter.dtype)
@@ -185,14 +188,16 @@ def _mesh_of(parameters: Mapping[str, nn.Parameter]) -> Any:
 
 
 def _is_native(parameter: DTensor) -> bool:
-    """Whether it is placed as native HSDP does it: alike in the first dimension, by rows in the second."""
+    """True if a parameter is placed as HSDP does: replicated in the first dimension, sharded by rows in the
+    second.
+    """
     return parameter.placements == (Replicate(), Shard(0))
 
 
 def _managed(model: nn.Module) -> list[Any]:
-    """FSDP's own notes about each parameter that it shards; torch has no public way to ask.
+    """FSDP's private records of each parameter that it shards; torch has no public way to ask.
 
-    Not about those that `ignored_params` left out, which may be sharded by something else.
+    Parameters in `ignored_params` have none, and may be sharded by something else.
     """
     found = []
     for module in model.modules():

@@ -60,7 +60,7 @@ class Source(ABC):
     """The kind of source, in words. Must be the same on all ranks."""
 
     tuning: ClassVar[Tuning] = USUAL
-    """Tuning for the way in which its gradients come."""
+    """Tuning that suits the way in which its gradients arrive."""
 
     specs: tuple[ParameterSpec, ...]
     """Layout order: the reverse of registration."""
@@ -69,13 +69,13 @@ class Source(ABC):
     device: torch.device
     """The device of the gradients."""
     carries_buffers: bool = True
-    """Whether any step may have a `side_broadcast`."""
+    """True if any step may have a `side_broadcast`."""
     lending: Lending = groups
     """Makes process groups beside `group`."""
     links: Tried | None = None
-    """Of the links between ranks, as far as that is known; the same on all ranks."""
+    """Known links between ranks; equal on all ranks."""
     source_state: SourceState | None = None
-    """State of its own, which checkpoints hold beside the engine's."""
+    """State of the source that checkpoints hold beside the engine's; `None` if there is none."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
@@ -115,7 +115,7 @@ class Source(ABC):
         return dist.get_process_group_ranks(self.group)
 
     def applying(self, optimizers: Optimizers) -> Optimizers:
-        """The optimizers that use the means, where the user's are `optimizers`."""
+        """Optimizers that use the means, if the user's are `optimizers`."""
         return optimizers
 
     def suits(self, layout: Layout, optimizers: Optimizers) -> None:
@@ -127,7 +127,7 @@ class Source(ABC):
         return {"buffers": "not broadcast"}
 
     def check(self) -> None:
-        """Raise `ValueError` for a model whose gradients cannot be carried; all ranks hear of it."""
+        """Raise `ValueError` if the gradients of the model cannot be carried; all ranks are told."""
         require_unclaimed(self)
         devices = sorted({str(each.device) for each in self.parameters.values() if each.requires_grad})
         if len(devices) > 1:
@@ -151,10 +151,10 @@ class Source(ABC):
 
     @property
     def members(self) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Ranks that share a replica with this one, and ranks with the same shard, by numbers in `group`.
+        """Ranks that share this replica, and ranks with this rank's shard, by numbers in `group`; `None`
+        without shards.
 
-        The first are in the order of their shards; means are taken over the second. `None` where parameters
-        are whole.
+        The first are in the order of their shards. Means are over the second.
         """
         return None
 
@@ -184,21 +184,26 @@ class Source(ABC):
 
     @property
     def is_exchanging(self) -> bool:
-        """Whether a backward pass exchanges gradients now."""
+        """True if a backward pass exchanges gradients now."""
         return True
 
     def is_uneven(self) -> bool:
-        """Whether ranks may take different numbers of steps, as under `join()`; the same on all ranks."""
+        """True if ranks may take different numbers of steps, as under `join()`; equal on all ranks."""
         return False
 
     def step_ended(self, step: Step) -> None:
-        """A step has its outcome. On the engine's thread, while the backward pass still waits."""
+        """Take note of a step with its outcome. Called on the engine's thread, while the backward pass still
+        waits.
+        """
 
     def release(self) -> None:
-        """The step has ended. On the engine's thread, after `step_ended`; the next step may have begun."""
+        """Release the training thread after a step, as by setting futures. Called on the engine's thread
+        after `step_ended`; the next step may have begun.
+        """
 
     def complete(self) -> None:
-        """Bring to the model what a step has brought, on the thread of the backward pass, once that is over.
+        """Write the results of a step to the model, on the thread of the backward pass, once the pass is
+        over.
 
         May be called again without a step in between.
         """
@@ -206,16 +211,17 @@ class Source(ABC):
     # -- between steps
 
     def settle(self) -> None:
-        """Take in what was done to the model since the last step: a call is about to look at it."""
+        """Take note of changes to the model since the last step: a call is about to read it."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Within it, backward passes add to `p.grad` on this rank, and exchange nothing."""
+        """Context in which backward passes add to `p.grad` on this rank, and exchange nothing."""
         return nullcontext()
 
     def adding(self, spec: ParameterSpec, flat: Tensor) -> Callable[[], object]:
-        """A function that adds `flat` (numel,), which it uses up, to the gradient that the optimizer sees.
+        """Prepare to add `flat` (numel,) to the gradient that the optimizer sees; returns the function that
+        adds.
 
-        All that needs memory is done here, so that it cannot fail.
+        Memory is allocated here, so that the returned function cannot fail. It overwrites `flat`.
         """
         parameter, late = self.parameters[spec.name], spec.shaped(flat)
         if (grad := parameter.grad) is None:
@@ -223,7 +229,7 @@ class Source(ABC):
         return partial(grad.copy_, late.add_(grad).to(grad.dtype))
 
     def may_differ(self) -> None:
-        """The model was loaded or restored, so that its buffers may differ between ranks."""
+        """Note that the model was loaded or restored, so that its buffers may differ between ranks."""
 
     def retire(self) -> None:
         """Let gradients travel as without gradwire from the next step on, as far as the source can."""

@@ -1,7 +1,7 @@
-"""Finds the module and the plain optimizers inside the objects that frameworks return.
+"""Unwrapping: the module and the plain optimizers inside the objects that frameworks return.
 
-Wrappers are recognised by their shape, so no framework is imported. Models that gradwire cannot carry are
-refused with a sentence that says what to do.
+Wrappers are recognised by their attributes, so no framework is imported. Models that gradwire cannot carry
+are refused with a sentence that says what to do.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 Optimizers = tuple[torch.optim.Optimizer, ...]
-"""All that step the parameters of one model; empty where none was given."""
+"""All optimizers of one model's parameters; empty if none was given."""
 
 _INSIDE = ("_orig_mod", "_forward_module")
-"""Under which name torch.compile's wrapper and Fabric's keep the module that they wrap."""
+"""Attributes in which the wrappers of torch.compile and Fabric keep their module."""
 
 _FSDP = "torch.distributed.fsdp.FSDPModule"
 _REPLICATED = (
@@ -40,7 +40,7 @@ _REFUSED = {
         "optimizer to let gradwire carry them"
     ),
 }
-"""By the full name of a class that a model may have inherited from: what is wrong, and what to do."""
+"""Complaint and advice, by the full name of a class from which a model may inherit."""
 
 
 def ddp_of(model: object) -> DistributedDataParallel:
@@ -78,7 +78,7 @@ def replicated_in(model: object) -> nn.Module:
 
 
 def is_plain(model: object) -> bool:
-    """Whether it is a module that is not sharded and has no wrapper beside those that come off here."""
+    """True for a module that is not sharded, and has no wrapper but those that are removed here."""
     inner = inside(model)
     return (
         isinstance(inner, nn.Module)
@@ -136,9 +136,9 @@ def _why_not(model: object, but: str = "") -> str | None:
 
 
 def optimizers_of(given: object) -> Optimizers:
-    """Plain optimizers, out of the wrappers of Accelerate, Fabric and Lightning: one, several, or none.
+    """Plain optimizers in the wrappers of Accelerate, Fabric and Lightning: one, several, or none.
 
-    Raises `ValueError` for what is none.
+    Raises `ValueError` for an object that is no optimizer.
 
     >>> optimizers_of("topk")
     Traceback (most recent call last):
@@ -159,7 +159,7 @@ def optimizers_of(given: object) -> Optimizers:
 
 
 def scaler_of(given: object) -> torch.amp.GradScaler | None:
-    """The gradient scaler that Accelerate keeps in its optimizers; `None` where there is none."""
+    """Gradient scaler that Accelerate keeps in its optimizers; `None` if there is none."""
     several = list(given) if isinstance(given, list | tuple) else [given]
     found = (getattr(each, "scaler", None) for each in several if _is_proxy(each))
     return next((scaler for scaler in found if isinstance(scaler, torch.amp.GradScaler)), None)
@@ -189,10 +189,10 @@ def _plain(given: Any) -> torch.optim.Optimizer:
 
 
 def _is_proxy(given: Any) -> bool:
-    """Whether it hands everything on to another optimizer: it has no hooks of its own to register on.
+    """True if an object only forwards to another optimizer: it has no hooks of its own to register on.
 
-    That sets these wrappers apart from optimizers that have one inside and step themselves, such as
-    Lookahead. Schedulers, which refer to an optimizer too, are none themselves.
+    That distinguishes these wrappers from optimizers that have another one inside and step themselves, such
+    as Lookahead. Schedulers, which also refer to an optimizer, are no optimizers.
     """
     return (
         isinstance(given, torch.optim.Optimizer)

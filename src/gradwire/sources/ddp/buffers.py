@@ -1,7 +1,7 @@
-"""The model's buffers, such as BatchNorm's statistics: carried from rank 0 under the backward pass.
+"""Broadcast of the model's buffers, such as BatchNorm's statistics, from rank 0 during the backward pass.
 
-DDP broadcasts them before a forward pass, where every rank waits: for a latency, and on a slow link for their
-bytes. But they change in forward passes, so what the next one begins with is known before its backward pass.
+DDP broadcasts them before a forward pass, while every rank waits: for a latency, and on a slow link for their
+bytes. But buffers change in forward passes only, so they are final before the backward pass.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from gradwire.placement import BufferTransfer, Device
 from gradwire.sources.buffers import BufferBroadcast
 
 _PATIENCE = 3
-"""After this many steps in a row whose buffers were carried in vain, DDP broadcasts them for good."""
+"""Number of steps in a row with a useless broadcast, after which DDP broadcasts the buffers for good."""
 
 
 def joins(ddp: DistributedDataParallel) -> bool:
-    """Whether `join()` was entered: DDP keeps that until one with `enable=False`."""
+    """True if `join()` was entered: DDP remembers that until a `join` with `enable=False`."""
     return bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
 
 
 class Buffers:
-    """The buffers of one model, which travel under its backward pass, or by DDP before the next forward pass.
+    """Buffers of one model, broadcast during its backward pass, or by DDP before the next forward pass.
 
-    All of it runs on threads of the caller's, in the order of a step, but for `arrived`, which the engine's
-    calls before it lets the backward pass go on.
+    All methods run on the caller's threads, in the order of a step; except `arrived`, which the engine's
+    thread calls before it lets the backward pass go on.
     """
 
     def __init__(self, ddp: DistributedDataParallel, rank: int, world: int) -> None:
@@ -41,7 +41,7 @@ class Buffers:
         self.packed: BufferBroadcast | None = None
         """The broadcast of the current step."""
         self.current = False
-        """Whether this rank has those of rank 0, as all do, so that DDP has nothing to broadcast."""
+        """True if this rank has rank 0's buffers, as all ranks do, so that DDP has nothing to broadcast."""
 
     def describe(self) -> str:
         """The text that must be the same on all ranks."""
@@ -52,9 +52,9 @@ class Buffers:
         return hook + ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self._listed(ddp))
 
     def may_travel(self) -> bool:
-        """Whether there is something to carry, which DDP would broadcast before a forward pass.
+        """True if there are buffers that DDP would broadcast before a forward pass.
 
-        DDP lists the buffers when it is made: where there are none it broadcasts none, whatever comes later.
+        DDP lists the buffers when it is made: if there are none then, it never broadcasts any.
         """
         ddp = self._ddp()
         if ddp is None or self._world == 1 or not ddp.broadcast_buffers:
@@ -75,10 +75,12 @@ class Buffers:
         self.current = False
 
     def pack(self, transfer: BufferTransfer, measuring: bool) -> None:
-        """A backward pass has its first bucket: copy what the forward pass has left, if it is to be carried.
+        """At the first bucket of a backward pass, copy the buffers as the forward pass has left them, if they
+        are broadcast here.
 
-        Not where users have switched it off or have a hook of their own for it; not under `join()`, where
-        another rank than 0 may be the source; and not while dense steps measure what is on the wire alone.
+        They are not if users have switched that off or have a hook of their own for it; under `join()`, where
+        another rank than 0 may be the source; and while dense steps measure the collectives of gradients
+        alone.
         """
         self.packed, ddp = None, self._ddp()
         if ddp is None or measuring or self._world == 1 or self._in_vain >= _PATIENCE:
@@ -101,7 +103,7 @@ class Buffers:
         return [each for name, each in ddp.module.named_buffers() if name not in self._ignored]
 
     def arrived(self, here: bool, in_vain: bool) -> None:
-        """A step has ended. Its status vote says whether the buffers that it carried are of use."""
+        """Note the end of a step. Its status vote tells whether the buffers that it broadcast are usable."""
         self._landing, self.current = self.packed if here else None, False
         self._in_vain = self._in_vain + 1 if in_vain else 0 if here else self._in_vain
 

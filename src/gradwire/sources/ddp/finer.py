@@ -1,9 +1,9 @@
-"""Smaller DDP buckets, so that gradients reach the flat buffers while backward still runs.
+"""Smaller DDP buckets, so that gradients reach the flat buffers while the backward pass still runs.
 
-DDP hands over whole buckets. At its default of 25 MB most of a model arrives only when backward ends,
-so communication cannot overlap with it. gradwire cuts units where it likes, so the
-buckets only have to be fine. DDP can rebuild its reducer (it does when it is unpickled), but has no public
-call for it: this is the one place that uses private names, and without them the buckets stay as they are.
+DDP hands over whole buckets. At its default of 25 MB most of a model arrives only when the backward pass
+ends, so communication cannot overlap with it. gradwire cuts units independently of buckets, so the buckets
+only have to be small. DDP can rebuild its reducer (it does so when it is unpickled), but has no public call
+for it. This is the one file that uses private names; without them the buckets stay as they are.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def caps_of(ddp: DistributedDataParallel) -> Caps:
 
 
 def refine_buckets(ddp: DistributedDataParallel, total_bytes: int, buckets: int) -> bool:
-    """Shrink the bucket cap of `ddp` to `total_bytes` in about so many buckets; never enlarges it.
+    """Lower the bucket cap of `ddp` to `total_bytes` / `buckets`; never raises it.
 
-    Returns whether the cap is fine enough now. None is below 1 MiB, because each bucket costs a call.
-    To be called on all ranks, between steps; a hook that is registered moves along. Buckets of a static
-    graph and caps given one by one (`bucket_cap_mb_list`) are left alone.
+    Returns True if the cap is low enough now. It is at least 1 MiB, because each bucket costs a call. Called
+    on all ranks, between steps; a registered hook is kept. Buckets of a static graph and caps given one by
+    one (`bucket_cap_mb_list`) stay.
     """
     cap, now = max(total_bytes // buckets, SMALLEST_BYTES), caps_of(ddp)
     if now.bytes_cap <= cap:
@@ -66,11 +66,11 @@ def restore_buckets(ddp: DistributedDataParallel, caps: Caps) -> None:
 
 
 def fit_buckets(engine: Engine, total_bytes: int) -> Callable[..., None]:
-    """A hook before the forward pass: finer buckets while there is something to hide, as recipes come and go.
+    """Make a forward pre-hook that keeps buckets small while a recipe has communication to hide.
 
-    On all ranks the same, for parameters of `total_bytes`. Where dense travels, before or after, DDP has its
-    own buckets. Not under `join()`: a finished rank runs no forward pass, and would keep buckets that differ
-    from its peers'.
+    All ranks do the same, for parameters of `total_bytes`. Under a dense recipe DDP has its own buckets.
+    Under `join()` nothing changes: a finished rank runs no forward pass, and its buckets would differ from
+    its peers'.
     """
     own: Caps | None = None
 

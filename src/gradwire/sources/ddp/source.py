@@ -1,6 +1,6 @@
-"""DDP's buckets in, the futures that it waits for out, and its buffers beside them.
+"""Source for DDP: takes its buckets, sets the futures for which it waits, and broadcasts its buffers.
 
-DDP looks at the signature of its communication hook, `DDPBuckets.on_bucket`: the parameter must be called
+DDP checks the signature of its communication hook, `DDPBuckets.on_bucket`: the parameter must be called
 `bucket`, and annotations must not be postponed.
 """
 
@@ -31,14 +31,14 @@ _Promise: TypeAlias = tuple[_Future, Tensor]
 
 
 class BucketMap:
-    """The map from DDP's buckets to parameter names.
+    """Map from DDP's buckets to parameter names.
 
-    Buckets are looked at anew each time, because DDP rebuilds them; only under `join()` does a finished
-    rank get buckets without parameters, which then are those it saw last.
+    It is computed anew for each bucket, because DDP rebuilds buckets. Under `join()` a finished rank gets
+    buckets without parameters: these count as those it saw last.
     """
 
     def __init__(self, module: nn.Module, specs: Sequence[ParameterSpec], *, are_views: bool = False) -> None:
-        """`are_views` says whether DDP makes gradients views of its buckets."""
+        """`are_views` is True if DDP makes gradients views of its buckets."""
         self._specs = {spec.name: spec for spec in specs}
         self._names = {id(p): name for name, p in module.named_parameters() if name in self._specs}
         self._are_views = are_views
@@ -74,10 +74,10 @@ class BucketMap:
 
     @torch.no_grad()
     def _bring_home(self, buffer: Tensor, parameters: Sequence[Tensor], entries: tuple[Slot, ...]) -> None:
-        """Put gradients back into `buffer` that have got other memory since DDP made them views of it.
+        """Copy gradients into `buffer` that have got other memory since DDP made them views of it.
 
-        DDP knows its views by the tensors, in which users change the memory: after `p.grad.data = …` it takes
-        the gradient for one that is in the bucket, and sends what an earlier step has left there.
+        DDP identifies its views by the tensor objects, whose memory users can replace: after `p.grad.data =
+        …`, DDP assumes that the gradient is in the bucket, and sends an earlier step's contents.
         """
         start, itemsize = buffer.data_ptr(), buffer.itemsize
         for parameter, entry in zip(parameters, entries, strict=True):
@@ -104,10 +104,10 @@ class BucketMap:
     def _out_of_order(
         self, buffer: Tensor, entries: Sequence[Slot], parameters: Sequence[Tensor]
     ) -> ValueError | None:
-        """The error where gradients lie in `buffer` by other strides than those that parameters have now.
+        """Return an error if gradients lie in `buffer` with other strides than their parameters have now.
 
-        DDP lays a bucket out by the strides of the day on which it made it, tells nobody, and reads the mean
-        by those of today. `p.grad` still is what DDP has copied, so a permutation of it gives that away.
+        DDP lays a bucket out by the strides at that time, and reads means by the present ones. `p.grad` is
+        the tensor that DDP has copied, so a permutation of it reveals this.
         """
         for entry, parameter in zip(entries, parameters, strict=True):
             gradient, spec = parameter.grad, entry.spec
@@ -127,10 +127,10 @@ class BucketMap:
 
 
 class DDPBuckets(Source):
-    """The buckets of a `DistributedDataParallel`, in the order and with the numbers that DDP gives them.
+    """Source of gradients in the buckets of a `DistributedDataParallel`, in DDP's order and numbering.
 
-    DDP fills in zeros where a parameter has no gradient. It writes its means to `p.grad` when the futures are
-    set. Under `join()` a finished rank's hook runs outside a backward pass.
+    DDP fills in zeros for a parameter without a gradient. It writes its means to `p.grad` when the futures
+    are set. Under `join()`, a finished rank's hook runs outside a backward pass.
     """
 
     kind = "DistributedDataParallel"
@@ -185,7 +185,7 @@ class DDPBuckets(Source):
         return self._group
 
     def check(self) -> None:
-        """Check what every source checks, and that DDP has buckets."""
+        """Check everything that every source checks, and that DDP has buckets."""
         super().check()
         if getattr(self._ddp, "_use_python_reducer", False):
             raise ValueError(
@@ -196,7 +196,9 @@ class DDPBuckets(Source):
 
     @cached_property
     def known(self) -> Known:
-        """As for every source, and strides must stay: by these DDP has laid out gradients."""
+        """The known parameters, as for every source; strides must stay, too, because DDP has laid out
+        gradients by them.
+        """
         return Known(self.parameters, [spec.name for spec in self.specs], self._left_out, in_order=True)
 
     def facts(self) -> dict[str, str]:
@@ -244,7 +246,7 @@ class DDPBuckets(Source):
         return future
 
     def side_broadcast(self) -> SideBroadcast | None:
-        """The buffers, where they travel in this step."""
+        """The buffers, if this step broadcasts them."""
         return self._buffers.packed
 
     def step_ended(self, step: Step) -> None:

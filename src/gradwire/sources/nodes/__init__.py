@@ -1,1 +1,3 @@
-"""Hierarchy: gradients are added up inside each node before shards of them travel between nodes."""
+"""Hierarchical reduction: gradients are summed inside each node before shards of them travel between
+nodes.
+"""

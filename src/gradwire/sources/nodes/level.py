@@ -1,11 +1,12 @@
-"""The level inside a node: adds up each arriving buffer there, and gathers the means when they land.
+"""Reduction inside a node: sums each arriving buffer over its ranks, and gathers the means at the end of a
+step.
 
-Every rank of a node ends up with the node's mean of its own shard of each parameter, in full precision. That
-is what the engine exchanges, over one rank per node: whatever the recipe, what crosses a node's link is what
-one rank's gradient would be. When a step has its outcome, the ranks of a node gather each other's means.
+Every rank of a node gets the node's mean of its own shard of each parameter, in full precision. The engine
+exchanges these over one rank per node: with any recipe, the bytes on a node's link are those of one rank's
+gradient. When the outcome of a step is known, the ranks of a node gather each other's means.
 
 The sum is an all-to-all and an addition in rank order, which sends as many bytes as a ring's reduce-scatter.
-On a device all of this is work in the engine's stream, for which the host does not wait.
+On a device all of this is enqueued in the engine's stream, and the host does not wait.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from gradwire.step.step import Outcome, Step
 
 _LOG = logging.getLogger("gradwire")
 _ATTEMPTS = 3
-"""A line that damages the same bytes so often is broken."""
+"""Number of attempts to gather: a link that damages the same bytes so often is broken."""
 
 
 class Packing:
-    """How the parameters of one buffer lie in `parts` rows: row s has shard s of each, in the same order."""
+    """Layout of a buffer's parameters in `parts` rows: row s has shard s of each parameter, in equal
+    order.
+    """
 
     def __init__(self, entries: tuple[Slot, ...], shards: Sequence[ParameterSpec], parts: int) -> None:
         """`shards` are those of the entries' parameters."""
@@ -60,7 +63,7 @@ class Packing:
         return like.new_empty(self.parts, self.numel)
 
     def pack(self, buffer: Tensor) -> Tensor:
-        """The shards of what is in `buffer`, filled up with zeros."""
+        """Copy `buffer` into rows of shards, padded with zeros."""
         filled = sum(size for *_starts, size, _number in self._runs) == self.parts * self.numel
         rows = self.rows(buffer) if filled else self.rows(buffer).zero_()
         self._copy(self._in(rows), self._of(buffer))
@@ -83,7 +86,7 @@ class Packing:
 
 @dataclass
 class _Buffer:
-    """One buffer on its way: `rows` are the neighbours' parts of this rank's shard, and later all means."""
+    """A buffer in flight: `rows` has the neighbours' parts of this rank's shard, and later all means."""
 
     arrival: Arrival
     packing: Packing
@@ -94,7 +97,7 @@ class _Buffer:
 
 @dataclass
 class _Pass:
-    """A step: where it runs, what travels inside the node, and the shards that it has brought so far."""
+    """A step: its placement, its messages inside the node, and the shards that it has brought so far."""
 
     placement: Placement
     inside: MeteredComm
@@ -106,11 +109,12 @@ class _Pass:
 
 
 class NodeReducer:
-    """Between a source and the reducer, whose `begin_step`, `bucket_ready` and `all_ready` it has, too.
+    """Reduction inside a node, between a source and the reducer; it has the reducer's `begin_step`,
+    `bucket_ready` and `all_ready`.
 
-    All of it runs on the engine's thread, by the placement of the step: where that works on a device, sums
-    and means stay there. Buffers are added up in their turn by index, so that all ranks of a node issue the
-    same collectives in the same order.
+    All of it runs on the engine's thread. If the step's placement is on a device, sums and means stay there.
+    Buffers are summed in the order of their indices, so that all ranks of a node issue the same collectives
+    in the same order.
     """
 
     def __init__(self, specs: Sequence[ParameterSpec], parts: int) -> None:
@@ -128,7 +132,7 @@ class NodeReducer:
         return self._engine
 
     def join(self, engine: Reducer) -> None:
-        """Deliver to `engine`, made with `self.specs`, which ends its steps through `conclude`."""
+        """Connect to `engine`, made with `self.specs`. The engine ends its steps by `conclude`."""
         self._engine = engine
 
     def begin_step(self, at_s: float) -> None:
@@ -145,7 +149,7 @@ class NodeReducer:
         return self._running
 
     def bucket_ready(self, arrival: Arrival) -> None:
-        """Add up the buffers whose turn it is, inside the node."""
+        """Sum the buffers in turn by index, inside the node."""
         now = self._pass
         now.arrivals.append(arrival)
         now.in_turn.add(arrival)
@@ -154,7 +158,7 @@ class NodeReducer:
             self.engine.issue(self._scatter, now, following)
 
     def all_ready(self) -> None:
-        """All buffers of the step have come."""
+        """Note that all buffers of the step have come."""
         self._pass.closed = True
         self._close_when_summed(self._pass)
 
@@ -166,7 +170,7 @@ class NodeReducer:
         return known
 
     def _scatter(self, now: _Pass, arrival: Arrival) -> None:
-        """Send each neighbour its part; where that fails, zeros, because the neighbours wait for bytes."""
+        """Send each neighbour its part; if that fails, send zeros, because the neighbours wait for bytes."""
         rows: Tensor | None = None
         try:
             packing = self._packing(arrival)
@@ -209,7 +213,7 @@ class NodeReducer:
             self.engine.all_ready()
 
     def conclude(self, step: Step, deliver: Callable[[Step], None]) -> None:
-        """A step has its outcome, which is the same on all ranks: bring the means, then hand it on."""
+        """Gather the means of a step with an outcome, which is equal on all ranks; then `deliver` it."""
         now, self._running = self._pass, None
         try:
             if step.error is None:
@@ -225,7 +229,9 @@ class NodeReducer:
         deliver(step)
 
     def _gather_undamaged(self, now: _Pass) -> None:
-        """The step counts already, so means that come damaged are sent again: all ranks know of it."""
+        """Gather means, and again if they come damaged, because the step counts already: all ranks know of
+        the damage.
+        """
         for left in reversed(range(_ATTEMPTS)):
             try:
                 self._gather(now)
@@ -236,7 +242,7 @@ class NodeReducer:
                 _LOG.warning("%s; the means are sent again", error)
 
     def _gather(self, now: _Pass) -> None:
-        """All at once: the last one's bytes are under way while the first is unpacked."""
+        """Gather all buffers at once: the last one's bytes are in flight while the first is unpacked."""
         under_way = [now.inside.all_gather(each.rows, each.shard) for each in now.buffers]
         failures = []
         for pending, each in zip(under_way, now.buffers, strict=True):

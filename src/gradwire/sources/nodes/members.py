@@ -1,6 +1,6 @@
-"""Which ranks share a node, as all of them agree.
+"""Agreement of all ranks on which of them share a node.
 
-Nodes of one size, more than one of them and of more than one rank, are worth two levels. All else is flat.
+Two levels need nodes of equal size, several of them, each of several ranks. Any other world is flat.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Members: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class NodeTable:
-    """All nodes, by their members' numbers within the model's process group, ascending."""
+    """Members of all nodes, as ascending ranks of the model's process group."""
 
     nodes: tuple[Members, ...]
 
@@ -62,9 +62,9 @@ def kind_of(nodes: Nodes) -> str:
 
 
 def neighbours(nodes: Nodes, ranks: Sequence[int], rank: int) -> Members:
-    """The members of `rank`'s node, which all ranks number within their group; `ranks` are their global ones.
+    """Members of `rank`'s node, by numbers within the group; `ranks` are the group's global ranks.
 
-    Only `rank` itself where the world is flat. Raises `ValueError` for nodes that leave it out.
+    Only `rank` itself, if the world is flat. Raises `ValueError` for nodes that leave it out.
     """
     mine = _global_neighbours(nodes, ranks[rank])
     members = tuple(sorted(ranks.index(each) for each in set(mine) if each in ranks))
@@ -110,10 +110,11 @@ def _per_node() -> int:
 
 
 def agreed(kind: str, mine: Members, comm: Comm) -> NodeTable | None:
-    """The nodes, or `None` where the world is flat. A collective: one all-gather of a byte per pair of ranks.
+    """Agree on the nodes; `None` if the world is flat. A collective: one all-gather of a byte per pair of
+    ranks.
 
-    Raises `ValueError` on all ranks where given nodes contradict each other or differ in size. Where they
-    were found, that is a flat world, and a line of the log.
+    Raises `ValueError` on all ranks if given nodes contradict each other or differ in size. If nodes were
+    only detected, the world is flat then, and a line of the log says so.
     """
     row = torch.zeros(comm.world, dtype=torch.uint8, device="cpu")
     row[list(mine)] = 1
@@ -129,7 +130,7 @@ def agreed(kind: str, mine: Members, comm: Comm) -> NodeTable | None:
 
 
 def _complaint(said: Sequence[Members]) -> str | None:
-    """Why these are no nodes of one size, by rank."""
+    """Reason why these are no nodes of equal size, by rank; `None` if they are."""
     for rank, members in enumerate(said):
         if rank not in members or any(said[other] != members for other in members):
             return f"rank {rank} says that ranks {list(members)} share its node, and these say otherwise"
