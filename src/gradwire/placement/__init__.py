@@ -1,4 +1,6 @@
-"""Where gradients, memory and codecs are, by what bytes travel, and how one gets to the other."""
+"""Placement: where gradients, memory and codecs are, which transport carries bytes, and the copies
+between them.
+"""
 
 from gradwire.placement.base import Placement, Post, Resolve, host, staged, stream
 from gradwire.placement.comms import StagedComm, StreamComm, by_the_host, through_a_device

@@ -1,4 +1,4 @@
-"""A placement: one value that says where things are and who moves them."""
+"""Placement of one attached model, as one value: the places of things, and the objects that move them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ PostAfter: TypeAlias = Callable[[Job, Callable[[Waited], None]], None]
 Wait: TypeAlias = Callable[[threading.Event, Job], None]
 """Block until an event is set; call a function twice a second meanwhile, which ends the wait by raising."""
 Resolve: TypeAlias = Literal["now", "late"]
-"""When the host reads whether a step was finite, and commits it: before the step ends, or when the next one
-begins, so that it need not wait for the device."""
+"""Time at which the host reads whether a step was finite, and commits it: before the step ends, or when the
+next one begins, so that it need not wait for the device."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The places of one attached model's gradients, memory and bytes.
+    """Places of one attached model's gradients, memory and bytes.
 
-    Gradients travel over `comm`, in tensors that are where the memory is. The status vote, and all else that
-    ranks agree on, travels over `control` in tensors on the CPU. The two may be the same comm, or over the
-    same ranks. Where ranks hold shards, `control` is over all of them, `inside` over those that hold the
-    other shards of a replica, and `everyone` over all for tensors that are where the memory is.
-
-    `post` runs a function on the engine's thread. `device` computes the gradients; `transfer` carries them to
-    `memory`, where planes live and codecs run, and the means back.
+    - `comm` carries gradients, in tensors at the place of the memory.
+    - `control` carries the status vote and everything else on which ranks agree, in tensors on the CPU. It
+      may be `comm` itself. If ranks hold shards, it is over all of them.
+    - `inside` is over the ranks that hold the other shards of this replica, `everyone` over all ranks; both
+      carry tensors at the place of the memory.
+    - `post` runs a function on the engine's thread.
+    - `device` computes the gradients. `transfer` carries them to `memory`, where planes are and codecs run,
+      and carries the means back.
     """
 
     name: str
@@ -51,18 +52,20 @@ class Placement:
     transfer: BufferTransfer = field(default_factory=BufferTransfer)
     resolve: Resolve = "now"
     post_later: Post | None = None
-    """Runs a function as `post` does, asked by any thread, such as one of gloo's. None where `post` does."""
+    """Runs a function as `post` does, called by any thread, such as one of gloo's. `None` if `post` can be
+    called so."""
     post_after: PostAfter | None = None
     """Runs a function as `post` does, but once another has returned, which waits for the device. None where
     nothing is waited for."""
     wait: Wait | None = None
-    """How the thread that trains waits for a step's end, if it runs what is left to do itself."""
+    """Function by which the training thread waits for a step's end, if it has to run the remaining
+    jobs itself."""
     inside: Comm | None = None
     everyone: Comm | None = None
 
     @property
     def resolves_late(self) -> bool:
-        """Whether a step is resolved when the next one begins."""
+        """True if a step is resolved when the next one begins."""
         return self.resolve == "late"
 
     @property
@@ -73,12 +76,12 @@ class Placement:
 
     @property
     def copies(self) -> bool:
-        """Whether the engine works on copies of gradients, and means are copied back."""
+        """True if the engine works on copies of gradients, and means are copied back."""
         return self.memory.is_host and not self.device.is_host
 
     @property
     def granularity(self) -> Granularity:
-        """How finely work is cut that is done where the memory is."""
+        """Sizes into which work is cut on the device of the memory."""
         return granularity(is_host=self.memory.is_host)
 
     def fetch(self, value: Tensor) -> Callable[[], Tensor]:
@@ -99,11 +102,11 @@ def host(
     inside: Comm | None = None,
     post_after: PostAfter | None = None,
 ) -> Placement:
-    """Memory and codecs on the CPU, bytes over `comm`, which carries tensors on the CPU.
+    """Placement with memory and codecs on the CPU, and bytes over `comm`, which carries tensors on the CPU.
 
     Gradients of another `device` than the CPU are copied to pinned memory as they arrive, and means are
     copied back. That takes as many bytes of pinned memory as the gradients have, and none of the device's.
-    `control` is `comm` if it is left out.
+    `control` is `comm` by default.
     """
     device, control = HostDevice() if device is None else device, control or comm
     transfer = BufferTransfer() if device.is_host else CopyTransfer(device)
@@ -128,10 +131,11 @@ def staged(
     inside: Comm | None = None,
     post_after: PostAfter | None = None,
 ) -> Placement:
-    """Memory and codecs on the `device`, bytes over `comm`, which carries tensors on the CPU.
+    """Placement with memory and codecs on the `device`, and bytes over `comm`, which carries tensors on the
+    CPU.
 
-    Payloads are copied to pinned memory and back. The status vote, and all else that ranks agree on, travels
-    over `control`, by default `comm`, without a detour.
+    Payloads are copied to pinned memory and back. `control`, by default `comm`, carries everything on which
+    ranks agree, without copies.
     """
     transfer = StreamTransfer(device, follows=False)
 
@@ -165,12 +169,13 @@ def stream(
     inside: Comm | None = None,
     everyone: Comm | None = None,
 ) -> Placement:
-    """Memory and codecs on the `device`, bytes over `comm`, whose collectives are work in a stream (NCCL).
+    """Placement with memory and codecs on the `device`, and bytes over `comm`, whose collectives are work in
+    a stream (NCCL).
 
     The thread that brings gradients issues everything, in a stream of the engine's. The status vote travels
-    over `control`, which carries tensors on the CPU. Whether a step counts is read when the next one begins.
-    `crashed` takes what a job raises; without it the thread does. Collectives `inside` a replica, and those
-    of `everyone`, by default `comm`, are work in the same stream.
+    over `control`, which carries tensors on the CPU. The host reads whether a step counts when the next one
+    begins. `crashed` takes a job's exception; without it the thread raises it. Collectives of `inside` and of
+    `everyone` (by default `comm`) are work in the same stream.
     """
     transfer = StreamTransfer(device)
     post = Inline(transfer.working, crashed)

@@ -1,4 +1,4 @@
-"""Comms of the wires that do not carry tensors as they are: in streams, or from somewhere else.
+"""Comms for transports that cannot carry the memory's tensors directly: in streams, or from another place.
 
 Memory is on the host or on a device. Bytes travel over gloo, which reads the host's memory, or over NCCL,
 whose collectives are work in a stream of the device. Of the four pairs, the host over gloo needs nothing, and
@@ -19,12 +19,13 @@ from gradwire.placement.device import Device
 
 
 class StreamComm(Comm):
-    """`Comm` over one whose collectives are enqueued: waiting for one puts the current stream after it.
+    """`Comm` whose collectives are enqueued in a stream: waiting for one makes the current stream wait, not
+    the host.
 
-    The host is not told of its end: what a callback enqueues comes after the collective, once it has waited.
-    No time can be read from the end either.
+    The host is not told of a collective's end, so no time can be read from it. Work that a callback enqueues
+    comes after the collective, because the callback waits for it first.
 
-    Sums and broadcasts go as the library likes: hops of our own are messages, for which the host waits.
+    Sums and broadcasts use the library's algorithms: for our own hops the host would wait.
     """
 
     announces = False
@@ -39,10 +40,12 @@ class StreamComm(Comm):
 
 
 class StagedComm(Comm):
-    """`Comm` over one for tensors in another place, by copies there and back: the same verbs and order.
+    """`Comm` for tensors in another place than its transport's, by copies there and back: equal verbs and
+    order.
 
-    `room` makes a tensor there like another one, and `ready` returns once what was copied may be sent. The
-    thread that waits copies what has come, in its own stream, and waits for that itself if it is the host.
+    `room` allocates a tensor there like another one, and `ready` returns once the copy may be sent. The
+    waiting thread copies the results back, in its own stream, and waits for that copy if the results are on
+    the host.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class StagedComm(Comm):
         return self._comm.carrier
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
-        """Copy `tensor` there, and issue once that is done."""
+        """Copy `tensor` to the transport's place, and issue once the copy is done."""
         # A device copies to and from pinned memory in a stream; for memory that is not pinned the host waits.
         in_stream, sent = not tensor.is_cpu, self._room(tensor)
         sent.copy_(tensor, non_blocking=in_stream)
@@ -72,9 +75,10 @@ class StagedComm(Comm):
 
 
 def by_the_host(comm: Comm, device: Device) -> Comm:
-    """`comm`, which reads the host's memory, for tensors of a `device`: through pinned memory.
+    """Wrap `comm`, which reads the host's memory, for tensors of a `device`: payloads go through pinned
+    memory.
 
-    The engine's thread waits for the copy, in whose stream it works, and then hands it to the transport.
+    The engine's thread waits for each copy, in its stream, before it hands it to the transport.
     """
 
     def ready() -> None:
@@ -84,8 +88,8 @@ def by_the_host(comm: Comm, device: Device) -> Comm:
 
 
 def through_a_device(comm: Comm, where: torch.device) -> Comm:
-    """`comm`, whose collectives are work in a stream for tensors at `where`, for tensors on the CPU.
+    """Wrap `comm`, whose collectives are work in a stream for tensors at `where`, for tensors on the CPU.
 
-    The host waits for each of them.
+    The host waits for each collective.
     """
     return StagedComm(StreamComm(comm), partial(torch.empty_like, device=where))

@@ -45,36 +45,42 @@ class Device(Protocol):
 
     @property
     def is_host(self) -> bool:
-        """Whether it is the CPU: its work is done when a call returns, and nothing has to be copied."""
+        """True for the CPU: its work is done when a call returns, and nothing has to be copied."""
 
     def current(self) -> Stream:
-        """The stream to which operators of this thread go."""
+        """Stream to which this thread's operators go."""
 
     def new_stream(self) -> Stream:
-        """One more stream."""
+        """Make another stream."""
 
     def using(self, stream: Any) -> AbstractContextManager[None]:
-        """Within it, operators of this thread go to `stream`. Several threads may use one at a time."""
+        """Context in which this thread's operators go to `stream`. Several threads may use one stream
+        at a time.
+        """
 
     def stay(self) -> None:
-        """Make it the current device of this thread, for good: a thread of our own calls it first."""
+        """Make this the current device of the thread, for good: each of our own threads calls it first."""
 
     def new_event(self) -> Event:
         """An event that takes times, to be recorded again and again."""
 
     def awaited(self, stream: Any) -> Event:
-        """An event after the work enqueued in `stream` so far. A thread that waits for it sleeps meanwhile,
-        where for other events it may spin."""
+        """Record an event after the work enqueued in `stream` so far. A thread that waits for it sleeps; for
+        other events it may spin.
+        """
 
     def pinned(self, like: Tensor) -> Tensor:
         """Uninitialised memory on the host that copies reach directly: shape, strides and type of `like`."""
 
     def new_future(self) -> Future[Tensor]:
-        """A future for a tensor of this device. It is set while the stream that fills the tensor is current,
-        and lets the stream of the one that waits for it wait for that work; the host goes on."""
+        """Make a stream-aware future for a tensor of this device.
+
+        It is set while the stream that fills the tensor is current. Waiting for it makes the caller's stream
+        wait for that stream; the host goes on.
+        """
 
     def is_capturing(self) -> bool:
-        """Whether work of this thread is recorded into a graph instead of being run."""
+        """True if this thread's work is recorded into a graph instead of being run."""
 
 
 class _Nothing:
@@ -147,10 +153,11 @@ class Accelerator:
 
     @contextmanager
     def using(self, stream: Any) -> Iterator[None]:
-        """A `torch.Stream` itself, as a context manager, would serve one thread at a time.
+        """Context for `stream`. A `torch.Stream` as a context manager would serve one thread at a time.
 
-        A stream brings its device with it, so the thread's own comes back last: by exchange, because setting
-        a device that this process has not used, as the first is on most ranks, makes a context there.
+        A stream brings its device with it, so the thread's own device is restored last: by exchange, because
+        setting a device that this process has not used, such as the first on most ranks, makes a context
+        there.
         """
         with torch.accelerator.device_index(self.where.index):
             before = torch.accelerator.current_stream(self.where)
@@ -181,7 +188,7 @@ class Accelerator:
         return torch.empty_like(like, device="cpu", pin_memory=True)
 
     def new_future(self) -> Future[Tensor]:
-        """torch makes such futures only for devices that it was built with."""
+        """Make a future; torch makes such futures only for devices that it was built with."""
         return Future(devices=[self.where])
 
     def is_capturing(self) -> bool:

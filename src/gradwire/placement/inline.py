@@ -1,8 +1,9 @@
-"""The engine's jobs on the thread that brings gradients, where collectives are work in a stream.
+"""Engine's jobs run on the thread that brings gradients, for transports whose collectives are work in a
+stream.
 
-That thread enqueues all of it, and the host waits for none. Collectives of several communicators must be
+That thread enqueues all jobs, and the host waits for none. Collectives of several communicators must be
 issued in one order on all ranks, most safely by one thread (NCCL's user guide, "Using multiple NCCL
-communicators concurrently"): the one that computes has collectives of its own to issue.
+communicators concurrently"): the thread that computes has collectives of its own to issue.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ _AWAKE_S = 0.5
 
 
 class Inline:
-    """A `Post` that runs jobs on the calling thread, `within` a context: one by one, none in another.
+    """`Post` that runs jobs on the calling thread, `within` a context, one after the other and never nested.
 
-    What other threads have to say, they say `later`: it is run on the thread that waits. `crashed` takes what
-    a job raises; without it the calling thread does.
+    Other threads hand in jobs by `later`, which run on the thread that waits. `crashed` takes a job's
+    exception; without it the calling thread raises it.
 
     >>> post, order = Inline(), []
     >>> post(lambda: [order.append(1), post(lambda: order.append(3)), order.append(2)])
@@ -64,7 +65,7 @@ class Inline:
         self._later.put(job)
 
     def wait(self, event: threading.Event, look: Callable[[], None] = lambda: None) -> None:
-        """Run what is left to do until `event` is set; see `gradwire.placement.base.Wait`."""
+        """Run the remaining jobs until `event` is set; see `gradwire.placement.base.Wait`."""
         while not event.is_set():
             try:
                 job = self._later.get(timeout=_AWAKE_S)

@@ -25,7 +25,7 @@ class Waited(NamedTuple):
 
 
 def _nothing() -> None:
-    """There is nothing to wait for, or to copy."""
+    """Do nothing: there is nothing to wait for, or to copy."""
 
 
 class TransferredBuffer:
@@ -44,9 +44,9 @@ class TransferredBuffer:
         self._wait()
 
     def copy_back_early(self, begin: int, end: int) -> None:
-        """Elements [begin, end) of `buffer` are final: copy them back while others are still to come.
+        """Copy elements [begin, end) of `buffer` back, which are final, while others are still to come.
 
-        Returns when the copy is enqueued. The engine may not write them any more.
+        Returns when the copy is enqueued. The engine may not write these elements any more.
         """
 
     def copy_back(self) -> None:
@@ -67,10 +67,11 @@ def _failed(buffer: Tensor, error: BaseException) -> TransferredBuffer:
 
 
 class BufferTransfer:
-    """Brings the gradients of one attached model, and takes the means back. This one leaves them in place.
+    """Carrier of one attached model's gradients to the engine, and of means back. This one leaves them in
+    place.
 
-    That is for a CPU, whose calls return when work is done. `start` is called on the thread that computes,
-    the rest on any thread.
+    It is for a CPU, whose calls return when work is done. `start` is called on the thread that computes, the
+    other methods on any thread.
     """
 
     def start(self, key: Hashable, source: Tensor) -> TransferredBuffer:
@@ -98,14 +99,14 @@ class BufferTransfer:
         return nullcontext()
 
     def working(self) -> AbstractContextManager[None]:
-        """A context in which the stream is current that the engine works in, if it needs one."""
+        """Context in which the engine's stream is current, if it needs one."""
         return nullcontext()
 
     def follow(self) -> None:
         """Make the engine's stream wait for all work in this thread's current stream so far."""
 
     def join(self) -> None:
-        """Make this thread's current stream wait for all that the engine has enqueued so far."""
+        """Make this thread's current stream wait for everything that the engine has enqueued so far."""
 
     @property
     def pinned_bytes(self) -> int:
@@ -121,16 +122,21 @@ class BufferTransfer:
 
 
 class StreamTransfer(BufferTransfer):
-    """The engine works on the gradients where they are, in a stream of its own, beside the computation."""
+    """Transfer in place: the engine works on the gradients on their device, in a stream of its own, beside
+    the computation.
+    """
 
     def __init__(self, device: Device, *, follows: bool = True) -> None:
-        """Whether the engine's stream `follows` the one that computes at once, as where one thread enqueues
-        for both. Else the host waits before it enqueues for the engine. The thread that computes runs far
-        ahead of the device, so the engine's stream would otherwise wait for gradients that come later."""
+        """`follows` is True if the engine's stream waits for the computing stream, as where one thread
+        enqueues for both.
+
+        Otherwise the host waits before it enqueues for the engine. The thread that computes runs far ahead of
+        the device, so the engine's stream would else wait for gradients that come later.
+        """
         self._device, self._stream, self._follows = device, device.new_stream(), follows
 
     def start(self, key: Hashable, source: Tensor) -> TransferredBuffer:
-        """Nothing is copied."""
+        """Take `source` in place; nothing is copied."""
         try:
             if not self._follows:
                 return TransferredBuffer(source, self._device.awaited(self._device.current()).synchronize)
@@ -203,7 +209,7 @@ class _CopiedBuffer(TransferredBuffer):
         self._pinned.copy(self._source[begin:end], self.buffer[begin:end], self._stream)
 
     def copy_back(self) -> None:
-        """By the gaps between what has been copied."""
+        """Copy back the stretches that have not been copied early."""
         numel, done = self.buffer.numel(), 0
         for begin, end in (*sorted(self._copied), (numel, numel)):
             if begin > done:
@@ -211,18 +217,20 @@ class _CopiedBuffer(TransferredBuffer):
             done = end
 
     def poison(self) -> None:
-        """On the device, after what has been copied: the host may not write what copies may still read."""
+        """Write NaN on the device, after the copies so far: the host may not overwrite memory that a copy may
+        still read.
+        """
         self._copied = [(0, self.buffer.numel())]
         with self._device.using(self._stream):
             self._source.fill_(torch.nan)
 
 
 class CopyTransfer(StreamTransfer):
-    """Copies to pinned memory on the host and back, in two streams of their own, beside the computation.
+    """Transfer by copies to pinned memory on the host and back, in two streams, beside the computation.
 
     The engine works on the host, in no stream. The computing thread runs far ahead of the device, and
-    enqueues all copies to the host early in the backward pass. In the same stream, a mean would be copied
-    back only after the last of them. So copies back have a second stream, which waits for no other stream.
+    enqueues all copies to the host early in the backward pass. In one stream, a mean would be copied back
+    only after the last of these. So copies back have a second stream, which waits for no other one.
     """
 
     def __init__(self, device: Device) -> None:
@@ -283,7 +291,9 @@ class CopyTransfer(StreamTransfer):
 
 
 def _taken_bytes(nbytes: int) -> int:
-    """As many as `ATen/core/CachingHostAllocator.h` takes by default: the next power of two."""
+    """Bytes that torch's `ATen/core/CachingHostAllocator.h` takes by default for `nbytes`: the next power of
+    two.
+    """
     return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
