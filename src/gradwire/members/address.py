@@ -13,9 +13,9 @@ _GET_ADDRESS = 0x8915
 
 
 def own_address(given: str) -> str:
-    """The IP address of this machine that `given` names: an address, a host name, or an interface.
+    """IP address of this machine for `given`: an address, a host name, or a network interface.
 
-    Raises `ValueError` if it is none of this machine.
+    Raises `ValueError` if it is not of this machine.
 
     >>> own_address("127.0.0.1"), own_address("lo")
     ('127.0.0.1', '127.0.0.1')
@@ -35,7 +35,7 @@ def own_address(given: str) -> str:
 
 
 def address_towards(host: str | None) -> str:
-    """The address of this machine from which packets to `host` leave. By default that of the launcher.
+    """Address of this machine from which packets to `host` are sent; by default, to the launcher's host.
 
     >>> address_towards("127.0.0.1")
     '127.0.0.1'
@@ -64,7 +64,7 @@ def host_of(url: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach it."""
+    """True if only this machine can reach the address."""
     return ipaddress.ip_address(address).is_loopback
 
 

@@ -10,34 +10,34 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Card:
-    """The things that a member says of itself when it asks for a roster; all other members see them."""
+    """Facts that a member states when it asks for a roster; all other members see them."""
 
     terms: Mapping[str, str]
     """Versions, recipe, model and settings, by name: the same for all members of a run."""
     address: str
-    """"HOST:PORT" of a store of its own, at which others can meet."""
+    """"HOST:PORT" of this member's store, at which others can meet."""
     run: str = ""
-    """The run that it is part of; empty before its first round."""
+    """Run of which it is a part; empty before its first round."""
     rounds: int = -1
-    """The rounds that have landed in what it has; below 0 before it has begun."""
+    """Number of rounds that have landed in its parameters; below 0 before it has begun."""
     number: int = -1
-    """Of the last of them. No other exchange has it."""
+    """Number of the last of these rounds. No other exchange has this number."""
     tried: int = -1
-    """The highest number under which its Δ has left, whether that round landed or not."""
+    """Highest number under which its Δ was sent, whether that round landed or not."""
     checksum: str = ""
-    """Of the shared parameters and the outer optimizer's state."""
+    """Checksum of the shared parameters and the outer optimizer's state."""
     established: bool = False
-    """Whether a round has landed since this process started."""
+    """True if a round has landed since this process started."""
     steps: int = 0
     """Steps since its Δ was last counted."""
     joins: bool = False
-    """Whether it has only come, and no round is due here."""
+    """True if it has only just come, and no round is due here."""
     meeting: str = ""
-    """The meeting whose groups it still has; empty if its last exchange failed."""
+    """Meeting whose groups it still has; empty if its last exchange failed."""
     connections: int = 0
-    """Of a link, as many as it needs; 0 if nobody has measured that here yet."""
+    """Number of connections that a link needs; 0 if it has not been measured here yet."""
     round_trip_s: float = 0.0
-    """The longest one between neighbours, measured with them."""
+    """Longest round trip between neighbours in seconds, measured with `connections`."""
     born: float = 0.0
     """When the process started, in seconds: of two with one name, the younger one stays."""
 
@@ -76,20 +76,21 @@ class Entry:
     id: str
     """A name of this process, where `name` stays the same after a restart."""
     card: Card | None
-    """`None` if it is something else than a member of gradwire."""
+    """The member's card; `None` if it is no member of gradwire."""
 
 
 @dataclass(frozen=True)
 class Roster:
-    """The members that take part in the next round, the same for all of them."""
+    """Members that take part in the next round; equal for all of them."""
 
     moment: int
-    """A number that no other roster has; later ones have higher ones, as long as clocks run forwards."""
+    """Number of the roster. No other one has it; later rosters have higher numbers as long as clocks run
+    forwards."""
     entries: tuple[Entry, ...]
 
 
 class Members(Protocol):
-    """How a replica finds the others. Only the first rank of a replica asks."""
+    """Way in which a replica finds the others. Only the first rank of a replica asks."""
 
     name: str
     """The name of this replica."""
@@ -99,7 +100,7 @@ class Members(Protocol):
     """The host name or address at which other members reach this replica."""
 
     alone_s: float | None
-    """With no quorum after so many seconds, local steps go on until there is one; `None` waits for it."""
+    """Seconds without a quorum after which local steps go on until there is one; `None` waits for it."""
 
     def ask(self, card: Card) -> Roster:
         """Wait for the next roster, with this member in it.
@@ -115,9 +116,10 @@ class Members(Protocol):
 class Event:
     """Something that happened to this member's rounds.
 
-    `what` is "joined", "left", "healed", "failed" or "given up". `round` says after how many rounds that was,
-    `who` are the members that it is about, `seconds` how long it took, and `sent_bytes` how many bytes were
-    moved for it.
+    - `what`: "joined", "left", "healed", "failed" or "given up".
+    - `round`: number of rounds after which it happened.
+    - `who`: the members concerned.
+    - `seconds`: how long it took. `sent_bytes`: bytes that were moved for it.
     """
 
     what: str

@@ -1,7 +1,7 @@
-"""Healing: one member gives another the shared parameters and all that belongs to them.
+"""Healing: one member sends another one the shared parameters and everything that belongs to them.
 
-It goes from rank to rank over the meeting's own group: a description in JSON, and then plain tensors. Nothing
-that comes is ever executed, and nothing but numbers and texts is made of it.
+The state goes from rank to rank over the meeting's own group: a description in JSON, then plain tensors.
+Nothing received is ever executed, and it is only turned into numbers and texts.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ DTYPES = {
 
 
 def give(peers: GroupPeers, to: int, state: Any) -> int:
-    """Send `state` to rank `to`: dictionaries, lists, tensors, numbers and texts. Returns how many bytes.
+    """Send `state` (dictionaries, lists, tensors, numbers and texts) to rank `to`. Returns the number of
+    bytes.
 
-    Raises `TransportError`, and `ValueError` for what it cannot express.
+    Raises `TransportError`, and `ValueError` for values of other types.
     """
     described, tensors = describe(state)
     text = torch.frombuffer(bytearray(described.encode()), dtype=torch.uint8)
@@ -48,9 +49,9 @@ def give(peers: GroupPeers, to: int, state: Any) -> int:
 
 
 def take(peers: GroupPeers, source: int) -> tuple[Any, int]:
-    """Receive what rank `source` gives, with tensors on the CPU; and how many bytes that was.
+    """Receive a state from rank `source`, with tensors on the CPU. Returns (state, number of bytes).
 
-    Raises `TransportError`, and `GradwireError` for what no member of gradwire would send.
+    Raises `TransportError`, and `GradwireError` if no member of gradwire would send that.
     """
     length = torch.zeros(1, dtype=torch.int64, device="cpu")
     peers.receive(length.view(torch.uint8), source).wait()
@@ -73,9 +74,10 @@ def describe(state: Any) -> tuple[str, list[Tensor]]:
 
 
 def room_for(text: str) -> tuple[Any, list[Tensor]]:
-    """The state that `text` is about, with tensors that are still to be filled, and those tensors.
+    """Build the state that the description `text` describes, with tensors still to be filled. Returns (state,
+    its tensors).
 
-    Raises `GradwireError` for another text.
+    Raises `GradwireError` if the text is no such description.
     """
     tensors: list[Tensor] = []
     try:
@@ -85,7 +87,7 @@ def room_for(text: str) -> tuple[Any, list[Tensor]]:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Its bytes; a view, where it is contiguous and on the CPU."""
+    """Bytes of a tensor; a view, if it is contiguous and on the CPU."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 

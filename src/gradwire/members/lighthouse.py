@@ -1,7 +1,8 @@
-"""Members by torchft's lighthouse, which knows who is alive and forms quorums. The one file about torchft.
+"""Members found by torchft's lighthouse, which monitors who is alive and forms quorums. The one file about
+torchft.
 
-It stands on the public `torchft.coordination.LighthouseClient`, which is alike in its releases: `quorum`,
-whose `data` all members of a quorum see, and `heartbeat`.
+It uses the public `torchft.coordination.LighthouseClient`, which is equal in its releases: `quorum`, whose
+`data` all members of a quorum see, and `heartbeat`.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Torchft:
                 return _roster(found)
 
     def beat(self) -> None:
-        """Tell the lighthouse that this member lives."""
+        """Send the lighthouse a heartbeat of this member."""
         client = self._client
         if client is not None:
             with suppress(Exception):  # which the next question will meet as well

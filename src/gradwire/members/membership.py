@@ -1,4 +1,4 @@
-"""One replica's part in the rounds of members that come and go: groups, engine, healing, events."""
+"""Part of one replica in rounds whose members come and go: groups, engine, healing, events."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ _LOG = logging.getLogger("gradwire")
 CONNECT_S = 10.0
 """Making a group takes so long at most: a member that is in the roster may be gone."""
 LEAST_S, TIMES = 10.0, 3.0
-"""An exchange is given up after so many seconds, or so many times as long as the longest of the last took."""
+"""Limits after which an exchange is given up: seconds, and a multiple of the longest recent exchange; the
+larger one counts."""
 LAST = 8
-"""As many rounds are remembered."""
+"""Number of recent rounds whose durations are remembered."""
 PAUSE_S = 1.0
 """Between two questions without an answer, of a replica that trains meanwhile."""
 FORMAT = "members 1"
-"""Of saves."""
+"""Format of saved states."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Running:
 
 
 class Membership:
-    """This replica among the members: `take_round` asks it for all that a round needs.
+    """This replica as a member: `take_round` calls it for each stage of a round.
 
     All ranks of a replica call its methods together. The first one asks for rosters.
     """
@@ -79,17 +80,24 @@ class Membership:
         timeout_s: float,
         every_s: float | None = None,
     ) -> None:
-        """`terms` are what all members must have in common. `carry` makes an engine for the meeting that the
-        source is in, where the ranks that hold this replica alike are those it is given.
+        """Build a membership that has not joined yet.
 
-        `timeout_s` is the limit of an exchange before it is known how long one takes, and of healing.
-        With `every_s`, about so many seconds pass from round to round.
+        Args:
+            members: finds the others.
+            source: local steps of this replica.
+            site: the ranks of this replica.
+            terms: settings that all members must share.
+            carry: makes an engine for the source's present meeting, given the ranks that hold this replica
+                alike.
+            timeout_s: limit in seconds of healing, and of an exchange before durations are known.
+            every_s: about the seconds from round to round; `None` counts steps.
         """
         self.events: list[Event] = []
         self.now: tuple[str, ...] = ()
         """Names of the members of the last roster."""
         self.committed = self.lost = 0
-        """Rounds that have landed here, and rounds that were given up or whose Δ was dropped in healing."""
+        """Number of rounds that have landed here; and of those given up, or whose Δ was dropped in
+        healing."""
         self.running: Running | None = None
         self.listeners: list[Callable[[], None]] = []
         """Called when a round has landed."""
@@ -102,15 +110,15 @@ class Membership:
         )
         self._run, self._rounds, self._number, self._tried, self._is_established = "", -1, -1, -1, False
         self._store: TCPStore | None = None
-        """Where others can meet: a fresh one for each meeting."""
+        """Store at which others can meet: a new one for each meeting."""
         self._meeting: Apart | None = None
         self._joins = self._is_sound = self._is_running = False
-        """Whether no round was due here, groups of the meeting still work, and an engine runs over them."""
+        """True if no round was due here; if the meeting's groups still work; if an engine runs over them."""
         self._memory: State | None = None
         self._kept: Kept = {}
-        """Of the last engine, for the next one."""
+        """State that exchanges kept in the last engine, for the next one."""
         self._flying = -1
-        """The number of a round that has left and not landed; below 0 for none."""
+        """Number of a round that was sent and has not landed; below 0 for none."""
         self._start_s = 0.0
         self._took_s: deque[float] = deque(maxlen=LAST)
         self._ended_s = now_s()
@@ -124,15 +132,16 @@ class Membership:
     # -- rounds
 
     def join(self) -> None:
-        """Come to the others, and take part in their next round with what is here, or in none if none is due.
+        """Join the others: take part in their next round with the present parameters, or in none if none is
+        due.
 
-        Raises as `take_round`.
+        Raises as `take_round` does.
         """
         self._joins = True
         self.take_round()
 
     def take_round(self) -> None:
-        """A round is due: take part in one. Raises what `optimizer.step()` raises of it."""
+        """Take part in a round that is due. Raises the errors that `optimizer.step()` is to raise."""
         self._start_s = now_s()
         self._pace()
         try:
@@ -144,7 +153,7 @@ class Membership:
         self._joins = False
 
     def _pace(self) -> None:
-        """Where rounds shall come by time: as many steps until the next one as fit in, by the last pace."""
+        """If rounds go by time, set the number of steps until the next one, from the last step times."""
         steps, took_s = self._source.made, self._start_s - self._ended_s
         if self._every_s is None or self._joins or not steps:
             return
@@ -152,11 +161,13 @@ class Membership:
         self._source.due_after = self.site.numbers(fit)[0]
 
     def is_called(self) -> bool:
-        """Whether a quorum has come that this replica went on training without."""
+        """True if a quorum has come while this replica trained without one."""
         return self._asks.is_answered()
 
     def end_round(self) -> bool:
-        """Land what has left before. If its exchange fails it is given up, and the next one brings it all."""
+        """Land the round that was sent before. If its exchange fails, it is given up, and the next round
+        carries everything.
+        """
         number, self._flying = self._flying, -1
         try:
             if self._vote(self._limit_s()):
@@ -168,7 +179,7 @@ class Membership:
         return False
 
     def card(self) -> Card:
-        """As others shall see this replica."""
+        """Card of this replica, for the other members."""
         source, sums = self._source, ""
         if self._rounds >= 0:
             sums = ".".join(f"{each:08x}" for each in self.site.numbers(source.checksum()))
@@ -233,7 +244,7 @@ class Membership:
         )
 
     def _leave_meeting(self) -> None:
-        """End the engine and the groups of the last meeting; what this rank remembers is kept."""
+        """End the engine and the groups of the last meeting; this rank's memory is kept."""
         if self._is_running:
             self._memory, self._is_running = self._remembered(), False
             self._kept = self._memory["kept"]
@@ -255,7 +266,7 @@ class Membership:
         return backward.call(lambda: state.own(backward.engine))
 
     def heal(self, plan: Plan) -> None:
-        """One gives, others take. The rest waits for them in the exchange."""
+        """Give or take the shared parameters, as `plan` says. Other members wait in the exchange."""
         failure: TransportError | None = None
         found, moved, start_s, name = None, 0, now_s(), self._members.name
         try:
@@ -274,7 +285,7 @@ class Membership:
             self._tell("healed", plan.heals, now_s() - start_s, moved)
 
     def _moved(self, plan: Plan) -> tuple[Any, int]:
-        """The state that was given to this rank, and how many bytes it has given or taken."""
+        """Receive or send the state of healing. Returns (state received, bytes sent or received)."""
         assert self._meeting is not None, "met before"
         source, site, moved = self._source, self.site, 0
         peers = GroupPeers([self._meeting.group])
@@ -289,7 +300,7 @@ class Membership:
         return None, moved
 
     def _take_up(self, found: Any) -> None:
-        """Go on from what was given. What this rank remembers of its own is dropped."""
+        """Continue from a received state; this rank's own progress and memory are dropped."""
         source, site = self._source, self.site
         if not source.is_sharded and site.size > 1:
             text, tensors = describe({name: each for name, each in found.items() if name != "kept"})
@@ -386,7 +397,7 @@ class Membership:
             listener()
 
     def lose(self, error: TransportError) -> None:
-        """Abort all groups, at once: members that are no neighbours of the dead hear of it by that."""
+        """Abort all groups at once, so that members that are no neighbours of the dead one notice, too."""
         self._is_sound = False
         if self._meeting is not None:
             self._meeting.abort()
@@ -409,7 +420,7 @@ class Membership:
     # -- saves
 
     def save(self) -> dict[str, Any]:
-        """This rank's state. Waits for a round that is under way, which stays so."""
+        """This rank's state. Waits for a round in flight, which does not land by that."""
         if self._is_sound:
             assert self.running is not None, "asked between rounds"
             with self._deadline(self._timeout_s):
@@ -425,8 +436,8 @@ class Membership:
         }
 
     def load(self, saved: Any) -> None:
-        """Go on from what `save` has returned, before this replica joins. Raises `ValueError` if it is not of
-        this model.
+        """Continue from a state that `save` returned, before this replica joins. Raises `ValueError` if it is
+        of another model.
         """
         told = saved if isinstance(saved, dict) else {}
         if told.get("format") != FORMAT or told["model"] != self._terms["model"]:
@@ -458,7 +469,7 @@ class Membership:
 
 
 class _Deadline:
-    """Within it, what takes longer is broken off by `end`, on another thread."""
+    """Context with a time limit: afterwards, `end` is called on another thread to break off what runs."""
 
     def __init__(self, limit_s: float, end: Callable[[], None]) -> None:
         self._timer = threading.Timer(limit_s, end)
@@ -472,7 +483,7 @@ class _Deadline:
 
 
 class Alone(Exception):
-    """There is no quorum yet, and this replica shall train meanwhile."""
+    """Signal that there is no quorum yet, and this replica shall train meanwhile."""
 
 
 class _Asks:
@@ -483,7 +494,7 @@ class _Asks:
         self.name, self.address, self.alone_s = members.name, members.address, members.alone_s
         self.id = site.told(members.id)
         self._asked: Future[Roster] | None = None
-        """Of a question that goes on beside training; on other ranks than the first it is never done."""
+        """Answer to a question asked while training goes on; never done on other ranks than the first."""
         self._has_left = threading.Event()
 
     def ask(self, card: Card) -> Roster:
@@ -532,7 +543,7 @@ class _Asks:
         return self._asked.result(limit_s)
 
     def is_answered(self) -> bool:
-        """Whether there is an answer to a question that went on beside training. For all ranks together."""
+        """True if a question asked while training has an answer. Called by all ranks together."""
         if self._asked is None:
             return False
         return bool(self._site.numbers(self._asked.done())[0])
@@ -553,7 +564,9 @@ def _require_listening(name: str, address: str) -> None:
 
 
 def opened(address: str) -> TCPStore:
-    """A store that listens at `address` alone. Raises `ValueError` if this machine has no such address."""
+    """Open a store that listens at `address` alone. Raises `ValueError` if this machine has no such
+    address.
+    """
     try:
         listening = socket.create_server((address, 0))
     except OSError as error:

@@ -1,8 +1,8 @@
-"""A round's plan: what follows from a roster. All members compute the same one from the same roster.
+"""Plan of a round, computed from a roster. All members compute the same one.
 
-No two exchanges have the same number: it is the moment of the roster. So members whose last rounds have the
-same number have the same shared parameters. If a clock is set back, it is still above all numbers under which
-a member of the roster has sent anything.
+No two exchanges have equal numbers: the number is the roster's moment. So members whose last rounds have
+equal numbers have equal shared parameters. If a clock is set back, the number is still above all numbers
+under which a member of the roster has sent anything.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ Cards = Mapping[str, Card]
 
 @dataclass(frozen=True)
 class Plan:
-    """Who meets, who gives the shared parameters to whom, and the number of the round."""
+    """Members that meet, the member that gives others the shared parameters, and the number of the round."""
 
     names: tuple[str, ...]
     """Members in the order of their ranks: by name."""
     meeting: str
     """The name of the meeting."""
     is_new: bool
-    """Whether its groups must be made."""
+    """True if the meeting's groups must be made."""
     addresses: tuple[str, ...]
-    """Of the members' stores. They meet at the first one's."""
+    """Addresses of the members' stores. They meet at the first one's."""
     run: str
     number: int
     begins: bool
-    """Whether nobody has begun: then all take the source's parameters."""
+    """True if no member has begun: then all take the source's parameters."""
     exchanges: bool
-    """Whether a round is due anywhere."""
+    """True if a round is due at any member."""
     source: str
     links: tuple[int, float]
     """Connections of a link and the round trip, the most that was measured; 0 connections are not known."""
     heals: tuple[str, ...]
-    """Those that take the shared parameters of the source, and drop what they have learned."""
+    """Members that take the source's shared parameters, and drop their own progress."""
 
 
 def planned(roster: Roster, me: str) -> Plan:
-    """The plan of `roster` for the member whose id is `me`.
+    """Compute the plan of `roster` for the member with the id `me`.
 
     Raises `GradwireError` if this member cannot take part; the others then go on without it.
     """
@@ -98,7 +98,7 @@ def _by_name(roster: Roster, refused: dict[str, str]) -> tuple[dict[str, str], d
 
 
 def _same_terms(cards: Cards) -> dict[str, str]:
-    """Refuse members whose terms differ from those of most members. Returns reasons by name."""
+    """Reasons for refusal, by name, of members whose terms differ from those of most members."""
     chosen = _chosen(cards, lambda card: json.dumps(dict(card.terms), sort_keys=True)).terms
     found = {}
     for name, card in cards.items():
@@ -132,9 +132,9 @@ def _not_ahead(cards: Cards) -> dict[str, str]:
 
 
 def _chosen(cards: Cards, key: Callable[[Card], str]) -> Card:
-    """The first card by name whose `key` most cards have.
+    """First card, by name, whose `key` is the most frequent one.
 
-    Only cards of members that have landed a round count, if there are any.
+    If some members have landed a round, only their cards count.
     """
     live = {name: card for name, card in cards.items() if card.established} or cards
     counts = Counter(key(card) for card in live.values())
@@ -157,7 +157,7 @@ def _source(cards: Cards) -> str:
 
 
 def _alike(one: Card, other: Card) -> bool:
-    """Whether two members have the same shared parameters. A member that has not begun has none."""
+    """True if two members have equal shared parameters. A member that has not begun has none."""
     return 0 <= one.rounds == other.rounds and (one.number, one.checksum) == (other.number, other.checksum)
 
 

@@ -9,7 +9,7 @@ from gradwire.members.base import Card, Members
 from gradwire.members.plan import Plan, planned
 
 PATIENCE = 10
-"""After so many failures in a row, members that all live cannot reach each other."""
+"""Number of failures in a row after which living members are taken to be unable to reach each other."""
 
 
 class Replica(Protocol):
@@ -25,7 +25,7 @@ class Replica(Protocol):
         """Send the shared parameters, or receive them. The receiver is then at the round of the source."""
 
     def be_ready(self, plan: Plan) -> None:
-        """Prepare for the next round; this one exchanges nothing."""
+        """Prepare for the next round; no exchange takes place in this one."""
 
     def exchange(self, plan: Plan) -> bool:
         """Send Δ and wait for the vote. Returns True if there is a mean to land."""
@@ -34,15 +34,15 @@ class Replica(Protocol):
         """Apply the mean of round `number` to the shared parameters, and continue from them."""
 
     def lose(self, error: TransportError) -> None:
-        """Break off all that runs, so that the others hear of it; the next plan has new groups."""
+        """Abort everything that runs, so that the others notice; the next plan has new groups."""
 
 
 def take_round(members: Members, replica: Replica) -> None:
-    """Take part in one round. Returns when it has landed here, or has left if it is to land later.
+    """Take part in one round. Returns when it has landed here, or was sent if it is to land later.
 
-    A member that lands has everybody's vote. A member that has missed the vote cannot know whether others
-    have landed. The next roster says so: if one has, this replica's round is behind, and it is healed. Its Δ
-    may be in what it takes, so it is dropped. If nobody has landed, Δ is sent again.
+    A member lands only after everybody's vote. A member that has missed the vote cannot know whether others
+    have landed. The next roster tells: if one has, this replica's round is behind, and it is healed. Its Δ
+    may be in the state that it takes, so it is dropped. If no member has landed, Δ is sent again.
 
     Raises `TransportError` if there is no roster in time, or after too many failures in a row, and
     `GradwireError` if this member is refused.

@@ -12,7 +12,9 @@ from gradwire.errors import GradwireError, TransportError
 
 
 class Site:
-    """All ranks of one replica call the same methods in the same order. Alone, nothing is sent."""
+    """Agreement among the ranks of one replica, which call the same methods in the same order. A single rank
+    sends nothing.
+    """
 
     def __init__(self, comm: Comm) -> None:
         """`comm` carries tensors on the CPU."""
@@ -40,7 +42,7 @@ class Site:
         return told
 
     def agree(self, failure: GradwireError | None) -> None:
-        """Raise `failure`, and `TransportError` on this rank where another one has a failure."""
+        """Raise `failure`; or `TransportError`, if another rank has a failure."""
         failed = [rank for rank, has in enumerate(self.numbers(int(failure is not None))) if has]
         if failure is not None:
             raise failure

@@ -25,7 +25,7 @@ class Fixed:
         self._asked = 0
 
     def ask(self, card: Card) -> Roster:
-        """All cards. A collective: two all-gathers. Raises `TransportError`."""
+        """Gather all cards into a roster. A collective: two all-gathers. Raises `TransportError`."""
         mine = json.dumps([self.name, card.as_dict()]).encode()
         self._asked += 1
         where = torch.device("cpu" if dist.get_backend(self.group) == "gloo" else "cuda")

@@ -19,7 +19,7 @@ from gradwire.step.reducer import Backward
 
 
 class MovingSteps(LocalSteps):
-    """Local steps whose rounds are among the ranks of a meeting, until the next one.
+    """Local steps whose rounds run among the ranks of the present meeting.
 
     In a meeting a rank's number is replica · S + its number inside the replica, of S ranks.
     """
@@ -36,14 +36,14 @@ class MovingSteps(LocalSteps):
         on_host: bool,
         name: str,
     ) -> None:
-        """`replicas` is a group of this rank alone, or what others hold the same place in."""
+        """`replicas` is a group of this rank alone, or of the ranks with its place in other replicas."""
         super().__init__(model, replicas, optimizers, make, every=every, delay=delay, on_host=on_host)
         self.name = name
         self.due_after = every
-        """A round comes so many attempted steps after the last one."""
+        """Attempted steps from one round to the next."""
         self._meeting: Apart | None = None
         self._counted_at = 0
-        """Attempted steps when what was last counted of this replica had left."""
+        """Attempted steps at the time when the last round that landed was sent."""
         self._round_at = 0
         """Attempted steps when a round was last taken."""
         self.made = 0
@@ -53,10 +53,10 @@ class MovingSteps(LocalSteps):
         self._is_called: Callable[[], bool] = lambda: False
 
     def go(self, take: Callable[[], None], end: Callable[[], bool], is_called: Callable[[], bool]) -> None:
-        """Check all that has to do with this replica alone, and follow it. Raises `ValueError`.
+        """Check everything that concerns this replica alone, and follow its optimizers. Raises `ValueError`.
 
-        `take` is called when a round is due, and `end` when one is to land that has left before. `is_called`
-        says after each step whether others wait for this replica.
+        `take` is called when a round is due, and `end` when a round sent before is to land. `is_called`
+        returns, after each step, whether others wait for this replica.
         """
         super().check()
         super().applying(self._inner)
@@ -71,12 +71,12 @@ class MovingSteps(LocalSteps):
 
     @property
     def inside(self) -> dist.ProcessGroup | None:
-        """The ranks that hold this replica together, or alike; `None` for one alone."""
+        """Ranks that share this replica, or hold it alike; `None` for a single one."""
         return None if self._shared_by is None or self._shared_by.size() == 1 else self._shared_by
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each of them has a part of it."""
+        """True if each of these ranks has a shard of it."""
         return self._shards is not None
 
     @property
@@ -120,7 +120,7 @@ class MovingSteps(LocalSteps):
     # -- rounds
 
     def is_due(self) -> bool:
-        """Whether a round is due: enough steps were attempted since the last one, or other members wait."""
+        """True if a round is due: enough steps were attempted since the last one, or other members wait."""
         return self.steps_since_round >= self.due_after or self._is_called()
 
     def take_round(self) -> None:
@@ -167,7 +167,7 @@ class MovingSteps(LocalSteps):
     # -- the state that all members share
 
     def save(self) -> dict[str, Any]:
-        """As `LocalSteps.save`, with what has been counted of it."""
+        """State as of `LocalSteps.save`, with the number of steps already counted."""
         return super().save() | {"counted_at": self._counted_at, "round_at": self._round_at}
 
     def _take_up(self, saved: Mapping[str, Any], *, whole: bool) -> None:
