@@ -1,1 +1,1 @@
-"""The public surface: a file for each function of `import gradwire`, which is where to import them from."""
+"""Public surface: one file for each name of `import gradwire`. Other modules import from these files."""

@@ -220,9 +220,10 @@ def carried(
 
 
 def _gains(table: NodeTable, chosen: Recipe, source: Source, policy: Policy | None) -> bool:
-    """Whether two levels spare more than they cost. All ranks compute the same answer, from agreed numbers.
+    """True if two levels save more bytes on a node's link than they cost. Equal on all ranks, from agreed
+    numbers.
 
-    It counts bytes through a node's link, whoever carries them.
+    It counts the bytes of all traffic on the link.
     """
     from gradwire.control.forecast import gains_by_two_levels
 
@@ -254,9 +255,9 @@ def _on_nodes(
 
 
 def _check_shards(members: tuple[Sequence[int], Sequence[int]], everyone: Comm) -> None:
-    """Raise `ValueError`, on all ranks, if ranks of one shard do not agree on which shard it is.
+    """Raise `ValueError`, on all ranks, if ranks of one shard disagree about which shard it is.
 
-    `members` are the ranks of this rank's replica, and those with the same shard. A collective.
+    `members` are the ranks of this rank's replica, and those with its shard. A collective.
     """
     inside, between = members
     shape = f"{len(inside)} ranks in each of {len(between)} replicas"
@@ -380,7 +381,9 @@ def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
 
 
 def _transferred(replicas: Replicas, transfer: Callable[[], BufferTransfer]) -> Replicas:
-    """`replicas` where the engine reads. Cuts and padding are made in the stream of those reads."""
+    """Wrap `replicas` for reading on the engine's thread: cuts and padding are made in the stream of
+    the read.
+    """
 
     def cut(name: str) -> Replicated | None:
         with transfer().reading():
@@ -396,7 +399,7 @@ def _agreed_recipe(
     comm: Comm,
     also: Callable[[], object],
 ) -> tuple[Recipe, Optimizers]:
-    """Parse and check everything. A rank that must refuse tells the others first: they would wait for it."""
+    """Parse and check all options. A rank that must refuse tells the others first: they would wait for it."""
     refusal: Exception | None = None
     try:
         source.check()

@@ -27,7 +27,7 @@ Gathered = Literal["bf16", "int8"] | None
 
 @dataclass(frozen=True)
 class Configuration:
-    """The arguments of `attach` that all ranks must give alike; they are documented there.
+    """Arguments of `attach` that must be equal on all ranks; `attach` documents them.
 
     A new argument is a field here, with its check in `validated` and its text in `fingerprint`.
     """
@@ -47,7 +47,9 @@ class Configuration:
     gather: Gathered = None
 
     def validated(self, source: Source) -> Recipe:
-        """The recipe that was asked for. Raises `ValueError` for what cannot be done for `source`."""
+        """Check the options and return the recipe. Raises `ValueError` for options that cannot work with
+        `source`.
+        """
         if not isinstance(self.checksums, bool):
             raise ValueError(f"checksums={self.checksums!r} is neither True nor False")
         if self.placement not in get_args(PlacementName):

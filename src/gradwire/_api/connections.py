@@ -25,14 +25,13 @@ def connect_more(
     lending: Lending = groups,
     known: Tried | None = None,
 ) -> Tried | None:
-    """Let long messages of `carrier` take as many connections as its links need; what is known of these.
+    """Give long messages of `carrier` as many connections as its links need; returns what is known of these
+    links.
 
-    Where a round trip is long, receives are announced before they are due.
-
-    `everyone` has all ranks, each of which has a `carrier` among some of them. A collective over both. Only
-    gloo's connections are measured, and none where the environment says how many there shall be, or where it
-    is `known`, the same on all ranks. If no more can be made, all ranks go on with those that there are, and
-    a warning says so.
+    On links with a long round trip, receives are posted ahead. `everyone` is over all ranks, each of which
+    has a `carrier` over some of them. A collective over both. Only gloo's connections are measured; none, if
+    the environment gives their number, or the result is `known` (equal on all ranks). If no more can be made,
+    all ranks go on with the present ones, and a warning says so.
     """
     if everyone.world == 1 or backend_at(carrier.group, _CPU) != "gloo":
         return known

@@ -98,9 +98,9 @@ def attach_to_fsdp(
 
 
 def check_inside(model: nn.Module, asked: Configuration) -> tuple[tuple[ShardedModule, ...], Wished]:
-    """The modules of FSDP2 in `model`, and what they shall send beside what a wire sends between nodes.
+    """Modules of FSDP2 in `model`, and the codings asked for its own traffic.
 
-    Raises `ValueError` for what cannot be done.
+    Raises `ValueError` for options that cannot work.
     """
     wished = Wished(scattering(parsed(asked.inside or "dense")), _gather(asked.gather))
     if wished.scattering.feedback or isinstance(wished.scattering.coding, Drawn):
@@ -232,7 +232,7 @@ def _loss_scale_of(
 
 
 def _say(traffic: Traffic, control: Comm) -> None:
-    """Log on rank 0 what will be sent as what; what it costs in memory first."""
+    """Log on rank 0 the coding of each kind of traffic, and its cost in memory."""
     if control.rank:
         return
     wished = traffic.wished
@@ -328,7 +328,7 @@ class FSDPWire(Wire):
 
     @property
     def settled(self) -> bool:
-        """Whether the recipe is decided: always."""
+        """True: the recipe is decided from the beginning."""
         return True
 
     @contextmanager

@@ -124,7 +124,7 @@ def _metrics(membership: Membership, source: LocalSteps) -> dict[str, float]:
 
 
 def _terms(source: MovingSteps, asked: Configuration) -> dict[str, str]:
-    """All that members must have in common, as texts that a person can compare."""
+    """Settings that all members must share, as texts that a person can compare."""
     chosen = asked.validated(source)
     facts = asked.fingerprint(chosen, source, device_at(source.device).where)
     return {

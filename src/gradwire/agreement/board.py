@@ -45,7 +45,7 @@ class Board:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> Board:
-        """A board in the store of `group`: made on all its ranks, in the same order."""
+        """Make a board in the store of `group`; called on all its ranks, in the same order."""
         number = _made[group] = _made.get(group, 0) + 1
         store = PrefixStore(f"gradwire/{group.group_name}/{number}", _store_of(group))
         return cls(store, group.rank(), group.size(), _timeout_s(group))
