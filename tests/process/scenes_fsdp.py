@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -1062,6 +1065,31 @@ def comes_by_nodes() -> dict[str, Any]:
     return {"groups": counts, "texts": texts}
 
 
+def on_unequal_nodes() -> dict[str, Any]:
+    """What is said where the launcher has put three ranks on a node and one on another."""
+    log, logger, found = BufferingHandler(100), logging.getLogger("gradwire"), {}
+    logger.addHandler(log)
+
+    def said(wire: gradwire.Wire) -> dict[str, Any]:
+        report, records = wire.report(), list(log.buffer)
+        log.buffer.clear()
+        return {
+            "log": [each.getMessage() for each in records if each.levelno >= logging.WARNING],
+            "why": report.as_dict()["why_flat"],
+            "text": " ".join(str(report).split()),
+        }
+
+    with patch.dict(os.environ, LOCAL_WORLD_SIZE="3" if dist.get_rank() < 3 else "1"):
+        found["int8"] = said(vector("int8")[2])
+        found["asked for"] = said(vector("int8", nodes=None)[2])
+        *_, wire = vector("dense")
+        found["dense"] = said(wire)
+        wire.switch("int8")
+        found["switched to int8"] = said(wire)
+    logger.removeHandler(log)
+    return found
+
+
 def inside_nodes(inside: Any = "int8", gather: Any = "int8") -> dict[str, Any]:
     """Two nodes of two: one recipe between them, FSDP2's own traffic inside; beside that uncoded."""
     grid, found, losses = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "ranks")), [], []
@@ -1190,6 +1218,7 @@ SCENES: dict[str, Callable[[], Any]] = {
         for name in ("plain", "branching", "prefetched", "bfloat16")
     },
     "on other nodes": on_other_nodes,
+    "on unequal nodes": on_unequal_nodes,
     "comes by nodes": comes_by_nodes,
     **{f"evaluated, {recipe}": partial(evaluated, recipe) for recipe in ("int8", "int4")},
     **{

@@ -376,6 +376,16 @@ def test_it_trains_like_stock_fsdp2_on_nodes(four: Scenes, name: str, recipe: st
         assert abs(ours[-1] - stock[-1]) < 0.1 * stock[0]
 
 
+def test_nodes_that_do_not_suit_are_told_at_attach_and_in_the_report(four: Scenes) -> None:
+    for rank, found in enumerate(value(four, "on unequal nodes")):
+        for name, said in found.items():
+            falls_back = name in ("int8", "switched to int8")
+            assert said["why"] == ("nodes differ in size, from 1 to 3 ranks" if falls_back else "")
+            assert len(said["log"]) == (falls_back and rank == 0)
+            assert all("differ in size" in line and "nodes=None" in line for line in said["log"])
+            assert ("to 3 ranks: each rank sends codes to all others" in said["text"]) == falls_back
+
+
 def test_groups_of_nodes_are_made_when_they_are_needed_and_used_again(four: Scenes) -> None:
     for found in value(four, "comes by nodes"):
         assert found["groups"] == [0, 2, 2, 2, 2]

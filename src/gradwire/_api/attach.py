@@ -207,7 +207,9 @@ def carried(
             _check_shards(source.members, everyone)
             transports = with_parts(transports, source.members, where, source.lending)
         elif nodes is not None:
-            table = agreed(kind_of(nodes), mine(), everyone)
+            table, why_flat = agreed(kind_of(nodes), mine(), everyone)
+            if why_flat:
+                _LOG.info("%s: gradients are not added up inside nodes first", why_flat)
             if table is not None:
                 adds_up = kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
                 flat = transports

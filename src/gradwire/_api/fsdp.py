@@ -71,7 +71,7 @@ def attach_to_fsdp(
     wished, optimizers, neighbourhood = _accepted(modules, optimizer, asked, control)
     require_agreement(_fingerprint(modules, wished, asked, where), control)
     require_same_optimizer(OptimizerText.of(optimizers), control)
-    nodes = agreed(kind_of(asked.nodes), neighbourhood, control)
+    nodes, why_flat = agreed(kind_of(asked.nodes), neighbourhood, control)
     parameters = {name: each for module in modules for name, each in module.parameters.items()}
     steps = Steps(parameters, optimizers, device_at(where), skipped=asked.skipped, alone=control.world == 1)
     traffic = Traffic(
@@ -79,6 +79,7 @@ def attach_to_fsdp(
         wished,
         steps,
         nodes=nodes,
+        why_flat=why_flat,
         loss_scale=_loss_scale_of(asked.scaler, where),
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,
@@ -254,6 +255,12 @@ def _say(traffic: Traffic, control: Comm) -> None:
     if control.world == 1:
         _LOG.info("one rank: FSDP2 sends nothing")
         return
+    if traffic.why_flat and wished.is_coded:
+        _LOG.warning(
+            "%s: each rank sends codes to all others, and not by two levels. Over the link of a node of S "
+            "ranks that is up to S times as much. nodes=None asks for the same, without this warning",
+            traffic.why_flat,
+        )
     _LOG.info("FSDP2's own traffic: %s", _summary(traffic))
 
 
@@ -275,8 +282,11 @@ class FSDPReport(Report):
     """The report on FSDP2's own traffic, which has no more of `Report` than follows; the rest is 0 or empty.
 
     `recipe` is that of the scatters. `dense_bytes_per_step` are the bytes that rings would have sent of the
-    same numbers, uncoded. `compress_s` are seconds of the host for coding.
+    same numbers, uncoded. `compress_s` are seconds of the host for coding. `why_flat` says why each
+    rank sends codes to all others, although `nodes="auto"` found ranks that share a node; else it is empty.
     """
+
+    why_flat: str = ""
 
     @property
     def _rows(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -287,6 +297,7 @@ class FSDPReport(Report):
             ("on the wire", f"{sent} per rank and step, {self.ratio:.1%} of uncoded rings"),
             *self._traffic,
             *self._inside,
+            *([("nodes", f"{self.why_flat}: each rank sends codes to all others")] if self.why_flat else []),
             ("per step", f"encode and decode {self.compress_s * 1e3:.1f} ms"),
         ]
         return rows, self._events
@@ -395,6 +406,7 @@ class FSDPWire(Wire):
             wire_bytes=traffic.sent_bytes,
             per_node=1 if nodes is None else nodes.per_node,
             inside_bytes_per_step=inside,
+            why_flat=traffic.why_flat if traffic.wished.is_coded else "",
             **own,
         )
 

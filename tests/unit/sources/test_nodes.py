@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ from gradwire.step.shards import shards_of
 from tests.support.rig import specs
 
 
-def _agreed(kind: str, said: list[Members]) -> NodeTable | None:
+def _agreed(kind: str, said: list[Members]) -> tuple[NodeTable | None, str]:
     first, *others = run_ranks(len(said), lambda comm: agreed(kind, said[comm.rank], comm))
     assert all(other == first for other in others)
     return first
@@ -30,8 +28,9 @@ def _agreed(kind: str, said: list[Members]) -> NodeTable | None:
     ],
 )
 def test_nodes_of_one_size_are_a_table(said: list[Members]) -> None:
-    table = _agreed("given", said)
+    table, why_flat = _agreed("given", said)
     assert table is not None
+    assert not why_flat
     for rank, members in enumerate(said):
         assert table.inside(rank) == members
         between = table.between(rank)
@@ -42,8 +41,8 @@ def test_nodes_of_one_size_are_a_table(said: list[Members]) -> None:
 
 @pytest.mark.parametrize("said", [[(0,), (1,), (2,)], [(0, 1, 2)] * 3])
 def test_one_node_or_one_rank_on_each_is_a_flat_world(said: list[Members]) -> None:
-    assert _agreed("given", said) is None
-    assert _agreed("auto", said) is None
+    assert _agreed("given", said) == (None, "")
+    assert _agreed("auto", said) == (None, "")
 
 
 @pytest.mark.parametrize(
@@ -54,17 +53,15 @@ def test_one_node_or_one_rank_on_each_is_a_flat_world(said: list[Members]) -> No
         ([(1,), (0,)], "say otherwise"),
     ],
 )
-def test_what_is_no_table_is_refused_when_given_and_flat_when_found(
-    said: list[Members], told: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_table_is_refused_when_given_and_flat_when_found(said: list[Members], told: str) -> None:
     def rank(comm: Comm) -> None:
         with pytest.raises(ValueError, match=told):
             agreed("given", said[comm.rank], comm)
 
     run_ranks(len(said), rank)
-    with caplog.at_level(logging.INFO, logger="gradwire"):
-        assert _agreed("auto", said) is None
-    assert told in caplog.text
+    table, why_flat = _agreed("auto", said)
+    assert table is None
+    assert told in why_flat
 
 
 def test_neighbours_are_numbered_within_the_group() -> None:

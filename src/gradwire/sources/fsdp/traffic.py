@@ -58,18 +58,20 @@ class Traffic:
         steps: Steps,
         *,
         nodes: NodeTable | None = None,
+        why_flat: str = "",
         loss_scale: Callable[[], Tensor | None] = lambda: None,
         seed: int = 0,
         memory_dtype: torch.dtype | None = None,
         can_go_back: bool = True,
     ) -> None:
         """`nodes` are those of the mesh's ranks, if several share one: coded traffic then uses two levels,
-        once `routes` has groups for that. `loss_scale` is called once per backward pass; it must not wait
+        once `routes` has groups for that. `why_flat` is the reason if ranks share nodes that do not suit two
+        levels. `loss_scale` is called once per backward pass; it must not wait
         for a device.
         """
         self.modules, self.wished, self.steps = tuple(modules), wished, steps
         self.group: dist.ProcessGroup = modules[0].received()[0]
-        self.nodes = nodes
+        self.nodes, self.why_flat = nodes, why_flat
         self.targets = targets_of(nodes, self.group.rank(), self.group.size())
         """Ranks for which this rank encodes gradients."""
         self.step = self.dropped = 0

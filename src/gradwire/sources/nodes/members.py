@@ -5,7 +5,6 @@ Two levels need nodes of equal size, several of them, each of several ranks. Any
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.comm import Comm, gathered
-
-_LOG = logging.getLogger("gradwire")
 
 Nodes: TypeAlias = Literal["auto"] | Iterable[Sequence[int] | dist.ProcessGroup] | DeviceMesh | None
 """"auto", as the launcher says; the ranks of every node, or their groups; a mesh of two dimensions, nodes by
@@ -109,12 +106,12 @@ def _per_node() -> int:
     return int(text) if text.isdecimal() and int(text) > 0 else 1
 
 
-def agreed(kind: str, mine: Members, comm: Comm) -> NodeTable | None:
+def agreed(kind: str, mine: Members, comm: Comm) -> tuple[NodeTable | None, str]:
     """Agree on the nodes; `None` if the world is flat. A collective: one all-gather of a byte per pair of
     ranks.
 
     Raises `ValueError` on all ranks if given nodes contradict each other or differ in size. If nodes were
-    only detected, the world is flat then, and a line of the log says so.
+    only detected, the world is flat then, and the text says why. It is empty otherwise.
     """
     row = torch.zeros(comm.world, dtype=torch.uint8, device="cpu")
     row[list(mine)] = 1
@@ -123,10 +120,9 @@ def agreed(kind: str, mine: Members, comm: Comm) -> NodeTable | None:
     if wrong is not None:
         if kind == "given":
             raise ValueError(f"nodes: {wrong}")
-        _LOG.info("%s: gradients are not added up inside nodes first", wrong)
-        return None
+        return None, wrong
     nodes = tuple(sorted(set(said)))
-    return NodeTable(nodes) if 1 < len(nodes) < comm.world else None
+    return NodeTable(nodes) if 1 < len(nodes) < comm.world else None, ""
 
 
 def _complaint(said: Sequence[Members]) -> str | None:
