@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -279,6 +280,24 @@ def normed(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
     return norms
 
 
+def copied() -> dict[str, Any]:
+    """Deep copies with a wire and without, which torch refuses; and a step of a shallow one."""
+    found: dict[str, Any] = {"deep": []}
+    losses = []
+    for ours in (True, False):
+        model = sharded()
+        optimizer = adam(model)
+        wire = gradwire.attach(model, optimizer, "dense") if ours else None
+        train(model, optimizer, range(2))
+        for way in (copy.deepcopy, pickle.dumps):
+            found["deep"].append(_refusal(partial(way, model), AssertionError, pickle.PicklingError))
+        shallow = copy.copy(model)  # has the same parameters, and torch gathers and scatters the same
+        losses.append(train(shallow, optimizer, range(2, 4)) + train(model, optimizer, range(4, 6)))
+        if wire is not None:
+            found["step"] = wire.report().step
+    return {**found, "same": losses[0] == losses[1]}
+
+
 def thawed() -> dict[str, str]:
     """A parameter is frozen after attach: what is unsent fits no more; without memory that is nothing."""
     found = {}
@@ -319,10 +338,10 @@ LOOPS = {
 }
 
 
-def _refusal(attempt: Callable[[], Any]) -> str:
+def _refusal(attempt: Callable[[], Any], *others: type[Exception]) -> str:
     try:
         attempt()
-    except (ValueError, RanksDisagree) as error:
+    except (ValueError, RanksDisagree, *others) as error:
         return str(error)
     return ""
 
@@ -1227,6 +1246,7 @@ SCENES: dict[str, Callable[[], Any]] = {
         for name, policy in (("float32", MixedPrecisionPolicy()), ("bfloat16", BF16))
     },
     "thawed": thawed,
+    "copied": copied,
     "exactly, though asked before": exactly_though_asked_before,
     "grouped, dense": partial(grouped, "dense", None),
     "grouped, int4": partial(grouped, "int4", "int8"),

@@ -413,6 +413,16 @@ def test_freezing_a_parameter_after_attach_is_refused_where_something_is_unsent(
         assert "were frozen or thawed after attach" in found["int4"]
 
 
+def test_torch_makes_no_copy_that_could_keep_a_wire(two: Scenes) -> None:
+    for found in value(two, "copied"):
+        *ours, deep, pickled = found["deep"]
+        assert ours == [deep, pickled]
+        assert "does not support deepcopy" in deep
+        assert pickled
+        assert found["same"], "a shallow copy is the same model"
+        assert found["step"] == 6
+
+
 def test_a_gather_on_its_way_is_none_of_what_exact_begins_or_ends(two: Scenes) -> None:
     assert value(two, "exactly, though asked before") == [{"exact": [True, False]}] * 2
 
