@@ -1109,6 +1109,39 @@ def on_unequal_nodes() -> dict[str, Any]:
     return found
 
 
+PREDICTED = ("dense", "int8", "dense+int8", "bf16+bf16", "int8+int8", "int4+int8")
+"""Scatters, and after a plus gathers."""
+
+
+def predicted(nodes: Any) -> dict[str, Any]:
+    """Bytes that a node sends over its link, bytes that a rank sends, and memory: planned and counted."""
+    how: dict[str, Any] = {"rate_bit_per_s": 1e9, "step_s": 0.1, "workers": dist.get_world_size()}
+    if nodes is not None:
+        how |= {"per_node": len(nodes[0]), "inside_bit_per_s": 1e10}
+    found = {}
+    for text in PREDICTED:
+        recipe, _, gather = text.partition("+")
+        model = nn.Sequential(nn.Linear(50, WIDTH), nn.Linear(WIDTH, 37))
+        [plan] = gradwire.plan(model, sharded=True, candidates=[text], **how).candidates
+        for each in model:
+            fully_shard(each, mesh=mesh())
+        fully_shard(model, mesh=mesh())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        wire = gradwire.attach(model, optimizer, recipe, gather=gather or None, nodes=nodes)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(3, 50)).square().mean().backward()
+            optimizer.step()
+        report = wire.report()
+        sent, inside = report.wire_bytes_per_step, report.inside_bytes_per_step
+        found[text] = {
+            "planned": [plan.node_bytes, plan.wire_bytes, plan.memory_bytes],
+            "counted": [sent * how.get("per_node", 1), sent + inside, report.memory_bytes],
+            "levels": [plan.two_levels, report.per_node > 1],
+        }
+    return found
+
+
 def inside_nodes(inside: Any = "int8", gather: Any = "int8") -> dict[str, Any]:
     """Two nodes of two: one recipe between them, FSDP2's own traffic inside; beside that uncoded."""
     grid, found, losses = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "ranks")), [], []
@@ -1238,6 +1271,8 @@ SCENES: dict[str, Callable[[], Any]] = {
     },
     "on other nodes": on_other_nodes,
     "on unequal nodes": on_unequal_nodes,
+    "predicted by nodes": partial(predicted, NODES["in a row"]),
+    "predicted": partial(predicted, None),
     "comes by nodes": comes_by_nodes,
     **{f"evaluated, {recipe}": partial(evaluated, recipe) for recipe in ("int8", "int4")},
     **{

@@ -376,6 +376,20 @@ def test_it_trains_like_stock_fsdp2_on_nodes(four: Scenes, name: str, recipe: st
         assert abs(ours[-1] - stock[-1]) < 0.1 * stock[0]
 
 
+@pytest.mark.parametrize("scene", ["predicted by nodes", "predicted"])
+def test_plans_have_the_bytes_that_are_counted(four: Scenes, scene: str) -> None:
+    for found in value(four, scene):
+        for text, each in found.items():
+            planned, counted = each["planned"], each["counted"]
+            if scene == "predicted by nodes" and text == "dense":
+                # A wire that codes nothing does not tell links apart.
+                planned, counted = planned[1:], counted[1:]
+            # A plan's memory is without what fills shards up.
+            assert counted[:-1] == pytest.approx(planned[:-1]), text
+            assert planned[-1] <= counted[-1] < 1.2 * planned[-1] + 1, text
+            assert each["levels"] == [scene == "predicted by nodes" and text != "dense"] * 2, text
+
+
 def test_nodes_that_do_not_suit_are_told_at_attach_and_in_the_report(four: Scenes) -> None:
     for rank, found in enumerate(value(four, "on unequal nodes")):
         for name, said in found.items():

@@ -210,17 +210,23 @@ class Plan:
 
     def _of_fsdp(self) -> str:
         width = columns()
+        shares_links = 1 < self.nodes < self.workers
+        nodes = f" on {counted(self.nodes, 'node')}" if self.nodes < self.workers else ""
         told = [
             f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters under FSDP2, "
-            f"{counted(self.workers, 'rank')}",
-            *_memory_of(self.candidates),
+            f"{counted(self.workers, 'rank')}{nodes}",
+            *_memory_of(self.candidates, self.workers // self.nodes if shares_links else 1),
             self.advice,
             self.source,
             f"without communication {ms_text(self.compute_s)}, FSDP2 as it is {ms_text(self.dense_s)}",
             "auto does not choose among these yet; encoding and decoding are taken as free",
         ]
+        if shares_links:
+            told.append(
+                "what is coded is added up inside nodes first, attach(nodes=…); sent: over a node's link"
+            )
         lines = [wrapped(text, width, "  " if number else "", "    ") for number, text in enumerate(told)]
-        rows = [_cells(each)[:5] for each in self.candidates]
+        rows = [_cells(each, over_node=shares_links)[:5] for each in self.candidates]
         head = ("scatter+gather", "step", "linear", "sent", "memory")
         return "\n".join([*lines, "", table_text(head, rows, width)])
 
@@ -335,8 +341,8 @@ def plan(
         raise ValueError(f"every={every}: from 1 on, and above 1 each worker is a replica, so per_node=1")
     if not candidates:
         raise ValueError("candidates=[]: there is nothing to compare")
-    if sharded and (every > 1 or per_node > 1):
-        raise ValueError("sharded=True is about ranks that each have a link of their own, in every step")
+    if sharded and every > 1:
+        raise ValueError(f"sharded=True is about what FSDP2 sends in every step, so every={every} is not")
     inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
     cluster = Cluster(workers, link_of(rate_bit_per_s, delay_s), per_node, inside)
     profile = profile_of(model)
@@ -425,12 +431,12 @@ def _sharded(
             share_of_linear=compute_s / found.step_s,
             exposed_s=found.step_s - compute_s,
             wire_bytes=found.wire_bytes,
-            node_bytes=0.0,
+            node_bytes=found.node_bytes,
             day_bytes=DAY_S / found.step_s * found.wire_bytes,
             memory_bytes=found.memory_bytes,
             at_most=False,
             codec="free",
-            two_levels=False,
+            two_levels=found.two_levels,
         )
 
     rows = sorted((foreseen(text) for text in candidates), key=lambda row: row.step_s)
@@ -459,13 +465,14 @@ def _sharded(
     )
 
 
-def _memory_of(rows: Sequence[Candidate]) -> list[str]:
-    """A line about what candidates remember, if one does."""
+def _memory_of(rows: Sequence[Candidate], parts: int) -> list[str]:
+    """A line about what candidates remember, if one does: on each rank one of `parts` of the gradient."""
     most = max(row.memory_bytes for row in rows)
     if not most:
         return []
     half = "half of that with memory_dtype=torch.bfloat16, half again with skipped='keep'"
-    return [f"int4 remembers a gradient of the whole model on every rank: {bytes_text(most)}; {half}"]
+    of = "the whole model" if parts == 1 else f"1/{parts} of the model"
+    return [f"int4 remembers a gradient of {of} on every rank: {bytes_text(most)}; {half}"]
 
 
 def profile_of(model: str | Profile | nn.Module) -> Profile:
@@ -655,11 +662,12 @@ def _table_of(found: Sequence[Candidate], width: int) -> str:
     """The cost of the codec has a column only where some are known."""
     head = ("recipe", "step", "linear", "sent", "memory", "auto", "codec")
     last = None if any(each.codec != "free" for each in found) else -1
-    return table_text(head[:last], [_cells(each)[:last] for each in found], width)
+    return table_text(head[:last], [_cells(each, over_node=each.two_levels)[:last] for each in found], width)
 
 
-def _cells(each: Candidate) -> tuple[str, ...]:
-    sent = bytes_text(each.node_bytes if each.two_levels else each.wire_bytes) + "*" * each.at_most
+def _cells(each: Candidate, *, over_node: bool) -> tuple[str, ...]:
+    """`over_node`: bytes are those over a node's link."""
+    sent = bytes_text(each.node_bytes if over_node else each.wire_bytes) + "*" * each.at_most
     linear, memory = f"{each.share_of_linear:.0%}", bytes_text(each.memory_bytes)
     tried = "tries" if each.tried else ""
     return (each.recipe, ms_text(each.step_s), linear, sent, memory, tried, each.codec)

@@ -6,6 +6,7 @@ Beside the assumptions of `gradwire.plan`:
 - As on a CPU, a gather of the forward pass and a scatter are waited for. A gather of the backward pass is
   begun one layer ahead.
 - What torch scatters itself goes as gloo does it, as an all-reduce.
+- Where ranks share nodes, what is coded goes by two levels, and the rest among all ranks.
 """
 
 from __future__ import annotations
@@ -28,17 +29,32 @@ CANDIDATES = ("dense", "dense+bf16", "bf16+bf16", "int8+int8", "int4(feedback=Fa
 
 @dataclass(frozen=True)
 class FSDPForecast:
-    """A step of `step_s`; a rank sends `wire_bytes` in it, and needs `memory_bytes` for what is unsent."""
+    """A step of `step_s`. A rank sends `wire_bytes` in it, inside its node and between nodes.
+
+    `node_bytes` are those over the busiest node's link, 0 with a single node. A rank needs `memory_bytes` for
+    what is unsent. With `two_levels`, ranks of a node add up first, and pass on what came from other nodes.
+    """
 
     step_s: float
     wire_bytes: float
+    node_bytes: float
     memory_bytes: float
+    two_levels: bool
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A collective of a layer: its time, the bytes that a rank sends, and those over a node's link."""
+
+    seconds: float
+    wire_bytes: float
+    node_bytes: float
 
 
 def forecast_fsdp(
     text: str, profile: Profile, cluster: Cluster, forward_s: float, backward_s: float
 ) -> FSDPForecast:
-    """Predict a step of `text`, such as "int4+int8", on ranks that each have a link of their own.
+    """Predict a step of `text`, such as "int4+int8", on a `cluster`.
 
     `forward_s` and `backward_s` are times without communication. The backward pass goes through the layers in
     reverse; the next layer's gather travels while one computes.
@@ -54,29 +70,63 @@ def forecast_fsdp(
     chosen = scattering(recipe(asked))
     if (gather or None) not in GATHERS:
         raise ValueError(f"{text!r}: after the plus stands bf16 or int8")
-    world, coding = cluster.workers, GATHERS[gather or None]
+    coding = GATHERS[gather or None]
     gathers, scatters = [], []
     for layer in profile.layers:
         # Shards are of rows, and filled up where these do not come out even.
-        parts = tuple(-(-shape[0] // world) * math.prod(shape[1:]) if shape else 1 for shape in layer.shapes)
-        gathers.append(Transfer("all_gather", _row_bytes(coding, parts)))
-        scattered = world * _row_bytes(chosen.coding, parts)
-        scatters.append(Transfer("all_reduce" if chosen.coding is None else "all_to_all", scattered))
-    gather_s, scatter_s = ([cluster.seconds(each) for each in of] for of in (gathers, scatters))
+        parts = tuple(
+            -(-shape[0] // cluster.workers) * math.prod(shape[1:]) if shape else 1 for shape in layer.shapes
+        )
+        gathers.append(_gathered(coding, parts, cluster))
+        scatters.append(_scattered(chosen.coding, parts, cluster))
     total = sum(layer.macs for layer in profile.layers)
     shares = [layer.macs / total if total else 1 / len(gathers) for layer in profile.layers]
-    at_s = sum(gather_s) + forward_s
-    arrives_s = at_s + gather_s[-1]
+    at_s = sum(each.seconds for each in gathers) + forward_s
+    arrives_s = at_s + gathers[-1].seconds
     for place in reversed(range(len(shares))):
         at_s = free_s = max(at_s, arrives_s)
         if place:
-            arrives_s = free_s = at_s + gather_s[place - 1]
-        at_s = max(at_s + shares[place] * backward_s, free_s) + scatter_s[place]
+            arrives_s = free_s = at_s + gathers[place - 1].seconds
+        at_s = max(at_s + shares[place] * backward_s, free_s) + scatters[place].seconds
+    sent = (*gathers, *gathers, *scatters)
+    two_levels = cluster.shares_links and (coding is not None or chosen.coding is not None)
     elements = sum(math.prod(shape) for layer in profile.layers for shape in layer.shapes)
-    sent = sum(2 * (world - 1) * each.payload_bytes for each in gathers)
-    for each in scatters:
-        sent += (2 if chosen.coding is None else 1) * (world - 1) / world * each.payload_bytes
-    return FSDPForecast(at_s, sent, 8.0 * elements if chosen.feedback else 0.0)
+    shares_of = cluster.per_node if two_levels else 1
+    return FSDPForecast(
+        at_s,
+        sum(each.wire_bytes for each in sent),
+        sum(each.node_bytes for each in sent),
+        8.0 * elements / shares_of if chosen.feedback else 0.0,
+        two_levels,
+    )
+
+
+def _gathered(coding: Coding | None, parts: tuple[int, ...], cluster: Cluster) -> _Sent:
+    """A gather of shards of these parts."""
+    row = Transfer("all_gather", _row_bytes(coding, parts))
+    sent = (cluster.workers - 1) * row.payload_bytes
+    if coding is None or not cluster.shares_links:
+        return _Sent(cluster.seconds(row), sent, cluster.node_bytes(row))
+    inside_s = cluster.inside_s(cluster.nodes * row.payload_bytes)
+    return _Sent(cluster.between_s(row) + inside_s, sent, cluster.between_bytes(row))
+
+
+def _scattered(coding: Coding | None, parts: tuple[int, ...], cluster: Cluster) -> _Sent:
+    """A scatter to shards of these parts."""
+    world, nodes = cluster.workers, cluster.nodes
+    if coding is None or not cluster.shares_links:
+        verb, times = ("all_reduce", 2) if coding is None else ("all_to_all", 1)
+        rows = Transfer(verb, world * _row_bytes(coding, parts))
+        sent = times * (world - 1) / world * rows.payload_bytes
+        return _Sent(cluster.seconds(rows), sent, cluster.node_bytes(rows))
+    # The ranks of a node send each other uncoded rows for one rank in each node.
+    share, row = nodes * _row_bytes(None, parts), _row_bytes(coding, parts)
+    rows = Transfer("all_to_all", nodes * row)
+    return _Sent(
+        cluster.inside_s(share) + cluster.between_s(rows),
+        (cluster.per_node - 1) * share + (nodes - 1) * row,
+        cluster.between_bytes(rows),
+    )
 
 
 def _row_bytes(coding: Coding | None, parts: Sequence[int]) -> float:

@@ -185,8 +185,8 @@ def simulate(
     >>> [(each.recipe, each.workers, round(each.efficiency, 2)) for each in found.outcomes]
     [('dense', 2, 0.96), ('dense', 64, 0.81), ('efsignsgd', 2, 1.0), ('efsignsgd', 64, 0.8)]
     """
-    if sharded and (every > 1 or per_node > 1):
-        raise ValueError("sharded=True is about ranks that each have a link of their own, in every step")
+    if sharded and every > 1:
+        raise ValueError(f"sharded=True is about what FSDP2 sends in every step, so every={every} is not")
     worlds = tuple(sorted(set(workers)))
     known = {steady(text, "codecs").text: cost for text, cost in (codecs or {}).items()}
     if every < 1 or (every > 1 and per_node > 1):
@@ -313,12 +313,12 @@ def _of_fsdp(
                 share_of_linear=compute_s / step_s,
                 exposed_s=found.step_s - late[0] * compute_s,
                 wire_bytes=found.wire_bytes,
-                node_bytes=0.0,
+                node_bytes=found.node_bytes,
                 day_bytes=DAY_S / step_s * found.wire_bytes,
                 memory_bytes=found.memory_bytes,
                 at_most=False,
                 codec="free",
-                two_levels=False,
+                two_levels=found.two_levels,
                 warnings=(NO_FIT,) if found.memory_bytes > memory_bytes else (),
             )
             outcomes.append(outcome)

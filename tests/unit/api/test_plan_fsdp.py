@@ -51,13 +51,54 @@ def test_a_step_takes_at_least_its_computation_and_its_bytes_alone() -> None:
 
 
 def test_what_it_is_not_about_is_refused() -> None:
-    for how in ({"every": 10}, {"per_node": 2, "inside_bit_per_s": 1e10}):
-        with pytest.raises(ValueError, match="sharded=True is about"):
-            _rows(**how)
+    with pytest.raises(ValueError, match="sharded=True is about"):
+        _rows(every=10)
+    with pytest.raises(ValueError, match="sharded=True is about"):
+        gradwire.simulate("resnet50", workers=(4,), sharded=True, every=10, **SLOW)
     with pytest.raises(ValueError, match="after the plus stands bf16 or int8"):
         _rows(candidates=["int8+int4"])
     with pytest.raises(ValueError, match="not for FSDP2's own scatters"):
         _rows(candidates=["topk"])
+
+
+NODES = {"per_node": 8, "inside_bit_per_s": 1e11}
+
+
+def test_on_nodes_codes_pass_between_places_and_float32_stays_inside() -> None:
+    rows = _rows(16, **NODES)
+    shard = 25_557_032 / 16
+    assert [each for each in rows if not rows[each].two_levels] == ["dense"]
+    # Of a ring, one rank sends over the node's link: 15 shards, twice in gathers, and twice in an all-reduce.
+    assert rows["dense"].node_bytes == pytest.approx(4 * 15 * 4 * shard, rel=0.02)
+    # On two levels, each rank of eight sends one row to the other node, in two gathers and a scatter.
+    assert rows["bf16+bf16"].node_bytes == pytest.approx(3 * 8 * 2 * shard, rel=0.02)
+    # Scatters among all ranks, as torch makes them, beside coded gathers.
+    assert rows["dense+bf16"].node_bytes == pytest.approx((2 * 8 * 2 + 2 * 15 * 4) * shard, rel=0.02)
+    # All in all: gathers bring 15 rows, two of them by a neighbour; sums inside take 2 rows to each of 7.
+    assert rows["bf16+bf16"].wire_bytes == pytest.approx((2 * 15 * 2 + 7 * 2 * 4 + 2) * shard, rel=0.02)
+    alone = _rows(16)
+    assert all(alone[each].node_bytes == alone[each].wire_bytes for each in CANDIDATES)
+    assert all(_rows(8, **NODES)[each].node_bytes == 0.0 for each in CANDIDATES)
+
+
+def test_on_nodes_memory_is_a_part_of_the_model_and_the_text_says_so() -> None:
+    assert _rows(16, **NODES)["int4+int8"].memory_bytes == 25_557_032
+    text = str(gradwire.plan("resnet50", workers=16, sharded=True, **SLOW, **NODES))  # type: ignore[arg-type]
+    assert "16 ranks on 2 nodes" in text
+    assert "a gradient of 1/8 of the model on every rank: 25.6 MB" in text.split("\n")[1]
+    assert "sent: over a node's link" in text
+    assert "on 1 node" in str(gradwire.plan("resnet50", workers=8, sharded=True, **SLOW, **NODES))  # type: ignore[arg-type]
+
+
+def test_on_nodes_fewer_bits_are_faster_and_a_fast_link_inside_is_used() -> None:
+    rows = _rows(16, **NODES)
+    times = [rows[each].step_s for each in ("int4+int8", "int8+int8", "bf16+bf16", "dense")]
+    assert times == sorted(times)
+    for each in rows.values():
+        assert each.step_s >= 0.5
+        assert each.step_s <= 0.5 + 8 * each.node_bytes / 2e8 + 8 * each.wire_bytes / 1e11 + 1e-9
+    slower = _rows(16, per_node=8, inside_bit_per_s=1e9)
+    assert all(slower[each].step_s > rows[each].step_s for each in rows if rows[each].two_levels)
 
 
 def test_a_simulation_has_the_rows_of_the_plan() -> None:
@@ -66,5 +107,14 @@ def test_a_simulation_has_the_rows_of_the_plan() -> None:
     rows = _rows()
     assert four.keys() == rows.keys()
     assert all(four[each].step_s == pytest.approx(rows[each].step_s) for each in rows)
+    nodes = gradwire.simulate("resnet50", workers=(8, 16), sharded=True, **SLOW, **NODES)  # type: ignore[arg-type]
+    for world in (8, 16):
+        on = _rows(world, **NODES)
+        for outcome in nodes.outcomes:
+            if outcome.workers == world:
+                each = on[outcome.recipe]
+                assert (outcome.node_bytes, outcome.wire_bytes) == (each.node_bytes, each.wire_bytes)
+                assert outcome.two_levels == each.two_levels
+                assert outcome.step_s == pytest.approx(each.step_s)
     late = gradwire.simulate("resnet50", workers=(4,), sharded=True, stragglers=0.5, **SLOW)
     assert all(each.efficiency < four[each.recipe].efficiency for each in late.outcomes)
