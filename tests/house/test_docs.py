@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import pytest
 
 from gradwire import recipes
+from gradwire.laws import Laws
 from tests.support.source import MODULES, ROOT
 
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
@@ -79,6 +81,15 @@ def test_the_page_on_adding_a_method_quotes_what_is_there() -> None:
     quoted = re.findall(r"`([\w/.-]+)`:\n\n```\w+\n(.*?)```", page, re.DOTALL)
     assert len(quoted) == page.count("```") / 2
     assert [path for path, block in quoted if block not in (ROOT / path).read_text(encoding="utf-8")] == []
+
+
+def test_the_page_on_laws_has_a_row_with_a_test_for_every_field() -> None:
+    page = (ROOT / "docs" / "engineering" / "laws.md").read_text(encoding="utf-8")
+    rows = {
+        row[1]: row[3]
+        for row in re.findall(r"^\| ([^|]*) \| `(\w+)` \| ([^|]*) \| ([^|]*) \|$", page, re.MULTILINE)
+    }
+    assert [field.name for field in fields(Laws) if "test_" not in rows.get(field.name, "")] == []
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, wraps
 
 import pytest
@@ -16,7 +17,7 @@ from gradwire.exchange.base import run
 from gradwire.kernels.range import LARGEST_SUM
 from gradwire.measure.metered import MeteredComm
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
-from tests.laws.rows import Outcome, Row, groups, perform
+from tests.laws.rows import Held, Outcome, Row, groups, perform
 from tests.support.bits import bits
 from tests.support.gradients import KINDS, Kind, coded
 from tests.support.looped import looped, try_all
@@ -216,6 +217,29 @@ def test_integers_on_worlds_of_a_power_of_two_are_conserved_to_the_last_bit(
 def test_what_does_not_conserve_says_so_with_reason(case: ExchangeCase) -> None:
     _, missing = imbalance(perform(Row(case, 3, 200, F32, KINDS[1], sending(case))))
     assert missing.max() > 1e-3
+
+
+@by_kind(EXCHANGES)
+def test_only_those_that_declare_it_ask_the_optimizer_and_lose_nothing_without_one(
+    case: ExchangeCase,
+) -> None:
+    row, asked = Row(case, 3, 200, F32, KINDS[1], sending(case)), list[str]()
+
+    def body(comm: ThreadComm) -> Held:
+        def without_optimizer(name: str) -> None:
+            asked.append(name)
+
+        x = row.inputs()[comm.rank]
+        mean = torch.empty_like(x)
+        context = replace(row.context(comm.rank), replicas=without_optimizer)
+        run(case.exchange, x, mean, comm, context)
+        return Held(mean, x, [], surroundings_intact=True)
+
+    found = Outcome(row, row.inputs(), run_ranks(3, body), generators_intact=True)
+    assert bool(asked) == case.exchange.laws.asks_optimizer
+    if asked:
+        came, missing = imbalance(found)
+        assert (missing <= tolerance(row, came)).all()
 
 
 @by_kind(EXCHANGES)
