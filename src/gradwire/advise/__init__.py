@@ -1,4 +1,4 @@
-"""Says of a run as it is what bounds its steps, and what would help.
+"""Advice on a run: which part bounds its steps, and which changes would help.
 
     observed = traces.read([Path("rank0.json.gz"), Path("rank1.json.gz")])
 

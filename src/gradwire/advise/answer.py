@@ -40,24 +40,24 @@ from gradwire.planning.shapes import Layer, Profile
 from gradwire.quantities import bytes_text, columns, counted, wrapped
 
 LITTLE = 0.1
-"""The share of a step up to which what it waits for does not bound it."""
+"""Share of a step up to which a wait does not bound it."""
 
 FAST_CODEC, SLOW_CODEC = 0.4, 2.0
 """Factors of `NOMINAL_ELEMENT_S` between which the costs of codecs lie that were measured."""
 
 OWN_S = (2e-3, 4e-3)
-"""Processor time that gradwire takes in a step beside codecs, at least and at most. `plan` has none of it."""
+"""Processor seconds that gradwire takes in a step beside codecs: (least, most). `plan` has none of them."""
 
 DEAR = (2.0, 3.0)
-"""Times the processor time of a collective in `plan` that one of gradwire's takes on a core that computes, at
-least and most: its threads wake up for each, and share the core with each other. 2.4 to 2.7 were found with
-two and three ranks that fill two cores."""
+"""Factor on `plan`'s processor time of a collective, if gradwire runs it on a core that computes: (least,
+most). Its threads wake up for each collective, and share the core. 2.4 to 2.7 were found with two and
+three ranks that fill two cores."""
 
 SOFTWARE_S = NOMINAL.alpha_s
 """Time that a message takes in software, on top of the delay that the system tells."""
 
 FAR_S = 3e-3
-"""The delay of a link at most, where nothing tells it: that of two sites that are near each other."""
+"""Largest delay assumed for an unknown link, in seconds: that of two sites that are near each other."""
 
 BELOW_RATE = 0.5
 """The share of a link's rate below which something is wrong with it."""
@@ -101,13 +101,13 @@ class Link:
 
     @property
     def rate_bit_per_s(self) -> float | None:
-        """The rate; `None` where communication hides, so that any fast link would do."""
+        """Rate in bits per second; `None` if communication hides, so that any fast link would do."""
         return self.found_bit_per_s if self.found_bit_per_s < 0.1 * FASTEST_BIT_PER_S else None
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Something for which a step waits, and for how long."""
+    """A cause for which a step waits, and the seconds."""
 
     name: str
     text: str
@@ -116,9 +116,9 @@ class Cause:
 
 @dataclass(frozen=True)
 class Gain:
-    """A change and how many times as fast a step should be with it, at least and at most.
+    """A change, and the factor by which a step should become faster: expected, least and most.
 
-    `assumed` if the cost of its codec was not measured on this machine.
+    `assumed` is True if the cost of its codec was not measured on this machine.
     """
 
     change: str
@@ -284,7 +284,7 @@ def _delays_s(observed: Observed) -> tuple[float, float]:
 
 
 def _link(observed: Observed, exposed_s: float, delay_s: float) -> Link | None:
-    """The link by what is exposed; `None` where sizes or ranks are not known."""
+    """Estimate the link from the exposed time; `None` if sizes or ranks are not known."""
     if observed.world < 2 or not observed.buckets:
         return None
     given = {"workers": observed.world, "per_node": _per_node(observed)}
@@ -298,7 +298,7 @@ def _link(observed: Observed, exposed_s: float, delay_s: float) -> Link | None:
 
 
 def _per_node(observed: Observed) -> int:
-    """Ranks on each node where nodes have several, and there are several nodes."""
+    """Number of ranks on each node, if there are several nodes of several ranks; else 1."""
     return observed.per_node if 1 < observed.per_node < observed.world else 1
 
 
@@ -356,7 +356,7 @@ def _exposed(observed: Observed, link: Link, sums: Sequence[tuple[float, float]]
 
 
 def _causes(observed: Observed, link: Link | None, stated_bit_per_s: float | None) -> Iterator[Cause]:
-    """All that a step waits for."""
+    """Yield everything for which a step waits."""
     input_s, exposed_s = observed.least(lambda step: step.input_s), observed.exposed_s
     rank, late_s = observed.late
     waits = "the input pipeline: a step waits {} ms for data"
@@ -417,10 +417,10 @@ def _unknown(observed: Observed, link: Link | None) -> str:
 
 @dataclass(frozen=True)
 class _Predicted:
-    """Plans in which all that is not known is as cheap, and as dear, as it may be.
+    """Two plans of the run: one with the least value of everything unknown, one with the largest.
 
-    `codecs` are the dear ones, and `assumed` the recipes whose codecs were not measured. A rank's threads get
-    `pace` of a core.
+    `codecs` are the costly ones, and `assumed` the recipes whose codecs were not measured. A rank's threads
+    get `pace` of a core.
     """
 
     fast: Plan
@@ -485,7 +485,7 @@ def _cores(observed: Observed) -> tuple[Cores, Cores]:
 
 
 def _profile(observed: Observed, link: Link) -> Profile:
-    """The gradients as layers; where they are not known, a layer is all that an all-reduce carried."""
+    """Gradients as layers; if they are not known, each all-reduce counts as one layer."""
     if observed.gradients is None:
         ready_s = [at_s for at_s, _ in link.sums]
         shapes: list[tuple[int, ...]] = [(round(size_bytes / 4.0),) for _, size_bytes in link.sums]
@@ -532,12 +532,12 @@ def _judged(
 
 
 def _error(observed: Observed, unknown: float = 1.0) -> float:
-    """The factor by which a prediction may be off, where what is not known makes it off by `unknown`."""
+    """Factor by which a prediction may be off; the unknown numbers alone make it off by `unknown`."""
     return math.exp(math.hypot(math.log1p(OFF), math.log(unknown), observed.spread))
 
 
 def _least(found: Plan) -> dict[str, Candidate]:
-    """Of each recipe the faster of its rows, on one level or two."""
+    """The faster row of each recipe, on one level or on two."""
     rows: dict[str, Candidate] = {}
     for row in found.candidates:  # the fastest first
         rows.setdefault(row.recipe, row)

@@ -1,7 +1,7 @@
-"""Reads a trace of torch.profiler as a stream: one event at a time, whatever the size of the file.
+"""Reader of torch.profiler's traces as a stream: one event at a time, whatever the size of the file.
 
 A trace is a JSON object whose `traceEvents` are an array, or that array alone, as Chrome writes it. Text is
-decoded in pieces; no more than a piece and the event at its end are in memory.
+decoded in pieces; at most a piece and the event at its end are in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PIECE = 1 << 20
 """Characters that are decoded at once."""
 
 _LONGEST = 16
-"""Pieces that one value may be long: damage is not searched for its end in all of the file."""
+"""Largest number of pieces in one value: in a damaged file, the end of a value is not searched any
+further."""
 
 _WHITE = " \t\r\n"
 _GZIP = b"\x1f\x8b"
@@ -114,7 +115,7 @@ class _Reader:
             self._take(event)
 
     def _members(self, closing: str) -> Iterator[None]:
-        """Stop where each member of an array or of an object begins, after the bracket that opens it."""
+        """Stop at the beginning of each member of an array or object, after its opening bracket."""
         self._at += 1
         if self._next() == closing:
             self._at += 1
@@ -139,7 +140,7 @@ class _Reader:
                 return ""
 
     def _value(self) -> Any:
-        """The next value, decoded again with twice the text where it ends beyond what is there."""
+        """Decode the next value; with twice the text, if it ends beyond the decoded text."""
         self._next()
         while True:
             try:
@@ -153,7 +154,7 @@ class _Reader:
                 return value
 
     def _more(self) -> bool:
-        """Decode as much again as is there, a piece at least; whether there was any."""
+        """Decode as much text again as there is, at least a piece; returns False at the end of the file."""
         self._text, self._at = self._text[self._at :], 0
         read = self._file.read(max(self._piece, len(self._text)))
         self._text += read

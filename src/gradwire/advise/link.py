@@ -12,7 +12,7 @@ from pathlib import Path
 CARDS = Path("/sys/class/net")
 
 _ACKED, _RECEIVED, _LEAST_RTT = 120, 128, 148
-"""Where Linux has `tcpi_bytes_acked`, `tcpi_bytes_received` and `tcpi_min_rtt` in its `struct tcp_info`."""
+"""Offsets of `tcpi_bytes_acked`, `tcpi_bytes_received` and `tcpi_min_rtt` in Linux' `struct tcp_info`."""
 
 _ESTABLISHED = 1
 
