@@ -33,9 +33,10 @@ _UNKNOWN = 4 * (math.inf,)
 
 
 class AutoController(WarmupController):
-    """Decides among `decision.candidates`, whose kernels are compiled and whose codecs are timed beforehand.
+    """Controller that decides among `decision.candidates`; their kernels are compiled and their codecs timed
+    beforehand.
 
-    `layout_of` says how parameters would travel under a composition.
+    `layout_of` lays parameters out for another composition.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ class RunningController:
 
     @property
     def late(self) -> float | None:
-        """Lateness, as defined by `Controller`. Until it is measured here, that of the trial before."""
+        """Lateness, as defined by `Controller`; until it is measured here, the trial's."""
         measured = self._late
         return self._late_on_trial if measured is None else measured
 
@@ -115,8 +115,8 @@ class RunningController:
         return self._remembers and is_weighed(step, self._every, self._cycle)
 
     def _look(self, flat_buffer: FlatBuffer, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
-        """Run the judge's measurement on a unit, and weigh its fresh and its unsent gradient, in the steps
-        where these are due.
+        """In steps in which they are due, run the judge's measurement on a unit, and measure the norms of its
+        new and unsent gradient.
         """
         if flat_buffer not in self._flat_buffers:
             return
@@ -137,8 +137,11 @@ class RunningController:
         return (*link, *told, *self._previous_s, *looked)
 
     def _told(self, step: int) -> tuple[float, ...]:
-        """Norms weighed one step ago: by then a device has done it. Zeros where nothing was, because rows
-        of ranks at different steps must be alike in length; and losses, now and then."""
+        """Numbers for this rank's row: norms of the previous step, which a device has computed by now; and at
+        times losses.
+
+        They are zeros if nothing was measured, because rows of ranks at different steps must be equally long.
+        """
         weighed = self._scales.told(step, self._layers)
         losses = self._health.drain() if self._tells_losses(step) else Losses(0.0, 0.0, 0.0)
         return (*weighed, *losses)
@@ -147,7 +150,7 @@ class RunningController:
         return step > 0 and step % EVERY == 0
 
     def observe(self, step: Step, rows: Rows, *, committed: bool) -> Composition | None:
-        """Hand what all ranks said to the judge. A step that was not committed says nothing to it."""
+        """Hand the numbers of all ranks to the judge. It gets none of a step that was not committed."""
         link, link_change = self._hear(step.number, [row[: self._link_numbers] for row in rows])
         rows = [row[self._link_numbers :] for row in rows]
         if self._remembers:
@@ -180,7 +183,9 @@ class RunningController:
         return self._judge(shown)
 
     def _examine(self, step: int, rows: Rows) -> None:
-        """Take what all ranks have weighed, and look for bad signs; a composition complains once."""
+        """Take the norms of all ranks, and look for signs that training suffers; each composition is reported
+        once.
+        """
         weighed = [Weighed(*row[: len(Weighed._fields)]) for row in rows]
         self.lateness.add(weighed)
         if not self._tells_losses(step):

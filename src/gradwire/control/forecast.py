@@ -278,8 +278,7 @@ def best_cuts(
 
 
 class UnitForecast(NamedTuple):
-    """A unit that ends at element `stop` of its flat buffer. `alike` are its elements of each shape, in
-    order."""
+    """A unit that ends at element `stop` of its flat buffer. `alike` has its elements per shape, in order."""
 
     stop: int
     numel: int
@@ -431,7 +430,7 @@ def _added(prices: Iterable[_Price]) -> _Price:
 
 @dataclass(frozen=True)
 class _Flat:
-    """All ranks take part in every collective."""
+    """One level: all ranks take part in every collective."""
 
     cluster: Cluster
     main: MainBuffer
@@ -450,9 +449,7 @@ class _Flat:
         return [self._together(each) for each in (rounds[:-1], rounds[-1:]) if each]
 
     def _together(self, rounds: Rounds) -> _Price:
-        """Price of rounds. Rounds that are one object, or equal to others, are priced once: there are
-        thousands.
-        """
+        """Price of rounds. Equal rounds are priced once, because there are thousands."""
         if len(rounds) == 1:
             return self._known(rounds[0])
         found = []

@@ -74,10 +74,10 @@ class WarmupController:
         return self.profiler.row(lambda: step.times(self.specs, self._watch))
 
     def observe(self, step: Step, rows: Sequence[Sequence[float]], *, committed: bool) -> Composition | None:
-        """Take the rows of a step. Once there are enough facts, survey the rest of them, a collective, and
+        """Take the rows of a step. Once there are enough facts, measure the others in a collective, and
         decide.
 
-        If communication hides in ordinary steps, no step is timed in parts, and nothing is surveyed.
+        If communication hides in ordinary steps, no step is timed in parts, and nothing else is measured.
         """
         took_s = step.lasted_s()
         facts = self.profiler.observe(rows, took_s, step.exposed(took_s))
@@ -150,7 +150,7 @@ def surveyed(
 
 
 def fewest_cores(control: Comm) -> float | None:
-    """The share of cores of the rank that has least; `None` where a rank does not know its own."""
+    """Share of cores of the rank that has the fewest; `None` if a rank does not know its own."""
     mine = cores_per_rank()
     least = min(row[0] for row in table_of(control, [0.0 if mine is None else mine]))
     return least or None

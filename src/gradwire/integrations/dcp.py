@@ -48,12 +48,13 @@ _PLANES = ("memory", "planes")
 
 
 class WireState:
-    """A `Stateful` for DCP. Without `checkpoint` it is saved, with it loaded.
+    """`Stateful` of a wire for DCP: without `checkpoint` it is saved, with `checkpoint` it is loaded.
 
-    A wire alone knows what it remembers now, which need not be what a checkpoint holds: a recipe may have
-    been decided since, or the world may be another. So loading looks into `checkpoint` first, a folder or a
-    reader. As many ranks as saved, with as many shards, read a state each, their own; others read all of
-    them, and start with the mean. `key` is where this object stands in the dictionary that DCP is given.
+    The wire knows its present memory, which need not be that of the checkpoint: a recipe may have been
+    decided since, or the number of ranks may be another. So loading reads the metadata of `checkpoint` first,
+    a folder or a reader. If as many ranks with as many shards saved, each rank reads its own state; otherwise
+    each reads all states, and starts with the mean. `key` is the key of this object in the dictionary that
+    DCP is given.
     """
 
     def __init__(
@@ -74,9 +75,11 @@ class WireState:
         self._is_own = self._is_cut = False
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state; to load, empty places for what this rank reads. Then a collective.
+        """This rank's state; for loading, empty tensors for the values that this rank reads. Then it is a
+        collective.
 
-        If a rank cannot read the checkpoint's metadata, it raises why, and the others raise `PeerFailed`.
+        A rank that cannot read the checkpoint's metadata raises the reason, and the others raise
+        `PeerFailed`.
         """
         if self._reader is None:
             own = self._wire.state_dict()
@@ -94,7 +97,7 @@ class WireState:
         return on_all_ranks(lambda: self._rooms(stored), "make room for its state", control)
 
     def _look(self) -> tuple[_Stored, bool]:
-        """The checkpoint's values of this object, and whether this rank could read its own part alone."""
+        """Values of this object in the checkpoint; True if this rank can read its own part alone."""
         assert isinstance(self._reader, StorageReader), "made one above"
         metadata = self._reader.read_metadata()
         stored = {
@@ -133,7 +136,7 @@ class WireState:
         return self._wire.attached.backward.together("loading by DCP", function)
 
     def _reads(self, inner: Sequence[str]) -> bool:
-        """Whether this rank reads the values under `inner`: state of exchanges only for its own shard."""
+        """True if this rank reads the values under `inner`: state of exchanges only for its own shard."""
         of_shard = len(inner) > 1 and inner[1].startswith("shard")
         return not of_shard or (self._is_own and self._shards is not None and inner[1] == self._shards.name)
 
@@ -151,7 +154,7 @@ class WireState:
         self._wire.load_state_dict(whole, missing=self._missing)
 
     def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Put together a state that `Wire.load_state_dict` accepts, from `state` as DCP has read it.
+        """Assemble a state that `Wire.load_state_dict` accepts, from `state` as DCP has read it.
 
         It is this rank's own, or the mean of all replicas. Without shards it is `state` itself.
         """
@@ -165,7 +168,7 @@ class WireState:
         return state
 
     def _mean(self, replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Mean state of all replicas: of this rank's shards if those were read, else of whole parameters."""
+        """Mean state of all replicas: of this rank's shards, if those were read, else of whole parameters."""
         specs = {spec.name: spec for spec in self._wire.attached.backward.engine.specs}
         first, shards = replicas[0], self._shards if self._is_cut else None
 
@@ -212,7 +215,7 @@ class _Shards:
         self._mesh = DeviceMesh.from_group(shard.group, "cpu")
 
     def fits(self, saved: set[str], parts: int) -> bool:
-        """Whether a checkpoint has a memory for every replica that there is now, in as many shards."""
+        """True if a checkpoint has a memory for every present replica, in as many shards."""
         return parts == self.shard.parts and len(saved) * parts == self._world and self.replica in saved
 
     def divided(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,7 +257,7 @@ class _Shards:
         }
 
     def suit(self, sizes: Mapping[str, Sequence[int]]) -> bool:
-        """Whether tensors of these sizes, by parameter, can be cut as parameters are cut here."""
+        """True if tensors of these sizes, by parameter, can be cut as the parameters are cut here."""
         known = {name: _shape(spec) for name, spec in self._specs.items()}
         return all(known.get(name) == tuple(size) for name, size in sizes.items())
 
@@ -285,5 +288,7 @@ class _Shards:
 
 
 def _shape(spec: ParameterSpec) -> tuple[int, ...]:
-    """Of what is cut along its first dimension: the parameter, or its elements in the order of memory."""
+    """Shape of the tensor that is cut along its first dimension: the parameter, or its elements in the order
+    of memory.
+    """
     return spec.whole.shape if len(spec.shape) > 1 else (spec.whole.numel,)

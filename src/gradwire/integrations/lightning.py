@@ -88,7 +88,7 @@ class GradwireCallback(_BASE):  # type: ignore[misc]  # not known here
             pl_module.log_dict(self.wire.metrics(), on_step=True, on_epoch=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; a collective, as Lightning calls it on all ranks."""
+        """State for a checkpoint; a collective, as Lightning calls it on all ranks."""
         return {} if self.wire is None else Gathered(self.wire).state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

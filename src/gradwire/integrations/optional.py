@@ -7,10 +7,10 @@ from typing import Any
 
 
 def base(name: str, *modules: str) -> Any:
-    """The class `name` of the first of `modules` that is installed.
+    """The class `name` from the first of `modules` that is installed.
 
-    Without any of them it is a class that cannot be made: that raises `ImportError`, which says what to
-    install.
+    If none is installed, a class whose instances cannot be made: that raises `ImportError`, which says what
+    to install.
 
     >>> base("Callback", "no_such_framework.callbacks")()
     Traceback (most recent call last):

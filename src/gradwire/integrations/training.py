@@ -17,11 +17,11 @@ from gradwire.sources.unwrap import inside, optimizers_of
 def attached(
     before: Wire | None, world: int, model: nn.Module, optimizer: Any, *arguments: Any, **options: Any
 ) -> Wire:
-    """The wire of `before`, if it is this model's, or a new one of `attach(model, optimizer, ...)`.
+    """The wire `before`, if it is this model's; or a new one by `attach(model, optimizer, ...)`.
 
-    A framework that trains on one process neither wraps the model nor makes a process group. Where it trains
-    a model once more, it may do so with another optimizer, which `before` then follows. On several processes
-    most wrap the model anew.
+    A framework that trains on one process neither wraps the model nor makes a process group. If it trains a
+    model once more, it may do so with another optimizer, which `before` then follows. On several processes
+    most frameworks wrap the model anew.
     """
     if before is not None and before.attached.model is inside(model):
         if before.attached.optimizers != optimizers_of(optimizer):
@@ -33,10 +33,10 @@ def attached(
 
 @contextmanager
 def _some_group(world: int) -> Iterator[None]:
-    """A process group of this process alone where there is none and need be none.
+    """Context with a process group of this process alone, if there is none and none is needed.
 
-    It does not stay: a framework that starts several processes later would take it for theirs. A wire of a
-    single rank sends nothing, and so does not need it again.
+    The group does not stay: a framework that starts several processes later would take it for theirs. The
+    wire of a single rank sends nothing, so it does not need the group again.
     """
     if world > 1 or dist.is_initialized():
         yield

@@ -111,7 +111,7 @@ def _prometheus(registry: Any, rank: int) -> Write:
 
 
 def write_textfile(path: Path, metrics: Metrics, rank: int) -> None:
-    """Replace the file at `path`, in Prometheus' text format; a reader never sees half of it."""
+    """Replace the file at `path`, in Prometheus' text format; a reader never sees a partial file."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(exposition(metrics, rank), encoding="utf-8")
     partial.replace(path)

@@ -32,8 +32,8 @@ CLOSE = 2.0**-12
 differs by some roundings of 2^-24; this allows for thousands. Misplaced or missing data differ by far
 more."""
 FEW = 1e-3
-"""Share of elements that may differ by more. If a norm differs by a rounding, an element on the edge between
-two levels, or two elements that compete for one place, may fall to the other side."""
+"""Share of elements that may differ by more than rounding. If a norm differs by a rounding, an element
+between two levels, or one of two elements that compete for a place, may fall to the other side."""
 
 Call = Callable[[Comm, torch.device], Tensor]
 
@@ -198,7 +198,7 @@ class _Notes(NamedTuple):
     share: float
     """The share of elements that are further apart than `CLOSE`."""
     mark: float
-    """A number that differs where results do."""
+    """Number that differs if results do."""
 
     @property
     def numbers(self) -> list[float]:

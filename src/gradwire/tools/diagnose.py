@@ -1,4 +1,4 @@
-"""Similarity of ranks: can one rank's selection of elements stand for all ranks?
+"""Similarity of ranks: can one rank's selection of elements serve all ranks?
 
 The figures of Chen et al. 2020 ("ScaleCom", section 2, figures 2 and 3, lemma 1, appendix A): cosine distance
 between memories, Hamming distance between a rank's selection and the true top-k of the mean, overlap of their
@@ -65,7 +65,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class SeenUnit:
-    """A unit as its exchange found it."""
+    """A unit before its exchange: the exchange, its input x, and its context."""
 
     exchange: Exchange
     x: Tensor
@@ -203,7 +203,7 @@ def selector_of(exchange: Exchange) -> Selector | None:
 
 
 def histogram_overlap(left: Tensor, right: Tensor) -> float:
-    """How many of the magnitudes `left` (k,) have a partner among `right` in the same logarithmic bin.
+    """Number of the magnitudes `left` (k,) that have a partner in `right` in the same logarithmic bin.
 
     >>> histogram_overlap(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 4.1, 9.0]))
     2.0
