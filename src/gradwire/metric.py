@@ -54,7 +54,8 @@ Formula = Callable[[Mapping[str, Any], Mapping[str, Any]], "Numerator | str"]
 
 
 def numerator_of(seen: Replicated) -> Numerator | str:
-    """How C follows from what is `seen` of a parameter, or why there is no formula for it.
+    """Formula of C for the parameter `seen`; or the name of the optimizer, or its option, for which there is
+    none.
 
     >>> parameter = torch.nn.Parameter(torch.ones(3))
     >>> sgd = torch.optim.SGD([parameter], lr=0.5)
@@ -163,21 +164,21 @@ _HALF_BIAS = 127 - 15
 
 
 def numerators(numel: int, ctx: ExchangeContext) -> Tensor:
-    """(numel,) float32: |C| of every element of a unit, never more; 0 where nothing may be lost.
+    """|C| of every element of a unit, float32 (numel,), rounded towards zero; 0 where nothing may be lost.
 
-    C is what a gradient is compared with: times `ctx.scale`, by which gradients are too large, and by `SHARE`
-    smaller where parameters have 16 bits.
+    C is the number to which a gradient is compared. It is multiplied by `ctx.scale`, as gradients are, and
+    for 16-bit parameters by `SHARE`.
     """
     return _over_parts(numel, ctx, torch.float32, fill_numerators)
 
 
 def thresholds(numel: int, ctx: ExchangeContext, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(numel,) uint8: the exponents t of C, biased as those of `dtype`, which gradient and parameter have.
+    """Exponents t of C, uint8 (numel,), biased as those of `dtype`, the type of gradient and parameter.
 
-    Of a gradient with exponent e, t − e bits may be lost. Rounded to nearest that is an error of half a unit
-    in the last place of C in that type or less, and so below 2^-24·|C| in float32; in 16-bit types, where C
-    is taken smaller (`SHARE`), below 2^-13·|C|. As t depends on nothing but what replicas hold alike, the
-    receiver of a gradient knows it already. 0 where nothing may be lost.
+    A gradient with exponent e may lose t − e bits. Rounding to nearest then errs by at most half a unit in
+    the last place of C in that type: below 2^-24·|C| in float32; in 16-bit types, where C is taken smaller
+    (`SHARE`), below 2^-13·|C|. t depends only on values that replicas share, so the receiver of a gradient
+    knows it already. t is 0 where nothing may be lost.
 
     >>> sgd = dict(lr=2.0**-10, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)
     >>> ones = Replicated(torch.ones(2), sgd, {}, torch.optim.SGD)

@@ -1,4 +1,7 @@
-"""Hooks that torch's compiler leaves alone."""
+"""Hide `hook` from the tracing of a compiled model or optimizer: a graph has no place for bookkeeping.
+
+This loads torch's compiler, as DDP's constructor does.
+"""
 
 from __future__ import annotations
 

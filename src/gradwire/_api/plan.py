@@ -167,8 +167,9 @@ class Plan:
 
     @property
     def fastest(self) -> Candidate:
-        """The one of least time of those that `auto` would try by default; of all, if it tries none of them
-        but dense."""
+        """Candidate of least time among those that `auto` would try by default; among all, if it would only
+        try dense.
+        """
         return _fastest(self.candidates)
 
     def as_dict(self) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class OuterWire(Wire):
         )
 
     def detach(self) -> None:
-        """Land what is under way, make a last round that sends all that is unsent, and stop. A collective.
+        """Land a round in flight, make a last round that sends everything unsent, and stop. A collective.
 
         All replicas end with the shared parameters of that round, and then train by themselves.
 

@@ -47,9 +47,10 @@ def switch(engine: Engine, asked: str | Recipe | Composition, check: Callable[[L
 
 
 def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Tensor]]:
-    """The mean over ranks of the unsent gradient, by parameter, flat. A collective. `forget_unsent` follows.
+    """Mean over ranks of the unsent gradient, by parameter, flat. A collective. The caller then calls
+    `forget_unsent`.
 
-    Tensors are valid until the next step. Where ranks hold shards and `whole` is true, they are gathered.
+    Tensors are valid until the next step. If ranks hold shards and `whole` is true, the shards are gathered.
     """
     found = []
     damaged: list[Exception | None] = []

@@ -86,7 +86,9 @@ class Apart:
         """Over all ranks."""
 
     def _await_all(self) -> None:
-        """Before gloo is asked to connect: a rank that is gone is missed within `connect_s`."""
+        """Wait until all ranks have come, before gloo is asked to connect; a missing rank is noticed within
+        `connect_s`.
+        """
 
         def met() -> None:
             self._store.set(f"{_HERE}/{self.rank}", "")

@@ -263,7 +263,7 @@ def _made_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device
 
 
 def _without(like: dist.ProcessGroup, where: torch.device, mine: bool) -> list[int]:
-    """The ranks of `like` of which `mine` is false. All ranks wait for all."""
+    """Ranks of `like` on which `mine` is false. A collective."""
     comm = ProcessGroupComm(like)
     told = torch.zeros(comm.world, device=where)
     told[comm.rank] = mine

@@ -174,9 +174,10 @@ class ProcessGroupComm(PointToPointComm):
         self._short_bytes = min(SHORT_BYTES, int(TURN_S / max(byte_s, 1e-12)))
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
-        """Run by the library, as messages where those are faster, or by hops of our own.
+        """Issue a round: by the library, as point-to-point messages if these are faster, or by hops of our
+        own.
 
-        A single rank has all already, and the group need not be there any more.
+        A single rank copies its own data; its group need not exist any more.
         """
         if self.world == 1:
             if round_.verb not in ("all_reduce", "broadcast"):

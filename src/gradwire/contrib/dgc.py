@@ -140,7 +140,7 @@ class SampledTopK:
         return exactly(x, self.threshold(x, ctx), self.count(x.numel(), ctx), ctx)
 
     def threshold(self, x: Tensor, ctx: ExchangeContext) -> float:
-        """The magnitude that the wanted share of the sample reaches; Inf if that is NaN. x is not empty."""
+        """Magnitude that the wanted share of a sample reaches; Inf if it is NaN. x is not empty."""
         size = min(x.numel(), math.ceil(max(self.sample * x.numel(), 2 / self.ratio)))
         return threshold_of_sample(x, size, math.ceil(self.ratio * size), ctx)
 

@@ -69,7 +69,9 @@ class Levels:
         return ScaledPayload(self.grid.buckets, self.grid.code_bytes, self.dtype)
 
     def write(self, x: Tensor, ctx: ExchangeContext, *, subtract: bool) -> Tensor:
-        """A new payload (bytes,) uint8 of x (numel,), which keeps what is not in it if `subtract`."""
+        """Encode x (numel,) into a new payload (bytes,) uint8; with `subtract`, x keeps its rounding
+        errors.
+        """
         payload = self._layout.empty(x.device)
         # One draw for all of a unit: elements differ by their index in it.
         key = int(torch.randint(2**63 - 1, (), generator=ctx.private(), device="cpu"))
@@ -77,7 +79,7 @@ class Levels:
         return payload
 
     def add(self, payload: Tensor, out: Tensor, weight: float) -> None:
-        """out (numel,) += weight times what the payload says."""
+        """out (numel,) += weight · decoded payload."""
         if out.numel():  # an empty row of a gathered buffer has an odd storage offset, which no view allows
             add_quantized(*self._layout.split(payload), self.grid, out, weight)
 

@@ -203,7 +203,9 @@ class BackwardWatch:
         clock: Callable[[], float] = now_s,
         exact: Callable[[], float] = now_s,
     ) -> None:
-        """While parameters are watched the pass begins by the `exact` clock, which may wait for a device."""
+        """Watch by `clock`; the start of a pass is read from `exact`, which may wait for a device, while
+        parameters are watched.
+        """
         self._stopwatch, self._clock = stopwatch or HostStopwatch(), clock
         self.exact = exact
         self._begun_s: float | None = None

@@ -41,7 +41,9 @@ class EchoComm(Comm):
         self._clock = clock
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
-        """Answer at once; in an all-to-all all ranks send what would go to rank 0."""
+        """Answer at once with this rank's data; in an all-to-all, all ranks send the part that is for
+        rank 0.
+        """
         start_s = self._clock()
         if round_.verb == "all_gather":
             out.view(self.world, -1).copy_(tensor.view(1, -1))

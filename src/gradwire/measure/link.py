@@ -71,7 +71,9 @@ class _Tracker:
         return self.line is not None and bool(self._levels)
 
     def observe(self, points: list[Point]) -> tuple[Line, Line] | None:
-        """Take one step's collectives; the line until now and from now on, if it has changed."""
+        """Take one step's collectives. Returns the lines (until now, from now on) if the link has changed,
+        else `None`.
+        """
         found: dict[int, list[Point]] = {}
         for point in points:
             found.setdefault(round(2 * math.log2(point[0])), []).append(point)

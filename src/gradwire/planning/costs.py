@@ -121,7 +121,7 @@ class Network:
     calibrated: Mapping[str, Link] = field(default_factory=dict)
 
     def of(self, verb: str) -> Link:
-        """The link as the collective `verb` finds it."""
+        """Link for the collective `verb`: its own, if calibrated, else the common one."""
         return self.calibrated.get(verb, self.link)
 
 

@@ -55,7 +55,7 @@ class GroupCost:
 
     @property
     def compress(self) -> Line:
-        """The paper's h: encoding and decoding."""
+        """Encoding and decoding of a group, the paper's h."""
         return Line(self.encode.base_s + self.decode.base_s, self.encode.slope_s + self.decode.slope_s)
 
 
@@ -163,7 +163,7 @@ class _Table:
         self._leaving: Floats = np.maximum.accumulate(leaving[::-1])[::-1]
 
     def is_open(self, best_s: float) -> bool:
-        """Close what cannot lead to less than `best_s`; whether anything is left to go on from."""
+        """Close groupings that cannot take less than `best_s`. True if some grouping is left to extend."""
         cost, row, groups = self._cost, self._rows[-1], len(self._rows)
         sent_s = row[:-1] + self._slope * (self._sizes[-1] - self._sizes[:-1])
         rest_s = np.maximum(sent_s, self._leaving + groups * self._h.base_s) + cost.communicate.base_s

@@ -138,7 +138,7 @@ def _taken(composition: Composition) -> Recipe:
 
 
 def _with_its_name(name: str, options: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
-    """`options` in which the one given by position has its name, the first of `known`.
+    """Name the option that was given by position: it is the first of `known`. Returns all options by name.
 
     Raises `ValueError` if the recipe has no options, or if this one was also given by name.
     """

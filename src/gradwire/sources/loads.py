@@ -133,7 +133,7 @@ class Loads:
         return loaded if any(marks[name].checksum != now for name, now in loaded.items()) else {}
 
     def taken_up(self, buffers: Mapping[str, Tensor]) -> None:
-        """A checkpoint was taken up. To load the same values beside it will change nothing."""
+        """Note that a checkpoint was taken up: loading the same values beside it counts as no load."""
         here: Mapping[str, Tensor] = {**buffers, **self._parameters}
         self._marks, self._known = {}, {name: checksum(local(each)) for name, each in here.items()}
         self.note(self._parameters.values())

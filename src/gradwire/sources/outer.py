@@ -839,7 +839,9 @@ def _join(own: Tensor, shared: Tensor, anchor: Tensor) -> None:
 
 
 def _make_finite(optimizer: torch.optim.Optimizer) -> None:
-    """Begin the state of parameters anew of which some is not finite: zeros, as most optimizers begin."""
+    """Reset the optimizer's state of each parameter that has a value which is not finite: to zeros, as most
+    optimizers begin.
+    """
     for state in optimizer.state.values():
         tensors = {key: local(each) for key, each in state.items() if isinstance(each, Tensor)}
         if all(bool(each.isfinite().all()) for each in tensors.values()):

@@ -238,7 +238,9 @@ class Source(ABC):
 def _replicated(
     parameters: Mapping[str, nn.Parameter], optimizers: Callable[[], Optimizers], name: str
 ) -> Replicated | None:
-    """Looked up when asked for: users add and change parameter groups while training."""
+    """Look up a parameter, its group and its state at the moment of the call: users add and change groups
+    while training.
+    """
     parameter = parameters[name]
     for optimizer in optimizers():
         for group in optimizer.param_groups:

@@ -43,7 +43,9 @@ class Arrival:
     """Carries the mean back to the model, if `buffer` is a copy."""
 
     def copy_back_early(self, begin: int, size: int) -> None:
-        """The mean of so many elements is in `buffer` from `begin` on, whatever becomes of the step."""
+        """Copy `size` elements from `begin` on, which hold a final mean, back to the model, if `buffer` is a
+        copy.
+        """
         if self.home is not None:
             self.home.copy_back_early(begin, begin + size)
 

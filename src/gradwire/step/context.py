@@ -281,7 +281,7 @@ class ExchangeContext:
 
     @property
     def lane(self) -> int:
-        """Former name of `flat_buffer`."""
+        """Former name of `flat_buffer`, deprecated."""
         warnings.warn("ExchangeContext.lane is now flat_buffer", DeprecationWarning, stacklevel=2)
         return self.flat_buffer
 

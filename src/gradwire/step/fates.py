@@ -150,7 +150,9 @@ class Steps:
         self._warned: set[str] = set()
 
     def _recorded(self, optimizers: Optimizers) -> list[_Record]:
-        """Records that know the parameters of `optimizers`, before one of these may go."""
+        """Make records of `optimizers`, and look up their parameters now, since an optimizer may be
+        gone later.
+        """
         records = [_Record(weakref.ref(each)) for each in optimizers]
         for record in records:
             if hasattr(record.optimizer, "param_groups"):  # else torch's constructor has not run
@@ -163,10 +165,10 @@ class Steps:
         return tuple(found for each in self._records if (found := each.optimizer) is not None)
 
     def watch(self, model: nn.Module) -> None:
-        """Hear of optimizers, for as long as `model` lives.
+        """Follow optimizers as long as `model` lives.
 
-        The follower is told of a step before the user's own hooks run. These may clear gradients, so the
-        optimizers that were given have a hook of their own, which comes after those that are there.
+        The follower is told of a step before the user's own hooks run. These may clear gradients, so each
+        given optimizer also has a hook that runs after the present ones.
         """
         if self._records:
             listen(self, model)

@@ -105,7 +105,9 @@ class DeviceBackward(Backward):
         self._stage.bucket_ready(bucket)
 
     def _outside_backward(self) -> None:
-        """Wait for the end, if this thread runs the worker's jobs: they would run in the next pass."""
+        """If this thread runs the worker's jobs, wait for the end of the step: later the jobs would run in
+        the next pass.
+        """
         if self._placement.wait is not None:
             self._await_end()
 

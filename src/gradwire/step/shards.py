@@ -42,7 +42,9 @@ def shards_of(
 
 
 def _shard_of(spec: ParameterSpec, parts: int, by_rows: bool) -> ParameterSpec:
-    """Equal for all of the `parts`."""
+    """Spec of a shard of a parameter, of equal shape for all of the `parts` shards: rows, or elements of the
+    flat parameter.
+    """
     numel = -(-spec.numel // parts)
     if len(spec.shape) > 1 and spec.numel:
         rows, row_numel = -(-spec.shape[0] // parts), spec.numel // spec.shape[0]

@@ -121,10 +121,10 @@ class Votes:
 
 
 class SmallReduce:
-    """Small dense gradients in one float32 buffer: every region's times 1/W, summed over ranks.
+    """All-reduce of small dense gradients: regions times 1/W in one float32 buffer, summed over ranks.
 
-    Types up to 32 bits are summed in float32, which is never less precise than DDP's own sum. `room` numbers
-    more travel along.
+    Types up to 32 bits are summed in float32, which is never less precise than DDP's own sum. The buffer has
+    room for `room` further numbers.
     """
 
     def __init__(

@@ -366,7 +366,9 @@ class Step:
             done += place.numel()
 
     def copy_back_early(self, route: Route) -> None:
-        """A mean is in copies of buckets, along `route`: copy it back while others are still to come."""
+        """Copy a mean that lies in copies of buckets, along `route`, back to the model while others are still
+        to come.
+        """
         for index, begin, size in route:
             self.taken[index].copy_back_early(begin, size)
 

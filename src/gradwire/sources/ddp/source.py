@@ -51,7 +51,8 @@ class BucketMap:
     def arrival(self, bucket: GradBucket) -> Arrival:
         """Describe `bucket`. Raises `ValueError` if the buffer does not hold its parameters densely.
 
-        Under `backward(create_graph=True)` the buffer has a graph, which the mean over ranks is no part of.
+        Under `backward(create_graph=True)` the buffer has a graph; it is detached, because the mean over
+        ranks is no part of it.
         """
         buffer, index = bucket.buffer().detach(), bucket.index()
         parameters = bucket.parameters()
@@ -142,7 +143,7 @@ class DDPBuckets(Source):
         return ddp is not None and bool(ddp.require_backward_grad_sync)
 
     def is_uneven(self) -> bool:
-        """Ranks that have finished under `join()` take no steps; DDP stays in that mode for good."""
+        """True under `join()`, in which finished ranks take no steps; DDP stays in that mode for good."""
         ddp = self._model()
         return isinstance(ddp, DistributedDataParallel) and joins(ddp)
 
@@ -256,7 +257,7 @@ class DDPBuckets(Source):
             buffers.arrived(bool(step.carried) and step.error is None, step.stale)
 
     def release(self) -> None:
-        """Set every future, whatever happened. A finished rank under `join()` waits for nothing else."""
+        """Set every future, also after an error: a finished rank under `join()` waits for nothing else."""
         due, self._due = self._due, []
         for future, buffer in due:
             future.set_result(buffer)
