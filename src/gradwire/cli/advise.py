@@ -53,6 +53,7 @@ def advise(
     goes on afterwards. Traces are those of torch.profiler, of one or all ranks.
 
     Example: torchrun --nproc-per-node 2 -m gradwire advise train.py --steps 20 -- --lr 0.1
+
     Example: gradwire advise rank0.json.gz rank1.json.gz --rate 10gbit
     """
     try:

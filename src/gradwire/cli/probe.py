@@ -57,13 +57,16 @@ def probe(
     CPU. The exit code is 0 if results agree on all ranks, also where there is no GPU to check, and 1 if not.
 
     Example: gradwire probe --nproc 2
+
     Example: gradwire net run --workers 4 --rate 200mbit -- gradwire probe
     """
-    if check:
-        raise typer.Exit(_checked())
     if picture is not None:
         check_extra("matplotlib", "a picture")
     try:
+        if check:
+            if nproc is not None:
+                _start(nproc, ["--check"])
+            raise typer.Exit(_checked())
         check_folder(picture, json_path)
         if codecs is not None:
             if verbs is not None or nproc is not None:
@@ -72,7 +75,10 @@ def probe(
             return
         known = _known(",".join(VERBS) if verbs is None else verbs)
         if nproc is not None:
-            _start(nproc, known, budget, picture, json_path)
+            words = ["--verbs", ",".join(known), "--budget", str(budget)]
+            for option, path in (("--picture", picture), ("--json", json_path)):
+                words += [] if path is None else [option, str(path)]
+            _start(nproc, words)
         _tell_links(*_probed(known, budget), picture, json_path)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
@@ -94,18 +100,13 @@ def _known(text: str) -> list[str]:
     return [name for name in known if name in names]
 
 
-def _start(
-    nproc: int, verbs: list[str], budget_s: float, picture: Path | None, json_path: Path | None
-) -> NoReturn:
-    """Become torchrun, which starts this command on every rank."""
+def _start(nproc: int, words: list[str]) -> NoReturn:
+    """Become torchrun, which starts this command with `words` on every rank."""
     if "RANK" in os.environ:
         raise ValueError("--nproc: this process is already a rank")
-    words = ["-m", "gradwire", "probe", "--verbs", ",".join(verbs), "--budget", str(budget_s)]
-    for option, path in (("--picture", picture), ("--json", json_path)):
-        words += [] if path is None else [option, str(path)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or torchrun says that it sets it
-    os.execv(sys.executable, [sys.executable, *launcher, *words])
+    os.execv(sys.executable, [sys.executable, *launcher, "-m", "gradwire", "probe", *words])
 
 
 def _probed(verbs: list[str], budget_s: float) -> tuple[tuple[Probed, ...], Tried | None, int, int]:

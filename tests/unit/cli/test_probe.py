@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -76,6 +77,23 @@ def test_what_cannot_be_probed_is_refused_with_a_reason(
     done = CliRunner().invoke(app, ["probe", *words])
     assert done.exit_code == 2
     assert said in done.output
+
+
+@pytest.mark.parametrize("words", [["--check"], ["--verbs", "all_reduce,shift", "--budget", "0.5"]])
+def test_ranks_that_it_starts_do_what_was_asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+
+    def execv(_program: str, line: list[str]) -> NoReturn:
+        became.append(line)
+        raise SystemExit(0)
+
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("os.execv", execv)
+    done = CliRunner().invoke(app, ["probe", "--nproc", "2", *words])
+    assert done.exit_code == 0, done.output
+    [line] = became
+    assert line[-len(words) - 5 :] == ["--nproc-per-node", "2", "-m", "gradwire", "probe", *words]
 
 
 def test_points_lie_at_the_ends_of_both_axes() -> None:
