@@ -15,6 +15,9 @@ from gradwire.cli.main import COMMANDS
 from gradwire.cli.prerequisites import FORMAT, STDOUT, check_folder, write_json
 from gradwire.version import __version__
 
+_ON_GPUS = "device; host for recipes that read numbers there, and with placement='host'"
+"""Where memory and codecs are for gradients on a GPU."""
+
 
 def doctor(
     json_path: Annotated[
@@ -58,7 +61,7 @@ def findings() -> dict[str, Any]:
     facts["triton"] = _version("triton")
     for mode, verdict in import_module(COMMANDS["net"]).modes().items():
         facts[f"network, {mode}"] = verdict
-    for name in ("lightning", "accelerate", "transformers"):
+    for name in ("lightning", "accelerate", "transformers", "torchft"):
         facts[name] = _version(name)
     return {"facts": facts, "lacking": lacking}
 
@@ -74,10 +77,10 @@ def _torch() -> tuple[dict[str, str], list[str]]:
     facts = {
         "torch": torch.__version__,
         "torch threads": str(torch.get_num_threads()),
-        "gloo": _is(gloo, "used for all that is sent"),
-        "nccl": _is(nccl, "for the model's own group; gradwire sends over gloo"),
+        "gloo": _is(gloo, "for tensors on the CPU, and for what ranks agree on"),
+        "nccl": _is(nccl, "for tensors on GPUs"),
         "CUDA": ", ".join(devices) or "no device",
-        "placement": "host" + (": gradients are copied from the device and back" if devices else ""),
+        "placement": _ON_GPUS if devices else "host",
     }
     return facts, [] if gloo else ["torch was built without gloo, over which gradwire sends"]
 

@@ -35,8 +35,8 @@ def lighthouse(
     try:
         from torchft.coordination import LighthouseServer
     except ImportError:
-        typer.echo("this needs torchft: pip install 'gradwire[elastic]'", err=True)
-        raise typer.Exit(1) from None
+        typer.echo("gradwire: the lighthouse needs torchft: pip install 'gradwire[elastic]'", err=True)
+        raise typer.Exit(2) from None
     try:
         server = LighthouseServer(
             bind=bind,

@@ -157,6 +157,24 @@ def test_what_is_lacking_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> Non
     assert command.findings()["facts"]["gloo"] == "not available"
 
 
+def test_the_doctor_says_where_a_gpu_encodes_and_over_what_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _number: "a GPU")
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    facts = command.findings()["facts"]
+    assert facts["CUDA"] == "a GPU"
+    assert facts["placement"].startswith("device; host for recipes that read numbers there")
+    assert facts["nccl"] == "available, for tensors on GPUs"
+
+
+def test_a_lighthouse_without_torchft_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchft", None)
+    done = CliRunner().invoke(app, ["lighthouse"])
+    assert done.exit_code == 2
+    assert "pip install 'gradwire[elastic]'" in done.output
+
+
 def test_a_command_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: object) -> None:
         subprocess.run(["nosuchcommand"], check=True)
