@@ -47,8 +47,18 @@ def lighthouse(
     except Exception as error:  # of several types
         typer.echo(f"nothing can listen at {bind}: {error}", err=True)
         raise typer.Exit(1) from None
-    typer.echo(f"lighthouse at {server.address()}, for at least {at_least} members")
+    typer.echo(f"lighthouse at {_url(bind, server.address())}, for at least {at_least} members")
     try:
         threading.Event().wait()
     finally:
         server.shutdown()
+
+
+def _url(bind: str, address: str) -> str:
+    """The URL that members pass: torchft's own `address` has this machine's name in place of what was bound.
+
+    >>> _url("10.0.0.1:0", "http://head:29510"), _url("[::]:29510", "http://head:29510")
+    ('http://10.0.0.1:29510', 'http://head:29510')
+    """
+    host, port = bind.rpartition(":")[0], address.rstrip("/").rpartition(":")[2]
+    return address if host in ("", "0.0.0.0", "[::]") else f"http://{host}:{port}"

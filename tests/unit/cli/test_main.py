@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,6 +173,24 @@ def test_a_lighthouse_without_torchft_says_what_to_install(monkeypatch: pytest.M
     done = CliRunner().invoke(app, ["lighthouse"])
     assert done.exit_code == 2
     assert "pip install 'gradwire[elastic]'" in done.output
+
+
+@pytest.mark.parametrize(
+    ("bind", "said"),
+    [("10.0.0.1:29510", "http://10.0.0.1:29510,"), ("0.0.0.0:29510", "http://head:29510,")],
+)
+def test_a_lighthouse_says_the_address_that_members_pass(
+    bind: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = SimpleNamespace(address=lambda: "http://head:29510", shutdown=lambda: None)
+    torchft = SimpleNamespace(LighthouseServer=lambda **_options: server)
+    monkeypatch.setitem(sys.modules, "torchft", SimpleNamespace(coordination=torchft))
+    monkeypatch.setitem(sys.modules, "torchft.coordination", torchft)
+    event = SimpleNamespace(wait=lambda: None)
+    monkeypatch.setattr("gradwire.cli.lighthouse.threading", SimpleNamespace(Event=lambda: event))
+    done = CliRunner().invoke(app, ["lighthouse", "--bind", bind])
+    assert done.exit_code == 0, done.output
+    assert said in done.output
 
 
 def test_a_command_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
