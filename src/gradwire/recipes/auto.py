@@ -148,7 +148,8 @@ def may_be_within(late: float, assumed: float) -> bool:
 def chosen_by(facts: Facts, comparison: Comparison, again: Again) -> Composition:
     """The first trial; dense if none is worth it. `again` makes the next decision."""
     first = comparison.next_trial()
-    times = f"all-reduce {ms_text(facts.allreduce_s)}, backward {ms_text(facts.backward_s)}"
+    digits = 0 if min(facts.allreduce_s, facts.backward_s) >= 0.01 else 1
+    times = f"all-reduce {ms_text(facts.allreduce_s, digits)}, backward {ms_text(facts.backward_s, digits)}"
     measured = f"CCR {facts.ccr:.2f} ({times})"
     if first is not None:
         tried = on_trial(first.recipe, comparison, again, left=DECIDED - facts.steps)

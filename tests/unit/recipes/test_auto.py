@@ -178,6 +178,13 @@ def test_where_nothing_is_predicted_to_be_faster_dense_stays_and_says_why() -> N
     assert "auto(late=" not in chosen.why
 
 
+def test_the_two_times_of_ccr_can_be_told_where_they_are_short() -> None:
+    short = _chosen(_coded(_forecast(Setting("convnet", 2, 1e5, 1e-5, 1e-4, 4e-4))))
+    assert "backward 0.4 ms)" in short.why
+    longer = _chosen(_coded(_forecast(Setting("convnet", 2, 10.0, 1e-5, 0.1, 0.2))))
+    assert "backward 200 ms)" in longer.why
+
+
 def test_where_only_later_recipes_are_faster_dense_stays_and_says_what_they_would_gain() -> None:
     facts = _forecast(CHARGPT4)
     later = "covap(interval=2)"
