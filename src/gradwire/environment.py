@@ -23,7 +23,7 @@ def cores_per_rank() -> float | None:
 
 
 def cores_text() -> str:
-    """How `cores_per_rank` is known, in words."""
+    """Source of `cores_per_rank`, in words."""
     ranks = _ranks_here()
     if ranks is None:
         return f"neither LOCAL_WORLD_SIZE nor {RANKS_HERE} says how many ranks share the {_cores()} cores"
@@ -75,12 +75,12 @@ CHECKS_KERNELS = "GRADWIRE_CHECK_KERNELS"
 
 
 def checks_kernels() -> bool:
-    """Whether `CHECKS_KERNELS` asks for it."""
+    """True if the variable `CHECKS_KERNELS` asks for checks."""
     return os.environ.get(CHECKS_KERNELS) == "1"
 
 
 def write_whole(path: Path, text: str) -> None:
-    """All of `text` is in `path` afterwards, or what was there before: a full disk costs no earlier report.
+    """Write `text` to `path` completely, or leave the old file: a full disk costs no earlier report.
 
     Raises `OSError`, which says so. A pipe, or anything else that is not an ordinary file, is written to
     directly.

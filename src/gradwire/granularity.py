@@ -18,7 +18,7 @@ class Granularity:
     segment: int
     """Elements of a segment of `scatter_reduce`: one is encoded, and summed, while another is on the wire."""
     buckets: int
-    """In about how many buckets gradients come where encoding shall begin early."""
+    """Approximate number of buckets, if encoding shall begin early."""
     under_way: int
     """Units that are sent before the first of them is decoded, where no end of a collective is announced."""
     curve: tuple[int, ...]

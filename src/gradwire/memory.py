@@ -198,4 +198,4 @@ class NoMemory:
         return grads.kernels[fold](working[UNSENT], None, grads.bucket, 1.0, grads.scale, grads.pieces)
 
     def update(self, working: Planes, committed: Planes) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""

@@ -50,7 +50,8 @@ UNTOUCHED = Numerator(Terms())
 """C = 0, so that nothing may be lost: for gradients that do not reach the parameter in this step."""
 
 Formula = Callable[[Mapping[str, Any], Mapping[str, Any]], "Numerator | str"]
-"""From a group's options and a parameter's state to C, or to the option for which there is no formula."""
+"""Function from a group's options and a parameter's state to C, or to the name of an option without a
+formula."""
 
 
 def numerator_of(seen: Replicated) -> Numerator | str:

@@ -67,7 +67,7 @@ The candidates of `auto` are others. It tries what can be worth it, in order of 
 values that are chosen in 16 bits."""
 
 BETWEEN_ROUNDS = ("dense", "bf16", "int8", "int4", "topk(ratio=0.01)", "sparseloco")
-"""Those that it compares for rounds of local steps."""
+"""Recipes that `plan` compares for rounds of local steps."""
 
 DAY_S = 86400.0
 
@@ -173,7 +173,7 @@ class Plan:
         return _fastest(self.candidates)
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, for JSON."""
+        """The plan's numbers and texts, for JSON."""
         rows = [dict(vars(each)) for each in self.candidates]
         return {**vars(self), "fastest": self.fastest.recipe, "predicted": True, "candidates": rows}
 
@@ -520,7 +520,7 @@ def exposed_dense_s(
     delay_s: float = 0.0,
     per_node: int = 1,
 ) -> float:
-    """How long all-reduces of gradients last after the end of the backward pass.
+    """Seconds for which all-reduces of gradients last after the end of the backward pass.
 
     Args:
         sums: when each is ready, in seconds from the start of the backward pass, and its bytes per rank.

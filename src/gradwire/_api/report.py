@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # loaded by what chooses, and with FSDP2
 
 @dataclass(frozen=True)
 class ModuleTraffic:
-    """How often a module of FSDP2 was gathered as what, and scattered as what, since `attach` or `switch`."""
+    """Numbers of gathers and of scatters of one FSDP2 module, by coding, since `attach` or `switch`."""
 
     name: str
     elements: int

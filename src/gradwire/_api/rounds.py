@@ -36,7 +36,7 @@ METHODS: dict[str, Method] = {
     "diloco": Method("dense", _diloco),
     "sparseloco": Method("sparseloco", partial(torch.optim.SGD, lr=1.0)),
 }
-"""By the names that `outer` knows; any other recipe has the outer optimizer of DiLoCo."""
+"""Methods by name, as `outer` knows them; any other recipe has the outer optimizer of DiLoCo."""
 
 
 def method_of(recipe: str | Recipe | Composition) -> tuple[str | Recipe | Composition, OuterFactory]:

@@ -95,7 +95,7 @@ class Simulation:
         return dict(sorted(found.items(), key=lambda item: -item[1][-1].efficiency))
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, for JSON."""
+        """The simulation's numbers and texts, for JSON."""
         rows = [
             dict(vars(each), efficiency=each.efficiency, warnings=[*each.warnings]) for each in self.outcomes
         ]

@@ -1,4 +1,4 @@
-"""Where an attached model's gradients, memory and bytes may be: what process groups and the user allow."""
+"""Placements of an attached model: the possible ones, by its process groups and the user's options."""
 
 from __future__ import annotations
 

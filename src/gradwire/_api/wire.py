@@ -50,7 +50,7 @@ class Attached:
 
     @property
     def optimizers(self) -> Optimizers:
-        """Those that step the model's parameters, as far as they were given."""
+        """Optimizers of the model's parameters, as far as they were given."""
         return self.backward.steps.optimizers
 
 
@@ -105,7 +105,7 @@ class Wire:
 
     @property
     def overlap(self) -> bool:
-        """Whether exchanges run during the backward pass (the default) or all after it."""
+        """True if exchanges run during the backward pass, which is the default; False if all run after it."""
         return self._backward.overlap
 
     @overlap.setter
@@ -115,13 +115,13 @@ class Wire:
 
     @property
     def settled(self) -> bool:
-        """Whether the recipe is decided; `False` while an adaptive one still measures or tries things out."""
+        """True if the recipe is decided; `False` while an adaptive one still measures or tries things out."""
         watch = self._engine.layout.main.watch
         return not self._engine.measuring and (watch is None or not watch.ends)
 
     @property
     def watching(self) -> bool:
-        """Whether every step keeps a copy of its error-fed gradient, for `diagnose`; off by default."""
+        """True if every step keeps a copy of its error-fed gradient, for `diagnose`; off by default."""
         return self._watch in self._engine.env.observers
 
     @watching.setter

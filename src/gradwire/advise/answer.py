@@ -163,7 +163,7 @@ class Advice:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, for JSON."""
+        """The advice's numbers and texts, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -54,7 +54,7 @@ def latency_s() -> float | None:
 
 
 def _connections() -> Iterator[tuple[int, float]]:
-    """Of each TCP connection of this process the bytes that it has carried, and its least round trip."""
+    """Yield (bytes carried, least round trip) of each TCP connection of this process."""
     if not hasattr(socket, "TCP_INFO"):
         return
     for entry in Path("/proc/self/fd").glob("*"):

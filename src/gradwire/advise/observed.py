@@ -31,7 +31,7 @@ class Step:
 
     @property
     def compute_s(self) -> float:
-        """All that is neither input nor waiting for a collective."""
+        """Seconds of the step that are neither input nor waiting for a collective."""
         return max(self.step_s - self.input_s - self.exposed_s, 0.0)
 
 
@@ -126,7 +126,7 @@ class Observed:
 
     @property
     def sends_gradients(self) -> bool:
-        """Whether all-reduces carry the gradients as they are, as plain DDP's do. True if that is unknown."""
+        """True if all-reduces carry the gradients as they are, as plain DDP's do; also if that is unknown."""
         sent_bytes, held_bytes = fsum(self.buckets), self.gradient_bytes
         return not sent_bytes or not held_bytes or abs(sent_bytes - held_bytes) <= UNLIKE * held_bytes
 

@@ -23,7 +23,7 @@ RECORDED_S = (1e-6, 3e-6)
 2.13, a transformer of 2,900 events in a step and a small convolutional network."""
 
 MOST_ELEMENTS = 1 << 50
-"""More than any tensor has: a number above it is damaged."""
+"""Bound of elements, more than any tensor has: a larger number is damaged."""
 
 _ELEMENT_BYTES = {"double": 8, "long": 8, "long int": 8, "int64": 8}
 _ELEMENT_BYTES |= dict.fromkeys(("half", "c10::half", "float16", "bfloat16", "c10::bfloat16"), 2)

@@ -42,7 +42,7 @@ SHARED = 0.25
 """The share of its time in which an all-reduce may share the link, and still tell what it takes alone."""
 
 MOST_RANKS = 1 << 20
-"""More than any run has: a number above it is damaged."""
+"""Bound of ranks, more than any run has: a larger number is damaged."""
 
 Span = tuple[float, float]
 
@@ -177,7 +177,7 @@ def _step_of(found: Recorded, passes: Sequence[Pass]) -> Step:
 
 
 def _sending(found: Recorded, passes: Sequence[Pass]) -> list[Span]:
-    """From the start of backward to its end: of each pass in which collectives began meanwhile."""
+    """Span of each backward pass in which collectives began, from its start to its end."""
     spans = [(each.first_s, each.stop_s) for each in passes]
     return [span for span in spans if _between(found.calls_s, *span)]
 
@@ -289,7 +289,7 @@ MORE_STEPS = "record at least three, from one optimizer.step() to the next"
 
 
 def _between(times_s: npt.NDArray[np.float64], start_s: float, stop_s: float) -> int:
-    """How many of sorted times lie between two others."""
+    """Number of sorted times between `start_s` and `stop_s`."""
     first, last = np.searchsorted(times_s, (start_s, stop_s))
     return int(last - first)
 

@@ -50,7 +50,7 @@ RATE_OF_TORCH = 100
 """DDP logs one in as many steps, unless it is told otherwise."""
 
 PATIENCE_S = 60.0
-"""How long the times of other ranks are waited for."""
+"""Seconds to wait for the times of other ranks."""
 
 
 class Log:
@@ -111,7 +111,7 @@ class Log:
             ddp._set_ddp_runtime_logging_sample_rate(rate)  # type: ignore[no-untyped-call]
 
     def told(self) -> dict[str, Any]:
-        """All that the first rank needs of this one, for JSON."""
+        """Everything that the first rank needs of this rank, for JSON."""
         return {"steps": [list(vars(step).values()) for step in self.steps], "latency_s": latency_s()}
 
     def observed(self, told: Sequence[dict[str, Any] | None], loads: bool) -> Observed:

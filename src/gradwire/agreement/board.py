@@ -28,7 +28,7 @@ from gradwire.errors import TransportError
 T = TypeVar("T")
 
 _made: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
-"""How many boards each group has had: the same number on all ranks, because all make them together."""
+"""Number of boards that each group has had; equal on all ranks, because all make them together."""
 
 
 class Board:

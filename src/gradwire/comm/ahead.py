@@ -36,9 +36,9 @@ get some."""
 _FIRST_TAG = 16
 """The lowest tag of a receive that may be announced ahead. Others have lower ones."""
 _SPAN = 2 * (LONGEST_BYTES + 1)
-"""How many tags a series has: two for each length."""
+"""Number of tags in a series: two for each length."""
 _MOST_SERIES = (2**31 - _FIRST_TAG) // _SPAN
-"""As many as tags allow, which have 31 bits: 1023."""
+"""Number of series that tags of 31 bits allow: 1023."""
 _REMEMBERED = 1024
 """Number of lengths remembered, to recognise those that recur."""
 

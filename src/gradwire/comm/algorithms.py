@@ -313,7 +313,7 @@ ALL_REDUCES: Mapping[Algorithm, Callable[[Tensor, Peers], None]] = {
     "star": star_all_reduce,
     "direct": direct_all_reduce,
 }
-"""By algorithm; the library's own is not among them."""
+"""All-reduces of our own by algorithm, without the library's."""
 
 BROADCASTS: Mapping[Broadcasting, Callable[[Tensor, int, Peers], None]] = {"scatter": scatter_broadcast}
 """Broadcasts of our own by algorithm."""

@@ -78,7 +78,7 @@ class Apart:
         self._store = PrefixStore(f"gradwire/{name}", store)
         self._address, self._connect_s, self._timeout_s = address, connect_s, timeout_s
         self._cut: dict[tuple[int, ...], int] = {}
-        """How many groups there have been over some ranks."""
+        """Number of groups made so far, by their ranks."""
         self._groups: list[dist.ProcessGroup] = []
         self._connections = _Connections()
         self._await_all()

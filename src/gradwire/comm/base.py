@@ -21,11 +21,11 @@ from gradwire.errors import DAMAGED, TransportError
 Verb = Literal["all_reduce", "all_gather", "broadcast", "all_to_all", "shift"]
 
 Algorithm = Literal["library", "ring", "tree", "star", "direct"]
-"""How an all-reduce goes: as the transport's library likes, or by hops of our own
+"""Algorithm of an all-reduce: the transport library's choice, or one of our own
 (`gradwire.comm.algorithms`)."""
 
 Broadcasting = Literal["library", "scatter"]
-"""How a broadcast goes: by the library, or as a scatter and an all-gather of our own."""
+"""Algorithm of a broadcast: the library's, or a scatter and an all-gather of our own."""
 
 
 def check_algorithm(algorithm: Algorithm) -> Algorithm:
@@ -139,7 +139,7 @@ class Pending(Protocol):
 
 
 class Done:
-    """Nothing is running."""
+    """Pending of a collective that has ended already."""
 
     def wait(self) -> None:
         """Return at once."""
@@ -196,7 +196,7 @@ class Comm(ABC):
     announces = True
     """True if `then` calls back at the end. If not, neither it nor `wait` tells the time of the end."""
     verifies = False
-    """Whether `wait` may raise `WireError` or `PeerFailed` for damaged bytes, as `comm.checksums` does."""
+    """True if `wait` may raise `WireError` or `PeerFailed` for damaged bytes, as `comm.checksums` does."""
     connections = 1
     """Over how many connections a long message travels from one rank to another."""
     overhead_bytes = 0.0
@@ -242,7 +242,7 @@ class Comm(ABC):
 
 
 SHORT_BYTES = 1024
-"""Up to here a message travels twice where messages are checked for damage: 0.04 ms more at 200 Mbit/s."""
+"""Size up to which a checked message is sent twice: 0.04 ms more at 200 Mbit/s."""
 
 
 def gathered(comm: Comm, mine: Tensor) -> Tensor:

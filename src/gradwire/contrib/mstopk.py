@@ -50,9 +50,9 @@ class Bracket:
     lower: float
     upper: float
     above: int
-    """How many reach `upper`."""
+    """Number of elements that reach `upper`."""
     largest: float
-    """Of all magnitudes."""
+    """Largest of all magnitudes."""
 
 
 @dataclass(frozen=True)

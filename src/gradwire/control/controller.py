@@ -115,8 +115,8 @@ class RunningController:
         return self._remembers and is_weighed(step, self._every, self._cycle)
 
     def _look(self, flat_buffer: FlatBuffer, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
-        """In steps in which they are due, run the judge's measurement on a unit, and measure the norms of its
-        new and unsent gradient.
+        """Run the judge's measurement on a unit, and measure the norms of its new and unsent gradient, in
+        steps in which these are due.
         """
         if flat_buffer not in self._flat_buffers:
             return

@@ -180,10 +180,18 @@ def fold_momentum(
     *,
     nesterov: bool = False,
 ) -> Folded:
-    """From (v, u), each (numel,), to u' = momentum · u + scale · grad and v' = v + u', in one pass.
+    """Update momentum and memory: u' = momentum · u + scale · grad and v' = v + u', in one pass.
 
-    With `nesterov`, v' = v + momentum · u' + scale · grad (Lin et al. 2018, section 3, and appendix B).
-    `pieces` as for `fold`; each may have a scale of its own.
+    Args:
+        working: (v', u'), planes (numel,) each, written.
+        committed: (v, u), planes (numel,) each.
+        grad: the gradient, or with `pieces` a bucket, as for `fold`.
+        momentum: factor of u.
+        scale: factor of the gradient; or one factor per piece.
+        pieces: as for `fold`.
+        nesterov: v' = v + momentum · u' + scale · grad (Lin et al. 2018, section 3, and appendix B).
+
+    Returns the findings, by number of piece.
 
     >>> v, u = torch.empty(1), torch.empty(1)
     >>> fold_momentum((v, u), (torch.tensor([5.0]), torch.tensor([2.0])), torch.tensor([1.0]), 0.5)

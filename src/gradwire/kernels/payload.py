@@ -131,18 +131,18 @@ def _encoding() -> NDArray[np.uint16]:
 
 
 ENCODING = _encoding()
-"""For each pattern: group's number (6 bits), t (3 bits), place in the group (7 bits)."""
+"""Code of each pattern: group's number (6 bits), t (3 bits), place in the group (7 bits)."""
 
 DECODING = np.full(1 << GROUP, END, np.uint16)
-"""For each group's number: its first position in ORDER (11 bits), t (3 bits)."""
+"""Entry of each group's number: first position in ORDER (11 bits), t (3 bits)."""
 DECODING[: len(GROUPS)] = [start | bits << 11 for start, bits in GROUPS]
 
 COUNTS = np.zeros(END + 1, np.uint8)
-"""For each position in ORDER: how many ones the pattern has."""
+"""Number of ones in the pattern at each position in ORDER."""
 COUNTS[:PATTERNS] = [pattern.bit_count() for pattern in ORDER]
 
 ZEROS_BEFORE = np.zeros((END + 1, 16), np.int8)
-"""For each position in ORDER, and each one of that pattern: the zeros before it."""
+"""Number of zeros before each one of the pattern at each position in ORDER."""
 for _position, _pattern in enumerate(ORDER):
     _zeros = [bit - rank for rank, bit in enumerate(_ones(_pattern))]
     ZEROS_BEFORE[_position, : len(_zeros)] = _zeros

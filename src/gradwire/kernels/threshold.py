@@ -44,7 +44,7 @@ def indices_reaching(x: Tensor, threshold: float, capacity: int) -> Tensor:
 
 @contract()
 def moments_reaching(x: Tensor, threshold: float) -> Moments:
-    """How many elements of x (n,) reach the threshold, and the sums of their magnitudes and squares.
+    """Number of the elements of x (n,) that reach the threshold, and sums of their magnitudes and squares.
 
     >>> moments_reaching(torch.tensor([1.0, -3.0, 0.5]), 1.0)
     Moments(number=2, total=4.0, squares=10.0)

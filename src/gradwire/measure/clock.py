@@ -216,7 +216,7 @@ class BackwardWatch:
         self._hooks: list[Any] = []
 
     def watch(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """From now on, mark when the gradient of each of the named `parameters` has been accumulated."""
+        """Start to mark when the gradient of each of the named `parameters` has been accumulated."""
         if not self._hooks:
             self._hooks = [
                 parameter.register_post_accumulate_grad_hook(partial(self._mark, name))  # type: ignore[no-untyped-call]

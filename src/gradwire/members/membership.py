@@ -153,7 +153,7 @@ class Membership:
         self._joins = False
 
     def _pace(self) -> None:
-        """If rounds go by time, set the number of steps until the next one, from the last step times."""
+        """Set the number of steps until the next round, from the last step times, if rounds go by time."""
         steps, took_s = self._source.made, self._start_s - self._ended_s
         if self._every_s is None or self._joins or not steps:
             return
@@ -317,7 +317,7 @@ class Membership:
             raise GradwireError(f"the shared parameters of the others do not fit here: {error}") from error
 
     def be_ready(self, plan: Plan) -> None:
-        """An engine over the groups of this meeting; nothing is sent by it yet."""
+        """Make an engine over the groups of this meeting; it sends nothing yet."""
         failure: TransportError | None = None
         self._run = plan.run
         try:

@@ -371,8 +371,8 @@ class Comparison:
 
 
 def is_faster(seconds: float, than_s: float, off_s: float = 0.0) -> bool:
-    """Whether a step is faster than another: by `LEAD`, and by more than `off_s` explains, the standard error
-    of the difference.
+    """True if a step is faster than another: by `LEAD`, and by more than `off_s`, the standard error of the
+    difference, explains.
 
     >>> is_faster(0.094, 0.1), is_faster(0.096, 0.1), is_faster(0.094, 0.1, off_s=0.004)
     (True, False, False)
@@ -381,7 +381,7 @@ def is_faster(seconds: float, than_s: float, off_s: float = 0.0) -> bool:
 
 
 def _is_faster(one: Option, than: Option) -> bool:
-    """Whether the expected time of `one` is below that of `than` by more than the errors of both."""
+    """True if the expected time of `one` is below that of `than` by more than the errors of both."""
     return is_faster(one.expected_s, than.expected_s, math.hypot(one.error_s, than.error_s))
 
 

@@ -194,7 +194,7 @@ def _named_in(round_: Sends, otherwise: str | None = None) -> str | None:
 
 
 def messages_of(rounds: Iterable[Sends], world: int) -> float:
-    """How many messages a rank sends for several collectives: each takes processor time.
+    """Number of messages that a rank sends for several collectives; each takes processor time.
 
     >>> messages_of([Transfer("all_reduce", 1.0), Transfer("all_reduce", 1.0, "direct")], world=4)
     9

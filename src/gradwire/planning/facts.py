@@ -69,7 +69,7 @@ class Facts:
 
 
 def boundaries(buckets: Sequence[int]) -> tuple[int, ...]:
-    """After how many elements a bucket ends and the next begins.
+    """Boundaries between buckets, in elements from the start.
 
     >>> boundaries((5, 10, 10))
     (5, 15)

@@ -53,8 +53,8 @@ LOOKS = 5
 RESOLVED = 0.1
 """Share of the collectives' time that bytes must take for the bandwidth to count as known."""
 LEAD = 0.05
-"""By how much another collective, or another ratio's progress, must be better: two that come to the same
-would alternate."""
+"""Share by which another collective, or another ratio's progress, must be better: two equal ones would
+alternate."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ _LARGEST = 1e18
 
 
 class Losses(NamedTuple):
-    """Some losses: how many, their mean and variance."""
+    """Number, mean and variance of some losses."""
 
     number: float
     mean: float
@@ -50,7 +50,7 @@ class Losses(NamedTuple):
 
 
 def pooled(parts: Sequence[Losses]) -> Losses:
-    """All of several groups together.
+    """Number, mean and variance of several groups of losses together.
 
     >>> pooled([Losses(2, 1.0, 0.0), Losses(2, 3.0, 0.0), Losses(0, 0.0, 0.0)])
     Losses(number=4, mean=2.0, variance=1.0)

@@ -142,7 +142,7 @@ def _cycles(looks: int, cycle: int) -> int:
 
 
 def root_mean_square(values: Sequence[float]) -> float:
-    """Of norms: the root of their mean square.
+    """Root of the mean square of norms.
 
     >>> root_mean_square([1.0, 7.0])
     5.0

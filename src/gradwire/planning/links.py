@@ -89,7 +89,7 @@ def link_of(verb: str, world: int, line: Line) -> Link:
 
 
 SLOWER = 2.0
-"""How many times as long as in an all-reduce a byte of another collective may take on the same link."""
+"""Factor by which a byte may take longer in another collective than in an all-reduce on the same link."""
 
 
 def calibrated(

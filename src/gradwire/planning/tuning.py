@@ -35,5 +35,5 @@ class Tuning:
 
 USUAL = Tuning()
 ROUNDS = Tuning(unit_elements=1 << 26, latency=30.0)
-"""Of local steps. Encoding a unit takes some latencies between sites, and the link does not idle until all of
-a larger model is encoded. These are 10 ms or more."""
+"""Tuning for rounds of local steps. Encoding a unit takes some latencies between sites, and the link does not
+idle until all of a larger model is encoded. These are 10 ms or more."""

@@ -16,7 +16,8 @@ def fused_cutter(fused: bool) -> Cutter | None:
 
 
 def layer_cutter(layers: bool) -> Cutter | None:
-    """Units of whole parameters, or units as usual, which divide some parameters.
+    """Cutter of units of whole parameters, if `layers`; `None` for the usual units, which divide some
+    parameters.
 
     >>> layer_cutter(True)((60_000, 20_000, 20_000))
     (60000, 80000)

@@ -57,7 +57,7 @@ class PlainParameters(Source):
         self.parameters = dict(model.named_parameters())
         self._replicas = replicas
         self.rows: dict[str, int] = {}
-        """How many rows of a shard are here, where that is fewer than its shape says."""
+        """Number of rows of a shard on this rank, by name, if it is below that of the shard's shape."""
         used = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         if not used:
             raise ValueError("no parameter of the model needs a gradient: leave at least one unfrozen")

@@ -148,7 +148,7 @@ class Layout:
         return known
 
     def route(self, unit: Unit, taken: Mapping[int, Arrival]) -> Route:
-        """Where a unit lies in the buckets `taken` in; worked out anew only if a bucket has changed."""
+        """Route of a unit in the buckets `taken` in; computed again only if a bucket has changed."""
         key = unit.flat_buffer, unit.index
         known = self._routes.get(key)
         if known is None:

@@ -105,8 +105,8 @@ class DeviceBackward(Backward):
         self._stage.bucket_ready(bucket)
 
     def _outside_backward(self) -> None:
-        """If this thread runs the worker's jobs, wait for the end of the step: later the jobs would run in
-        the next pass.
+        """Wait for the end of the step if this thread runs the worker's jobs: later the jobs would run in the
+        next pass.
         """
         if self._placement.wait is not None:
             self._await_end()

@@ -51,9 +51,9 @@ class ExchangePlan:
     device: torch.device
     constants: dict[Hashable, Any] = field(default_factory=dict)
     kernels: Kernels = field(init=False)
-    """For the device and the type."""
+    """Kernels for the exchange's device and type."""
     may_overflow: bool = field(init=False)
-    """Whether finite inputs can give a mean that is not finite."""
+    """True if finite inputs can give a mean that is not finite."""
     _by_phase: dict[Hashable, Collectives] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:

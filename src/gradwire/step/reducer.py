@@ -147,7 +147,7 @@ class Backward:
         self._held: list[Job] = []
         """Jobs for the worker that are still to be posted."""
         self._holds = False
-        """Whether jobs of this pass are held until all gradients are there."""
+        """True if jobs of this pass are held until all gradients have come."""
         self._ended = threading.Event()
         self._ended.set()
         self._all_given = self._is_complete = True
@@ -161,7 +161,7 @@ class Backward:
 
     @property
     def placement(self) -> Placement:
-        """Any thread: the placement of the step that is running, or else of the next one."""
+        """Placement of the running step, or else of the next one. On any thread."""
         return self.engine.placement
 
     # -- a backward pass, in the order of its events
@@ -356,7 +356,7 @@ class Backward:
 
     @property
     def is_sound(self) -> bool:
-        """Any thread: whether every step has ended, and the collectives of all ranks are paired."""
+        """True if every step has ended, and the collectives of all ranks are paired. On any thread."""
         return self._all_given and self._ended.is_set() and self.engine.broken is None
 
     def settle(self) -> Fates | None:
@@ -935,7 +935,7 @@ class Reducer(Engine):
 
     @property
     def is_resolved(self) -> bool:
-        """Any thread: whether `resolve` has nothing to do."""
+        """True if `resolve` has nothing to do. On any thread."""
         return self._deferred is None and self._following is None
 
     def resolve(self) -> None:

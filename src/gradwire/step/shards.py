@@ -95,9 +95,10 @@ class Shard:
     def gathered(
         self, spec: ParameterSpec, flat: Tensor, room: Tensor, found: list[Exception | None]
     ) -> Tensor:
-        """The flat whole parameter, in `room`, from this rank's flat shard. A collective inside the node.
+        """Gather the flat whole parameter into `room`, from the flat shards of the node's ranks. A collective
+        inside the node.
 
-        `found` gets what `damage` says of it.
+        Appends to `found` the error, or `None`, that `damage` returns for it.
         """
         found.append(damage(self.inside.all_gather(room, flat.contiguous())))
         return room.view(-1)[: spec.whole.numel]

@@ -25,13 +25,13 @@ HEADER = 5
 
 
 def joins_vote(left_bytes: int, world: int, tuning: Tuning) -> bool:
-    """Whether small gradients go out with the status vote, and not in an all-reduce of their own.
+    """True if small gradients travel with the status vote, and not in an all-reduce of their own.
 
-    Among more than two ranks the vote goes by an algorithm for few bytes (`shortest_sum`), which many bytes
+    Among more than two ranks the vote uses an algorithm for few bytes (`shortest_sum`), which many bytes
     would slow down.
 
     Args:
-        left_bytes: of those that are left when all gradients are there.
+        left_bytes: bytes of the small gradients that are left when all gradients have come.
         world: the number of ranks.
         tuning: has the limit.
     """

@@ -218,7 +218,7 @@ def _count_digits(x, numel, k, passed, room, values, bins, states, ROUND: tl.con
 
 @triton.jit
 def _source_of(x, numel, k, passed, room, spans, values, tile, TILE: tl.constexpr):
-    """Where to read a tile's values: (pointer, number of values, first of its places, True if they are
+    """Find a tile's values: (pointer to them, their number, first of their places, True if they are
     candidates).
 
     If x itself is read, places have no meaning.

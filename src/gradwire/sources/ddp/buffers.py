@@ -62,7 +62,7 @@ class Buffers:
         return bool(self._listed(ddp))
 
     def leave_to_ddp(self) -> None:
-        """Carry nothing any more; between steps, on all ranks."""
+        """Leave the broadcast of buffers to DDP from now on; called between steps, on all ranks."""
         self._in_vain = _PATIENCE
 
     def before_forward(self, ddp: DistributedDataParallel) -> None:

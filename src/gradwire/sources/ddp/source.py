@@ -138,7 +138,7 @@ class DDPBuckets(Source):
 
     @property
     def is_exchanging(self) -> bool:
-        """Whether DDP's own `no_sync` is off."""
+        """True unless DDP's own `no_sync` is active."""
         ddp = self._model()
         return ddp is not None and bool(ddp.require_backward_grad_sync)
 
