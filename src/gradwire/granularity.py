@@ -1,4 +1,4 @@
-"""How finely work is cut, by where codecs run: one value for the CPU, and one for a device.
+"""Granularity of work by the place of codecs: one value for the CPU, and one for a device.
 
 The CPU's were measured. A device's were reasoned from 10 µs for a launch and 200 to 400 µs for a unit, on the
 thread of the backward pass and whatever the size. Beside an H100 a fold, one launch and one operator, took 49

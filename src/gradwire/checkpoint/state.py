@@ -43,7 +43,7 @@ Kept: TypeAlias = Mapping[str, Mapping[str, Tensor]]
 """Tensors that exchanges keep beside the memory, by kind and parameter name."""
 
 Missing = Literal["refuse", "drop"]
-"""Whether to refuse missing parts or to drop them: states of old ranks, parameters that only one side has."""
+"""Treatment of missing parts, refused or dropped: states of old ranks, parameters that only one side has."""
 
 
 SOURCE_STATE = "source"

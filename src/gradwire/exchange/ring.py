@@ -109,8 +109,8 @@ class RingSchedule:
 
     @property
     def lead(self) -> int:
-        """How many messages ahead a frame is encoded, so that the tail of the current message can carry its
-        length.
+        """Number of messages by which a frame is encoded ahead, so that the current message's tail can carry
+        its length.
 
         It is 0 with one segment, because the next frame then depends on the message that arrives now.
         """
