@@ -457,8 +457,8 @@ class Reducer(Engine):
         flat_buffers = self.layout.flat_buffers
         self._is_late = self.placement.resolves_late and not self.measuring
         self._tells_means = self._is_sharded and not self._is_late
-        """True if the vote has to tell whether means are finite: ranks with other shards see other means. In late
-        steps they tell each other on the device, at the end."""
+        """True if the vote has to tell whether means are finite: ranks with other shards see other means. In
+        late steps they tell each other on the device, at the end."""
         self._marked = [each for each in flat_buffers if each.adds and self._is_late]
         """Flat buffers of which a device marks idle slots, and whether all is finite."""
         coded = [
