@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from gradwire.codec.indices import (
 )
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.kernels.chosen import add_chosen, average_chosen, saturating_cast, take_chosen
+from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.payload import Shape
 from gradwire.kernels.places import add_at, take
 from gradwire.laws import Laws, joint_phase, phase_of
@@ -101,18 +103,20 @@ class SparseLayout:
         room.copy_(values)
         return payload
 
-    def take(self, x: Tensor, indices: Tensor) -> Tensor:
+    def take(self, x: Tensor, indices: Tensor, kernels: Kernels = LOOKING) -> Tensor:
         """Take x (numel,) at ascending `indices` (count,) into a new payload; x keeps the rounding
         errors there.
         """
-        return take_chosen(x, indices, self.shape)
+        return kernels[take_chosen](x, indices, self.shape)
 
-    def add(self, payload: Tensor, out: Tensor, weight: float, see: See = refuse) -> None:
+    def add(
+        self, payload: Tensor, out: Tensor, weight: float, see: See = refuse, kernels: Kernels = LOOKING
+    ) -> None:
         """Add weight · values of a payload to `out` (numel,).
 
         If its indices are invalid, nothing is added, and `see` is told. By default `see` raises `WireError`.
         """
-        sound = add_chosen(payload, self.shape, out, weight)
+        sound = kernels[add_chosen](payload, self.shape, out, weight)
         if sound is not True:
             see_choice(sound, self.buffer.parts(payload)[0], self.count, self.numel, see)
 
@@ -215,7 +219,7 @@ class Sparse:
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         if out.numel() == 0:
             return  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-        self._layout(out.numel(), out.dtype, ctx).add(payload, out, weight, ctx.see)
+        self._layout(out.numel(), out.dtype, ctx).add(payload, out, weight, ctx.see, ctx.kernels)
 
     def average_decoded(self, payloads: Tensor, mean: Tensor, ctx: ExchangeContext) -> None:
         """Write the mean of all decoded `payloads` (rows, bytes) to `mean` (numel,)."""
@@ -289,7 +293,7 @@ class SparseCoded:
         values = torch.zeros(count, dtype=out.dtype, device=out.device)
         kind = self.codec.payload(count, out.dtype, _alone(ctx))[1]
         self.codec.add_decoded(payload[start:].view(kind), values, 1.0, _alone(ctx))
-        add_at(out, unpack_indices(words, count, out.numel(), ctx.see), values, weight)
+        ctx.kernels[add_at](out, unpack_indices(words, count, out.numel(), ctx.see), values, weight)
 
     def _join(self, x: Tensor, indices: Tensor, values: Tensor, ctx: ExchangeContext) -> Tensor:
         size, kind = self.payload(x.numel(), x.dtype, ctx)
@@ -305,11 +309,15 @@ def _start(count: int, numel: int) -> int:
 
 
 def _alone(ctx: ExchangeContext) -> ExchangeContext:
-    """Context for the codec of the chosen values: `ctx` without parts.
+    """Context for the codec of the chosen values: `ctx` without parts, with constants of its own.
 
     How many of the values belong to which parameter is not known beforehand.
     """
-    return replace(ctx, parts=(), unsent=None)
+    return replace(ctx, parts=(), unsent=None).with_constants(ctx.once(_no_constants))
+
+
+def _no_constants(_ctx: ExchangeContext) -> dict[Hashable, Any]:
+    return {}
 
 
 def sparse_coded(selector: Selector, codec: Codec) -> SparseCoded:

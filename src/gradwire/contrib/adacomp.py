@@ -53,8 +53,8 @@ class AdaComp:
 
     def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         ahead = 2 * x if ctx.unsent is None else 2 * x - ctx.unsent
-        near = indices_near_maxima(x, ahead, self.bin_elements)
-        return largest_of(x, near, self.count(x.numel(), ctx))
+        near = ctx.kernels[indices_near_maxima](x, ahead, self.bin_elements)
+        return largest_of(x, near, self.count(x.numel(), ctx), ctx.kernels)
 
 
 def ada_comp(bin_elements: int = 500, at_most: float = 0.1) -> AdaComp:

@@ -30,6 +30,7 @@ from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import remember
 from gradwire.exchange.leader import spread_indices, spread_round
+from gradwire.kernels.dispatch import Kernels
 from gradwire.kernels.places import put, take
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws
@@ -54,20 +55,20 @@ class GTopK:
         count = count_kept(self.ratio, x.numel())
         if count == 0:
             return lambda: None
-        elected = self._elect(x, SparseLayout(count, x.numel(), x.dtype), comm)
+        elected = self._elect(x, SparseLayout(count, x.numel(), x.dtype), comm, ctx.kernels)
         indices = spread_indices(lambda: elected, comm.rank == 0, count, x, comm, ctx.see)
-        values = take(x, indices, 1.0 / comm.world)
+        values = ctx.kernels[take](x, indices, 1.0 / comm.world)
         pending = comm.all_reduce(values)
 
         def finish() -> None:
             pending.wait()
-            put(mean, indices, values)
+            ctx.kernels[put](mean, indices, values)
 
         return finish
 
-    def _elect(self, x: Tensor, chosen: SparseLayout, comm: Comm) -> Tensor:
+    def _elect(self, x: Tensor, chosen: SparseLayout, comm: Comm, kernels: Kernels) -> Tensor:
         """The places that reached this rank; those of rank 0 are the choice of all."""
-        places = topk_indices(x, chosen.count)
+        places = kernels[topk_indices](x, chosen.count)
         # 1/N: a sum of N numbers near the end of the range must not be taken for Inf.
         values = x[places] * (1.0 / comm.world)
         for by in _strides(comm.world):
@@ -77,7 +78,7 @@ class GTopK:
             # rank 0 are made.
             comm.shift(received, payload, -by).wait()
             if comm.rank % (2 * by) == 0 and comm.rank + by < comm.world:
-                places, values = _merged(places, values, *chosen.read(received))
+                places, values = _merged(places, values, *chosen.read(received), kernels)
         return places
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
@@ -94,13 +95,15 @@ def _strides(world: int) -> tuple[int, ...]:
     return tuple(2**j for j in range((world - 1).bit_length()))
 
 
-def _merged(places: Tensor, values: Tensor, others: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+def _merged(
+    places: Tensor, values: Tensor, others: Tensor, theirs: Tensor, kernels: Kernels
+) -> tuple[Tensor, Tensor]:
     """The as many largest of the sums, at ascending places (k,), of two sparse vectors of k values."""
     union, at = torch.unique(torch.cat([places, others.long()]), return_inverse=True)
     sums = values.new_zeros(union.numel())
     sums.index_add_(0, at[: places.numel()], values)
     sums.index_add_(0, at[places.numel() :], theirs)
-    kept = topk_indices(sums, places.numel())
+    kept = kernels[topk_indices](sums, places.numel())
     return union[kept], sums[kept]
 
 

@@ -43,7 +43,7 @@ class LayerTopK:
     def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         start, parts = 0, []
         for piece in x.split_with_sizes(ctx.sizes(x.numel())):
-            parts.append(topk_indices(piece, count_kept(self.ratio, piece.numel())) + start)
+            parts.append(ctx.kernels[topk_indices](piece, count_kept(self.ratio, piece.numel())) + start)
             start += piece.numel()
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

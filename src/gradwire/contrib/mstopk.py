@@ -78,16 +78,16 @@ class MSTopK:
         k = self.count(x.numel(), ctx)
         if k == x.numel():
             return torch.arange(k, device=x.device)
-        mean = moments_reaching(x, 0.0).total / x.numel()
+        mean = ctx.kernels[moments_reaching](x, 0.0).total / x.numel()
         if not math.isfinite(mean):
-            return topk_indices(x, k)
+            return ctx.kernels[topk_indices](x, k)
         indices, floor = _candidates(x, k, rounded(mean, x.dtype), ctx)
         magnitudes = x[indices].abs()
         bracket = bisect(magnitudes, k, mean, self.rounds)
         if 2 * bracket.above < k and 2 * bracket.lower < min(bracket.upper, bracket.largest):
-            return topk_indices(x, k)
+            return ctx.kernels[topk_indices](x, k)
         if 0.0 < bracket.lower < floor:
-            indices = indices_reaching(x, bracket.lower, x.numel())
+            indices = ctx.kernels[indices_reaching](x, bracket.lower, x.numel())
             magnitudes = x[indices].abs()
         return _within(bracket, indices, magnitudes, k, x.numel(), ctx)
 
@@ -112,10 +112,10 @@ def _candidates(x: Tensor, k: int, mean: float, ctx: ExchangeContext) -> tuple[T
     if rank < size:
         floor = max(mean, threshold_of_sample(x, size, rank, ctx))
         capacity = 2 * k + 16 * x.numel() // size + 64
-        found = indices_reaching(x, floor, capacity)
+        found = ctx.kernels[indices_reaching](x, floor, capacity)
         if k < found.numel() <= capacity:
             return found, floor
-    return indices_reaching(x, mean, x.numel()), mean
+    return ctx.kernels[indices_reaching](x, mean, x.numel()), mean
 
 
 def bisect(magnitudes: Tensor, k: int, mean: float, rounds: int) -> Bracket:

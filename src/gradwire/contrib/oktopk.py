@@ -34,6 +34,7 @@ from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import remember
+from gradwire.kernels.dispatch import Kernels
 from gradwire.kernels.places import put
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws, phase_of
@@ -91,15 +92,16 @@ class OkTopK:
         to_owner, to_all = self._slots(x.numel(), x.dtype, ctx)
         chosen = self.selector.select(x, ctx)
         bounds = _bounds(chosen, x.numel(), comm)
-        sent = _fitting(chosen, bounds, x, to_owner.capacity)
+        sent = _fitting(chosen, bounds, x, to_owner.capacity, ctx.kernels)
         received = _to_owners(sent, x, to_owner, comm)
-        own = _largest_sums(received, to_owner, to_all, mean, *bounds[comm.rank : comm.rank + 2])
+        start, stop = bounds[comm.rank : comm.rank + 2]
+        own = _largest_sums(received, to_owner, to_all, mean, start, stop, ctx.kernels)
         gathered = own.new_empty(comm.world, to_all.bytes)
         pending = comm.all_gather(gathered, own)
 
         def finish() -> None:
             pending.wait()
-            _land(gathered, to_all, bounds, torch.cat(sent), x, mean)
+            _land(gathered, to_all, bounds, torch.cat(sent), x, mean, ctx.kernels)
 
         return finish
 
@@ -141,12 +143,14 @@ def _bounds(chosen: Tensor, numel: int, comm: Comm) -> list[int]:
     return bounds
 
 
-def _fitting(chosen: Tensor, bounds: Sequence[int], x: Tensor, capacity: int) -> list[Tensor]:
+def _fitting(
+    chosen: Tensor, bounds: Sequence[int], x: Tensor, capacity: int, kernels: Kernels
+) -> list[Tensor]:
     """Per region, the chosen places (at most `capacity`,) that lie in it: the largest, if too many do."""
     splits = torch.searchsorted(chosen, torch.tensor(bounds, device=chosen.device)).tolist()
     inside = [chosen[start:stop] for start, stop in pairwise(splits)]
     return [
-        places if places.numel() <= capacity else places[topk_indices(x[places], capacity)]
+        places if places.numel() <= capacity else places[kernels[topk_indices](x[places], capacity)]
         for places in inside
     ]
 
@@ -162,28 +166,40 @@ def _to_owners(sent: Sequence[Tensor], x: Tensor, slots: Slots, comm: Comm) -> T
 
 
 def _largest_sums(
-    received: Tensor, to_owner: Slots, to_all: Slots, scratch: Tensor, start: int, stop: int
+    received: Tensor,
+    to_owner: Slots,
+    to_all: Slots,
+    scratch: Tensor,
+    start: int,
+    stop: int,
+    kernels: Kernels,
 ) -> Tensor:
     """The payload (bytes,) for all ranks: the largest sums of the region start … stop - 1, in rank order."""
     region = scratch[start:stop].zero_()
     for row in received:
         places, values = to_owner.read(row, start, stop)
         region.index_add_(0, places.long() - start, values)
-    kept = topk_indices(region, min(to_all.capacity, stop - start))
+    kept = kernels[topk_indices](region, min(to_all.capacity, stop - start))
     payload = received.new_zeros(to_all.bytes)
     to_all.write(payload, kept + start, region[kept])
     return payload
 
 
 def _land(
-    gathered: Tensor, slots: Slots, bounds: Sequence[int], sent: Tensor, x: Tensor, mean: Tensor
+    gathered: Tensor,
+    slots: Slots,
+    bounds: Sequence[int],
+    sent: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    kernels: Kernels,
 ) -> None:
     """Write all owners' sums to `mean`, and remove from x the sent elements that are in one of them."""
     parts = [slots.read(row, *region) for row, region in zip(gathered, pairwise(bounds), strict=True)]
     places, sums = (torch.cat(part) for part in zip(*parts, strict=True))
-    put(mean, places, torch.ones_like(sums))
+    kernels[put](mean, places, torch.ones_like(sums))
     x[sent[mean[sent] != 0]] = 0.0
-    put(mean, places, sums)
+    kernels[put](mean, places, sums)
 
 
 def ok_topk(selector: Selector, slack: float = 2.0) -> OkTopK:

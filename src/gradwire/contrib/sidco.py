@@ -28,6 +28,7 @@ from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.codec.select.threshold import exactly
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
+from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.threshold import moments_reaching
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws
@@ -57,17 +58,17 @@ class Sidco:
 
     def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         k = self.count(x.numel(), ctx)
-        threshold = self.threshold(x)
-        return topk_indices(x, k) if math.isnan(threshold) else exactly(x, threshold, k, ctx)
+        threshold = self.threshold(x, ctx.kernels)
+        return ctx.kernels[topk_indices](x, k) if math.isnan(threshold) else exactly(x, threshold, k, ctx)
 
-    def threshold(self, x: Tensor) -> float:
+    def threshold(self, x: Tensor, kernels: Kernels = LOOKING) -> float:
         """The threshold after the last stage; NaN where there is nothing to fit."""
         threshold, floor = 0.0, torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
-        share = count_kept(self.ratio, x.numel()) / max(moments_reaching(x, floor).number, 1)
+        share = count_kept(self.ratio, x.numel()) / max(kernels[moments_reaching](x, floor).number, 1)
         if share >= 1.0:
             return math.nan
         for stage, ratio in enumerate(stage_ratios(share, self.stages)):
-            number, total, squares = moments_reaching(x, max(threshold, floor))
+            number, total, squares = kernels[moments_reaching](x, max(threshold, floor))
             if number == 0 or not math.isfinite(squares):
                 return math.nan  # nothing to fit: an earlier stage went too far, or there are NaN or Inf
             mean = max(total / number - threshold, 0.0)

@@ -71,12 +71,12 @@ class MajorityVote:
         groups = -(-count_groups(sizes) // shares)
         rows = torch.zeros(shares, ballot_words(groups), dtype=WORD, device=x.device)
         means = torch.empty(len(sizes), dtype=_level_type(x.dtype), device=x.device)
-        cast_votes(x, sizes, groups, rows, means)
+        ctx.kernels[cast_votes](x, sizes, groups, rows, means)
         mine = rows.view(-1)
         if shares > 1:
             ballots = torch.empty_like(rows)
             comm.all_to_all(ballots, rows).wait()
-            mine = tally(ballots, groups).view(-1)
+            mine = ctx.kernels[tally](ballots, groups).view(-1)
         payload = torch.cat([mine, self._packed(means)])
         gathered = payload.new_empty(comm.world, payload.numel())
         pending = comm.all_gather(gathered, payload)
@@ -85,9 +85,11 @@ class MajorityVote:
             pending.wait()
             votes, scales = gathered[:, : mine.numel()], gathered[:, mine.numel() :]
             results = (
-                votes.reshape(shares, 2, groups) if shares > 1 else tally(votes.contiguous(), groups)[None]
+                votes.reshape(shares, 2, groups)
+                if shares > 1
+                else ctx.kernels[tally](votes.contiguous(), groups)[None]
             )
-            apply_votes(results, sizes, self._levels(scales, means), mean)
+            ctx.kernels[apply_votes](results, sizes, self._levels(scales, means), mean)
 
         return finish
 

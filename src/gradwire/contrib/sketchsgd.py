@@ -67,19 +67,20 @@ class Sketch:
             return lambda: None
         count, columns, asked = self._sizes(x.numel())
         hashes = sent_to(_hashes(self.rows, ctx), x.device)
-        table = count_sketch(x.to(TABLE), hashes, columns) * (1.0 / comm.world)
+        of_table = ctx.kernels.of(TABLE)
+        table = of_table[count_sketch](x.to(TABLE), hashes, columns) * (1.0 / comm.world)
         comm.all_reduce(table.view(-1)).wait()
         scratch = mean if mean.dtype == TABLE else torch.empty_like(mean, dtype=TABLE)
-        indices = topk_indices(count_sketch_estimates(table, hashes, scratch), asked)
+        indices = of_table[topk_indices](of_table[count_sketch_estimates](table, hashes, scratch), asked)
         values = x[indices] * (1.0 / comm.world)
         pending = comm.all_reduce(values)
 
         def finish() -> None:
             pending.wait()
-            kept = topk_indices(values, count)
+            kept = ctx.kernels[topk_indices](values, count)
             places = indices[kept].long()
             x.index_fill_(0, places, 0.0)
-            put(mean, places, values[kept])
+            ctx.kernels[put](mean, places, values[kept])
 
         return finish
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -75,19 +75,13 @@ class Levels:
         payload = self._layout.empty(x.device)
         # One draw for all of a unit: elements differ by their index in it.
         key = int(torch.randint(2**63 - 1, (), generator=ctx.private(), device="cpu"))
-        quantize(x, self.grid, key, *self._layout.split(payload), subtract=subtract)
+        ctx.kernels[quantize](x, self.grid, key, *self._layout.split(payload), subtract=subtract)
         return payload
 
-    def add(self, payload: Tensor, out: Tensor, weight: float) -> None:
+    def add(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
         """out (numel,) += weight · decoded payload."""
         if out.numel():  # an empty row of a gathered buffer has an odd storage offset, which no view allows
-            add_quantized(*self._layout.split(payload), self.grid, out, weight)
-
-
-@lru_cache(maxsize=4096)  # what a unit is made of is the same in every step
-def levels_of(grid: Grid, dtype: torch.dtype) -> Levels:
-    """The layout for tensors of `dtype`: steps are float64 for float64, else float32."""
-    return Levels(grid, step_type(dtype))
+            ctx.kernels[add_quantized](*self._layout.split(payload), self.grid, out, weight)
 
 
 @dataclass(frozen=True)
@@ -122,7 +116,10 @@ class Qsgd:
         return Grid(sizes, self.bucket, self.bits, self.norm)
 
     def _levels(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> Levels:
-        return levels_of(self._grid(ctx.sizes(numel)), dtype)
+        return ctx.once(self._layout, numel, dtype)
+
+    def _layout(self, ctx: ExchangeContext, numel: int, dtype: torch.dtype) -> Levels:
+        return Levels(self._grid(ctx.sizes(numel)), step_type(dtype))
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return self._levels(numel, dtype, ctx).bytes, torch.uint8
@@ -134,7 +131,7 @@ class Qsgd:
         return self._levels(x.numel(), x.dtype, ctx).write(x, ctx, subtract=True)
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
-        self._levels(out.numel(), out.dtype, ctx).add(payload, out, weight)
+        self._levels(out.numel(), out.dtype, ctx).add(payload, out, weight, ctx)
 
 
 def qsgd_codec(bits: int = 8, bucket: int = 512, norm: Norm = "l2") -> Qsgd:
@@ -174,9 +171,12 @@ class TernGrad:
         return Laws(unbiased=self.clip is None, total=True, stays_on_device=True, fixed_rounds=True)
 
     def _levels(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> Levels:
+        return ctx.once(self._layout, numel, dtype)
+
+    def _layout(self, ctx: ExchangeContext, numel: int, dtype: torch.dtype) -> Levels:
         clip = math.inf if self.clip is None else self.clip
         grid = Grid(ctx.sizes(numel), bucket=None, bits=2, norm="max", clip=clip)
-        return levels_of(grid, dtype)
+        return Levels(grid, step_type(dtype))
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
         return self._levels(numel, dtype, ctx).bytes, torch.uint8
@@ -188,7 +188,7 @@ class TernGrad:
         return self._levels(x.numel(), x.dtype, ctx).write(x, ctx, subtract=True)
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
-        self._levels(out.numel(), out.dtype, ctx).add(payload, out, weight)
+        self._levels(out.numel(), out.dtype, ctx).add(payload, out, weight, ctx)
 
 
 def tern_grad(clip: float | None = None) -> TernGrad:

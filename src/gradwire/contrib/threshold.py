@@ -46,8 +46,8 @@ class FixedThreshold:
 
     def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         bound = self.count(x.numel(), ctx)
-        found = indices_reaching(x, self.threshold, bound)
-        return found if found.numel() <= bound else topk_indices(x, bound)
+        found = ctx.kernels[indices_reaching](x, self.threshold, bound)
+        return found if found.numel() <= bound else ctx.kernels[topk_indices](x, bound)
 
 
 def fixed_threshold(threshold: float, at_most: float = 0.1) -> FixedThreshold:

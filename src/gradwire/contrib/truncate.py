@@ -45,14 +45,14 @@ class Truncate:
         return upper_words(numel, self.bits), torch.int32
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
-        return pack_upper(x, self.bits, left=False)
+        return ctx.kernels[pack_upper](x, self.bits, left=False)
 
     def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         """Encode x and leave the dropped bits in it. Nothing is rounded."""
-        return pack_upper(x, self.bits, left=True)
+        return ctx.kernels[pack_upper](x, self.bits, left=True)
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
-        add_upper(payload, self.bits, out, weight)
+        ctx.kernels[add_upper](payload, self.bits, out, weight)
 
 
 def upper_bits(bits: int = 18) -> Truncate:

@@ -64,7 +64,7 @@ class Agreed:
             for error in failures:
                 raise error
             for payload in payloads if count > 0 else ():
-                layout.add(payload, mean, 1.0 / comm.world, ctx.see)
+                layout.add(payload, mean, 1.0 / comm.world, ctx.see, ctx.kernels)
 
         return finish
 
@@ -102,7 +102,7 @@ def _take(
     """Take this rank's payload out of x. If that fails, append the error to `failures` and return zeros."""
     try:
         indices = fill_up(chosen, layout.count, layout.numel, ctx)
-        payload = layout.take(x, indices)
+        payload = layout.take(x, indices, ctx.kernels)
     except BaseException as error:
         failures.append(error)
         return torch.zeros(layout.buffer.bytes, dtype=torch.uint8, device=x.device)

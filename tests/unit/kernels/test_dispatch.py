@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -63,6 +64,21 @@ def test_tensors_without_memory_go_to_the_contract() -> None:
     assert take(x, indices).device.type == "meta"
     assert pack_upper(x, 18, left=False).device.type == "meta"
     assert topk_indices(x, 2).device.type == "meta"
+
+
+METHODS = sorted((ROOT / "src/gradwire/contrib").glob("*.py"))
+WITHOUT_A_PLAN = {"mask_zeros"}
+"""A memory's update knows no exchange."""
+
+
+@pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+def test_a_method_of_a_paper_takes_its_kernels_from_the_plan(path: Path) -> None:
+    called = {
+        node.func.id
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not called & CONTRACTS.keys() - WITHOUT_A_PLAN
 
 
 CONTRACT = """

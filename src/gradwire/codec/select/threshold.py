@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.select.base import check_ratio, count_kept
+from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.draws import stratified_indices
 from gradwire.kernels.threshold import indices_reaching
 from gradwire.kernels.topk import topk_indices
@@ -84,17 +85,17 @@ def exactly(x: Tensor, threshold: float, k: int, ctx: ExchangeContext) -> Tensor
     if found.numel() > capacity or 2 * found.numel() < k:
         return ctx.kernels[topk_indices](x, k)
     if found.numel() >= k:
-        return largest_of(x, found, k)
+        return largest_of(x, found, k, ctx.kernels)
     return fill_up(found, k, x.numel(), ctx)
 
 
-def largest_of(x: Tensor, indices: Tensor, k: int) -> Tensor:
+def largest_of(x: Tensor, indices: Tensor, k: int, kernels: Kernels = LOOKING) -> Tensor:
     """The k of `indices` (ascending) with the largest magnitudes; all of them if there are no more.
 
     >>> largest_of(torch.tensor([5.0, 1.0, 3.0]), torch.tensor([1, 2]), 1)
     tensor([2])
     """
-    return indices if indices.numel() <= k else indices[topk_indices(x[indices], k)]
+    return indices if indices.numel() <= k else indices[kernels[topk_indices](x[indices], k)]
 
 
 def threshold_of_sample(x: Tensor, size: int, rank: int, ctx: ExchangeContext) -> float:
