@@ -1,0 +1,38 @@
+"""The plan of an exchange works out once what all steps of a phase have in common."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.comm import run_ranks
+from gradwire.comm.base import Comm
+from gradwire.exchange.compose import Always, EveryK, Schedule, Scheme, WarmUp, remember
+from gradwire.exchange.dense import dense
+from gradwire.step.context import ExchangeContext
+from gradwire.step.plan import ExchangePlan
+
+STEPS, NUMEL = 8, 64
+
+
+@pytest.mark.parametrize("schedule", [Always(), WarmUp(3), EveryK(3, order="paper")], ids=str)
+def test_a_plan_knows_which_exchange_a_scheme_of_schemes_runs(schedule: Schedule) -> None:
+    scheme = Scheme(remember(dense()), schedule=schedule)
+    plan = ExchangePlan("a unit", scheme, NUMEL, torch.float32, torch.device("cpu"))
+
+    def steps(comm: Comm) -> list[list[float]]:
+        found = []
+        for step in range(STEPS):
+            ctx = ExchangeContext(step, 1, comm.rank, comm.world)
+            x, mean = torch.full((NUMEL,), 1.0 + comm.rank), torch.zeros(NUMEL)
+            agreed = plan.collectives(ctx, checked=False)
+            if agreed.rounds:
+                assert not isinstance(agreed.exchange, Scheme)
+                agreed.exchange.start(x, mean, comm, ctx)()
+            found.append([float(mean[0]), float(x[0])])
+        return found
+
+    travels = [schedule.now(scheme, ExchangeContext(step, 1, 0, 2)) is not None for step in range(STEPS)]
+    assert any(travels)
+    for rank, found in enumerate(run_ranks(2, steps)):
+        assert found == [[1.5, 0.0] if each else [0.0, 1.0 + rank] for each in travels]
