@@ -182,7 +182,7 @@ class Attempts:
     def _are_cleared(self) -> bool:
         """A device is not read for zeros."""
         there: list[Tensor] = [each.grad for each in self._parameters if each.grad is not None]
-        return not there or (all(each.is_cpu for each in there) and are_zero(there))
+        return not there or (all(each.is_cpu for each in there) and are_zero(self._parameters))
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer is about to step. One that was not given may be inside another, or

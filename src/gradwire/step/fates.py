@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import is_
@@ -69,10 +69,12 @@ class _Record:
     """True if all its gradients were zero after the last exchange."""
     used: tuple[weakref.ref[Tensor], int] | None = None
     """The first gradient of its last step, and that gradient's version."""
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    """Its parameters by name, as far as they belong to the model."""
     names: frozenset[str] = frozenset()
-    """Names of its parameters, as far as they belong to the model."""
+    """Names of `parameters`."""
     _named: list[tuple[Tensor, ...]] = field(default_factory=list)
-    """Parameters of each of its groups when `names` was computed."""
+    """Parameters of each of its groups when `parameters` were looked up."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -88,18 +90,19 @@ class _Record:
     def has_made(self) -> bool:
         return self.has_stepped and (self.skipped is None or not bool(self.skipped()))
 
-    def named(self, names: Mapping[int, str]) -> frozenset[str]:
-        """Look up the names of its parameters in `names`, again if parameter groups have changed.
+    def look_up(self, names: Mapping[int, str]) -> None:
+        """Look up its parameters in `names`, again if parameter groups have changed.
 
         An optimizer that is gone keeps its last names: another one may step in its place.
         """
         if self.optimizer is None:
-            return self.names
+            return
         groups = [group["params"] for group in self.groups]
         if len(groups) != len(self._named) or not all(map(_are_same, groups, self._named)):
             self._named = [tuple(group) for group in groups]
-            self.names = frozenset(names[id(each)] for group in groups for each in group if id(each) in names)
-        return self.names
+            mine = (each for group in groups for each in group if id(each) in names)
+            self.parameters = {names[id(each)]: each for each in mine}
+            self.names = frozenset(self.parameters)
 
 
 class Steps:
@@ -257,7 +260,7 @@ class Steps:
         """Note which optimizers got nothing but zeros: the means are in `p.grad`."""
         if self._device.is_host:
             for record in self._records:
-                record.got_zeros = are_zero(self._gradients(self._names_of(record)).values())
+                record.got_zeros = are_zero(self._parameters_of(record).values())
 
     def drop(self) -> None:
         """Leave the step out, as the user asks: gradients that no optimizer has used will not be used.
@@ -362,7 +365,7 @@ class Steps:
         first = self._first_gradient(record)
         if first is None or (record.used is not None and _same(first, record.used)):
             return  # nothing was used, or gradients that it had used before
-        if are_zero(self._gradients(self._names_of(record)).values()):
+        if are_zero(self._parameters_of(record).values()):
             return  # as where code lets an optimizer make its state
         why = _UNSEEN if torch._C._current_graph_task_id() == -1 else _INSIDE
         if self._raises:
@@ -396,11 +399,12 @@ class Steps:
         return next((each for each in self._records if each.optimizer is optimizer), None)
 
     def _names_of(self, record: _Record) -> frozenset[str]:
-        return record.named(self._names)
+        record.look_up(self._names)
+        return record.names
 
-    def _gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
-        parameters = self._parameters
-        return {name: grad for name in names if (grad := parameters[name].grad) is not None}
+    def _parameters_of(self, record: _Record) -> Mapping[str, Tensor]:
+        record.look_up(self._names)
+        return record.parameters
 
     def _first_gradient(self, record: _Record) -> tuple[weakref.ref[Tensor], int] | None:
         for group in record.groups:
@@ -425,11 +429,14 @@ class Steps:
         brings zeros, too. Only if all gradients of the optimizer have become zero,
         `zero_grad(set_to_none=False)` is assumed. Gradients on a device are not read for that.
         """
-        names = self._names_of(record)
-        there = self._gradients(names - written.keys())
-        if there and self._device.is_host and not record.got_zeros and are_zero(there.values()):
-            return names
-        return names - there.keys() - {name for name, was_cleared in written.items() if not was_cleared}
+        mine = self._parameters_of(record)
+        if written:
+            mine = {name: each for name, each in mine.items() if name not in written}
+        gone = frozenset([name for name, each in mine.items() if each.grad is None])
+        is_some = len(gone) < len(mine)
+        if is_some and self._device.is_host and not record.got_zeros and are_zero(mine.values()):
+            return record.names
+        return gone | {name for name, was_cleared in written.items() if was_cleared and name in record.names}
 
 
 def _about_to_step(steps: weakref.ref[Steps], optimizer: torch.optim.Optimizer, *_: Any) -> None:

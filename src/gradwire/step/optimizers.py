@@ -93,7 +93,10 @@ def local(gradient: Tensor) -> Tensor:
     return here.detach()
 
 
-def are_zero(gradients: Collection[Tensor]) -> bool:
-    """True if all elements are zero. Most often the first elements show that they are not."""
-    looks = product((_GLANCE, None), gradients)
-    return not any(bool(local(each).flatten()[:limit].any()) for limit, each in looks)
+def are_zero(parameters: Collection[Tensor]) -> bool:
+    """True if all elements of all gradients are zero. Parameters without a gradient do not count.
+
+    Most often the first elements of the first gradient show that they are not.
+    """
+    looks = ((limit, each.grad) for limit, each in product((_GLANCE, None), parameters))
+    return not any(bool(local(grad).flatten()[:limit].any()) for limit, grad in looks if grad is not None)
