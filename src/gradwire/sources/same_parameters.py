@@ -77,7 +77,7 @@ class Known:
             id(module),
             len(modules),
             [id(each) for inner in modules for each in inner._modules.values()],
-            [id(each) for each in parameters],
+            list(map(id, parameters)),
             [each.requires_grad for each in parameters],
             [(each.dtype, each.device, each.shape, each.stride()) for each, _ in self._carried.values()],
         )

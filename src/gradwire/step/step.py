@@ -482,6 +482,8 @@ class Step:
 
         In layout order, whatever the buckets: a ring adds in an order that depends on the position.
         """
+        if not names:
+            return []
         here = [spec.name for spec in order if spec.name in names and spec.name in self.tail_regions]
         return [self.tail_regions.pop(name) for name in here]
 

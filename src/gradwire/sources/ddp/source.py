@@ -7,7 +7,7 @@ DDP checks the signature of its communication hook, `DDPBuckets.on_bucket`: the 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,15 @@ _Future: TypeAlias = torch.futures.Future[Tensor]
 _Promise: TypeAlias = tuple[_Future, Tensor]
 
 
+class _Homes(NamedTuple):
+    """The places of gradients in a bucket of DDP's, whose memory begins at the address `start`."""
+
+    start: int
+    entries: tuple[Slot, ...]
+    each: list[tuple[int, tuple[int, ...], Slot]]
+    """The address and the strides of each gradient."""
+
+
 class BucketMap:
     """Map from DDP's buckets to parameter names.
 
@@ -47,6 +56,7 @@ class BucketMap:
         }
         self._seen: dict[int, tuple[Slot, ...]] = {}
         self._keys: dict[int, list[int]] = {}
+        self._homes: dict[int, _Homes] = {}
 
     def arrival(self, bucket: GradBucket) -> Arrival:
         """Describe `bucket`. Raises `ValueError` if the buffer does not hold its parameters densely.
@@ -56,12 +66,12 @@ class BucketMap:
         """
         buffer, index = bucket.buffer().detach(), bucket.index()
         parameters = bucket.parameters()
-        key = [id(p) for p in parameters]
+        key = list(map(id, parameters))
         is_new = bool(key) and key != self._keys.get(index)
         if is_new:
             self._seen[index] = self._entries(index, parameters)
         entries = self._seen[index]
-        if buffer.is_sparse or buffer.numel() != sum(entry.spec.numel for entry in entries):
+        if buffer.is_sparse or buffer.numel() != entries[-1].stop:
             raise ValueError(
                 f"bucket {index} of {buffer.numel()} elements is sparse or does not match its parameters; "
                 "use sparse=False in embeddings"
@@ -70,20 +80,27 @@ class BucketMap:
         if is_new and failure is None:
             self._keys[index] = key
         if self._are_views and parameters and failure is None:
-            self._bring_home(buffer, parameters, entries)
+            self._bring_home(buffer, parameters, self._homes_of(buffer, index, entries))
         return Arrival(buffer, entries, index, failure=failure)
 
+    def _homes_of(self, buffer: Tensor, index: int, entries: tuple[Slot, ...]) -> _Homes:
+        """Memory in which the gradients of a bucket belong; computed again if DDP has made other buckets."""
+        known, start, itemsize = self._homes.get(index), buffer.data_ptr(), buffer.itemsize
+        if known is None or known.start != start or known.entries is not entries:
+            homes = [(start + each.start * itemsize, self._strides[each.spec.name], each) for each in entries]
+            known = self._homes[index] = _Homes(start, entries, homes)
+        return known
+
     @torch.no_grad()
-    def _bring_home(self, buffer: Tensor, parameters: Sequence[Tensor], entries: tuple[Slot, ...]) -> None:
+    def _bring_home(self, buffer: Tensor, parameters: Sequence[Tensor], homes: _Homes) -> None:
         """Copy gradients into `buffer` that have got other memory since DDP made them views of it.
 
         DDP identifies its views by the tensor objects, whose memory users can replace: after `p.grad.data =
         …`, DDP assumes that the gradient is in the bucket, and sends an earlier step's contents.
         """
-        start, itemsize = buffer.data_ptr(), buffer.itemsize
-        for parameter, entry in zip(parameters, entries, strict=True):
-            name, grad, address = entry.spec.name, parameter.grad, start + entry.start * itemsize
-            if grad is not None and grad.data_ptr() == address and grad.stride() == self._strides[name]:
+        for parameter, (address, stride, entry) in zip(parameters, homes.each, strict=True):
+            grad = parameter.grad
+            if grad is not None and grad.data_ptr() == address and grad.stride() == stride:
                 continue
             place = entry.spec.shaped(buffer[entry.start : entry.stop])
             if grad is None:
