@@ -301,7 +301,7 @@ class Play:
         if self._faults > self.happened:
             for each in awake:
                 found += [lambda each=each: self._kill(each), lambda each=each: self._sleep(each)]
-            found.append(self._restart_lighthouse)
+            found += [self._restart_lighthouse, self._set_clock_back]
         alive = {each.name for each in self._stopped()}
         for name in self._names if self._faults else ():
             killed = [each for each, end in self.ends if end == "killed" and each.startswith(f"{name}#")]
@@ -326,6 +326,11 @@ class Play:
         self._ghosts.clear()
         for each in self.processes:
             each.beats &= each.is_alive and not each.sleeps
+
+    def _set_clock_back(self) -> None:
+        """The lighthouse's: moments come again."""
+        self.happened += 1
+        self._moment = self.draw.randint(0, self._moment)
 
     def _sleep(self, process: Process) -> None:
         self.happened += 1

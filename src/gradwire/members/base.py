@@ -84,8 +84,7 @@ class Roster:
     """Members that take part in the next round; equal for all of them."""
 
     moment: int
-    """Number of the roster. No other one has it; later rosters have higher numbers as long as clocks run
-    forwards."""
+    """Number of the roster. Later rosters have higher numbers, as long as clocks run forwards."""
     entries: tuple[Entry, ...]
 
 

@@ -1,8 +1,10 @@
 """Plan of a round, computed from a roster. All members compute the same one.
 
-No two exchanges have equal numbers: the number is the roster's moment. So members whose last rounds have
-equal numbers have equal shared parameters. If a clock is set back, the number is still above all numbers
-under which a member of the roster has sent anything.
+No two exchanges have equal numbers, so members whose last rounds have equal numbers have equal shared
+parameters. A number begins with the moment of the roster. If the lighthouse's clock is set back, the number
+is still above all numbers under which a member of the roster has sent anything. Members that are elsewhere at
+that time may have used that number, too: so it ends with digits made of the moment and of all processes in
+the roster.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from gradwire.errors import GradwireError
 from gradwire.members.base import Card, Roster
 
 Cards = Mapping[str, Card]
+
+ENDS = 2**48
+"""As many ends a number may have."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ def planned(roster: Roster, me: str) -> Plan:
     if me in refused:
         raise GradwireError(f"this replica cannot take part: {refused[me]}")
     names = tuple(sorted(cards))
+    later = max(roster.moment, *(1 + max(card.number, card.tried) // ENDS for card in cards.values()))
     told = "+".join(f"{name}={ids[name]}" for name in names)
     fresh = _digest(f"{roster.moment} {told}")
     held = {cards[name].meeting for name in names}
@@ -74,7 +80,7 @@ def planned(roster: Roster, me: str) -> Plan:
         is_new=is_new,
         addresses=tuple(cards[name].address for name in names),
         run=max((card.run for card in cards.values()), default="") or fresh,
-        number=max(roster.moment, *(1 + max(card.number, card.tried) for card in cards.values())),
+        number=later * ENDS + int(fresh, 16),
         begins=cards[source].rounds < 0,
         exchanges=not all(card.joins for card in cards.values()),
         source=source,

@@ -8,7 +8,7 @@ import pytest
 
 from gradwire.errors import GradwireError
 from gradwire.members.base import Card, Entry, Roster
-from gradwire.members.plan import planned
+from gradwire.members.plan import ENDS, planned
 from tests.support.scripted import Play
 
 FEW, MANY = range(24), range(24, 1024)
@@ -60,7 +60,9 @@ def test_a_thousand_schedules_keep_the_invariant() -> None:
 
 # -- plans
 
-LIVE = Card(terms={"recipe": "int4"}, address="10.0.0.1:1", run="r", rounds=3, number=30, tried=30)
+LIVE = Card(
+    terms={"recipe": "int4"}, address="10.0.0.1:1", run="r", rounds=3, number=30 * ENDS, tried=30 * ENDS
+)
 LIVE = replace(LIVE, checksum="c", established=True)
 
 
@@ -79,7 +81,7 @@ def test_ranks_go_by_name_and_the_first_one_is_the_host() -> None:
     plan = planned(roster(b=LIVE, a=replace(LIVE, address="10.0.0.2:7")), "b#")
     assert plan.names == ("a", "b")
     assert plan.addresses == ("10.0.0.2:7", "10.0.0.1:1")
-    assert (plan.number, plan.heals, plan.is_new) == (40, (), True)
+    assert (plan.number // ENDS, plan.heals, plan.is_new) == (40, (), True)
 
 
 def test_groups_stay_while_all_have_the_same_and_are_made_anew_after_a_failure() -> None:
@@ -95,7 +97,14 @@ def test_groups_stay_while_all_have_the_same_and_are_made_anew_after_a_failure()
 
 
 def test_a_number_is_above_all_tried_ones_even_if_a_clock_is_set_back() -> None:
-    assert planned(roster(7, a=replace(LIVE, tried=44), b=LIVE), "a#").number == 45
+    assert planned(roster(7, a=replace(LIVE, tried=44 * ENDS), b=LIVE), "a#").number // ENDS == 45
+
+
+def test_members_that_meet_apart_after_a_clock_was_set_back_have_other_numbers() -> None:
+    given = replace(LIVE, tried=44 * ENDS)
+    one, other = planned(roster(7, a=given, b=given), "a#"), planned(roster(7, c=given, d=given), "c#")
+    assert one.number // ENDS == other.number // ENDS
+    assert one.number != other.number
 
 
 def test_all_take_the_first_one_s_parameters_where_nobody_has_begun() -> None:
@@ -107,8 +116,8 @@ def test_all_take_the_first_one_s_parameters_where_nobody_has_begun() -> None:
 
 def test_the_ones_behind_and_the_new_ones_are_healed() -> None:
     new = Card(terms={"recipe": "int4"}, address="x:1")
-    missed = replace(LIVE, rounds=2, number=20)
-    plan = planned(roster(a=new, b=missed, c=LIVE, d=replace(LIVE, number=29)), "a#")
+    missed = replace(LIVE, rounds=2, number=20 * ENDS)
+    plan = planned(roster(a=new, b=missed, c=LIVE, d=replace(LIVE, number=29 * ENDS)), "a#")
     assert (plan.source, plan.heals, plan.begins) == ("c", ("a", "b", "d"), False)
 
 
