@@ -108,7 +108,7 @@ SEAMS = (
         "prepared = ready()",
     ),
     Seam("Memory is committed in steps that do not count.", "Reducer._commit", "if finite:", "if True:"),
-    Seam("After a NaN the mean stays as it is.", "Reducer._finish", "elif …is_plain:", "elif False:"),
+    Seam("After a NaN the mean stays as it is.", "Reducer._decide_now", "elif …:", "elif False:"),
     Seam(
         "A memory takes every gradient that is finite.", "judged", "bounds = …", "bounds = (np.inf, np.inf)"
     ),

@@ -180,6 +180,9 @@ class Engine:
         self.running, self.facts = saved.running, saved.facts
         self._controller, self.env, self.placement = saved.controller, saved.env, saved.placement
         self.comm, self._control, self._is_sharded = self.placement.comm, self.env.control, self.env.sharded
+        inside = self.placement.inside
+        self.shard = None if inside is None else Shard(inside, self.env.replica)
+        """This rank's share of every parameter; `None` where parameters are whole."""
         self._granularity, self._copies_back = self.placement.granularity, self.placement.copies
         self._recipe_number = fingerprint(self.layout.main.text, self.layout.cuts, self.measuring)
         self._timed_until = self.step + _FIRST
@@ -217,12 +220,6 @@ class Engine:
     def is_counted(self) -> bool:
         """True if an exchange counts as a step, and no optimizer has stepped since."""
         return self._is_counted
-
-    @property
-    def shard(self) -> Shard | None:
-        """This rank's share of every parameter; `None` where parameters are whole."""
-        inside = self.placement.inside
-        return None if inside is None else Shard(inside, self.env.replica)
 
     @property
     def late(self) -> float | None:

@@ -54,7 +54,7 @@ from gradwire.step.fates import NONE_WRITTEN, Steps, Written
 from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit
 from gradwire.step.history import History
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, Votes, joins_vote
-from gradwire.step.step import InFlight, Outcome, Step
+from gradwire.step.step import InFlight, LateStep, Outcome, Step
 from gradwire.step.worker import Job, Worker
 
 T = TypeVar("T")
@@ -455,11 +455,16 @@ class Reducer(Engine):
         """Install a recipe, and work out everything that its steps have in common."""
         super().restore(saved)
         flat_buffers = self.layout.flat_buffers
-        self._is_late = self.placement.resolves_late and not self.measuring
-        self._tells_means = self._is_sharded and not self._is_late
-        """True if the vote has to tell whether means are finite: ranks with other shards see other means. In
-        late steps they tell each other on the device, at the end."""
-        self._marked = [each for each in flat_buffers if each.adds and self._is_late]
+        is_late = self.placement.resolves_late and not self.measuring
+        self._step_type = LateStep if is_late else Step
+        self._decide = self._defer if is_late else self._decide_now
+        self._poisons = self._is_sharded or not self.layout.is_plain
+        """Whether means become NaN in a step that does not count. The sum of a plain step spreads NaN by
+        itself, as DDP's does; but in one shard only."""
+        self._tells_means = self._is_sharded and not is_late
+        """Whether the vote has to tell if means are finite: ranks with other shards see other means. In late
+        steps they tell each other on the device, at the end."""
+        self._marked = [each for each in flat_buffers if each.adds and is_late]
         """Flat buffers of which a device marks idle slots, and whether all is finite."""
         coded = [
             (flat_buffer.number, self.layout.coded(flat_buffer, self.comm.world, self._granularity))
@@ -493,13 +498,12 @@ class Reducer(Engine):
         self._is_counted = False
         for flat_buffer in self.layout.flat_buffers:
             flat_buffer.begin()
-        step = self._now = Step.begun(
+        step = self._now = self._step_type.begun(
             self.step,
             self.layout.main.text,
             self.watch,
             at_s,
             rank=self.rank,
-            is_late=self._is_late,
             is_serial=self.is_serial,
             is_timed=self.times(self.step),
         )
@@ -610,7 +614,7 @@ class Reducer(Engine):
             if left == 0 and step.outcome is Outcome.RUNNING:
                 self._vote(step)  # 5. does the step count, on all ranks?
             if step.outstanding == 0 and step.outcome is Outcome.VOTED:
-                self._finish(step, deferred=step.is_late)  # 6. unsent = x; of a late step in `resolve`
+                self._finish(step)  # 6. unsent = x; of a late step in `resolve`
         except TransportError as error:
             self.broken = error
             self._close(step, Outcome.FAILED, error)
@@ -800,17 +804,16 @@ class Reducer(Engine):
         """Worker, 5: send this rank's row, and the small gradients that are left."""
         facts = (*step.told, *self._controller.row(step, self.traffic.row))
         step.require_all_units(self.layout.flat_buffers)
-        stale = any(each.is_stale(late=step.is_late) for each in step.carried)
-        sound = step.is_late or step.is_finite()
+        sound = step.sound()
         if self._tells_means:
             sound = step.small_are_finite() and sound
-        finite = step.finite() if step.is_late else None
-        row = RankReport(sound, step.error is not None, self.fingerprint, facts, stale, step.computing_s)
+        failed, stale = step.error is not None, step.is_stale()
+        row = RankReport(sound, failed, self.fingerprint, facts, stale, step.computing_s)
         comm = step.meter(self.comm, step.trace, "tail")
         regions = step.take_small(self.specs, step.tail_regions.keys())
         control = self._control
         over_control = None if control is self.comm else MeteredComm(control, step.trace, "tail")
-        step.tail = tail = StatusVote(regions, row, comm, step.device, over_control, finite)
+        step.tail = tail = StatusVote(regions, row, comm, step.device, over_control, step.told_later())
         step.small.append(tail)
         step.outcome = Outcome.VOTING
 
@@ -822,12 +825,8 @@ class Reducer(Engine):
         placement = self.placement
         tail.send(lambda: (placement.post_later or placement.post)(voted))
 
-    def _finish(self, step: Step, *, deferred: bool) -> None:
-        """Worker, 6: read all ranks' rows, and commit the step on all ranks, or on none.
-
-        If it is `deferred`, the step ends for the model, and whether it counts is asked of a device and not
-        waited for: `resolve` reads that when the next step begins.
-        """
+    def _finish(self, step: Step) -> None:
+        """Worker, 6: read all ranks' rows, and commit the step on all ranks, or on none."""
         assert step.tail is not None, "voted first"
         votes = step.tail.votes()
         step.receive_buffers(votes.stale)
@@ -838,36 +837,37 @@ class Reducer(Engine):
         error: BaseException | None = votes.error() or step.compare(votes)
         if step.error is not None and not isinstance(error, RanksDisagree):
             # The others have gone on: with one step more, unless they have found something not finite, too.
-            step.has_failed_unheard = error is None and self._is_finite(step, votes)
+            step.has_failed_unheard = error is None and step.counts(votes)
             error = step.error  # a rank that disagrees may well fail, but that is not why
         if error is not None:
             self._close(step, Outcome.FAILED, error)
-        elif deferred:
-            self._defer(step, votes)
         else:
-            finite = self._is_finite(step, votes)
-            if finite:
-                for small in step.small:
-                    small.land()
-            elif self._is_sharded or not self.layout.is_plain:
-                # The sum of a plain step spreads NaN by itself, as DDP's does; but in one shard only.
-                step.poison()
-            self._close(step, self._commit(step, votes, finite))
+            self._decide(step, votes)
 
-    def _is_finite(self, step: Step, votes: Votes) -> bool:
-        """Worker: whether all gradients and means of a step are finite; may wait for a device."""
-        if step.is_late:
-            return all(bool(finite) for finite in (step.finite(), *(each.finite() for each in step.small)))
-        return votes.finite and step.is_finite() and all(each.is_finite() for each in step.small)
+    def _decide_now(self, step: Step, votes: Votes) -> None:
+        """Worker: bring the means to the buckets, commit the step or forget it, and end it."""
+        finite = step.counts(votes)
+        if finite:
+            for small in step.small:
+                small.land()
+        elif self._poisons:
+            step.poison()
+        outcome = self._commit(step, votes, finite)
+        if self._following is not None and self.layout.is_plain:  # a memory has to be settled first
+            self.follow(self._following)
+        self._close(step, outcome)
 
     def _defer(self, step: Step, votes: Votes) -> None:
-        """Worker: end a step for the model, before the host knows whether it counts."""
-        finite = torch.stack([step.finite(), *(each.finite() for each in step.small)]).all()
-        if (shard := self.shard) is not None:
-            finite = shard.all(finite)
+        """Worker: end a late step for the model, before the host knows whether it counts.
+
+        A device is asked for that and not waited for: `resolve` reads its answer when the next step begins.
+        """
+        finite = step.all_finite()
+        if self.shard is not None:
+            finite = self.shard.all(finite)
         for small in step.small:
             small.land()
-        if shard is not None or not self.layout.is_plain:
+        if self._poisons:
             step.poison_unless(finite)
         step.measured_s = self.watch.mark_end()
         step.outcome, step.is_over, counts = Outcome.DEFERRED, True, self.placement.fetch(finite)
@@ -905,13 +905,10 @@ class Reducer(Engine):
         return Outcome.COMMITTED if finite else Outcome.NOT_FINITE
 
     def _observe(self, step: Step, votes: Votes, *, committed: bool) -> None:
-        """Worker: hand the facts of a step to the controller, and install the recipe that follows."""
+        """Worker: hand the facts of a step to the controller, which may name the recipe that follows."""
         rows = [row.facts[len(step.told) :] for row in votes.rows]
-        following = self._following = self._controller.observe(step, rows, committed=committed)
+        self._following = self._controller.observe(step, rows, committed=committed)
         self.facts = self._controller.facts or self.facts
-        # A late step may be asked for by one rank, for its report; and a memory has to be settled first.
-        if following is not None and self.layout.is_plain and not step.is_late:
-            self.follow(following)
 
     def _close(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
         """Worker: end the running step, and conclude it."""

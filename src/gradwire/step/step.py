@@ -202,12 +202,7 @@ class Step:
     is_timed: bool = True
     """True if work and collectives are timed, and bytes metered."""
     is_serial: bool = False
-    """True if communication waits for computation, so that each is timed alone."""
-    is_late: bool = False
-    """True if the step is resolved only when the next one begins; until then the host reads no result.
-
-    `Engine.late` is another matter: how much gradient waits in memory.
-    """
+    """Whether its communication waits for its computation, so that each is timed alone."""
     has_failed_unheard: bool = False
     """True if this rank failed after its vote, in a step that other ranks may have committed."""
     measured_s: Callable[[], float] | None = None
@@ -228,7 +223,6 @@ class Step:
         at_s: float,
         *,
         rank: int = 0,
-        is_late: bool = False,
         is_serial: bool = False,
         is_timed: bool = True,
     ) -> Step:
@@ -240,11 +234,10 @@ class Step:
             watch: times the backward pass.
             at_s: since when its first gradients are there.
             rank: the number that names this rank in messages.
-            is_late: the step is resolved when the next one begins.
             is_serial: communication waits for computation.
             is_timed: work and collectives are timed.
         """
-        step = cls(number, recipe, rank=rank, is_late=is_late, is_serial=is_serial, is_timed=is_timed)
+        step = cls(number, recipe, rank=rank, is_serial=is_serial, is_timed=is_timed)
         if profiler._is_profiler_enabled:
             from gradwire.measure.ranges import RangedTrace  # loaded by those who profile
 
@@ -387,8 +380,7 @@ class Step:
         """Note the findings of a fold. Idle slots send nothing, and keep their memory.
 
         DDP discards the mean of unused parameters, and join() sends zeros from finished ranks: no memory may
-        be spent on them. A late step does not wait for the device that knows the idle slots: it fetches them
-        for the commit.
+        be spent on them.
 
         Args:
             share: the folded gradients.
@@ -396,14 +388,6 @@ class Step:
             fetch: copies a tensor to the host without waiting, and returns a function that waits for it.
         """
         flat_buffer, slots = share.flat_buffer, share.slots
-        if self.is_late and isinstance(seen.idle, Tensor):
-            self.note_finite(seen.finite)
-            zero_idle(flat_buffer.x, share.pieces, seen.idle)
-            flags = fetch(seen.idle)
-            self.idle.append(
-                (flat_buffer, lambda: [slots[n] for n, is_idle in enumerate(flags().tolist()) if is_idle])
-            )
-            return
         numbers, finite = seen.read()
         self.note_finite(finite)
         found = [slots[number] for number in numbers]
@@ -429,7 +413,7 @@ class Step:
 
     def check_finite(self, values: Tensor) -> None:
         """Note whether `values` are finite."""
-        self.note_finite(values.isfinite().all() if self.is_late else is_finite(values))
+        self.note_finite(is_finite(values))
 
     def is_finite(self) -> bool:
         """True if all noted values are finite; waits for a device if necessary."""
@@ -441,6 +425,30 @@ class Step:
         known = torch.full((), len(flags) == len(self._doubts), device=self.device)
         marked = [(marks == 0).all() for marks in self._marks]
         return torch.stack([known, *flags, *marked]).all()
+
+    def all_finite(self) -> Tensor:
+        """Whether gradients and all means are finite, without waiting: a bool of no dimension."""
+        return torch.stack([self.finite(), *(small.finite() for small in self.small)]).all()
+
+    def sound(self) -> bool:
+        """Whether this rank's row calls its gradients finite; waits for a device if necessary."""
+        return self.is_finite()
+
+    def told_later(self) -> Tensor | None:
+        """Whether gradients are finite, as a tensor that travels with the vote where the row cannot tell."""
+        return None
+
+    def counts(self, votes: Votes) -> bool:
+        """Whether all gradients and means are finite; the same on all ranks. May wait for a device.
+
+        Args:
+            votes: all ranks' rows.
+        """
+        return votes.finite and self.is_finite() and all(small.is_finite() for small in self.small)
+
+    def is_stale(self) -> bool:
+        """Whether the model's buffers have changed on this rank since they were packed."""
+        return any(each.is_stale(late=False) for each in self.carried)
 
     @property
     def committed(self) -> bool:
@@ -534,3 +542,41 @@ class Step:
     def poison_unless(self, finite: Tensor) -> None:
         """Poison the means if `finite`, a bool of no dimension, is false; the host does not read it."""
         poison([arrival.buffer for arrival in self.arrivals], ~finite)
+
+
+class LateStep(Step):
+    """A step that is resolved only when the next one begins: the host reads nothing that a device computes.
+
+    `Engine.late` is another matter: how much gradient waits in memory.
+    """
+
+    def note(self, share: BufferShare, seen: Folded, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
+        """As `Step.note`. The device that knows the idle slots is asked for them at the commit."""
+        idle = seen.idle
+        if not isinstance(idle, Tensor):
+            super().note(share, seen, fetch)
+            return
+        flat_buffer, slots = share.flat_buffer, share.slots
+        self.note_finite(seen.finite)
+        zero_idle(flat_buffer.x, share.pieces, idle)
+        flags = fetch(idle)
+        self.idle.append(
+            (flat_buffer, lambda: [slots[n] for n, is_idle in enumerate(flags().tolist()) if is_idle])
+        )
+
+    def check_finite(self, values: Tensor) -> None:
+        self.note_finite(values.isfinite().all())
+
+    def sound(self) -> bool:
+        """True: `told_later` tells whether gradients are finite."""
+        return True
+
+    def told_later(self) -> Tensor:
+        return self.finite()
+
+    def counts(self, votes: Votes) -> bool:
+        return bool(self.all_finite())
+
+    def is_stale(self) -> bool:
+        """As `Step.is_stale`, by the answer of the step before."""
+        return any(each.is_stale(late=True) for each in self.carried)
