@@ -179,6 +179,9 @@ class Engine:
         self.layout, self.step = saved.layout, saved.step
         self.running, self.facts = saved.running, saved.facts
         self._controller, self.env, self.placement = saved.controller, saved.env, saved.placement
+        self.is_serial = self._controller.is_serial
+        """Whether communication waits for computation in the step that runs, or the next one, so that each is
+        timed alone. Only steps that measure may be serial."""
         self.comm, self._control, self._is_sharded = self.placement.comm, self.env.control, self.env.sharded
         inside = self.placement.inside
         self.shard = None if inside is None else Shard(inside, self.env.replica)
@@ -230,11 +233,6 @@ class Engine:
     def measuring(self) -> bool:
         """True while dense steps are measured, before a decision."""
         return self._controller.measuring
-
-    @property
-    def is_serial(self) -> bool:
-        """True if communication waits for computation in this step, so that each is timed alone."""
-        return self._controller.is_serial
 
     def times(self, step: int) -> bool:
         """True if this step is timed, and its bytes metered; the same on all ranks.

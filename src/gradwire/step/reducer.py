@@ -30,14 +30,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable, profiler
 
 from gradwire.agreement.calls import Calls
-from gradwire.comm import owe_zeros
+from gradwire.comm import Pending, owe_zeros
 from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportError
 from gradwire.measure.clock import clock_of, now_s
 from gradwire.measure.link import votes_alone
@@ -54,10 +54,13 @@ from gradwire.step.fates import NONE_WRITTEN, Steps, Written
 from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit
 from gradwire.step.history import History
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, Votes, joins_vote
-from gradwire.step.step import InFlight, LateStep, Outcome, Step
+from gradwire.step.step import InFlight, LateStep, Outcome, SideBroadcast, Step
 from gradwire.step.worker import Job, Worker
 
 T = TypeVar("T")
+
+Started: TypeAlias = Callable[[Step, InFlight, Pending], None]
+"""Called with an exchange that has started, and with its last collective, which is in flight."""
 
 
 class GradientSource(Protocol):
@@ -458,6 +461,8 @@ class Reducer(Engine):
         is_late = self.placement.resolves_late and not self.measuring
         self._step_type = LateStep if is_late else Step
         self._decide = self._defer if is_late else self._decide_now
+        started = self._when_announced if self.comm.announces else self._in_order
+        self._started: Started = partial(self._at_once_if_serial, started) if self.measuring else started
         self._poisons = self._is_sharded or not self.layout.is_plain
         """Whether means become NaN in a step that does not count. The sum of a plain step spreads NaN by
         itself, as DDP's does; but in one shard only."""
@@ -477,15 +482,20 @@ class Reducer(Engine):
     def _features(self) -> Iterator[Callable[[Step], None]]:
         """Yield the features of the installed recipe, each of which a step calls when it begins."""
         if self.measuring:  # first, or what others send would begin by another clock than it ends by
-            yield self._time_exactly
+            yield self._begin_serially
+        if self._is_sharded:
+            yield self._vote_last
+        elif not self.layout.is_dense:
+            yield self._time_the_vote
         if any(flat_buffer.memory.covers_momentum for flat_buffer in self.layout.flat_buffers):
             yield self._refuse_momentum_twice
-        if self.env.loss_scale is not None:
-            yield self._ask_loss_scale
+        if (loss_scale := self.env.loss_scale) is not None:
+            yield partial(self._ask_loss_scale, loss_scale)
         if self._controller.looks_on:
             yield lambda step: self._controller.before(step, self.env)
-        if self.env.buffers is not None:
-            yield self._send_buffers
+        if (buffers := self.env.buffers) is not None:
+            metered = self._over_everyone if self._is_sharded else self._beside_gradients
+            yield partial(self._send_buffers, buffers, metered)
         if self._marked:
             yield self._begin_marks
 
@@ -504,15 +514,8 @@ class Reducer(Engine):
             self.watch,
             at_s,
             rank=self.rank,
-            is_serial=self.is_serial,
             is_timed=self.times(self.step),
         )
-        # Where nothing can fail on one rank alone any more, the vote goes out with the last payload. There
-        # are three exceptions. A serial step times each collective alone. Ranks that share a replica wait for
-        # each other after the vote, so none may run out of memory while it still decodes. And now and then
-        # the vote goes alone, because its time is all that tells the latency of the link.
-        for_latency = step.is_timed and votes_alone(step.number) and not self.layout.is_dense
-        step.votes_last = step.is_serial or self._is_sharded or for_latency
         for observer in self.env.observers:
             observer.before(step, self.env)
         for begin in self._begins:
@@ -525,27 +528,54 @@ class Reducer(Engine):
         ):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin")
 
-    def _ask_loss_scale(self, step: Step) -> None:
+    def _ask_loss_scale(self, loss_scale: Callable[[], float], step: Step) -> None:
         """Worker: get the loss scale that the gradients carry."""
-        assert self.env.loss_scale is not None, "or it would not be asked"
-        step.loss_scale = self.env.loss_scale()
+        step.loss_scale = loss_scale()
 
-    def _time_exactly(self, step: Step) -> None:
-        """Worker: time collectives of a serial step by a clock that waits for the device."""
-        step.trace.exact = clock_of(self.placement.memory) if step.is_serial else None
+    def _begin_serially(self, step: Step) -> None:
+        """Worker: begin a serial step, if it is one: each of its collectives is timed alone, by a clock that
+        waits for the device."""
+        if self.is_serial:
+            step.is_serial = step.votes_last = True
+            step.trace.exact = clock_of(self.placement.memory)
 
-    def _send_buffers(self, step: Step) -> None:
-        """Worker: broadcast the model's buffers, if the step has any."""
-        assert self.env.buffers is not None, "or there would be none"
-        carried = self.env.buffers()
+    def _vote_last(self, step: Step) -> None:
+        """Worker: let the vote wait for all means. Ranks that share a replica wait for each other after the
+        vote, so none may run out of memory while it still decodes.
+        """
+        step.votes_last = True
+
+    def _time_the_vote(self, step: Step) -> None:
+        """Worker: let the vote go alone now and then: its time is all that tells the latency of the link."""
+        step.votes_last |= step.is_timed and votes_alone(step.number)
+
+    def _send_buffers(
+        self,
+        buffers: Callable[[], SideBroadcast | None],
+        metered: Callable[[Step], MeteredComm],
+        step: Step,
+    ) -> None:
+        """Worker: broadcast the model's buffers, if the step has any.
+
+        Args:
+            buffers: those of the step.
+            metered: makes the comm that carries them.
+            step: the one that begins.
+        """
+        carried = buffers()
         if carried is not None:
             step.carried.append(carried)
-            # What passes over other ranks than gradients do says nothing of their link.
-            everyone = self.placement.everyone or self._control
-            beside = MeteredComm(everyone) if self._is_sharded else None
-            self.issue(carried.send, beside or step.meter(self.comm, step.trace, "buffers"))
+            self.issue(carried.send, metered(step))
             if carried.failure is not None:
                 step.fail(carried.failure, "pack of buffers")
+
+    def _beside_gradients(self, step: Step) -> MeteredComm:
+        """Worker: the comm of what passes over the same ranks as gradients do."""
+        return step.meter(self.comm, step.trace, "buffers")
+
+    def _over_everyone(self, _step: Step) -> MeteredComm:
+        """Worker: the comm of what passes over more ranks, which says nothing of the gradients' link."""
+        return MeteredComm(self.placement.everyone or self._control)
 
     def _begin_marks(self, step: Step) -> None:
         """Worker: clear marks; encode gradients as they come, unless observers want units."""
@@ -734,14 +764,8 @@ class Reducer(Engine):
                 self.broken = error
 
     def _start(self, step: Step, exchange: InFlight) -> None:
-        """Worker, 2 and 3: compress and issue; the last collective stays in flight.
-
-        In a serial step each exchange ends before the next begins, so that the duration of its collective is
-        the wire's own. If the transport does not announce the end of a collective, decoding makes a stream
-        wait for its bytes. So decoding is enqueued after the start of the next exchanges, as many as the
-        granularity says.
-        """
-        plan, agreed, comm = exchange.plan, exchange.agreed, exchange.comm
+        """Worker, 2 and 3: compress and issue; the last collective stays in flight."""
+        plan, comm = exchange.plan, exchange.comm
         step.outstanding += 1
         step.fallible += agreed.may_fail
         try:
@@ -753,15 +777,33 @@ class Reducer(Engine):
             raise
         except BaseException as error:
             step.fail(error, f"encode of {plan.label}")
-            owe_zeros(comm, agreed.rounds[len(comm.rounds) :], exchange.x.device)
-        if step.is_serial or exchange.finish is None or comm.last is None:
+            owe_zeros(comm, exchange.agreed.rounds[len(comm.rounds) :], exchange.x.device)
+        if exchange.finish is None or comm.last is None:
             self._decode(step, exchange)
-        elif comm.announces:
-            comm.last.then(partial(self.placement.post, partial(self._received, step, exchange)))
         else:
-            step.unannounced.append(partial(self._received, step, exchange))
-            while len(step.unannounced) >= self._granularity.under_way:
-                self.placement.post(step.unannounced.popleft())
+            self._started(step, exchange, comm.last)
+
+    def _when_announced(self, step: Step, exchange: InFlight, last: Pending) -> None:
+        """Worker: decode once the transport announces the end of the last collective."""
+        last.then(partial(self.placement.post, partial(self._received, step, exchange)))
+
+    def _in_order(self, step: Step, exchange: InFlight, _last: Pending) -> None:
+        """Worker: decode after the start of the next exchanges, as many as the granularity says.
+
+        The transport announces no end: decoding makes a stream wait for the bytes.
+        """
+        step.unannounced.append(partial(self._received, step, exchange))
+        while len(step.unannounced) >= self._granularity.under_way:
+            self.placement.post(step.unannounced.popleft())
+
+    def _at_once_if_serial(self, usual: Started, step: Step, exchange: InFlight, last: Pending) -> None:
+        """Worker: end each exchange of a serial step before the next begins, so that the duration of its
+        collective is the wire's own. In other steps, do as `usual`.
+        """
+        if step.is_serial:
+            self._decode(step, exchange)
+        else:
+            usual(step, exchange, last)
 
     def _received(self, step: Step, exchange: InFlight) -> None:
         """Worker: go on after the last collective of an exchange, or after the wait for it in a stream."""
@@ -909,6 +951,7 @@ class Reducer(Engine):
         rows = [row.facts[len(step.told) :] for row in votes.rows]
         self._following = self._controller.observe(step, rows, committed=committed)
         self.facts = self._controller.facts or self.facts
+        self.is_serial = self._controller.is_serial
 
     def _close(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
         """Worker: end the running step, and conclude it."""

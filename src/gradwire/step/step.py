@@ -223,7 +223,6 @@ class Step:
         at_s: float,
         *,
         rank: int = 0,
-        is_serial: bool = False,
         is_timed: bool = True,
     ) -> Step:
         """Begin a step.
@@ -234,10 +233,9 @@ class Step:
             watch: times the backward pass.
             at_s: since when its first gradients are there.
             rank: the number that names this rank in messages.
-            is_serial: communication waits for computation.
             is_timed: work and collectives are timed.
         """
-        step = cls(number, recipe, rank=rank, is_serial=is_serial, is_timed=is_timed)
+        step = cls(number, recipe, rank=rank, is_timed=is_timed)
         if profiler._is_profiler_enabled:
             from gradwire.measure.ranges import RangedTrace  # loaded by those who profile
 
