@@ -478,6 +478,8 @@ class Reducer(Engine):
         self._coded = {number: each for number, each in coded if each is not None}
         """Flat buffers whose gradients are encoded as they come, by number."""
         self._begins = tuple(self._features())
+        self._after_buckets = [self._send_early] if self.layout.early else []
+        """Features that a step calls with the names in each bucket that it has taken."""
 
     def _features(self) -> Iterator[Callable[[Step], None]]:
         """Yield the features of the installed recipe, each of which a step calls when it begins."""
@@ -632,7 +634,8 @@ class Reducer(Engine):
                 self._compensate(step, bucket, share)  # 1. x = c · unsent + gradient
             for unit in step.completed(plan.units):
                 self._compress_unit(step, unit)  # 2. payload = C(x), x keeps the rest; 3. aggregate payloads
-            self._send_early(step, plan.names)
+            for taken in self._after_buckets:
+                taken(step, plan.names)
         while step.received:
             self.issue(self._decode, step, step.received.popleft())  # 4. mean of the payloads
         if step.is_over or not step.all_arrived:
@@ -829,11 +832,15 @@ class Reducer(Engine):
         step.record(exchange.agreed, exchange.comm)
 
     def _send_early(self, step: Step, names: Set[str]) -> None:
-        """Worker: send the early small gradients (`Layout.early`), once all of them are there."""
-        if early := self.layout.early:
-            step.names |= names
-            if step.names >= early:
-                self._send_small(step, early)
+        """Worker: send the early small gradients (`Layout.early`), once all of them are there.
+
+        Args:
+            step: the running one.
+            names: the parameters of a bucket that has been taken.
+        """
+        step.names |= names
+        if step.names >= self.layout.early:
+            self._send_small(step, self.layout.early)
 
     def _send_small(self, step: Step, names: Set[str]) -> None:
         """Worker: send small gradients in an all-reduce of their own."""
