@@ -38,7 +38,7 @@ from gradwire.step.context import ExchangeContext, Part
 from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit, units_of
 from gradwire.step.layout import TINY, Layout, Policy, build, chooser
 from gradwire.step.shards import shards_of
-from gradwire.step.status_vote import HEADER, joins_vote
+from gradwire.step.status_vote import HEADER, riding_bytes
 
 _BYTES = 4
 """Bytes of an element while the ranks of a node add it up."""
@@ -476,7 +476,7 @@ class _Flat:
         """The status vote after the units. `small` gradients travel with it if they are few, else beside
         it."""
         vote = _status_vote(self.cluster.workers)
-        if joins_vote(small.payload_bytes, self.cluster.workers, self.main.layout.tuning):
+        if small.payload_bytes <= riding_bytes(self.cluster.workers, self.main.layout.tuning):
             numel = vote.numel + self.main.beside
             return Tail(self._timed(replace(vote, numel=numel)), self.main.waits)
         return Tail(self._timed(vote), self.main.waits, self._timed(small))

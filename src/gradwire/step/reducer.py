@@ -53,8 +53,8 @@ from gradwire.step.event_log import EventLog
 from gradwire.step.fates import NONE_WRITTEN, Steps, Written
 from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit
 from gradwire.step.history import History
-from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, Votes, joins_vote
-from gradwire.step.step import InFlight, LateStep, Outcome, SideBroadcast, Step
+from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
+from gradwire.step.step import InFlight, LateStep, Outcome, ShardedStep, SideBroadcast, Step
 from gradwire.step.worker import Job, Worker
 
 T = TypeVar("T")
@@ -459,16 +459,18 @@ class Reducer(Engine):
         super().restore(saved)
         flat_buffers = self.layout.flat_buffers
         is_late = self.placement.resolves_late and not self.measuring
-        self._step_type = LateStep if is_late else Step
+        self._step_type = LateStep if is_late else ShardedStep if self._is_sharded else Step
         self._decide = self._defer if is_late else self._decide_now
         started = self._when_announced if self.comm.announces else self._in_order
         self._started: Started = partial(self._at_once_if_serial, started) if self.measuring else started
+        self._vote_of = self._vote_with_gradients if self._control is self.comm else self._vote_apart
+        self._post_later = self.placement.post_later or self.placement.post
         self._poisons = self._is_sharded or not self.layout.is_plain
         """Whether means become NaN in a step that does not count. The sum of a plain step spreads NaN by
         itself, as DDP's does; but in one shard only."""
-        self._tells_means = self._is_sharded and not is_late
-        """Whether the vote has to tell if means are finite: ranks with other shards see other means. In late
-        steps they tell each other on the device, at the end."""
+        tells_means = self._step_type is ShardedStep
+        self._riding_bytes = -1.0 if tells_means else riding_bytes(self.comm.world, self.layout.tuning)
+        """The most bytes of small gradients that go out with the status vote."""
         self._marked = [each for each in flat_buffers if each.adds and is_late]
         """Flat buffers of which a device marks idle slots, and whether all is finite."""
         coded = [
@@ -612,7 +614,7 @@ class Reducer(Engine):
             step.note_marks(flat_buffer, self.placement.fetch)
         while step.unannounced:
             self.placement.post(step.unannounced.popleft())
-        if self._tells_means or not joins_vote(step.left_bytes, self.comm.world, self.layout.tuning):
+        if step.left_bytes > self._riding_bytes:
             self._send_small(step, step.tail_regions.keys())
         self._advance(step)
 
@@ -853,16 +855,9 @@ class Reducer(Engine):
         """Worker, 5: send this rank's row, and the small gradients that are left."""
         facts = (*step.told, *self._controller.row(step, self.traffic.row))
         step.require_all_units(self.layout.flat_buffers)
-        sound = step.sound()
-        if self._tells_means:
-            sound = step.small_are_finite() and sound
-        failed, stale = step.error is not None, step.is_stale()
+        sound, failed, stale = step.sound(), step.error is not None, step.is_stale()
         row = RankReport(sound, failed, self.fingerprint, facts, stale, step.computing_s)
-        comm = step.meter(self.comm, step.trace, "tail")
-        regions = step.take_small(self.specs, step.tail_regions.keys())
-        control = self._control
-        over_control = None if control is self.comm else MeteredComm(control, step.trace, "tail")
-        step.tail = tail = StatusVote(regions, row, comm, step.device, over_control, step.told_later())
+        step.tail = tail = self._vote_of(step, row)
         step.small.append(tail)
         step.outcome = Outcome.VOTING
 
@@ -871,8 +866,20 @@ class Reducer(Engine):
                 step.outcome = Outcome.VOTED
             self._advance(step)
 
-        placement = self.placement
-        tail.send(lambda: (placement.post_later or placement.post)(voted))
+        tail.send(partial(self._post_later, voted))
+
+    def _vote_with_gradients(self, step: Step, row: RankReport) -> StatusVote:
+        """Worker: make the vote where all ranks that agree on a step also exchange gradients."""
+        regions = step.take_small(self.specs, step.tail_regions.keys())
+        comm = step.meter(self.comm, step.trace, "tail")
+        return StatusVote(regions, row, comm, step.device, step.told_later())
+
+    def _vote_apart(self, step: Step, row: RankReport) -> StatusVote:
+        """Worker: make the vote where ranks agree over another comm."""
+        regions = step.take_small(self.specs, step.tail_regions.keys())
+        comm = step.meter(self.comm, step.trace, "tail")
+        control = MeteredComm(self._control, step.trace, "tail")
+        return VoteApart(regions, row, comm, step.device, step.told_later(), control=control)
 
     def _finish(self, step: Step) -> None:
         """Worker, 6: read all ranks' rows, and commit the step on all ranks, or on none."""

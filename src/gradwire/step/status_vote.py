@@ -8,6 +8,7 @@ gradients that are there early, or that are too many for an all-reduce of one la
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,18 +25,18 @@ from gradwire.planning.tuning import Tuning
 HEADER = 5
 
 
-def joins_vote(left_bytes: int, world: int, tuning: Tuning) -> bool:
-    """True if small gradients travel with the status vote, and not in an all-reduce of their own.
+def riding_bytes(world: int, tuning: Tuning) -> float:
+    """The most bytes of small gradients that go out with the status vote; more have an all-reduce of their
+    own.
 
     Among more than two ranks the vote uses an algorithm for few bytes (`shortest_sum`), which many bytes
     would slow down.
 
     Args:
-        left_bytes: bytes of the small gradients that are left when all gradients have come.
         world: the number of ranks.
         tuning: has the limit.
     """
-    return left_bytes <= tuning.riding_bytes or shortest_sum(world) == "library"
+    return math.inf if shortest_sum(world) == "library" else tuning.riding_bytes
 
 
 def fingerprint(*parts: object) -> int:
@@ -177,11 +178,9 @@ class SmallReduce:
 class StatusVote(SmallReduce):
     """The all-reduce of the remaining small gradients and the vote's table, with one row per rank.
 
-    One all-reduce carries the table after the gradients. With a `control` comm the table travels by itself
-    over that, in a tensor on the CPU, and has a row for each of its ranks.
-
-    With `finite`, a bool of no dimension that the host does not read, one number more travels after the
-    gradients: the sum is how many ranks had something that was not finite.
+    The table follows the gradients in one buffer. With `finite`, a bool of no dimension that the host does
+    not read, one number more travels between the two: the sum is how many ranks had something that was not
+    finite.
     """
 
     def __init__(
@@ -190,30 +189,63 @@ class StatusVote(SmallReduce):
         row: RankReport,
         comm: MeteredComm,
         device: torch.device,
-        control: MeteredComm | None = None,
         finite: Tensor | None = None,
     ) -> None:
-        said = comm if control is None else control
-        cells, doubts = said.world * row.width, 0 if finite is None else 1
-        super().__init__(regions, comm, device, room=doubts + (cells if control is None else 0))
-        self._control = control
-        if control is None:
-            # All ranks wait for it, whatever the table's size.
-            self.algorithm = shortest_sum(comm.world)
-        self._said: Pending = DONE
+        table = self._lay_out(regions, comm, device, finite, comm.world * row.width)
+        # All ranks wait for it, whatever the table's size.
+        self.algorithm = shortest_sum(comm.world)
+        self._table = table.view(comm.world, -1)
+        row.write(self._table, comm.rank)
+
+    def _lay_out(
+        self,
+        regions: list[Tensor],
+        comm: MeteredComm,
+        device: torch.device,
+        finite: Tensor | None,
+        cells: int,
+    ) -> Tensor:
+        """Make the buffer. Returns the last `cells` numbers of it."""
+        doubts = 0 if finite is None else 1
+        super().__init__(regions, comm, device, room=doubts + cells)
         room = self.buffer[sum(self._sizes) :]
         self._doubts = room[:doubts]
         if finite is not None:
             self._doubts.copy_(~finite)
-        table = room[doubts:] if control is None else torch.empty(cells, device="cpu")
-        self._table = table.view(said.world, -1)
-        row.write(self._table, said.rank)
+        return room[doubts:]
+
+    def votes(self) -> Votes:
+        """Wait for the ranks' rows. Raises `TransportError` when an all-reduce failed."""
+        self.wait()
+        return Votes.read(self._table)
+
+    def finite(self) -> Tensor:
+        """Whether small means are finite, and every rank's gradients, as a 0-dimensional bool."""
+        return super().finite() & (self._doubts == 0.0).all()
+
+
+class VoteApart(StatusVote):
+    """A status vote whose table travels by itself over `control`, in a tensor on the CPU, beside the small
+    gradients. It has a row for each of the ranks of `control`."""
+
+    def __init__(
+        self,
+        regions: list[Tensor],
+        row: RankReport,
+        comm: MeteredComm,
+        device: torch.device,
+        finite: Tensor | None = None,
+        *,
+        control: MeteredComm,
+    ) -> None:
+        self._lay_out(regions, comm, device, finite, 0)
+        self._control = control
+        self._said: Pending = DONE
+        self._table = torch.empty(control.world, row.width, device="cpu")
+        row.write(self._table, control.rank)
 
     def send(self, ended: Callable[[], None] = lambda: None) -> None:
         """Issue the all-reduces, and call `ended` at their end. Raises `TransportError`."""
-        if self._control is None:
-            super().send(ended)
-            return
         way = shortest_sum(self._control.world)
         self._said = said = self._control.all_reduce(self._table.view(-1), way)
         if self.buffer.numel():
@@ -223,11 +255,5 @@ class StatusVote(SmallReduce):
             said.then(ended)
 
     def votes(self) -> Votes:
-        """Wait for the ranks' rows. Raises `TransportError` when an all-reduce failed."""
-        self.wait()
         self._said.wait()
-        return Votes.read(self._table)
-
-    def finite(self) -> Tensor:
-        """True if the small means and every rank's gradients are finite: a bool () on the device."""
-        return super().finite() & (self._doubts == 0.0).all()
+        return super().votes()

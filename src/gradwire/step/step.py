@@ -542,6 +542,14 @@ class Step:
         poison([arrival.buffer for arrival in self.arrivals], ~finite)
 
 
+class ShardedStep(Step):
+    """A step of ranks that hold different shards, and so see different means: a rank's row tells of them."""
+
+    def sound(self) -> bool:
+        """Whether this rank's row calls its gradients and its small means finite."""
+        return self.small_are_finite() and self.is_finite()
+
+
 class LateStep(Step):
     """A step that is resolved only when the next one begins: the host reads nothing that a device computes.
 
