@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -142,6 +143,19 @@ class Unit:
         return f"lane {self.flat_buffer} unit {self.index}"
 
 
+class Scaled(NamedTuple):
+    """The way of the loss scale of a step through a flat buffer: its exchange gets it with the gradients, or
+    compensation divides it out, and landing multiplies means by it again."""
+
+    kept: float
+    """The factor in the gradients that the exchange gets."""
+    divided_out: float
+    """The factor that is not in them; 1 where the exchange gets all of it."""
+
+
+UNSCALED = Scaled(1.0, 1.0)
+
+
 class FlatBuffer:
     """Slots that share an exchange, and the planes of its memory, by name.
 
@@ -221,9 +235,9 @@ class FlatBuffer:
         """
         return self.slots[0].spec.narrow_for(self.memory)
 
-    def scale_of(self, loss_scale: float) -> float:
-        """Factor that its gradients carry when its exchange gets them: the loss scale, or 1."""
-        return loss_scale if self.memory.as_arrived else 1.0
+    def scaled(self, loss_scale: float) -> Scaled:
+        """The way of a loss scale through it."""
+        return Scaled(loss_scale, 1.0) if self.memory.as_arrived else Scaled(1.0, loss_scale)
 
     def fold(self, grads: Gradients, step: int, world: int) -> Folded:
         """Write memory plus gradients to the working planes; each piece begins where a slot does."""

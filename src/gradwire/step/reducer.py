@@ -51,7 +51,7 @@ from gradwire.step.engine import Engine, Snapshot
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.event_log import EventLog
 from gradwire.step.fates import NONE_WRITTEN, Steps, Written
-from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit
+from gradwire.step.flat_buffers import UNSCALED, FlatBuffer, ParameterSpec, Unit
 from gradwire.step.history import History
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
 from gradwire.step.step import InFlight, LateStep, Outcome, ShardedStep, SideBroadcast, Step
@@ -479,6 +479,7 @@ class Reducer(Engine):
         ]
         self._coded = {number: each for number, each in coded if each is not None}
         """Flat buffers whose gradients are encoded as they come, by number."""
+        self._unscaled = [UNSCALED] * len(flat_buffers)
         self._begins = tuple(self._features())
         self._after_buckets = [self._send_early] if self.layout.early else []
         """Features that a step calls with the names in each bucket that it has taken."""
@@ -520,6 +521,7 @@ class Reducer(Engine):
             rank=self.rank,
             is_timed=self.times(self.step),
         )
+        step.scaled = self._unscaled
         for observer in self.env.observers:
             observer.before(step, self.env)
         for begin in self._begins:
@@ -534,7 +536,8 @@ class Reducer(Engine):
 
     def _ask_loss_scale(self, loss_scale: Callable[[], float], step: Step) -> None:
         """Worker: get the loss scale that the gradients carry."""
-        step.loss_scale = loss_scale()
+        carried = loss_scale()
+        step.scaled = [flat_buffer.scaled(carried) for flat_buffer in self.layout.flat_buffers]
 
     def _begin_serially(self, step: Step) -> None:
         """Worker: begin a serial step, if it is one: each of its collectives is timed alone, by a clock that
@@ -659,7 +662,7 @@ class Reducer(Engine):
     def _compensate(self, step: Step, bucket: Arrival, share: BufferShare) -> None:
         """Worker, 1: add the gradients of a bucket to the unsent gradient of a flat buffer."""
         flat_buffer, seen = share.flat_buffer, None
-        scale = flat_buffer.scale_of(step.loss_scale) / step.loss_scale
+        scale = 1.0 / step.scaled[flat_buffer.number].divided_out
         grads = Gradients(bucket.buffer, share.pieces, scale, flat_buffer.kernels)
         try:
             with step.trace.compressing("encode", share.label):
@@ -686,8 +689,8 @@ class Reducer(Engine):
         flat_buffer = self.layout.flat_buffers[unit.flat_buffer]
         plan = flat_buffer.plans[unit.index]
         x, route = flat_buffer.x[unit.start : unit.stop], self.layout.route(unit, step.taken)
-        scale, coded = flat_buffer.scale_of(step.loss_scale), step.coded.get(unit.flat_buffer)
-        factor = step.loss_scale / scale
+        scale, factor = step.scaled[unit.flat_buffer]
+        coded = step.coded.get(unit.flat_buffer)
         where = (unit.index, self.comm.rank, self.comm.world, self.env.seed, unit.flat_buffer, unit.parts)
         ctx = ExchangeContext(
             step.number,

@@ -30,7 +30,7 @@ from gradwire.planning.facts import Times
 from gradwire.step.ahead import CodedBuffer
 from gradwire.step.arrival import Arrival, BufferShare, InTurn, Route
 from gradwire.step.context import ExchangeContext, refuse
-from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Slot, Unit
+from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Scaled, Slot, Unit
 from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.status_vote import SmallReduce, StatusVote, Votes
 
@@ -135,8 +135,6 @@ class Step:
     number: int
     recipe: str
     """The text of the composition that runs in it."""
-    loss_scale: float = 1.0
-    """The loss scale that its gradients carry."""
     started_s: float = 0.0
     """When its backward pass began."""
     before_s: float = 0.0
@@ -152,7 +150,9 @@ class Step:
     turns: deque[Arrival] = field(default_factory=deque)
     """Buckets in turn by index, for the reducer to take."""
     taken: dict[int, Arrival] = field(default_factory=dict)
-    """Buckets that have been taken, by index; means are written to them."""
+    """Buckets that have been taken, by index. Means land in them."""
+    scaled: Sequence[Scaled] = ()
+    """The way of the loss scale through each flat buffer."""
     names: set[str] = field(default_factory=set)
     """Parameters in taken buckets, where small gradients may go early (`Layout.early`)."""
     missing: dict[tuple[int, int], int] = field(default_factory=dict)

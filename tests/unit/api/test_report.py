@@ -42,7 +42,7 @@ def _on_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _step(plan: str = "dense", committed: bool = True, metered_bytes: float = 8.0) -> Step:
-    step = Step(0, plan, 1.0, 10.0)
+    step = Step(0, plan, 10.0)
     step.outcome = Outcome.COMMITTED if committed else Outcome.NOT_FINITE
     step.metered_bytes = step.predicted_bytes = metered_bytes
     step.last_arrival_s = 10.5
