@@ -293,6 +293,26 @@ class ExchangeContext:
         object.__setattr__(self, "constants", constants)
         return self
 
+    def at(
+        self,
+        step: int,
+        *,
+        scale: float = 1.0,
+        unsent: Tensor | None = None,
+        see: See = refuse,
+        coded: Coded | None = None,
+    ) -> ExchangeContext:
+        """The same unit's context in a step: all that differs from step to step, in fields of these names.
+
+        >>> there = ExchangeContext(step=0, unit=3, rank=0, world=2).at(7, scale=2.0)
+        >>> there.step, there.unit, there.scale
+        (7, 3, 2.0)
+        """
+        # `dataclasses.replace` sets each field anew, for every unit in every step.
+        there = object.__new__(ExchangeContext)
+        there.__dict__.update(self.__dict__, step=step, scale=scale, unsent=unsent, see=see, coded=coded)
+        return there
+
     def once(self, make: Callable[..., T], *of: Hashable) -> T:
         """Compute `make(self, *of)` once for this unit, and keep it while the recipe runs.
 

@@ -239,6 +239,11 @@ class FlatBuffer:
         """The way of a loss scale through it."""
         return Scaled(loss_scale, 1.0) if self.memory.as_arrived else Scaled(1.0, loss_scale)
 
+    def unsent_of(self, unit: Unit) -> Tensor | None:
+        """The unsent part of a unit (unit.numel,), read only; `None` where the memory keeps none."""
+        unsent = self.committed.get(UNSENT)
+        return None if unsent is None else unsent[unit.start : unit.stop]
+
     def fold(self, grads: Gradients, step: int, world: int) -> Folded:
         """Write memory plus gradients to the working planes; each piece begins where a slot does."""
         return self.memory.fold(self.working, self.committed, grads, step, world)

@@ -42,7 +42,7 @@ from gradwire.errors import DAMAGED, GradwireError, RanksDisagree, TransportErro
 from gradwire.measure.clock import clock_of, now_s
 from gradwire.measure.link import votes_alone
 from gradwire.measure.metered import MeteredComm
-from gradwire.memory import UNSENT, Gradients
+from gradwire.memory import Gradients
 from gradwire.placement import HostDevice, Placement
 from gradwire.recipes import Recipe
 from gradwire.step.arrival import Arrival, BufferShare, DirectShare
@@ -479,10 +479,32 @@ class Reducer(Engine):
         ]
         self._coded = {number: each for number, each in coded if each is not None}
         """Flat buffers whose gradients are encoded as they come, by number."""
+        self._contexts = [self._contexts_in(flat_buffer) for flat_buffer in flat_buffers]
+        """Contexts of units, by flat buffer and unit, with all that is the same in each step."""
         self._unscaled = [UNSCALED] * len(flat_buffers)
         self._begins = tuple(self._features())
         self._after_buckets = [self._send_early] if self.layout.early else []
         """Features that a step calls with the names in each bucket that it has taken."""
+
+    def _contexts_in(self, flat_buffer: FlatBuffer) -> list[ExchangeContext]:
+        """The contexts of a flat buffer's units, for `ExchangeContext.at`."""
+        return [
+            ExchangeContext(
+                step=0,
+                unit=unit.index,
+                rank=self.comm.rank,
+                world=self.comm.world,
+                seed=self.env.seed,
+                flat_buffer=unit.flat_buffer,
+                parts=unit.parts,
+                narrow=flat_buffer.narrow,
+                kept=flat_buffer.kept,
+                replicas=self.env.replicas,
+                granularity=self._granularity,
+                kernels=plan.kernels,
+            ).with_constants(plan.constants)
+            for unit, plan in zip(flat_buffer.units, flat_buffer.plans, strict=True)
+        ]
 
     def _features(self) -> Iterator[Callable[[Step], None]]:
         """Yield the features of the installed recipe, each of which a step calls when it begins."""
@@ -691,22 +713,13 @@ class Reducer(Engine):
         x, route = flat_buffer.x[unit.start : unit.stop], self.layout.route(unit, step.taken)
         scale, factor = step.scaled[unit.flat_buffer]
         coded = step.coded.get(unit.flat_buffer)
-        where = (unit.index, self.comm.rank, self.comm.world, self.env.seed, unit.flat_buffer, unit.parts)
-        ctx = ExchangeContext(
+        ctx = self._contexts[unit.flat_buffer][unit.index].at(
             step.number,
-            *where,
-            scale,
-            flat_buffer.narrow,
-            unsent=flat_buffer.committed[UNSENT][unit.start : unit.stop]
-            if UNSENT in flat_buffer.committed
-            else None,
-            kept=flat_buffer.kept,
-            replicas=self.env.replicas,
+            scale=scale,
+            unsent=flat_buffer.unsent_of(unit),
             see=step.note_valid,
-            granularity=self._granularity,
             coded=None if coded is None else coded.unit(unit, step.places(route), factor),
-            kernels=plan.kernels,
-        ).with_constants(plan.constants)
+        )
         if step.unit_observers:
             self._show(step, flat_buffer, unit, x, ctx)
         agreed = plan.collectives(ctx, checked=self.comm.verifies)
@@ -749,9 +762,15 @@ class Reducer(Engine):
             step.tail_regions.update(zip(share.names, region.split_with_sizes(share.sizes), strict=True))
             return
         plan = share.plan(bucket.buffer)
-        where = (len(step.direct), self.comm.rank, self.comm.world, self.env.seed, -1)
         ctx = ExchangeContext(
-            step.number, *where, granularity=self._granularity, kernels=plan.kernels
+            step=step.number,
+            unit=len(step.direct),
+            rank=self.comm.rank,
+            world=self.comm.world,
+            seed=self.env.seed,
+            flat_buffer=-1,
+            granularity=self._granularity,
+            kernels=plan.kernels,
         ).with_constants(plan.constants)
         step.direct.append(region.numel())
         comm = step.meter(self.comm, step.trace, plan.label)
