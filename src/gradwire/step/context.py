@@ -6,7 +6,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -266,6 +266,7 @@ class ExchangeContext:
     rank: int
     world: int
     seed: int = 0
+    _: KW_ONLY
     flat_buffer: int = 0
     parts: tuple[Part, ...] = ()
     scale: float = 1.0
