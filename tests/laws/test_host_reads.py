@@ -102,7 +102,7 @@ def waits(row: Row) -> bool:
 def test_places_that_cannot_be_are_told_without_a_read(count: int, numel: int) -> None:
     layout, values = SparseLayout(count, numel, F32), torch.ones(numel)
     payload = layout.take(values, torch.arange(count) * (numel // count))
-    payload[: 4 * layout.buffer.words] ^= 0x5A
+    payload[: 4 * layout.shape.words] ^= 0x5A
     out, told = torch.zeros(numel), []
     with Elsewhere() as elsewhere:
         layout.add(There(payload), There(out), 1.0, lambda sound, text: told.append((sound, text)))

@@ -29,45 +29,10 @@ from gradwire.codec.indices import (
 )
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.kernels.chosen import add_chosen, average_chosen, saturating_cast, take_chosen
-from gradwire.kernels.dispatch import LOOKING, Kernels
-from gradwire.kernels.payload import Shape
+from gradwire.kernels.payload import Shape, padded
 from gradwire.kernels.places import add_at, take
 from gradwire.laws import Laws, joint_phase, phase_of
 from gradwire.step.context import ExchangeContext, See, refuse
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Layout of a byte buffer: `words` int32 words, padded to 8 bytes, then `count` values of `dtype`, padded
-    to 4.
-
-    The padding aligns the values, and the words of every row if several buffers are the rows of one.
-
-    >>> Buffer(words=3, count=3, dtype=torch.float16).bytes
-    24
-    """
-
-    words: int
-    count: int
-    dtype: torch.dtype
-
-    @cached_property
-    def bytes(self) -> int:
-        """Size in bytes, a multiple of 4."""
-        return self.start + _padded(self.count * self.dtype.itemsize, 4)
-
-    @cached_property
-    def start(self) -> int:
-        """Byte at which the values begin."""
-        return _padded(4 * self.words, 8)
-
-    def parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """Views of the words (words,) int32 and the values (count,) of a payload (bytes,) uint8.
-
-        An empty payload must own its memory: a row of an empty buffer has an offset that no view allows.
-        """
-        stop = self.start + self.count * self.dtype.itemsize
-        return payload[: 4 * self.words].view(torch.int32), payload[self.start : stop].view(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -85,20 +50,15 @@ class SparseLayout:
     dtype: torch.dtype
 
     @cached_property
-    def buffer(self) -> Buffer:
-        """Layout of words and values in the buffer."""
-        return Buffer(index_words(self.count, self.numel), self.count, self.dtype)
-
-    @cached_property
     def shape(self) -> Shape:
-        """The layout as kernels know it."""
+        """The places of words and values, as kernels know them."""
         form, planes = index_form(self.count, self.numel), elias_fano_planes(self.count, self.numel)
-        return Shape(form, planes, self.buffer.words, self.buffer.start, self.buffer.bytes, self.dtype)
+        return Shape(index_words(self.count, self.numel), self.count, self.dtype, form, planes)
 
     def write(self, indices: Tensor, values: Tensor) -> Tensor:
-        """Make a payload (bytes,) uint8 of ascending `indices` (count,) and their `values` (count,)."""
-        payload = torch.zeros(self.buffer.bytes, dtype=torch.uint8, device=values.device)
-        words, room = self.buffer.parts(payload)
+        """A new payload (bytes,) uint8 of ascending `indices` (count,) and their `values` (count,)."""
+        payload = torch.zeros(self.shape.bytes, dtype=torch.uint8, device=values.device)
+        words, room = self.shape.parts(payload)
         words.copy_(pack_indices(indices, self.numel))
         room.copy_(values)
         return payload
@@ -118,7 +78,7 @@ class SparseLayout:
         """
         sound = kernels[add_chosen](payload, self.shape, out, weight)
         if sound is not True:
-            see_choice(sound, self.buffer.parts(payload)[0], self.count, self.numel, see)
+            see_choice(sound, self.shape.parts(payload)[0], self.count, self.numel, see)
 
     def read(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Indices (count,) and values (count,) of a payload. Indices are int32, or int64 beyond 2^31
@@ -126,7 +86,7 @@ class SparseLayout:
 
         Raises `WireError`, as `unpack_indices` does.
         """
-        words, values = self.buffer.parts(payload)
+        words, values = self.shape.parts(payload)
         return unpack_indices(words, self.count, self.numel), values
 
 
@@ -134,10 +94,6 @@ class SparseLayout:
 def sparse_layout(count: int, numel: int, dtype: torch.dtype) -> SparseLayout:
     """The `SparseLayout` of these arguments, cached: for small units it takes longer to make than to use."""
     return SparseLayout(count, numel, dtype)
-
-
-def _padded(size: int, grain: int) -> int:
-    return -(-size // grain) * grain
 
 
 @dataclass(frozen=True)
@@ -205,7 +161,7 @@ class Sparse:
         return phase_of(self.selector, ctx)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        return self._layout(numel, dtype, ctx).buffer.bytes, torch.uint8
+        return self._layout(numel, dtype, ctx).shape.bytes, torch.uint8
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         indices, layout = self.selector.select(x, ctx), self._layout(x.numel(), x.dtype, ctx)
@@ -305,7 +261,7 @@ class SparseCoded:
 
 
 def _start(count: int, numel: int) -> int:
-    return _padded(4 * index_words(count, numel), 8)
+    return padded(4 * index_words(count, numel), 8)
 
 
 def _alone(ctx: ExchangeContext) -> ExchangeContext:

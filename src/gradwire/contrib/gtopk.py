@@ -85,7 +85,7 @@ class GTopK:
         count = count_kept(self.ratio, numel)
         if count == 0:
             return ()
-        size = SparseLayout(count, numel, dtype).buffer.bytes
+        size = SparseLayout(count, numel, dtype).shape.bytes
         tree = (Round("shift", size, torch.uint8, -by) for by in _strides(ctx.world))
         return (*tree, spread_round(count, numel), Round("all_reduce", count, dtype))
 

@@ -29,12 +29,11 @@ from torch import Tensor
 
 from gradwire.codec.select.base import Selector
 from gradwire.codec.select.topk import top_k
-from gradwire.codec.sparse import Buffer
 from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import remember
-from gradwire.kernels.dispatch import Kernels
+from gradwire.kernels.payload import Buffer
 from gradwire.kernels.places import put
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws, phase_of

@@ -55,7 +55,7 @@ class Agreed:
         mean.zero_()
         pending: Pending = DONE
         layout = SparseLayout(count, x.numel(), wire_type(self.dtype, x.dtype, ctx))
-        payloads = _room(comm.world, layout.buffer.bytes, x)
+        payloads = _room(comm.world, layout.shape.bytes, x)
         if count > 0:
             pending = comm.all_gather(payloads, _take(x, chosen, layout, ctx, failures))
 
@@ -81,7 +81,7 @@ class Agreed:
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         """An all-gather of counts, and one of payloads, which is announced at its largest size."""
         layout = SparseLayout(self.selector.count(numel, ctx), numel, wire_type(self.dtype, dtype, ctx))
-        payload = Round("all_gather", layout.buffer.bytes, torch.uint8, at_most=True)
+        payload = Round("all_gather", layout.shape.bytes, torch.uint8, at_most=True)
         return Round("all_gather", 1, torch.int64), payload
 
 
@@ -105,7 +105,7 @@ def _take(
         payload = layout.take(x, indices, ctx.kernels)
     except BaseException as error:
         failures.append(error)
-        return torch.zeros(layout.buffer.bytes, dtype=torch.uint8, device=x.device)
+        return torch.zeros(layout.shape.bytes, dtype=torch.uint8, device=x.device)
     return payload
 
 

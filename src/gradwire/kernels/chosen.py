@@ -59,7 +59,7 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     indices are out of order or range.
 
     >>> planes = Planes(count=1, numel=3, low_bits=0)
-    >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
+    >>> shape = Shape(words=1, count=1, dtype=torch.float16, form="list", planes=planes)
     >>> x = torch.tensor([1.0, 2.0, 3.0])
     >>> payload = take_chosen(x, torch.tensor([1]), shape)
     >>> payload.tolist(), x
@@ -81,7 +81,7 @@ def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) 
     Returns False, and adds nothing, if the payload's words are no `count` ascending places below n.
 
     >>> planes = Planes(count=1, numel=3, low_bits=0)
-    >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
+    >>> shape = Shape(words=1, count=1, dtype=torch.float16, form="list", planes=planes)
     >>> payload, out = take_chosen(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1]), shape), torch.ones(3)
     >>> add_chosen(payload, shape, out, 0.5), out
     (True, tensor([1., 2., 1.]))
@@ -110,7 +110,7 @@ def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -
     `True`.
 
     >>> planes = Planes(count=1, numel=3, low_bits=0)
-    >>> shape = Shape("list", planes, words=1, start=8, bytes=12, dtype=torch.float16)
+    >>> shape = Shape(words=1, count=1, dtype=torch.float16, form="list", planes=planes)
     >>> payload, out = take_chosen(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1]), shape), torch.ones(3)
     >>> average_chosen(torch.stack([payload, payload]), shape, out, 0.5), out
     (True, tensor([0., 2., 0.]))

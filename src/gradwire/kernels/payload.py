@@ -158,29 +158,50 @@ _FORMS: dict[Form, int] = {"list": 0, "bitmap": 1, "coded": 2}
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Layout of a payload: `words` int32 words of places in a `form`, then values of `dtype` from byte
-    `start` on.
+def padded(size: int, grain: int) -> int:
+    """The next multiple of `grain` from `size` on."""
+    return -(-size // grain) * grain
 
-    The payload has `bytes` bytes. Places and values begin at whole words. `planes` is the layout of coded
-    places.
+
+@dataclass(frozen=True)
+class Buffer:
+    """`words` int32 words, padded to a multiple of 8 bytes, then `count` values of `dtype`, padded to 4.
+
+    The padding aligns the values, and the words of every row where several buffers are the rows of one.
+
+    >>> Buffer(words=3, count=3, dtype=torch.float16).bytes
+    24
     """
 
-    form: Form
-    planes: Planes
     words: int
-    start: int
-    bytes: int
+    count: int
     dtype: torch.dtype
+
+    @cached_property
+    def bytes(self) -> int:
+        """Size, a multiple of 4."""
+        return self.start + padded(self.count * self.dtype.itemsize, 4)
+
+    @cached_property
+    def start(self) -> int:
+        """The byte where values begin."""
+        return padded(4 * self.words, 8)
 
     def parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Views of the words (words,) int32 and the values (count,) of a payload (bytes,) uint8.
 
         An empty payload must own its memory: a row of an empty buffer has an offset that no view allows.
         """
-        stop = self.start + self.planes.count * self.dtype.itemsize
+        stop = self.start + self.count * self.dtype.itemsize
         return payload[: 4 * self.words].view(torch.int32), payload[self.start : stop].view(self.dtype)
+
+
+@dataclass(frozen=True)
+class Shape(Buffer):
+    """A buffer whose words are the places of its values, in a `form`. The coded form has `planes`."""
+
+    form: Form
+    planes: Planes
 
     @cached_property
     def is_narrow(self) -> bool:

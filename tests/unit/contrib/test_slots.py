@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.codec.sparse import Buffer, SparseLayout
+from gradwire.codec.sparse import SparseLayout
 from gradwire.contrib.oktopk import Slots
 from gradwire.errors import WireError
+from gradwire.kernels.payload import Buffer
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -49,7 +50,7 @@ def test_chosen_elements_come_back(dtype: torch.dtype, count: int, numel: int) -
     places = torch.randperm(numel, generator=torch.Generator().manual_seed(count))[:count].sort().values
     values = (torch.arange(count) % 100).to(dtype)
     payload = chosen.write(places, values)
-    assert payload.shape == (chosen.buffer.bytes,)
+    assert payload.shape == (chosen.shape.bytes,)
     found, told = chosen.read(payload)
     assert torch.equal(found.long(), places)
     assert torch.equal(told, values)

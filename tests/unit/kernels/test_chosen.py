@@ -118,7 +118,7 @@ def test_damaged_words_are_refused_or_stay_within_bounds_and_zeros_add_nothing(
     refused = 0
     for _ in range(200):
         damaged, out = payload.clone(), torch.zeros(numel)
-        at = int(torch.randint(4 * layout.buffer.words, (1,), generator=generator))
+        at = int(torch.randint(4 * layout.shape.words, (1,), generator=generator))
         damaged[at] ^= int(torch.randint(1, 256, (1,), generator=generator))
         slow = torch.zeros(numel)
         sound = add_chosen.plain(damaged, layout.shape, slow)
