@@ -175,11 +175,11 @@ def test_open_parameters_cost_a_copy_of_their_own_planes_alone() -> None:
         rig.step(gradients(comm.rank, 0))
         flat_buffer = rig.engine.layout.flat_buffers[0]
         rig.engine.catch_up(Fates())
-        assert not flat_buffer.held, "where one exchange makes a step, the old plane is still there"
+        assert not flat_buffer.open_names, "where one exchange makes a step, the old plane is still there"
         rig.step(gradients(comm.rank, 1))
         rig.engine.catch_up(Fates(open=frozenset(["middle.weight"])))
-        return len(flat_buffer.held), sum(
-            flat_buffer.final(*_slot(rig, each)).numel() for each in flat_buffer.held
+        return len(flat_buffer.open_names), sum(
+            flat_buffer.final(*_slot(rig, each)).numel() for each in flat_buffer.open_names
         )
 
     assert run_ranks(2, rank) == [(1, 53 * 41)] * 2

@@ -315,7 +315,7 @@ class FlatBuffer:
         self.kept.settle(fates)
 
     @property
-    def held(self) -> Set[str]:
+    def open_names(self) -> Set[str]:
         """The open parameters: no optimizer has used their gradients of earlier exchanges yet."""
         return self._way_back.held.keys()
 
@@ -324,7 +324,7 @@ class FlatBuffer:
         held = self._way_back.held.get(slot.spec.name, {})
         return held[plane] if plane in held else self.committed[plane][slot.start : slot.stop]
 
-    def hold(self, slot: Slot, planes: Mapping[str, Tensor]) -> None:
+    def keep_open(self, slot: Slot, planes: Mapping[str, Tensor]) -> None:
         """Note that a slot is open, and its `planes` before that."""
         self._way_back.held[slot.spec.name] = dict(planes)
 

@@ -213,20 +213,20 @@ class Layout:
             if name in self.slots:
                 here, place = self.slots[name]
                 here.kept.adopt(name, flat_buffer.kept, here.x.device)
-                if name in flat_buffer.held:
-                    here.hold(place, self._held_from(flat_buffer, slot))
+                if name in flat_buffer.open_names:
+                    here.keep_open(place, self._before_open(flat_buffer, slot))
 
-    def _held_from(self, flat_buffer: FlatBuffer, slot: Slot) -> dict[str, Tensor]:
+    def _before_open(self, flat_buffer: FlatBuffer, slot: Slot) -> dict[str, Tensor]:
         """The planes that an open slot of another layout's `flat_buffer` had before, converted for this
         layout."""
         name = slot.spec.name
         here = self.slots[name][0]
-        held = {plane: self.memory(name, plane).clone() for plane in self.planes_of(name)}
-        for plane in held.keys() & set(flat_buffer.memory.planes):
-            held[plane].copy_(flat_buffer.final(slot, plane))
-        if UNSENT in held and UNSENT in flat_buffer.memory.planes:
-            held[UNSENT].mul_(flat_buffer.memory.weight / here.memory.weight)
-        return held
+        before = {plane: self.memory(name, plane).clone() for plane in self.planes_of(name)}
+        for plane in before.keys() & set(flat_buffer.memory.planes):
+            before[plane].copy_(flat_buffer.final(slot, plane))
+        if UNSENT in before and UNSENT in flat_buffer.memory.planes:
+            before[UNSENT].mul_(flat_buffer.memory.weight / here.memory.weight)
+        return before
 
     def final(self, name: str, plane: str = UNSENT) -> Tensor:
         """A committed plane of a parameter without open exchanges, flat; a view."""

@@ -71,13 +71,13 @@ class DeviceBackward(Backward):
         transferred = self._placement.transfer.start(bucket.index, bucket.buffer)
         self._transferred.append(transferred)
         self._waits.append((transferred.ready, partial(self._take, bucket, transferred)))
-        if not self._holds:
-            self._post_held()
+        if not self._posts_at_end:
+            self._post_waiting()
 
-    def _hold(self, job: Job) -> None:
+    def _line_up(self, job: Job) -> None:
         self._waits.append((_at_once, lambda _: job()))
 
-    def _post_held(self) -> None:
+    def _post_waiting(self) -> None:
         """Post each job once its wait is over. The worker goes on meanwhile."""
         waits, self._waits = self._waits, []
         post, post_after = self._placement.post, self._placement.post_after

@@ -147,10 +147,10 @@ class Backward:
         self.listeners: list[Callable[[], None]] = []
         """Called at the end of each backward pass that raises nothing, on its thread."""
         self._source, self._worker, self._stage = source, worker, stage or engine
-        self._held: list[Job] = []
+        self._waiting: list[Job] = []
         """Jobs for the worker that are still to be posted."""
-        self._holds = False
-        """True if jobs of this pass are held until all gradients have come."""
+        self._posts_at_end = False
+        """Whether jobs of this pass are posted only when all gradients are there."""
         self._ended = threading.Event()
         self._ended.set()
         self._all_given = self._is_complete = True
@@ -199,8 +199,8 @@ class Backward:
         self._all_given = self._is_complete = False
         self._placement = self.placement
         # In a serial step communication would slow the computation that shares its cores.
-        self._holds = self.engine.is_serial or not self.overlap
-        self._hold(partial(self._stage.begin_step, now_s()))
+        self._posts_at_end = self.engine.is_serial or not self.overlap
+        self._line_up(partial(self._stage.begin_step, now_s()))
 
     def _settle_before(self) -> None:
         """Training thread: commit or undo the exchange before, and install the recipe that follows."""
@@ -219,18 +219,18 @@ class Backward:
 
     def submit(self, bucket: Arrival) -> None:
         """Training thread: hand a gradient bucket to the worker, who owns it until the step has ended."""
-        self._hold(partial(self._stage.bucket_ready, bucket))
-        if not self._holds:
-            self._post_held()
+        self._line_up(partial(self._stage.bucket_ready, bucket))
+        if not self._posts_at_end:
+            self._post_waiting()
 
-    def _hold(self, job: Job) -> None:
-        """Training thread: hold a job for the worker, after those that are held already."""
-        self._held.append(job)
+    def _line_up(self, job: Job) -> None:
+        """Training thread: keep a job for the worker until it is posted, after those that wait already."""
+        self._waiting.append(job)
 
-    def _post_held(self) -> None:
-        """Training thread: post all that is held."""
-        held, self._held = self._held, []
-        for job in held:
+    def _post_waiting(self) -> None:
+        """Training thread: post all jobs that wait."""
+        jobs, self._waiting = self._waiting, []
+        for job in jobs:
             self._placement.post(job)
 
     def close(self) -> None:
@@ -248,8 +248,8 @@ class Backward:
 
     def all_brought(self) -> None:
         """Training thread: end the intake outside a backward pass; `finish` waits for the step."""
-        self._hold(self._stage.all_ready)
-        self._post_held()
+        self._line_up(self._stage.all_ready)
+        self._post_waiting()
         self._all_given = True
 
     def _wait(self) -> None:
@@ -552,7 +552,9 @@ class Reducer(Engine):
     def _refuse_momentum_twice(self, step: Step) -> None:
         """Worker: fail the step if a momentum already has gradients in it that no optimizer has used yet."""
         if any(
-            flat_buffer.held for flat_buffer in self.layout.flat_buffers if flat_buffer.memory.covers_momentum
+            flat_buffer.open_names
+            for flat_buffer in self.layout.flat_buffers
+            if flat_buffer.memory.covers_momentum
         ):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin")
 
