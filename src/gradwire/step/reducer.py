@@ -596,7 +596,7 @@ class Reducer(Engine):
         carried = buffers()
         if carried is not None:
             step.carried.append(carried)
-            self.issue(carried.send, metered(step))
+            self.unless_broken(carried.send, metered(step))
             if carried.failure is not None:
                 step.fail(carried.failure, "pack of buffers")
 
@@ -666,7 +666,7 @@ class Reducer(Engine):
             for taken in self._after_buckets:
                 taken(step, plan.names)
         while step.received:
-            self.issue(self._decode, step, step.received.popleft())  # 4. mean of the payloads
+            self.unless_broken(self._decode, step, step.received.popleft())  # 4. mean of the payloads
         if step.is_over or not step.all_arrived:
             return
         try:
@@ -734,7 +734,9 @@ class Reducer(Engine):
         land = None if lands_itself else partial(step.land, route, factor=factor)
         back = route if self._copies_back else ()
         may_overflow = plan.may_overflow
-        self.issue(self._start, step, InFlight(plan, agreed, x, place, ctx, comm, may_overflow, land, back))
+        self.unless_broken(
+            self._start, step, InFlight(plan, agreed, x, place, ctx, comm, may_overflow, land, back)
+        )
 
     def _show(self, step: Step, flat_buffer: FlatBuffer, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         """Worker: show a unit to the observers of this step. An error of theirs fails the step.
@@ -779,16 +781,16 @@ class Reducer(Engine):
         agreed = plan.collectives(ctx, checked=self.comm.verifies)
         back = ((bucket.index, share.region.start, region.numel()),) if self._copies_back else ()
         exchange = InFlight(plan, agreed, region, region, ctx, comm, checks_mean=True, back=back)
-        self.issue(self._start, step, exchange)
+        self.unless_broken(self._start, step, exchange)
 
-    def issue(self, send: Callable[..., None], *arguments: Any) -> None:
-        """Worker: call `send`, which issues collectives or waits for one, unless the transport is broken.
+    def unless_broken(self, do: Callable[..., None], *arguments: Any) -> None:
+        """Worker: call `do`, which issues collectives or waits for one, unless the transport is broken.
 
         If it breaks now, that is noted in `broken`.
         """
         if self.broken is None:
             try:
-                send(*arguments)
+                do(*arguments)
             except TransportError as error:
                 self.broken = error
 
@@ -873,7 +875,7 @@ class Reducer(Engine):
         if regions := step.take_small(self.specs, names):
             comm, latency = step.meter(self.comm, step.trace, "small"), self.layout.tuning.latency
             step.small.append(small := SmallReduce(regions, comm, step.device, latency=latency))
-            self.issue(small.send)
+            self.unless_broken(small.send)
 
     def _vote(self, step: Step) -> None:
         """Worker, 5: send this rank's row, and the small gradients that are left."""

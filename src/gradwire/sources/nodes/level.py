@@ -155,7 +155,7 @@ class NodeReducer:
         now.in_turn.add(arrival)
         for following in now.in_turn.next_turns():
             now.outstanding += 1
-            self.engine.issue(self._scatter, now, following)
+            self.engine.unless_broken(self._scatter, now, following)
 
     def all_ready(self) -> None:
         """Note that all buffers of the step have come."""
