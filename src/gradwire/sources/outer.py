@@ -541,7 +541,7 @@ class LocalSteps(Source):
         self._lands_at, lands = None, False
         try:
             if self._resumed is None:
-                self._backward.finish()
+                self._backward.wait_resolved()
                 self._loaded = {}  # all ranks have told
             lands = self._has_means
         finally:

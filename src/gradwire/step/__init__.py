@@ -54,7 +54,6 @@ Words for the outcome of a step:
   when the training thread has what the step has brought.
 - A unit *rests* in a step in which its exchange sends nothing. A slot is *idle* in a step in which its
   gradient is zero throughout: its memory stays as it is.
-- Two verbs have several objects. An exchange's `finish` decodes its mean (line 4), `Reducer._finish` is line
-  6, and `Backward.finish` waits for a step outside a backward pass. `Backward.close` ends the intake of
-  gradients, and `Reducer._close` the step.
+- `finish` has two objects: an exchange's `finish` decodes its mean (line 4), and `Reducer._finish` is line 6.
+  `Backward.close` ends the intake of gradients.
 """

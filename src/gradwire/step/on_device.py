@@ -122,8 +122,8 @@ class DeviceBackward(Backward):
         self._placement.transfer.join()
         super()._complete()
 
-    def _conclude(self, step: Step) -> None:
-        super()._conclude(step)
+    def _step_ended(self, step: Step) -> None:
+        super()._step_ended(step)
         for transferred in self._transferred:
             transferred.copy_back()
 

@@ -247,7 +247,7 @@ class Backward:
         """Training thread: go on. Nothing waits for the step here, so its error waits for the next `open`."""
 
     def all_brought(self) -> None:
-        """Training thread: end the intake outside a backward pass; `finish` waits for the step."""
+        """Training thread: end the intake outside a backward pass; `wait_resolved` waits for the step."""
         self._line_up(self._stage.all_ready)
         self._post_waiting()
         self._all_given = True
@@ -260,7 +260,7 @@ class Backward:
         last = self._tell if self._error is None else self._raise_pending
         Variable._execution_engine.queue_callback(last)
 
-    def finish(self) -> None:
+    def wait_resolved(self) -> None:
         """Training thread: wait outside a backward pass until the step is resolved. Raises its error."""
         self._wait_and_complete()
         self._raise_pending()
@@ -309,14 +309,14 @@ class Backward:
         if step.has_failed_unheard:
             self._unheard = _AFTER_A_FAILURE
         try:
-            self._conclude(step)
+            self._step_ended(step)
         except BaseException as error:  # of the device, for instance: this rank cannot go on
             self._error = self._error or error
             raise
         finally:
             self._release()
 
-    def _conclude(self, step: Step) -> None:
+    def _step_ended(self, step: Step) -> None:
         """Worker: tell of a step that has its outcome, while the backward pass still waits."""
         self._source.step_ended(step)
         self.history.add(step)
@@ -679,9 +679,9 @@ class Reducer(Engine):
                 self._finish(step)  # 6. unsent = x; of a late step in `resolve`
         except TransportError as error:
             self.broken = error
-            self._close(step, Outcome.FAILED, error)
+            self._conclude(step, Outcome.FAILED, error)
         except DAMAGED as error:  # in the vote itself or beside it, on all ranks
-            self._close(step, Outcome.FAILED, error)
+            self._conclude(step, Outcome.FAILED, error)
 
     def _compensate(self, step: Step, bucket: Arrival, share: BufferShare) -> None:
         """Worker, 1: add the gradients of a bucket to the unsent gradient of a flat buffer."""
@@ -922,7 +922,7 @@ class Reducer(Engine):
             step.has_failed_unheard = error is None and step.counts(votes)
             error = step.error  # a rank that disagrees may well fail, but that is not why
         if error is not None:
-            self._close(step, Outcome.FAILED, error)
+            self._conclude(step, Outcome.FAILED, error)
         else:
             self._decide(step, votes)
 
@@ -937,7 +937,7 @@ class Reducer(Engine):
         outcome = self._commit(step, votes, finite)
         if self._following is not None and self.layout.is_plain:  # a memory has to be settled first
             self.follow(self._following)
-        self._close(step, outcome)
+        self._conclude(step, outcome)
 
     def _defer(self, step: Step, votes: Votes) -> None:
         """Worker: end a late step for the model, before the host knows whether it counts.
@@ -993,7 +993,7 @@ class Reducer(Engine):
         self.facts = self._controller.facts or self.facts
         self.is_serial = self._controller.is_serial
 
-    def _close(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
+    def _conclude(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
         """Worker: end the running step, and conclude it."""
         self._now = None
         self._end(step, outcome, error)
