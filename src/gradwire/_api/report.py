@@ -19,8 +19,8 @@ from gradwire.measure.link import Change
 from gradwire.planning.costs import Link
 from gradwire.quantities import bytes_text, columns, counted, ms_text, table_text, wrapped
 from gradwire.recipes.parse import short
-from gradwire.step.engine import Engine
 from gradwire.step.event_log import what_runs, why_placed
+from gradwire.step.installed import InstalledRecipe
 from gradwire.step.reducer import Backward
 from gradwire.tools.diagnose import Diagnosis
 
@@ -402,7 +402,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
     )
 
 
-def _predicted_step_s(engine: Engine) -> float | None:
+def _predicted_step_s(engine: InstalledRecipe) -> float | None:
     """The predicted step for which the recipe was chosen, codec included; else the one that the facts
     predict."""
     chosen = [row.predicted_step_s for row in engine.layout.main.table if row.verdict == "runs"]

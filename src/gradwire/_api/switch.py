@@ -11,12 +11,14 @@ from gradwire.agreement.agree import damage, on_all_ranks, require_agreement, re
 from gradwire.kernels import compiler
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, Recipe, recipe
-from gradwire.step.engine import META, Engine, Snapshot
 from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec
+from gradwire.step.installed import META, InstalledRecipe, Snapshot
 from gradwire.step.layout import Layout
 
 
-def switch(engine: Engine, asked: str | Recipe | Composition, check: Callable[[Layout], None]) -> None:
+def switch(
+    engine: InstalledRecipe, asked: str | Recipe | Composition, check: Callable[[Layout], None]
+) -> None:
     """Run `asked` from the next step on, with all that is unsent. A collective.
 
     `check` raises for a layout that does not suit the optimizer. Raises `ValueError`, or what `check` or a
@@ -46,9 +48,8 @@ def switch(engine: Engine, asked: str | Recipe | Composition, check: Callable[[L
     engine.restore(ready)
 
 
-def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Tensor]]:
-    """Mean over ranks of the unsent gradient, by parameter, flat. A collective. The caller then calls
-    `forget_unsent`.
+def mean_unsent(engine: InstalledRecipe, *, whole: bool) -> list[tuple[ParameterSpec, Tensor]]:
+    """The mean over ranks of the unsent gradient, by parameter, flat. A collective. `forget_unsent` follows.
 
     Tensors are valid until the next step. If ranks hold shards and `whole` is true, the shards are gathered.
     """
@@ -81,11 +82,11 @@ def mean_unsent(engine: Engine, *, whole: bool) -> list[tuple[ParameterSpec, Ten
     return found
 
 
-def forget_unsent(engine: Engine) -> None:
+def forget_unsent(engine: InstalledRecipe) -> None:
     """Empty the memory of what is unsent, once it has been sent."""
     for flat_buffer in _remembering(engine):
         flat_buffer.forget_unsent()
 
 
-def _remembering(engine: Engine) -> list[FlatBuffer]:
+def _remembering(engine: InstalledRecipe) -> list[FlatBuffer]:
     return [flat_buffer for flat_buffer in engine.layout.flat_buffers if UNSENT in flat_buffer.committed]

@@ -30,8 +30,8 @@ from gradwire.comm import Comm, gathered
 from gradwire.errors import GradwireWarning, RanksDisagree
 from gradwire.memory import UNSENT
 from gradwire.recipes.parse import short
-from gradwire.step.engine import Snapshot
 from gradwire.step.flat_buffers import layout_hash
+from gradwire.step.installed import Snapshot
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Reducer
 from gradwire.step.shards import cut, joined

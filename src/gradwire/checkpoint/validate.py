@@ -13,8 +13,8 @@ from gradwire.kernels.range import LARGEST_SUM
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.dense import dense
-from gradwire.step.engine import META, Engine
 from gradwire.step.flat_buffers import ParameterSpec, layout_hash
+from gradwire.step.installed import META, InstalledRecipe
 from gradwire.step.layout import Layout
 from gradwire.step.shards import shards_of
 
@@ -33,8 +33,8 @@ def all_planes(state: State) -> dict[str, Mapping[str, Tensor]]:
     return {UNSENT: state["memory"], **state["planes"]}
 
 
-def described(engine: Engine, state: State) -> tuple[ParameterSpec, ...]:
-    """Specs of the parameters, or shards of them, for which a state holds memory.
+def described(engine: InstalledRecipe, state: State) -> tuple[ParameterSpec, ...]:
+    """The parameters, or shards of them, that a state holds memory for.
 
     FSDP cuts parameters differently from nodes. If neither layout's hash equals the state's, the shapes of
     the memory decide.
@@ -62,8 +62,8 @@ def _is_of(held: Sequence[ParameterSpec], state: State) -> bool:
     )
 
 
-def composition_of(engine: Engine, state: State) -> Composition:
-    """Composition with which a state resumes; the engine's own if nothing had been decided yet."""
+def composition_of(engine: InstalledRecipe, state: State) -> Composition:
+    """The composition that a state resumes; the engine's own if nothing was decided yet."""
     if state["plan"] is None:
         return engine.recipe.build()
     asked = engine.recipe.build()
@@ -77,8 +77,8 @@ def composition_of(engine: Engine, state: State) -> Composition:
     return asked.next.resume(composition)
 
 
-def validate(engine: Engine, state: State) -> None:
-    """Raise `ValueError` unless `state` is complete and undamaged, and fits this engine; changes nothing.
+def validate(engine: InstalledRecipe, state: State) -> None:
+    """Raise `ValueError` unless `state` is whole, undamaged, and has a place here; changes nothing.
 
     Any other exception, raised by objects of unexpected types, means the same.
     """
@@ -106,8 +106,8 @@ def validate(engine: Engine, state: State) -> None:
                 raise ValueError(f"{kind} of {name!r} {wrong}")
 
 
-def _remembering(engine: Engine, state: State) -> Layout:
-    """Layout with which this model would have saved such a state.
+def _remembering(engine: InstalledRecipe, state: State) -> Layout:
+    """The layout with which this model would have saved such a state.
 
     During dense steps that measure, only parameters with a recipe of their own in the policy have memory.
     """
@@ -119,8 +119,8 @@ def _remembered(layout: Layout) -> dict[str, tuple[str, ...]]:
     return {name: planes for name in layout.slots if (planes := tuple(layout.planes_of(name)))}
 
 
-def fitted(engine: Engine, state: State) -> tuple[State, frozenset[str]]:
-    """Cut `state` to the parameters that this model has; also returns the names that only one of the two has.
+def fitted(engine: InstalledRecipe, state: State) -> tuple[State, frozenset[str]]:
+    """The part of `state` that this model has parameters for, and the names that only one of the two has.
 
     Parameters match by name and shape; shards also by the shape of the whole parameter. A parameter that the
     state lacks starts with zero memory. An older state of shards, which does not tell their shapes, is
@@ -228,7 +228,7 @@ def _unreadable(found: object) -> str:
     return says
 
 
-def _different_model(engine: Engine, state: State) -> str:
+def _different_model(engine: InstalledRecipe, state: State) -> str:
     says = "state belongs to a model with other parameter names, shapes, dtypes or order"
     theirs, mine = set(state["memory"]), set(_remembered(_remembering(engine, state)))
     if unknown := theirs - {spec.name for spec in engine.specs}:

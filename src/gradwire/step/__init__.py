@@ -37,9 +37,9 @@ The other files are in the order in which a gradient gets to them:
   they have used.
 - history.py and event_log.py: costs and events of a run.
 
-engine.py has the installed recipe with its memory, which changes between steps only. `Reducer` is derived
-from its `Engine`, and the rest of the tree says *engine* for both. environment.py has everything that an
-engine is built with, and the protocols of features: a *step observer* is in a list while it is on, and a
+installed.py has the installed recipe with its memory, which changes between steps only. `Reducer` is derived
+from its `InstalledRecipe`. The rest of the tree says *engine* for both. environment.py has everything that it
+is built with, and the protocols of features: a *step observer* is in a list while it is on, and a
 *controller* decides which recipe follows. `Reducer._features` lists the features of the installed recipe. A
 feature that is off is in neither list, and no step asks for it.
 

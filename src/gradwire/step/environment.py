@@ -164,7 +164,7 @@ class EngineEnvironment:
     tuning: Tuning = USUAL
     alone: bool = False
     timed_every: int = 1
-    """Number of steps of which one is timed, unless some feature needs all times (`Engine.times`)."""
+    """One step in this many is timed where nothing runs by times (`InstalledRecipe.times`)."""
     loss_scale: Callable[[], float] | None = None
     """Function that returns the current step's loss scale; called in the stream in which means land. `None`
     if there is none."""

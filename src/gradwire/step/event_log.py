@@ -10,7 +10,7 @@ from gradwire.exchange.base import STEADY
 from gradwire.quantities import bytes_text, counted
 from gradwire.recipes.parse import short
 from gradwire.step.context import ExchangeContext
-from gradwire.step.engine import Engine
+from gradwire.step.installed import InstalledRecipe
 from gradwire.version import __version__
 
 _LOG = logging.getLogger("gradwire")
@@ -30,7 +30,7 @@ class EventLog:
     `running` is the recipe that was last reported.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: InstalledRecipe) -> None:
         self._engine, self.running, self.complaints = engine, engine.running, 0
         self._speaks = engine.env.control.rank == 0
         self._has_warned = False
@@ -103,7 +103,7 @@ class EventLog:
             )
 
 
-def what_runs(engine: Engine) -> tuple[str, str]:
+def what_runs(engine: InstalledRecipe) -> tuple[str, str]:
     """The recipe that runs, and why."""
     if engine.layout.alone:
         return engine.running or str(engine.recipe), "one rank: nothing to send, so gradients are dense"
@@ -112,8 +112,8 @@ def what_runs(engine: Engine) -> tuple[str, str]:
     return engine.layout.main.text, engine.layout.main.why
 
 
-def why_placed(engine: Engine) -> str:
-    """Reason for the placement of memory and codecs; empty if gradients are on the CPU."""
+def why_placed(engine: InstalledRecipe) -> str:
+    """The rule by which memory and codecs are where they are; empty where gradients are on the CPU."""
     placement, recipe = engine.placement, short(engine.layout.main.text)
     if placement.device.is_host:
         return ""
@@ -126,7 +126,7 @@ def why_placed(engine: Engine) -> str:
     return "as placement='host' asks"
 
 
-def account(engine: Engine) -> str:
+def account(engine: InstalledRecipe) -> str:
     """The running recipe, its number of units, its share of the gradient's bytes, and its memory.
 
     Never raises: this rank would stop, and its peers would wait.
@@ -147,7 +147,7 @@ def account(engine: Engine) -> str:
     return f"{recipe}, {units}, {share} of {size}, memory {bytes_text(engine.layout.memory_bytes)}"
 
 
-def _share(engine: Engine) -> float:
+def _share(engine: InstalledRecipe) -> float:
     """Announced bytes of a steady step as a share of a plain all-reduce's."""
     layout, world = engine.layout, engine.comm.world
     steady = ExchangeContext(STEADY, 0, 0, world, flat_buffer=-1, granularity=engine.placement.granularity)

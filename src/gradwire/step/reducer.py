@@ -47,12 +47,12 @@ from gradwire.placement import HostDevice, Placement
 from gradwire.recipes import Recipe
 from gradwire.step.arrival import Arrival, BufferShare, DirectShare
 from gradwire.step.context import ExchangeContext, Fates
-from gradwire.step.engine import Engine, Snapshot
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.event_log import EventLog
 from gradwire.step.fates import NONE_WRITTEN, Steps, Written
 from gradwire.step.flat_buffers import UNSCALED, FlatBuffer, ParameterSpec, Unit
 from gradwire.step.history import History
+from gradwire.step.installed import InstalledRecipe, Snapshot
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
 from gradwire.step.step import InFlight, LateStep, Outcome, ShardedStep, SideBroadcast, Step
 from gradwire.step.worker import Job, Worker
@@ -437,7 +437,7 @@ _MOMENTUM_TWICE = (
 )
 
 
-class Reducer(Engine):
+class Reducer(InstalledRecipe):
     """The worker's side: one step after the other.
 
     All of it runs on one thread at a time, so that every rank issues the same collectives in the same order:

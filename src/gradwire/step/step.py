@@ -553,7 +553,7 @@ class ShardedStep(Step):
 class LateStep(Step):
     """A step that is resolved only when the next one begins: the host reads nothing that a device computes.
 
-    `Engine.late` is another matter: how much gradient waits in memory.
+    `InstalledRecipe.late` is another matter: how much gradient waits in memory.
     """
 
     def note(self, share: BufferShare, seen: Folded, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:

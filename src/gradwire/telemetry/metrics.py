@@ -11,9 +11,9 @@ from torch import Tensor
 from gradwire.comm import Round
 from gradwire.memory import UNSENT
 from gradwire.sources.source import Source
-from gradwire.step.engine import Engine
 from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.history import History
+from gradwire.step.installed import InstalledRecipe
 from gradwire.step.reducer import Backward
 
 BOTH = {
@@ -50,7 +50,7 @@ def metrics_of(backward: Backward, source: Source, loss_scale: float) -> dict[st
     return {f"gradwire/{name}": float(value) for name, value in found.items()}
 
 
-def _dense_bytes(engine: Engine) -> float:
+def _dense_bytes(engine: InstalledRecipe) -> float:
     world = engine.comm.world
     return sum(Round("all_reduce", each.numel, each.dtype).wire_bytes(world) for each in engine.specs)
 
@@ -73,7 +73,7 @@ def _costs(history: History, dense_bytes: float) -> dict[str, float]:
     return found
 
 
-def _share_of_linear(engine: Engine, history: History) -> float | None:
+def _share_of_linear(engine: InstalledRecipe, history: History) -> float | None:
     """Computing as a share of the whole step, by means.
 
     Encoding on the cores that compute makes the backward pass slower. If an adaptive recipe has measured that
@@ -86,7 +86,7 @@ def _share_of_linear(engine: Engine, history: History) -> float | None:
     return (history.mean("before_s") + alone_s) / step_s
 
 
-def _residual_to_gradient(engine: Engine, source: Source, loss_scale: float) -> float | None:
+def _residual_to_gradient(engine: InstalledRecipe, source: Source, loss_scale: float) -> float | None:
     """‖unsent gradient of this rank‖ / ‖mean gradient‖; `None` if there is no gradient."""
     grads = [each.grad for each in source.parameters.values() if each.grad is not None]
     gradient = _norm(grads) / loss_scale
@@ -102,7 +102,7 @@ def _residual_to_gradient(engine: Engine, source: Source, loss_scale: float) -> 
     return math.sqrt(parts) * math.hypot(*left) / gradient
 
 
-def _remembering(engine: Engine) -> list[FlatBuffer]:
+def _remembering(engine: InstalledRecipe) -> list[FlatBuffer]:
     return [flat_buffer for flat_buffer in engine.layout.flat_buffers if UNSENT in flat_buffer.committed]
 
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.sources.buckets import SMALLEST_BYTES
 from gradwire.sources.ddp.buffers import joins
-from gradwire.step.engine import Engine
+from gradwire.step.installed import InstalledRecipe
 
 _NEEDED = ("_ddp_init_helper", "_build_params_for_reducer", "_build_debug_param_to_name_mapping")
 
@@ -65,8 +65,8 @@ def restore_buckets(ddp: DistributedDataParallel, caps: Caps) -> None:
         _rebuild(ddp, caps)
 
 
-def fit_buckets(engine: Engine, total_bytes: int) -> Callable[..., None]:
-    """Make a forward pre-hook that keeps buckets small while a recipe has communication to hide.
+def fit_buckets(engine: InstalledRecipe, total_bytes: int) -> Callable[..., None]:
+    """A hook before the forward pass: finer buckets while there is something to hide, as recipes come and go.
 
     All ranks do the same, for parameters of `total_bytes`. Under a dense recipe DDP has its own buckets.
     Under `join()` nothing changes: a finished rank runs no forward pass, and its buckets would differ from

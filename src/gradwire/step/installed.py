@@ -37,7 +37,7 @@ _FIRST = 64
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A layout with its memory, and everything else that `Engine.restore` installs."""
+    """A layout with its memory, and everything else that `InstalledRecipe.restore` installs."""
 
     layout: Layout
     step: int
@@ -48,7 +48,7 @@ class Snapshot:
     facts: Facts | None
 
 
-class Engine:
+class InstalledRecipe:
     """The installed recipe of one attached model, built with `env`.
 
     A `Controller` changes the recipe, in the same step on all ranks, because it sees only numbers of
