@@ -461,9 +461,12 @@ class Reducer(InstalledRecipe):
         is_late = self.placement.resolves_late and not self.measuring
         self._step_type = LateStep if is_late else ShardedStep if self._is_sharded else Step
         self._decide = self._defer if is_late else self._decide_now
+        """Ends a step after its vote, unless it has failed."""
         started = self._when_announced if self.comm.announces else self._in_order
         self._started: Started = partial(self._at_once_if_serial, started) if self.measuring else started
+        """Goes on with an exchange once it has started."""
         self._vote_of = self._vote_with_gradients if self._control is self.comm else self._vote_apart
+        """Makes the status vote of a step."""
         self._post_later = self.placement.post_later or self.placement.post
         self._poisons = self._is_sharded or not self.layout.is_plain
         """Whether means become NaN in a step that does not count. The sum of a plain step spreads NaN by
@@ -729,14 +732,20 @@ class Reducer(InstalledRecipe):
             step.rest(route)
             step.copy_back_early(route if self._copies_back else ())
             return
-        comm, place = step.meter(self.comm, step.trace, plan.label), step.place_of(route, x, factor)
+        place = step.place_of(route, x, factor)
         lands_itself = place is not None or ctx.coded is not None
-        land = None if lands_itself else partial(step.land, route, factor=factor)
-        back = route if self._copies_back else ()
-        may_overflow = plan.may_overflow
-        self.unless_broken(
-            self._start, step, InFlight(plan, agreed, x, place, ctx, comm, may_overflow, land, back)
+        exchange = InFlight(
+            plan,
+            agreed,
+            x,
+            mean=place,
+            ctx=ctx,
+            comm=step.meter(self.comm, step.trace, plan.label),
+            checks_mean=plan.may_overflow,
+            land=None if lands_itself else partial(step.land, route, factor=factor),
+            back=route if self._copies_back else (),
         )
+        self.unless_broken(self._start, step, exchange)
 
     def _show(self, step: Step, flat_buffer: FlatBuffer, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
         """Worker: show a unit to the observers of this step. An error of theirs fails the step.
@@ -777,10 +786,16 @@ class Reducer(InstalledRecipe):
             kernels=plan.kernels,
         ).with_constants(plan.constants)
         step.direct.append(region.numel())
-        comm = step.meter(self.comm, step.trace, plan.label)
-        agreed = plan.collectives(ctx, checked=self.comm.verifies)
-        back = ((bucket.index, share.region.start, region.numel()),) if self._copies_back else ()
-        exchange = InFlight(plan, agreed, region, region, ctx, comm, checks_mean=True, back=back)
+        exchange = InFlight(
+            plan,
+            plan.collectives(ctx, checked=self.comm.verifies),
+            region,
+            mean=region,
+            ctx=ctx,
+            comm=step.meter(self.comm, step.trace, plan.label),
+            checks_mean=True,
+            back=((bucket.index, share.region.start, region.numel()),) if self._copies_back else (),
+        )
         self.unless_broken(self._start, step, exchange)
 
     def unless_broken(self, do: Callable[..., None], *arguments: Any) -> None:
