@@ -303,7 +303,7 @@ class ExchangeContext:
         see: See = refuse,
         coded: Coded | None = None,
     ) -> ExchangeContext:
-        """The same unit's context in a step: all that differs from step to step, in fields of these names.
+        """Context of the same unit in a step. The arguments are all fields that differ from step to step.
 
         >>> there = ExchangeContext(step=0, unit=3, rank=0, world=2).at(7, scale=2.0)
         >>> there.step, there.unit, there.scale
