@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,6 +52,14 @@ def pytest_report_header() -> str:
     rows = "a few rows" if FEW else "a pairwise sample"
     again = f"GRADWIRE_LAWS={DEPTH} GRADWIRE_LAWS_SEED={seed()}"
     return f"laws: {rows}, again by {again} (GRADWIRE_LAWS is few, sample or full)"
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
+def default_type(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Other types than float32 that a user may have made the default of new tensors."""
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def pytest_sessionstart() -> None:

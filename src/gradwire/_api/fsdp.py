@@ -228,7 +228,7 @@ def _loss_scale_of(
     """The scale of gradients, as a number at `where`: the host reads nothing."""
     if scaler is None:
         return lambda: None
-    one = torch.ones((), device=where)
+    one = torch.ones((), dtype=torch.float32, device=where)
     return lambda: scaler.scale(one)
 
 

@@ -92,7 +92,9 @@ class _Products(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.factors = nn.ParameterList(nn.Parameter(torch.zeros(shape, device="cpu")) for shape in _SHAPES)
+        self.factors = nn.ParameterList(
+            nn.Parameter(torch.zeros(shape, dtype=torch.float32, device="cpu")) for shape in _SHAPES
+        )
 
     def forward(self, *given: Tensor) -> Tensor:
         return torch.stack([(p * x).sum() for p, x in zip(self.factors, given, strict=True)]).sum()
@@ -112,7 +114,12 @@ def _trained(text: str, comm: Comm, where: torch.device) -> Tensor:
     for step in range(3):
         draw = torch.Generator().manual_seed(100 * comm.rank + step)
         optimizer.zero_grad()
-        ddp(*(torch.randn(shape, generator=draw, device="cpu").to(where) for shape in _SHAPES)).backward()
+        ddp(
+            *(
+                torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu").to(where)
+                for shape in _SHAPES
+            )
+        ).backward()
         optimizer.step()
     wire.detach()
     return torch.cat([p.detach().reshape(-1) for p in ddp.parameters()])

@@ -265,7 +265,7 @@ def _made_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device
 def _without(like: dist.ProcessGroup, where: torch.device, mine: bool) -> list[int]:
     """Ranks of `like` on which `mine` is false. A collective."""
     comm = ProcessGroupComm(like)
-    told = torch.zeros(comm.world, device=where)
+    told = torch.zeros(comm.world, dtype=torch.float32, device=where)
     told[comm.rank] = mine
     comm.all_reduce(told).wait()
     return [rank for rank, has in enumerate(told.tolist()) if not has]

@@ -241,7 +241,7 @@ class Frames:
     def _key(self, start: int, numel: int, hop: int) -> Key:
         place = start, numel
         if place not in self._states:
-            held = torch.empty(0, device="cpu")
+            held = torch.empty(0, dtype=torch.uint8, device="cpu")
             if self._mode == "near":
                 held = self._thresholds[start : start + numel]
             # A partition that went astray is another state.

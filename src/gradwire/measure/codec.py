@@ -206,7 +206,8 @@ class _Bench:
         self._granularity = granularity(is_host=device.is_host)
         self._kernels = kernels_for(device.where, torch.float32)
         generator = torch.Generator("cpu").manual_seed(numel)
-        drawn = torch.randn(min(numel, _DRAWN), generator=generator, device="cpu").to(device.where)
+        drawn = torch.randn(min(numel, _DRAWN), generator=generator, dtype=torch.float32, device="cpu")
+        drawn = drawn.to(device.where)
         self._grad = drawn if drawn.numel() == numel else drawn.repeat(numel // drawn.numel())
         memory = exchange.memory
         names = () if memory is None else memory.planes

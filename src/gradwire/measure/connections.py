@@ -131,7 +131,7 @@ def _times(
     """Seconds of the slowest rank for each of several messages to the next rank."""
     if messages == 0:
         return []
-    sent = torch.zeros(payload_bytes // 4, device="cpu")
+    sent = torch.zeros(payload_bytes // 4, dtype=torch.float32, device="cpu")
     received, seconds = torch.empty_like(sent), []
     for _ in range(messages):
         start_s = clock()

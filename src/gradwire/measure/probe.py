@@ -176,7 +176,7 @@ def _durations(
     where: torch.device,
 ) -> list[float]:
     """Seconds from handing in to having all, of each of several in a row."""
-    tensor = torch.zeros(payload_bytes // 4, device=where)
+    tensor = torch.zeros(payload_bytes // 4, dtype=torch.float32, device=where)
     round_ = _round(verb, tensor.numel())
     durations = []
     for _ in range(repetitions):

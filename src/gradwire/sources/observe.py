@@ -210,7 +210,7 @@ class LossScale:
     def __init__(self, scaler: torch.amp.GradScaler, device: Device, where: torch.device) -> None:
         """Parameters are at `where`, on the `device`."""
         self._scaler, self._device = scaler, device
-        self._one = None if device.is_host else torch.ones((), device=where)
+        self._one = None if device.is_host else torch.ones((), dtype=torch.float32, device=where)
         self._fetched: Callable[[], Tensor] | None = None
 
     def begun(self) -> None:

@@ -505,7 +505,7 @@ class LocalSteps(Source):
         if weight != usual:
             for bucket in self._buckets:
                 bucket.buffer.mul_(weight / usual) if counts else bucket.buffer.zero_()
-        self._weight.copy_(torch.tensor([float(weight), float(finished)], device="cpu"))
+        self._weight.copy_(torch.tensor([weight, finished], dtype=torch.float32, device="cpu"))
         self._buffer_means.pack(backward.placement.transfer, counts=counts)
         if self.delay:
             for name, own in self._own.items():
@@ -640,7 +640,7 @@ class LocalSteps(Source):
         """Whether all ranks that hold this replica say so."""
         if self._shared_by is None or self._shared_by.size() == 1:
             return sound
-        flag = torch.tensor(float(sound), device=self.where)
+        flag = torch.tensor(float(sound), dtype=torch.float32, device=self.where)
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._shared_by)
         return bool(flag)
 
@@ -758,7 +758,7 @@ class LocalSteps(Source):
         self._buffer_means.take_up(saved.get("buffers", {}))
         self._lands_at = self._resumed = None
         if flight is not None:
-            self._weight.copy_(torch.tensor([float(self.share()[1]), 0.0], device="cpu"))
+            self._weight.copy_(torch.tensor([self.share()[1], 0], dtype=torch.float32, device="cpu"))
             for name, view in self._views() if flight["means"] is not None else ():
                 view.copy_(flight["means"][name])
             self._buffer_means.resume(flight.get("buffers", {}))

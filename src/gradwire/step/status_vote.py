@@ -241,7 +241,7 @@ class VoteApart(StatusVote):
         self._lay_out(regions, comm, device, finite, 0)
         self._control = control
         self._said: Pending = DONE
-        self._table = torch.empty(control.world, row.width, device="cpu")
+        self._table = torch.empty(control.world, row.width, dtype=torch.float32, device="cpu")
         row.write(self._table, control.rank)
 
     def send(self, ended: Callable[[], None] = lambda: None) -> None:

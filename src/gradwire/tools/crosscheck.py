@@ -142,11 +142,11 @@ def _means(exchange: Exchange, comm: Comm, where: torch.device) -> Tensor:
 
     The result is (STEPS · NUMEL,), at `where`. A collective.
     """
-    left, kept, means = torch.zeros(NUMEL, device=where), ExchangeState(), []
+    left, kept, means = torch.zeros(NUMEL, dtype=torch.float32, device=where), ExchangeState(), []
     first = first_busy_step(exchange, NUMEL, comm.world)
     for step in range(first, first + STEPS):
         draw = torch.Generator("cpu").manual_seed(1000 * step + comm.rank)
-        x = torch.randn(NUMEL, generator=draw, device="cpu").to(where) + left
+        x = torch.randn(NUMEL, generator=draw, dtype=torch.float32, device="cpu").to(where) + left
         ctx = replace(steady_context(NUMEL, comm.world, step, kept), rank=comm.rank, unsent=left)
         mean = torch.full_like(x, torch.nan)
         run(exchange, x, mean, comm, ctx)

@@ -102,6 +102,18 @@ def test_the_memorys_fold_is_part_of_encoding() -> None:
     assert measure_codec(Paced(clock, memory=Slow()), clock=clock).encode.line.base_s > 1.0
 
 
+def test_gradients_are_of_the_type_of_the_kernels_whatever_type_is_the_default(default_type: None) -> None:
+    clock, types = Clock(), set[torch.dtype]()
+
+    class Noting(Paced):
+        def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+            types.add(x.dtype)
+            return super().start(x, mean, comm, ctx)
+
+    measure_codec(Noting(clock), clock=clock)
+    assert types == {torch.float32}
+
+
 def test_verbs_are_no_local_work() -> None:
     ticks = iter(range(100))
     comm = EchoComm(3, clock=lambda: float(next(ticks)))

@@ -6,8 +6,10 @@ import random
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from gradwire.comm import ThreadComm, run_ranks
+from gradwire.comm import Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.checksums import CheckedComm
 from gradwire.measure.probe import (
     OWN,
@@ -52,6 +54,23 @@ def test_latency_and_bandwidth_are_found_though_a_rank_is_late_and_no_clock_is_s
             # Exact but for the late rank, who enters last: what is left are roundings of times near 1000 s.
             assert each.link.alpha_s == pytest.approx(ALPHA_S, rel=1e-6)
             assert each.link.beta_s == pytest.approx(BETA_S, rel=1e-6)
+
+
+def test_messages_are_as_long_as_they_are_said_to_be_whatever_type_is_the_default(default_type: None) -> None:
+    types = set[tuple[torch.dtype, torch.dtype]]()
+
+    class Noting(SlowComm):
+        def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+            if tensor.numel() > 1000:
+                types.add((tensor.dtype, round_.dtype))
+            return super().issue(round_, tensor, out)
+
+    def rank(inner: ThreadComm) -> None:
+        comm = Noting(inner, ALPHA_S, BETA_S)
+        probe(comm, clock=comm.clock)
+
+    run_ranks(2, rank)
+    assert types == {(torch.float32, torch.float32)}
 
 
 def test_all_ranks_get_the_same_numbers() -> None:

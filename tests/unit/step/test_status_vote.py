@@ -42,6 +42,18 @@ def test_every_rank_reads_every_row_exactly(world: int) -> None:
     assert run_ranks(world, rank) == world * [Votes(tuple(rows))]
 
 
+def test_a_table_that_travels_by_itself_is_exact_whatever_type_is_the_default(default_type: None) -> None:
+    rows = [RankReport(True, False, 2**24 - 1 - rank, (1e6 + rank,)) for rank in range(2)]
+
+    def rank(comm: Comm) -> Votes:
+        metered = MeteredComm(comm)
+        tail = StatusVote([], rows[comm.rank], metered, torch.device("cpu"), metered)
+        tail.send()
+        return tail.votes()
+
+    assert run_ranks(2, rank) == 2 * [Votes(tuple(rows))]
+
+
 def test_a_nan_in_a_small_gradient_does_not_touch_the_table() -> None:
     def rank(comm: Comm) -> tuple[Votes, bool]:
         tail = _sent([torch.full((3,), torch.nan)], FINE, comm)

@@ -20,7 +20,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _bits(number: float) -> int:
-    return int(torch.tensor(number, device="cpu").view(torch.int32))
+    return int(torch.tensor(number, dtype=torch.float32, device="cpu").view(torch.int32))
 
 
 INFINITY = _bits(torch.inf)

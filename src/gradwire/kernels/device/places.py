@@ -19,7 +19,7 @@ def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
     if not is_taken(x) or not indices.is_contiguous():
         return NotImplemented
     count = indices.numel()
-    values = torch.empty(count, device=x.device)
+    values = torch.empty(count, dtype=torch.float32, device=x.device)
     launch(_take, -(-count // _TILE), x, indices, count, values, weight, TILE=_TILE)
     return values
 

@@ -84,7 +84,7 @@ def _find_steps(x: Tensor, grid: Grid, tiles: Tiles, steps: Tensor, limits: tupl
     """
     tops = torch.zeros(grid.buckets, dtype=torch.int32, device=x.device)
     spans = block_spans(grid.sizes, grid.width, _PIECE, x.device)
-    sums = torch.empty(len(tiles.rows), device=x.device)
+    sums = torch.empty(len(tiles.rows), dtype=torch.float32, device=x.device)
     pieces = {"ALIGNED": tiles.aligned, "TILE": _PIECE}
     launch(_find_tops, len(tiles.rows), x, tiles.rows, tops, **pieces)
     summed = grid.norm == "l2" or grid.clip < math.inf

@@ -51,7 +51,7 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
     room = min(numel, 2 * k + _SPARE) if has_guess else 0
     spans = torch.empty(2 * tiles, dtype=torch.int32, device=x.device)
     places = torch.empty(room, dtype=torch.int16, device=x.device)
-    values = torch.empty(room, device=x.device)
+    values = torch.empty(room, dtype=torch.float32, device=x.device)
     if has_guess:
         launch(
             _sift, tiles, x, numel, guess, passed, room, spans, places, values, TILE=_TILE, num_warps=_WARPS

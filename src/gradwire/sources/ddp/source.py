@@ -52,7 +52,8 @@ class BucketMap:
         self._names = {id(p): name for name, p in module.named_parameters() if name in self._specs}
         self._are_views = are_views
         self._strides = {
-            spec.name: spec.shaped(torch.empty(spec.numel, device="meta")).stride() for spec in specs
+            spec.name: spec.shaped(torch.empty(spec.numel, dtype=spec.dtype, device="meta")).stride()
+            for spec in specs
         }
         self._seen: dict[int, tuple[Slot, ...]] = {}
         self._keys: dict[int, list[int]] = {}
