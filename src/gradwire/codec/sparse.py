@@ -29,6 +29,7 @@ from gradwire.codec.indices import (
 )
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.kernels.chosen import add_chosen, average_chosen, saturating_cast, take_chosen
+from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.payload import Shape, padded
 from gradwire.kernels.places import add_at, take
 from gradwire.laws import Laws, joint_phase, phase_of

@@ -33,6 +33,7 @@ from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
 from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import remember
+from gradwire.kernels.dispatch import Kernels
 from gradwire.kernels.payload import Buffer
 from gradwire.kernels.places import put
 from gradwire.kernels.topk import topk_indices

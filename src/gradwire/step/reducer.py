@@ -811,7 +811,7 @@ class Reducer(InstalledRecipe):
 
     def _start(self, step: Step, exchange: InFlight) -> None:
         """Worker, 2 and 3: compress and issue; the last collective stays in flight."""
-        plan, comm = exchange.plan, exchange.comm
+        plan, comm, agreed = exchange.plan, exchange.comm, exchange.agreed
         step.outstanding += 1
         step.fallible += agreed.may_fail
         try:
@@ -823,7 +823,7 @@ class Reducer(InstalledRecipe):
             raise
         except BaseException as error:
             step.fail(error, f"encode of {plan.label}")
-            owe_zeros(comm, exchange.agreed.rounds[len(comm.rounds) :], exchange.x.device)
+            owe_zeros(comm, agreed.rounds[len(comm.rounds) :], exchange.x.device)
         if exchange.finish is None or comm.last is None:
             self._decode(step, exchange)
         else:
