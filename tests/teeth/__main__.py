@@ -9,6 +9,7 @@ go on where they were broken off. All of it takes ten hours; `--shard 1/4` and s
     python -m tests.teeth --since COMMIT                         # only in functions that changed since then
     python -m tests.teeth --count 12 --seed COMMIT --minutes 6   # a sample
     python -m tests.teeth --tier test --record --keep-fastest    # what a sample needs, written anew
+    python -m tests.teeth --tier test --record --new --keep-fastest    # only files that it does not know
 
 A sample records nothing: `fastest.json` says which tests of `make test` enter a function and are the fastest.
 Tests and functions that it does not know, and those that are gone, take no part.
@@ -50,6 +51,8 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not options.as_recorded:
         files = recording.files(options.record or ())
+        if options.new:
+            files = recording.new(files)
         if options.record is not None:  # a fault needs the recording of all tests, in whichever shard
             files = files[options.shard[0] - 1 :: options.shard[1]]
         for tier in _tiers(options):
@@ -83,7 +86,8 @@ def _options(words: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--record", nargs="*", metavar="PATH", help="record files of tests, and judge nothing")
-    add("--keep-fastest", action="store_true", help="with --record: write fastest.json")
+    add("--new", action="store_true", help="with --record: only files that fastest.json does not know")
+    add("--keep-fastest", action="store_true", help="with --record: write their tests to fastest.json")
     add("--as-recorded", action="store_true", help="record nothing; only faults that recorded tests enter")
     add("--tier", choices=recording.TIERS, default=recording.TIERS[-1], help="the last one that is run")
     add("--shard", type=_shard, default=(1, 1), metavar="I/N", help="one part of N")

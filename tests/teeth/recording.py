@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, islice
 from pathlib import Path
@@ -77,6 +77,12 @@ def files(paths: Iterable[str] = ()) -> list[str]:
     for path in [ROOT / each for each in paths] or [ROOT / "tests" / each for each in FOLDERS]:
         found |= {path} if path.is_file() else set(path.rglob("test_*.py"))
     return sorted(each.relative_to(ROOT).as_posix() for each in found)
+
+
+def new(tests: Iterable[str]) -> list[str]:
+    """The files, of these, of which `fastest.json` has no test."""
+    known = json.loads(FASTEST.read_text(encoding="utf-8"))["tests"]
+    return [each for each in tests if each not in known]
 
 
 def is_recorded(file: str, tier: str, folder: Path = RECORDED) -> bool:
@@ -189,11 +195,19 @@ def recorded(folder: Path = RECORDED) -> list[Item]:
 def keep_fastest(folder: Path = RECORDED, to: Path = FASTEST) -> None:
     """Write which `KEPT` tests of the first tier are the fastest that enter each function.
 
-    Of a test with parameters it is the fastest case that counts.
+    Of a test with parameters it is the fastest case that counts. A file of tests without a recording keeps
+    what `to` says of it.
     """
     kept: dict[str, dict[str, Item]] = {}
+    anew = {path.relative_to(folder / TIERS[0]).as_posix() for path in (folder / TIERS[0]).rglob("*.json")}
+    kept_before = [
+        replace(each, functions=each.functions & _plain())
+        for each in (fastest(to) if to.exists() else ())
+        if Path(each.file).with_suffix(".json").as_posix() not in anew
+    ]
     items = sorted(
-        (each for each in recorded(folder) if each.tier == TIERS[0]), key=lambda each: each.seconds
+        [*kept_before, *(each for each in recorded(folder) if each.tier == TIERS[0])],
+        key=lambda each: each.seconds,
     )
     for of in (lambda item: item.functions, lambda item: item.collected):
         before = set(kept)

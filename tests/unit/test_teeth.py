@@ -238,6 +238,27 @@ def test_of_the_fastest_tests_those_that_are_gone_take_no_part(tmp_path: Path) -
     assert recording.fastest(written) == [expected]
 
 
+def test_files_that_are_not_recorded_keep_their_fastest_tests(tmp_path: Path) -> None:
+    name = test_files_that_are_not_recorded_keep_their_fastest_tests.__name__
+    here, other = "tests/unit/test_teeth.py", MIXES.partition("::")[0]
+    mixes, update = MIXES.partition("::")[2], f"{MEMORY}:LowPass.update"
+    written = tmp_path / "fastest.json"
+    tests = {here: {"test_sixty_faults_are_planted_by_hand": 0.1}, other: {mixes: 0.2}}
+    written.write_text(
+        json.dumps({"tests": tests, "functions": {MEMORY: {"LowPass.update": [0, 1], "f": [1]}}})
+    )
+    path = tmp_path / "recorded" / "test" / "tests" / "unit" / "test_teeth.json"
+    path.parent.mkdir(parents=True)
+    item = {"test": f"{here}::{name}", "seconds": 0.3, "passed": True, "set": 0}
+    found = {"digest": "", "items": [item], "functions": [update], "sets": [[0]], "collected": []}
+    path.write_text(json.dumps(found), encoding="utf-8")
+    recording.keep_fastest(tmp_path / "recorded", written)
+    assert recording.fastest(written) == [
+        Item(MIXES, "test", 0.2, frozenset({update})),  # `f` is gone
+        Item(f"{here}::{name}", "test", 0.3, frozenset({update})),
+    ]
+
+
 def test_the_list_of_fastest_tests_is_not_out_of_date() -> None:
     files = json.loads(recording.FASTEST.read_text(encoding="utf-8"))["tests"]
     again = "write it anew: make teeth ARGS='--tier test --record --keep-fastest'"
