@@ -12,6 +12,7 @@ import torch
 from gradwire.codec.gcomp import CodeTable, Key, unframe
 from gradwire.errors import WireError
 from tests.golden import slow
+from tests.support.looped import looped
 
 FILES = sorted((Path(__file__).parent / "frames").glob("*.json"))
 FRAMES = {
@@ -54,7 +55,7 @@ def test_good_frames(name: str) -> None:
     assert slowly_received(entry) == bytes.fromhex(entry["expected"])
 
 
-@pytest.mark.parametrize("name", [name for name in FRAMES if "-bad/" in name])
+@looped("name", [name for name in FRAMES if "-bad/" in name])
 def test_bad_frames(name: str) -> None:
     entry = FRAMES[name]
     with pytest.raises(WireError, match=entry["expected"]):

@@ -16,6 +16,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.lab.workloads.spec import IMAGES, TEXTS
 from gradwire.recipes import entries, recipe
 from gradwire.recipes.catalogue import MODULES
+from tests.support.looped import looped
 from tests.support.pages import blocks_of
 from tests.support.rig import SHAPES, Rig
 from tests.support.source import ROOT
@@ -142,7 +143,7 @@ def numbers(text: str) -> set[str]:
     return set(re.findall(r"(?<!\w)\d+(?:,\d{3})*(?:\.\d+)?", text))
 
 
-@pytest.mark.parametrize("row", CLAIMS, ids=lambda row: row["claim"])
+@looped("row", CLAIMS)
 def test_a_claim_has_a_verdict_and_its_numbers_are_in_what_it_links(row: dict[str, str]) -> None:
     assert re.match(r"holds|partly|not here|not measured", row["verdict"])
     if row["verdict"].startswith("not measured"):

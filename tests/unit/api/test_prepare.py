@@ -29,6 +29,7 @@ from gradwire.placement.device import HostDevice
 from gradwire.recipes import recipe
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build, by_size
+from tests.support.looped import looped
 from tests.support.recipes import LAWS, composed
 from tests.support.source import ROOT
 from tests.support.two_steps import train
@@ -76,7 +77,7 @@ def declared(subjects: Collection[str]) -> set[Call]:
     }
 
 
-@pytest.mark.parametrize("text", LAWS)
+@looped("text", LAWS)
 def test_steps_call_nothing_that_was_not_prepared(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = composed(text).exchange
     prepared = declared(compiler.imported())

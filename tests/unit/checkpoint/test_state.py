@@ -22,6 +22,7 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.memory import UNSENT, LowPass
 from gradwire.sources.checks import check_momentum
+from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
 from tests.support.rig import REVERSED, SHUFFLED, Rig, gradients
 from tests.support.tiers import rest
@@ -235,9 +236,9 @@ WIDER = {**MORE, "middle": (54, 41)}
 """Two shards of 53 rows, and two of 54, have 27 rows each."""
 
 
-@pytest.mark.parametrize("given", ["own", "all", "mean"])
-@pytest.mark.parametrize("recipe", ["topk(ratio=0.1)", "powersgd", DGC])
-@pytest.mark.parametrize(("before", "after"), [(MORE, FEWER), (FEWER, MORE), (MORE, WIDER)])
+@looped("given", ["own", "all", "mean"])
+@looped("recipe", ["topk(ratio=0.1)", "powersgd", DGC])
+@looped(("before", "after"), [(MORE, FEWER), (FEWER, MORE), (MORE, WIDER)])
 def test_shards_that_fit_go_along_when_parameters_have_changed(
     before: dict[str, tuple[int, ...]], after: dict[str, tuple[int, ...]], recipe: str, given: str
 ) -> None:

@@ -9,10 +9,11 @@ import torch
 
 from gradwire.comm.base import DONE, Finishing, Round, Unannounced, Verb
 from gradwire.errors import TransportError
+from tests.support.looped import looped
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 7])
-@pytest.mark.parametrize(
+@looped("world", [1, 2, 3, 4, 5, 7])
+@looped(
     ("verb", "total_sends"),
     [
         # Payloads sent by all ranks together, counted by hand per algorithm.

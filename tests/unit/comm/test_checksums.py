@@ -14,6 +14,7 @@ from gradwire.comm.base import SHORT_BYTES
 from gradwire.comm.checksums import CheckedComm, Sealed
 from gradwire.errors import PeerFailed, WireError
 from tests.support.damage import Damage, DamagingComm
+from tests.support.looped import looped
 from tests.support.tiers import rest
 from tests.support.verbs import CALLS, Call
 
@@ -21,17 +22,17 @@ WORLDS = (1, 2, 3, 4, 5, 7)
 UNLUCKY = 1
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+@looped("world", WORLDS)
+@looped("call", CALLS)
 def test_undamaged_every_verb_does_what_it_did(call: Call, world: int) -> None:
     found = run_ranks(world, lambda comm: call.issue(CheckedComm(comm)))
     for rank, result in enumerate(found):
         assert torch.equal(result, call.expected(rank, world))
 
 
-@pytest.mark.parametrize("numel", [0, 1, 3, 1021, 4099])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.float64])
-@pytest.mark.parametrize("world", [2, 3])
+@looped("numel", [0, 1, 3, 1021, 4099])
+@looped("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.float64])
+@looped("world", [2, 3])
 def test_sums_of_integers_are_those_of_the_inner_comm(numel: int, dtype: torch.dtype, world: int) -> None:
     def body(comm: ThreadComm) -> tuple[Tensor, Tensor]:
         plain = (torch.arange(numel) % 7 + comm.rank).to(dtype)
@@ -105,8 +106,8 @@ def _struck(verb: Callable[[Comm], None], world: int, damage: Damage) -> list[st
     return run_ranks(world, body)
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
-@pytest.mark.parametrize("verb", [*ONE_KNOWS, *ALL_KNOW])
+@looped("world", [2, 3, 5])
+@looped("verb", [*ONE_KNOWS, *ALL_KNOW])
 def test_a_bit_of_a_long_message_is_noticed_by_those_who_must_know(
     verb: Callable[[Comm], None], world: int
 ) -> None:

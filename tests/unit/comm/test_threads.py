@@ -9,13 +9,14 @@ import torch
 
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.errors import RanksDisagree
+from tests.support.looped import looped
 from tests.support.verbs import CALLS, Call
 
 WORLDS = (1, 2, 3, 4, 5, 7)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+@looped("world", WORLDS)
+@looped("call", CALLS)
 def test_verb(call: Call, world: int) -> None:
     for rank, result in enumerate(run_ranks(world, call.issue)):
         assert torch.equal(result, call.expected(rank, world))
@@ -70,8 +71,8 @@ def issue_mismatched(comm: ThreadComm, what: str) -> None:
         comm.shift(torch.zeros(4), torch.zeros(4), 2 if odd else 1)
 
 
-@pytest.mark.parametrize("world", [2, 3, 7])
-@pytest.mark.parametrize("what", ["verb", "size", "shape", "dtype", "root", "distance"])
+@looped("world", [2, 3, 7])
+@looped("what", ["verb", "size", "shape", "dtype", "root", "distance"])
 def test_mismatch_raises_on_all_ranks_and_shows_what_each_wanted(what: str, world: int) -> None:
     raised: list[str] = []
 

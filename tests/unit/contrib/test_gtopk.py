@@ -13,6 +13,7 @@ from gradwire.codec.indices import index_words
 from gradwire.comm import Round
 from gradwire.contrib.gtopk import gtop_k
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)
@@ -49,8 +50,8 @@ def elected(inputs: list[Tensor], count: int) -> list[int]:
     return list(lists[0])
 
 
-@pytest.mark.parametrize("world", [*WORLDS, 7, 8])
-@pytest.mark.parametrize("ratio", [0.02, 0.1, 0.5, 1.0])
+@looped("world", [*WORLDS, 7, 8])
+@looped("ratio", [0.02, 0.1, 0.5, 1.0])
 def test_equals_the_tree_in_plain_python(world: int, ratio: float) -> None:
     inputs = [integers(rank) for rank in range(world)]
     final = elected(inputs, round(ratio * 60))

@@ -15,6 +15,7 @@ from gradwire.contrib.mstopk import Bracket, bisect, ms_top_k
 from gradwire.kernels.topk import topk_indices
 from gradwire.step.context import ExchangeContext
 from tests.support.inputs import FINITE, normal
+from tests.support.looped import looped
 
 AT = ExchangeContext(step=4, unit=1, rank=0, world=3)
 Kind = Callable[[int], Tensor]
@@ -63,8 +64,8 @@ def test_wide_bracket_does_not_send_zeros_for_lack_of_rounds() -> None:
         assert (x[chosen] >= 0.6).all()
 
 
-@pytest.mark.parametrize("kind", FINITE, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("n", [2, 127, 4097, 40_009, 100_003])
+@looped("kind", FINITE)
+@looped("n", [2, 127, 4097, 40_009, 100_003])
 def test_choice_is_that_of_the_listing(kind: Kind, n: int) -> None:
     x = kind(n)
     for ratio in (0.001, 0.01, 0.2, 0.45, 0.9):

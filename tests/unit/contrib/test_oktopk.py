@@ -16,6 +16,7 @@ from gradwire.comm import Round
 from gradwire.contrib.oktopk import ok_topk
 from gradwire.contrib.randomk import random_k
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)
@@ -60,9 +61,9 @@ def simulate(inputs: list[Tensor], count: int, slack: float) -> Simulated:
     return Simulated(mean, sent)
 
 
-@pytest.mark.parametrize("world", [*WORLDS, 7])
-@pytest.mark.parametrize("ratio", [0.02, 0.1, 0.35, 1.0])
-@pytest.mark.parametrize("slack", [1.0, 1.5, 2.0])
+@looped("world", [*WORLDS, 7])
+@looped("ratio", [0.02, 0.1, 0.35, 1.0])
+@looped("slack", [1.0, 1.5, 2.0])
 def test_equals_brute_force(world: int, ratio: float, slack: float) -> None:
     inputs = [integers(rank) for rank in range(world)]
     expected = simulate(inputs, round(ratio * 60), slack)

@@ -9,6 +9,7 @@ from torch import Tensor
 from gradwire.comm import Round
 from gradwire.contrib.sketchsgd import sketch
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.steps import step
 
 WORLDS = (1, 2, 3, 4, 5)
@@ -18,9 +19,9 @@ def noise(rank: int, size: int) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(rank))
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("planted", "table"), [(20, 5.0), (200, 60.0)])
+@looped("world", WORLDS)
+@looped("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@looped(("planted", "table"), [(20, 5.0), (200, 60.0)])
 def test_planted_sums_are_found(world: int, dtype: torch.dtype, planted: int, table: float) -> None:
     # A tenth of what may be sent with a small table; all of it with a large one.
     size, count = 20_000, 200

@@ -26,6 +26,7 @@ from gradwire.recipes import recipe
 from gradwire.step.context import ExchangeContext
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
+from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE
 
 PROFILE = load("resnet50")
@@ -227,7 +228,7 @@ ALIKE = tuple(
 """Layers alike, of which units of a quarter of a million elements hold parts."""
 
 
-@pytest.mark.parametrize("label", EVERY_RECIPE)
+@looped("label", EVERY_RECIPE)
 def test_units_that_are_alike_have_the_rounds_that_each_of_them_has(label: str) -> None:
     composition = replace(
         recipe(EVERY_RECIPE[label]).build(), cutter=partial(even_cuts, unit_elements=1 << 18)

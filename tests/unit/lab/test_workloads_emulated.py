@@ -20,6 +20,7 @@ from gradwire.planning.shapes import PROFILES, load, models
 from gradwire.recipes import recipe
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
+from tests.support.looped import looped
 
 PUBLISHED = {
     "alexnet": 61_100_840,
@@ -60,7 +61,7 @@ def gradients(work, rank=0, step=0, seed=0):
     return [parameter.grad for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("model", PUBLISHED)
+@looped("model", PUBLISHED)
 def test_parameter_counts_are_the_published_ones(model):
     assert load(model).parameters == PUBLISHED[model]
 
@@ -100,8 +101,8 @@ def test_stored_profiles_are_what_the_generator_writes(monkeypatch):
             sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("model", models())
-@pytest.mark.parametrize("factor", [2, 16])
+@looped("model", models())
+@looped("factor", [2, 16])
 def test_shrinking_divides_all_tensors_alike(model, factor):
     before, after = load(model), shrunk(load(model), factor)
     assert after.parameters * factor == pytest.approx(before.parameters, rel=0.01)
@@ -128,8 +129,8 @@ def sent(profile, policy):
     return 1 - waiting * 2 / 3
 
 
-@pytest.mark.parametrize("model", models())
-@pytest.mark.parametrize("factor", [4, 32, 64])
+@looped("model", models())
+@looped("factor", [4, 32, 64])
 def test_recipes_send_the_share_that_they_send_of_the_full_network(model, factor):
     work = emulated(f"emulated({model}, shrink={factor})")
     full = sent(load(model), None)
@@ -238,7 +239,7 @@ def test_buckets_shrink_with_the_model():
     assert emulated("emulated(vgg19, shrink=16)").bucket_cap_mb == 25 / 16
 
 
-@pytest.mark.parametrize("model", models())
+@looped("model", models())
 def test_every_network_says_where_its_times_are_from(model):
     times = timing(load(model))
     assert 0 < times.before_s < times.backward_s < 10

@@ -12,11 +12,12 @@ from gradwire.comm import Comm, Round, ThreadComm, owe_zeros, run_ranks
 from gradwire.errors import RanksDisagree, TransportError
 from gradwire.measure.clock import RoundTime, Trace
 from gradwire.measure.metered import MeteredComm
+from tests.support.looped import looped
 from tests.support.verbs import CALLS, SIZE, Call
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+@looped("world", [1, 2, 3])
+@looped("call", CALLS)
 def test_verbs_pass_through_unchanged(call: Call, world: int) -> None:
     for rank, result in enumerate(run_ranks(world, lambda comm: call.issue(MeteredComm(comm)))):
         assert torch.equal(result, call.expected(rank, world))

@@ -11,6 +11,7 @@ from gradwire.measure.link import Change, LinkMonitor, Sample
 from gradwire.planning.change_detection import SOONEST, WINDOW
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Link
+from tests.support.looped import looped
 
 WORLD = 4
 SIZES = (2_000, 100_000, 1_000_000)
@@ -44,8 +45,8 @@ def _changes(monitor: LinkMonitor, steps: Iterator[list[Sample]]) -> list[tuple[
     return [(number, change) for number, changes in found for change in changes]
 
 
-@pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("seed", range(5))
+@looped("name", CHANGES)
+@looped("seed", range(5))
 def test_a_change_is_noticed_within_10_steps(name: str, seed: int) -> None:
     draw, monitor = random.Random(seed), LinkMonitor(WORLD)
     assert _changes(monitor, _steps(BASE, 60, draw, noise=0.05)) == []

@@ -24,6 +24,7 @@ from gradwire.measure.probe import (
 from gradwire.planning.collectives import Transfer, hops, payload_for, serial_bytes, time_of
 from gradwire.planning.costs import Link, Network
 from tests.support.damage import Damage, DamagingComm
+from tests.support.looped import looped
 from tests.unit.measure.links import SlowComm
 
 ALPHA_S, BETA_S = 2e-3, 4e-8
@@ -160,8 +161,8 @@ def test_the_true_duration_is_that_of_the_rank_that_entered_last() -> None:
     assert run_ranks(2, lambda comm: slowest(comm, table[comm.rank])) == 2 * [[0.7, 0.9, 0.2]]
 
 
-@pytest.mark.parametrize("verb", [*VERBS, *OWN])
-@pytest.mark.parametrize("world", [2, 3, 4, 7])
+@looped("verb", [*VERBS, *OWN])
+@looped("world", [2, 3, 4, 7])
 def test_payloads_are_whole_numbers_of_every_rank_and_about_as_large_as_asked(verb: str, world: int) -> None:
     for size in WIRE_BYTES:
         payload = payload_for(verb, size, world)

@@ -9,6 +9,7 @@ import pytest
 from gradwire.errors import GradwireError
 from gradwire.members.base import Card, Entry, Roster
 from gradwire.members.plan import ENDS, planned
+from tests.support.looped import looped
 from tests.support.scripted import Play
 
 FEW, MANY = range(24), range(24, 1024)
@@ -43,7 +44,7 @@ def test_without_faults_all_is_counted_once_and_nothing_is_lost() -> None:
         assert {end for _id, end in play.ends} <= {"done", "left alone"}
 
 
-@pytest.mark.parametrize("seed", FEW)
+@looped("seed", FEW)
 def test_members_that_die_sleep_and_come_back_keep_the_invariant(seed: int) -> None:
     check(played(seed))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.metric import SHARE, numerators, thresholds
+from tests.support.looped import looped
 from tests.support.optimizers import (
     CASES,
     Case,
@@ -57,9 +58,9 @@ def moved(case: Case, steps: int, lost: Tensor, dtype: torch.dtype = torch.float
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("steps", [0, 1, 2, 30])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@looped("world", WORLDS)
+@looped("steps", [0, 1, 2, 30])
+@looped("case", CASES)
 def test_a_rounding_per_rank_moves_a_parameter_by_no_more_ulp_than_ranks(
     case: Case, steps: int, world: int
 ) -> None:
@@ -68,9 +69,9 @@ def test_a_rounding_per_rank_moves_a_parameter_by_no_more_ulp_than_ranks(
     assert (moved(case, steps, lost) <= world * case.factor).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("steps", [0, 30])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@looped("dtype", [torch.bfloat16, torch.float16])
+@looped("steps", [0, 30])
+@looped("case", CASES)
 def test_in_sixteen_bits_by_so_many_parts_of_those(case: Case, steps: int, dtype: torch.dtype) -> None:
     found = thresholds(N, context_of(*trained(case, steps, dtype=dtype)), dtype)
     lost = 4 * half_a_step(found, dtype)
@@ -80,7 +81,7 @@ def test_in_sixteen_bits_by_so_many_parts_of_those(case: Case, steps: int, dtype
     assert far[0].max() > SHARE[dtype] or steps == 0
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@looped("case", CASES)
 def test_so_do_levels(case: Case) -> None:
     # 2^(L − 1) units of 2^(e − 23), with |g|·2^L < |C|: less than 2^-24·|C|.
     for steps in (0, 1, 30):
@@ -88,7 +89,7 @@ def test_so_do_levels(case: Case) -> None:
         assert (moved(case, steps, lost) <= case.factor).all()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@looped("case", CASES)
 def test_the_bound_is_no_looser_than_it_says(case: Case) -> None:
     # A threshold is at most an octave below C, an ulp at most one above 2^-24 of θ': a loss that is four
     # times as large must show. Where g reaches the second moment it moves less, but for tiny gradients.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from gradwire.metric import numerators, thresholds
+from tests.support.looped import looped
 from tests.support.optimizers import CASES, Case, N, Optimizer, context_of, trained
 
 
@@ -41,8 +41,8 @@ def table_2(optimizer: Optimizer) -> Tensor:
     return ((θ * root * (1 - β1**t) - η * β1 * m) / (η * (1 - β1)) - λ * θ).abs()
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 30])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@looped("steps", [0, 1, 2, 30])
+@looped("case", CASES)
 def test_numerators_and_thresholds_are_those_of_table_2(case: Case, steps: int) -> None:
     parameter, optimizer = trained(case, steps)
     exact, ctx = table_2(optimizer), context_of(parameter, optimizer)

@@ -13,6 +13,7 @@ from torch import nn
 from gradwire.errors import GradwireWarning
 from gradwire.metric import numerator_of, numerators, thresholds
 from gradwire.step.context import ExchangeContext, Part, Replicated
+from tests.support.looped import looped
 from tests.support.optimizers import CASES, N, context_of, draw, trained
 
 SGD = {
@@ -87,7 +88,7 @@ def test_a_loss_scale_in_the_gradients_is_one_in_what_they_are_compared_with() -
     assert torch.equal(thresholds(N, scaled), thresholds(N, plain) + 12)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@looped("case", CASES)
 def test_every_case_has_a_formula_before_and_after_its_first_step(case: Any) -> None:
     for steps in (0, 1, 2):
         with warnings.catch_warnings(record=True) as said:

@@ -20,9 +20,10 @@ from gradwire.planning.collectives import (
 )
 from gradwire.planning.costs import NOMINAL, Link, Network
 from gradwire.planning.ratio import ways
+from tests.support.looped import looped
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8, 16)
-every_world = pytest.mark.parametrize("world", WORLDS)
+every_world = looped("world", WORLDS)
 
 Message = tuple[int, int, float, frozenset[tuple[int, int]]]
 """From, to, the share of a payload that travels, and what it holds: (part, rank that has contributed)."""
@@ -106,7 +107,7 @@ def carried_out(steps: Iterator[list[Message]], held: Held, link: Link) -> float
 
 
 @every_world
-@pytest.mark.parametrize(
+@looped(
     ("verb", "algorithm", "schedule"),
     [
         ("all_reduce", "ring", ring_all_reduce),
@@ -225,8 +226,8 @@ def test_ways_in_the_papers_form() -> None:
         assert by_volume == pytest.approx(volumes)
 
 
-@pytest.mark.parametrize("world", range(3, 9))
-@pytest.mark.parametrize("payload_bytes", [100, 4600, 5000, 6200, 6300, 8400, 8500, 100_000])
+@looped("world", range(3, 9))
+@looped("payload_bytes", [100, 4600, 5000, 6200, 6300, 8400, 8500, 100_000])
 def test_few_bytes_go_the_way_that_takes_less_time_over_50_megabits(world: int, payload_bytes: int) -> None:
     network = Network(Link(NOMINAL.alpha_s, 8 / 50e6))
     took_s = {

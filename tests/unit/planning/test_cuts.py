@@ -10,6 +10,7 @@ import pytest
 from gradwire.planning.collectives import Transfer, algorithm_of
 from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S
 from gradwire.planning.cuts import Announced, even_cuts, fitted_cuts, phased_cuts, ramped_cuts
+from tests.support.looped import looped
 
 SIZES = (0, 1, 7, 1000, 16_384, 100_003, 11_000_000, 143_667_240)
 
@@ -47,8 +48,8 @@ def _sending(verbs: Sequence[str], bytes_per_element: float, numel: int) -> Anno
     return lambda start: [Transfer(verb, bytes_per_element * (numel - start)) for verb in verbs]
 
 
-@pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("world", [1, 2, 4, 64])
+@looped("numel", SIZES)
+@looped("world", [1, 2, 4, 64])
 def test_fitted_units_make_up_the_flat_buffer_and_none_is_above_25_megabytes_of_float32(
     numel: int, world: int
 ) -> None:

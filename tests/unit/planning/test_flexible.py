@@ -20,6 +20,7 @@ from gradwire.planning.facts import StepObservation, Watched
 from gradwire.planning.flexible import WAYS, Choice, Flexible, Rule, Trigger
 from gradwire.planning.ratio import ALL_GATHER, RING, TREE, RatioCandidate, candidate_ratios
 from gradwire.recipes.flexible import rounds_of
+from tests.support.looped import looped
 from tests.support.planning_problems import best_ratio
 
 NUMEL, WORLD = 10_000_000, 8
@@ -241,9 +242,9 @@ def varying(seed: int, share: float) -> Callable[[], float]:
     return lambda: draw.lognormvariate(0.0, share) * (draw.uniform(2, 6) if draw.random() < 0.05 else 1.0)
 
 
-@pytest.mark.parametrize("link", [FAST, SLOW, FAR, Link(1e-3, 8 / 2e8)])
-@pytest.mark.parametrize("share", [0.1, 0.2])
-@pytest.mark.parametrize("seed", range(3))
+@looped("link", [FAST, SLOW, FAR, Link(1e-3, 8 / 2e8)])
+@looped("share", [0.1, 0.2])
+@looped("seed", range(3))
 def test_times_that_vary_over_a_constant_link_change_nothing_after_the_first_plan(
     link: Link, share: float, seed: int
 ) -> None:

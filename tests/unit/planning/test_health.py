@@ -9,6 +9,7 @@ from statistics import fmean, pvariance
 import pytest
 
 from gradwire.planning.health import EVERY, GROWN, Health, Lag, Losses, LossTrend, pooled
+from tests.support.looped import looped
 
 
 def _lags(*unsent: float) -> list[bool]:
@@ -70,8 +71,8 @@ def test_a_loss_that_rises_slowly_is_told_too() -> None:
     assert told.index(True) > len(FALLING)
 
 
-@pytest.mark.parametrize("last", [0.0, 0.5, 0.9, 0.95])
-@pytest.mark.parametrize("seed", range(5))
+@looped("last", [0.0, 0.5, 0.9, 0.95])
+@looped("seed", range(5))
 def test_losses_that_vary_together_for_many_steps_are_healthy(last: float, seed: int) -> None:
     """10,000 steps on one rank; a loss keeps the share `last` of how far the one before was from the mean."""
     draw, trend, here = Random(seed), LossTrend(), 0.0

@@ -7,13 +7,12 @@ from itertools import accumulate, pairwise
 from random import Random
 from statistics import median
 
-import pytest
-
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, Line, Link, Network
 from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.interval import bucketed, paper_cuts, shards
 from gradwire.planning.step_time import step_time
+from tests.support.looped import looped
 from tests.support.planning_problems import backward, balanced_cuts, imbalance, step_traffic, units_between
 
 WIRE = Line(0.02, 3e-6)
@@ -25,8 +24,8 @@ MODELS = {
     "large last": BackwardTiming(0.0, (0.4, 0.8, 1.0), (100_000, 100_000, 800_000), 1.0),
     "random": backward(Random(5), 30),
 }
-every_model = pytest.mark.parametrize("of", MODELS.values(), ids=MODELS)
-every_interval = pytest.mark.parametrize("interval", [1, 2, 3, 4, 7])
+every_model = looped("of", MODELS.values())
+every_interval = looped("interval", [1, 2, 3, 4, 7])
 
 
 def sizes(cuts: tuple[int, ...], numel: int) -> list[int]:
@@ -70,8 +69,8 @@ def test_balanced_cuts_end_no_later_than_others(of: BackwardTiming, interval: in
 
 
 @every_model
-@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.95])
-@pytest.mark.parametrize("interval", [1, 2, 3, 7])
+@looped("share", [0.05, 0.2, 0.5, 0.95])
+@looped("interval", [1, 2, 3, 7])
 def test_segments_are_few_where_everything_hides(of: BackwardTiming, share: float, interval: int) -> None:
     # A step's bytes take this share of the backward pass, so only the last unit can be seen.
     wire = Line(2e-4, share * interval * of.total_s / sum(of.numel))

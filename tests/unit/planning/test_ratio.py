@@ -20,6 +20,7 @@ from gradwire.planning.ratio import (
     pareto_front,
 )
 from tests.support.inputs import FINITE, heavy_tail, normal, special, zeros
+from tests.support.looped import looped
 from tests.support.planning_problems import best_ratio, fine_ratios, typical
 
 
@@ -89,9 +90,7 @@ def test_an_empty_front_has_no_knee() -> None:
 
 
 RATIOS = (1.0, 0.5, 0.1, 0.033, 0.011, 0.004, 0.001)
-every_draw = pytest.mark.parametrize(
-    "draw", [draw for draw in FINITE if draw is not zeros], ids=lambda draw: draw.__name__
-)
+every_draw = looped("draw", [draw for draw in FINITE if draw is not zeros])
 
 
 def of(x: Tensor) -> Magnitudes:
@@ -108,7 +107,7 @@ def exact(x: Tensor, ratio: float) -> float:
 
 
 @every_draw
-@pytest.mark.parametrize("n", [1, 7, 1000, 40_009])
+@looped("n", [1, 7, 1000, 40_009])
 def test_the_gain_of_an_exact_top_k_lies_within_the_error(draw: Callable[[int], Tensor], n: int) -> None:
     x = draw(n)
     for ratio, found in zip(RATIOS, gains(of(x), RATIOS), strict=True):

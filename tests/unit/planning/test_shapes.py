@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.planning.shapes import load, models, read, ready_of
+from tests.support.looped import looped
 
 
 def written(path: Path, document: object) -> Path:
@@ -46,7 +47,7 @@ def test_a_model_by_its_usual_name() -> None:
         load("zzz")
 
 
-@pytest.mark.parametrize("model", models())
+@looped("model", models())
 def test_parameters_are_ready_in_order_and_all_at_the_end(model: str) -> None:
     profile = load(model)
     backward = ready_of(profile, 0.5, 2.0)

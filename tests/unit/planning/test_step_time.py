@@ -10,6 +10,7 @@ from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.cuts import element_cuts
 from gradwire.planning.step_time import Sent, Tail, UnitWork, held_up, step_time
+from tests.support.looped import looped
 from tests.support.planning_problems import step_held_up_s, units_between
 from tests.unit.planning.ticking import Clockwork, Unit
 
@@ -26,7 +27,7 @@ def codec(encode_s: float, decode_s: float) -> CodecCost:
     return CodecCost(Line(encode_s, 0.0), Line(decode_s, 0.0))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@looped("seed", range(20))
 def test_as_clockwork_has_it(seed: int) -> None:
     draw = Random(seed)
     for _ in range(10):
@@ -45,7 +46,7 @@ def test_as_clockwork_has_it(seed: int) -> None:
         assert found == Clockwork(ticking).run()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@looped("seed", range(20))
 def test_dense_overlap_is_covaps_equation_3(seed: int) -> None:
     draw = Random(seed)
     computed = [draw.random() for _ in range(7)]

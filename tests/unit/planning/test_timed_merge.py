@@ -21,6 +21,7 @@ from gradwire.planning.timed_merge import (
     groupings,
     timed_search,
 )
+from tests.support.looped import looped
 from tests.support.planning_problems import all_groupings, backward, cost, step_seconds
 
 TENSORS = 60
@@ -53,8 +54,8 @@ def test_it_finds_what_the_search_would_find_and_ends_within_its_steps() -> None
     assert step < MOST_STEPS
 
 
-@pytest.mark.parametrize("most_steps", [49, MOST_STEPS])
-@pytest.mark.parametrize("tensors", [2, 3, 4, 5, 17, 18, 60, 105, 161, 257, 258, 314, 1000])
+@looped("most_steps", [49, MOST_STEPS])
+@looped("tensors", [2, 3, 4, 5, 17, 18, 60, 105, 161, 257, 258, 314, 1000])
 def test_wherever_the_best_cut_lies_it_keeps_to_its_steps(tensors: int, most_steps: int) -> None:
     for best in range(1, tensors, max(1, tensors // 60)):
         merge = timed_search(tensors, most_steps=most_steps)
@@ -93,9 +94,9 @@ def test_the_fastest_of_all_that_were_timed_stays_wherever_the_search_ends() -> 
     assert search != trial.cuts, "the search ends elsewhere"
 
 
-@pytest.mark.parametrize("groups", [3, 4])
-@pytest.mark.parametrize("tensors", [1, 5, 40, 161])
-@pytest.mark.parametrize("most_steps", [6, 49, 1000])
+@looped("groups", [3, 4])
+@looped("tensors", [1, 5, 40, 161])
+@looped("most_steps", [6, 49, 1000])
 def test_a_search_for_more_groups_keeps_to_its_steps_too(groups: int, tensors: int, most_steps: int) -> None:
     merge = timed_search(tensors, groups, most_steps=most_steps)
     # The more groups the better, so that no number of them is left out; what is best among them is drawn.

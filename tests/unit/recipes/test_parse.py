@@ -16,6 +16,7 @@ from gradwire.exchange.payloads import reduce
 from gradwire.recipes import Composition, Recipe, RecipeEntry, entries, names, recipe, register
 from gradwire.recipes.base import REGISTRY
 from gradwire.recipes.parse import short
+from tests.support.looped import looped
 from tests.support.recipes import LAWS
 
 
@@ -37,12 +38,12 @@ def test_spaces_quotes_and_empty_brackets_do_not_matter(text: str, canonical: st
     assert recipe(canonical) == recipe(text)
 
 
-@pytest.mark.parametrize("name", names())
+@looped("name", names())
 def test_every_recipe_builds_without_options_and_has_a_summary(name: str) -> None:
     assert isinstance(recipe(name).build(), Composition)
 
 
-@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
+@looped("entry", entries())
 def test_every_recipe_documents_itself(entry: RecipeEntry) -> None:
     assert entry.summary.endswith(".")
     for heading in ("Travels", "Paper", "Use when"):
@@ -65,7 +66,7 @@ def test_a_composition_names_itself_so_that_a_state_can_find_it_again(text: str)
     assert (again.text, again.exchange) == (built.text, built.exchange)
 
 
-@pytest.mark.parametrize("text", sorted(LAWS))
+@looped("text", sorted(LAWS))
 def test_the_short_text_is_the_same_recipe(text: str) -> None:
     built = recipe(text).build()
     again = recipe(short(built.text)).build()
@@ -95,7 +96,7 @@ def test_equal_values_of_other_types_are_told_apart() -> None:
     assert recipe(short(given)).build().text == given != recipe("leader_topk").build().text
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "message"),
     [
         ("covapp", "unknown recipe 'covapp'; did you mean 'covap'"),
@@ -157,7 +158,7 @@ def test_a_composition_of_ones_own_needs_a_text_and_no_registration() -> None:
         recipe(replace(mine, text=""))
 
 
-@pytest.mark.parametrize("name", names())
+@looped("name", names())
 def test_a_composition_of_a_registered_recipe_is_that_recipe(name: str) -> None:
     built = recipe(name).build()
     assert recipe(built).build().text == built.text

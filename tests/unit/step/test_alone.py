@@ -17,6 +17,7 @@ from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import GradwireWarning
 from gradwire.memory import UNSENT
+from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING
 from tests.support.rig import NAMES, Rig, flat, gradients
 from tests.support.states import own_state
@@ -46,7 +47,7 @@ def _in_pair(text: str, steps: int = 3) -> list[dict[str, Any]]:
     return run_ranks(2, rank)
 
 
-@pytest.mark.parametrize("name", REST)
+@looped("name", REST)
 def test_gradients_are_what_they_are(name: str) -> None:
     def rank(comm: Comm) -> None:
         rig = _alone(comm, EVERY_RECIPE[name])
@@ -127,7 +128,7 @@ LOW_PASS = ("leader_topk, low pass", "scalecom, low pass")
 COMPRESSING = [name for name in REMEMBERING if name not in MORE]
 
 
-@pytest.mark.parametrize("name", COMPRESSING)
+@looped("name", COMPRESSING)
 def test_what_a_loaded_state_holds_is_added_to_the_first_gradient(name: str) -> None:
     states = _in_pair(EVERY_RECIPE[name])
     owed = _owed(states, 4.0 if name in LOW_PASS else 1.0)

@@ -11,6 +11,7 @@ from gradwire.step.context import Replicated
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
 from gradwire.step.shards import Shard, cut, joined, shards_of
+from tests.support.looped import looped
 from tests.support.rig import specs
 
 
@@ -81,9 +82,9 @@ def test_what_replicas_hold_alike_is_cut_as_gradients_are() -> None:
         assert each.group is seen.group
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 10, 65])
-@pytest.mark.parametrize("parts", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("row", [(), (3,), (2, 3)])
+@looped("rows", [1, 2, 3, 5, 8, 10, 65])
+@looped("parts", [1, 2, 3, 4, 7])
+@looped("row", [(), (3,), (2, 3)])
 def test_shards_by_rows_are_fsdps(rows: int, parts: int, row: tuple[int, ...]) -> None:
     values = torch.arange(float(rows * torch.Size(row).numel())).view(rows, *row)
     whole = ParameterSpec("w", tuple(values.shape), torch.float32, values.numel())

@@ -13,12 +13,13 @@ from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.comm.algorithms import ALL_REDUCES
 from gradwire.comm.base import Algorithm
 from gradwire.errors import RanksDisagree
+from tests.support.looped import looped
 from tests.unit.comm.hops.meter import messages
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
 SIZES = (0, 1, 2, 3, 5, 7, 64, 1000)
 
-every_algorithm = pytest.mark.parametrize("algorithm", ALL_REDUCES)
+every_algorithm = looped("algorithm", ALL_REDUCES)
 
 
 def coded(rank: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -37,8 +38,8 @@ def reduced(algorithm: Algorithm, inputs: Sequence[Tensor]) -> list[Tensor]:
     return run_ranks(len(inputs), body)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64])
-@pytest.mark.parametrize("world", WORLDS)
+@looped("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64])
+@looped("world", WORLDS)
 @every_algorithm
 def test_sums_are_exact_for_integers(algorithm: Algorithm, world: int, dtype: torch.dtype) -> None:
     for size in SIZES:
@@ -48,7 +49,7 @@ def test_sums_are_exact_for_integers(algorithm: Algorithm, world: int, dtype: to
             assert torch.equal(result, expected), size
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 @every_algorithm
 def test_all_ranks_hold_the_same_bits(algorithm: Algorithm, world: int) -> None:
     draw = torch.Generator().manual_seed(world)
@@ -97,7 +98,7 @@ ORDERS: dict[Algorithm, Callable[[Sequence[Tensor]], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 @every_algorithm
 def test_order_of_addition_is_the_documented_one(algorithm: Algorithm, world: int) -> None:
     # Magnitudes far apart: another order would round differently somewhere among 200 elements.
@@ -110,7 +111,7 @@ def test_order_of_addition_is_the_documented_one(algorithm: Algorithm, world: in
         assert not any(torch.equal(expected, other) for other in others)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 @every_algorithm
 def test_bytes_are_those_of_the_round(algorithm: Algorithm, world: int) -> None:
     for size in (1, 3, 1000):

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.comm.algorithms import scatter_broadcast
+from tests.support.looped import looped
 from tests.unit.comm.hops.meter import messages
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 1000])
+@looped("world", WORLDS)
+@looped("size", [0, 1, 2, 3, 7, 1000])
 def test_everybody_holds_what_the_root_has(size: int, world: int) -> None:
     for src in range(world):
 
