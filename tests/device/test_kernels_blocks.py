@@ -103,7 +103,7 @@ def rows_of(table: ShardedBlocks, x: Tensor) -> Tensor:
     return rows
 
 
-@looped(("draw", "kind"), product(KINDS, LARGEST), by=lambda row: row[1], few=2)
+@looped(("draw", "kind"), product(KINDS, LARGEST), by=lambda row: row[1], few=1)
 def test_shards_are_coded_as_by_the_cpu(draw: Callable[[int], Tensor], kind: BlockKind) -> None:
     for table in tables(kind):
         x = draw(table.numel)
@@ -122,7 +122,7 @@ def test_shards_are_coded_as_by_the_cpu(draw: Callable[[int], Tensor], kind: Blo
             assert all(map(same, found[0], others))
 
 
-@looped(("kind", "world"), product(LARGEST, (2, 3)), by=lambda row: row[0])
+@looped(("kind", "world"), product(LARGEST, (2, 3)), by=lambda row: row[0], few=1)
 def test_the_mean_of_a_shard_is_coded_as_by_the_cpu(kind: BlockKind, world: int) -> None:
     shards = ((600, 300), (), (2304, 7), (5, 0, 9))
     table = ShardedBlocks(tuple(ScaledBlocks(sizes, 256, kind) for sizes in shards))

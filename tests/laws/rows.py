@@ -127,10 +127,6 @@ def perform(row: Row, in_place: bool = False) -> Outcome:
     return Outcome(row, inputs, ranks, before == global_generators())
 
 
-EACH = 2
-"""Rows of each exchange where few are tried."""
-
-
 def groups() -> dict[str, list[Row]]:
     """The rows to try, by the kind of exchange; all of them by exchange, world and type."""
     if FULL:
@@ -145,8 +141,8 @@ def groups() -> dict[str, list[Row]]:
 
 
 def few(levels: Sequence[Sequence[Any]]) -> Iterator[Row]:
-    """So few rows that any two values of factors other than exchanges meet in some row."""
-    cases = list(EXCHANGES) * EACH
+    """A row of each exchange. Any two values of other factors meet in some row."""
+    cases = list(EXCHANGES)
     Random(seed()).shuffle(cases)
     others = (row for number in count() for row in all_pairs(levels, seed() + number))
     return (Row(case, *row) for case, row in zip(cases, others, strict=False))

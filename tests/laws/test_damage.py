@@ -17,12 +17,12 @@ from gradwire.comm import Comm, ThreadComm, run_ranks
 from gradwire.comm.checksums import CheckedComm
 from gradwire.errors import PeerFailed, TransportError, WireError
 from tests.support.damage import Damage, DamagingComm
-from tests.support.depth import FULL, seed
+from tests.support.depth import FEW, FULL, seed
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.rig import Rig, gradients
 
-COUNT = 1000 if FULL else 24
+COUNT = 1000 if FULL else 8 if FEW else 24
 STEPS, STRUCK = 3, 1
 """Of these steps, the one in which a message is damaged."""
 UNIT_ELEMENTS = 3000

@@ -43,7 +43,7 @@ def _momentum(rig: Rig) -> bool:
     ("name", "variant", "exchanges"),
     product(FIXED, VARIANTS, (1, 2)),
     by=lambda row: kind(row[0]) if FEW else f"{kind(row[0])}, {row[1]}, {row[2]}",
-    few=2,
+    few=1,
 )
 def test_after_a_dropped_step_training_goes_on_as_if_it_had_never_been(
     name: str, variant: str, exchanges: int

@@ -82,7 +82,7 @@ def fed_back(case: ExchangeCase) -> tuple[History, ...]:
 
 
 accepted = [case for case in EXCHANGES if case.exchange.laws.contractive]
-accepted = [case for case in accepted if case in drawn(accepted, len(accepted) // 2, "memory")]
+accepted = [case for case in accepted if case in drawn(accepted, len(accepted) // 4, "memory")]
 by_kind = functools.partial(looped, "case", by=lambda case: case.kind)
 
 
