@@ -13,7 +13,7 @@ ALONE := tests/faults tests/process tests/soak
 CORES := -n auto --maxprocesses 4 --dist loadfile
 BESIDE := $(CORES) tests/device tests/golden tests/house tests/laws tests/papers tests/unit
 # Their tables are tried in a few rows, unless GRADWIRE_LAWS asks for more.
-TABLES := tests/device tests/laws tests/unit/exchange
+TABLES := tests/device tests/laws tests/process/test_placement.py tests/unit/exchange
 
 # Dozens of processes import the same modules, which would each compile them anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -76,7 +76,7 @@ PROMISED = {
         "faults.test_status_vote:test_damaged_bytes_are_noticed_on_all_ranks_in_their_step_and_training_goes_on",
     ),
     "gradients on a device": (
-        "device.test_placement_processes:test_a_training_by_way_of_the_host_is_the_cpus_bit_for_bit",
+        "process.test_placement:test_a_training_by_way_of_the_host_is_the_cpus_bit_for_bit",
     ),
     "lossless is DDP": ("process.test_lossless:test_lossless_training_on_two_ranks_is_ddps_bit_for_bit",),
     "a plan": ("unit.api.test_plan:test_on_a_slow_link_it_is_worth_trying_and_auto_would_compress",),

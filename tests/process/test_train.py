@@ -30,14 +30,12 @@ KINDS = (
     "topk(ratio=0.05)",
     "threshold(threshold=0.05)",
     "int8",
-    "leader_topk(ratio=0.05)",
     "star_topk(ratio=0.05)",
     "gcomp",
-    "powersgd(warmup_steps=0)",
     "auto",
 )
-"""One for each way of sending: all-reduce, gathers of payloads, even and not, all-to-all, what one rank
-elects, what it broadcasts, a ring of frames, low rank; and a choice."""
+"""One for each way of sending: all-reduce, gathers of payloads, even and not, all-to-all, what a leader
+broadcasts, a ring of frames; and a choice."""
 
 
 @pytest.mark.parametrize("recipe", rest(TRAINS, but=KINDS))

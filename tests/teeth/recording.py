@@ -39,8 +39,8 @@ _COMPILERS = {"kernel", "inlined", "reordered", "jit"}
 TIERS = ("test", "all")
 ROWS = {"test": "few", "all": "sample"}
 """`GRADWIRE_LAWS` of each tier."""
-TABLES = ("tests/device", "tests/laws", "tests/unit/exchange")
-"""All tests of these folders run in the last tier, too, in more rows than in the first."""
+TABLES = ("tests/device", "tests/laws", "tests/process/test_placement.py", "tests/unit/exchange")
+"""All tests in these run in the last tier, too, in more rows than in the first."""
 
 
 @dataclass(frozen=True)
