@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,6 +44,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     text = collection_path.read_text(encoding="utf-8")
     is_out = not _ANY.search(text) if tier == "rest" else _WHOLE_FILE.search(text)
     return True if is_out else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is loaded now stays: no later collection of garbage, one at each `attach` for one, looks at it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_report_header() -> str:
