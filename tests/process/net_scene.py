@@ -40,12 +40,15 @@ def worker() -> None:
 
 
 def measure(ranks: "list[subprocess.Popen[str]]", size_bytes: int, times: int = 1) -> dict[str, float]:
-    """Rank 0's answer."""
-    for rank in ranks:
-        rank.stdin.write(f"{size_bytes} {times}\n")
-        rank.stdin.flush()
-    answers = [json.loads(rank.stdout.readline()) for rank in ranks]
-    return answers[0]
+    """Rank 0's answer, the fastest of several: a busy machine only makes them slower."""
+    found = []
+    for _ in range(5):
+        for rank in ranks:
+            rank.stdin.write(f"{size_bytes} {times}\n")
+            rank.stdin.flush()
+        answers = [json.loads(rank.stdout.readline()) for rank in ranks]
+        found.append(answers[0])
+    return min(found, key=lambda answer: answer["seconds_s"])
 
 
 def main(mode: str) -> None:
@@ -65,7 +68,7 @@ def main(mode: str) -> None:
         found["total_tx_bytes"] = None if totals is None else totals[0].tx_bytes
         for rank in ranks:
             rank.stdin.close()
-        found["codes"] = [rank.wait(20) for rank in ranks]
+        found["codes"] = [rank.wait(60) for rank in ranks]
     print(json.dumps(found))
 
 

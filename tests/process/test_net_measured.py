@@ -9,7 +9,7 @@ import pytest
 
 from gradwire.lab import emulate
 
-pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.rest]
+pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.rest, pytest.mark.timeout(300)]
 SCENE = Path(__file__).with_name("net_scene.py")
 # Root's and a user's namespaces differ in who may make them, not in what they are: measured once.
 NAMESPACES = next((mode for mode in ("root", "user") if emulate.why_not(mode) is None), None)
@@ -22,7 +22,7 @@ def found(request):
     if mode is None:
         pytest.skip(f"no network namespaces: {emulate.why_not('root')}; {emulate.why_not('user')}")
     done = subprocess.run(
-        [sys.executable, str(SCENE), mode], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, str(SCENE), mode], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
