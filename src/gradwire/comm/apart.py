@@ -30,6 +30,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from gradwire.comm.groups import Part
+from gradwire.comm.process_group import is_lost
 from gradwire.errors import TransportError
 
 T = TypeVar("T")
@@ -121,6 +122,8 @@ class Apart:
         _world.pg_group_ranks[group] = {each: place for place, each in enumerate(ranks)}
         _world.pg_backend_config[group] = str(BackendConfig(dist.Backend("cpu:gloo")))
         self._groups.append(group)
+        self._connections.note()
+        is_lost[group] = self._connections.are_lost
         return group
 
     def _gloo(self, store: Store, rank: int, world: int) -> Any:
@@ -148,7 +151,7 @@ class Apart:
     def abort(self) -> None:
         """Break all connections: whatever runs on them, here and on other ranks, ends with an error.
 
-        Where the system is not Linux, that happens at the timeout.
+        Where the system is not Linux, that happens at the timeout on other ranks.
         """
         self._connections.shut()
 
@@ -173,6 +176,9 @@ class _Connections:
 
     def __init__(self) -> None:
         self._polls: list[int] = []
+        self._counts = dict[int, int]()
+        """As many files as each poll has watched, with all connections."""
+        self._is_shut = False
 
     def device(self, address: str) -> Any:
         """New gloo device that listens and connects at `address`. Its event poll is noted for `shut`."""
@@ -182,12 +188,25 @@ class _Connections:
             self._polls += sorted(_event_polls() - before)
         return made
 
+    def note(self) -> None:
+        """Note how many connections the last device has, now that they have been made."""
+        for poll in self._polls:
+            self._counts.setdefault(poll, len(_polled(poll)))
+
+    def are_lost(self) -> bool:
+        """Whether all were shut down, or gloo has closed one."""
+        missing = (len(_polled(poll)) < count for poll, count in [*self._counts.items()])
+        return self._is_shut or any(missing)
+
     def shut(self) -> None:
         """Shut down all connections. Listening sockets stay: gloo would not survive their loss."""
+        self._is_shut = True
         for poll in self._polls:
             for number in _polled(poll):
                 with suppress(OSError), socket.socket(fileno=os.dup(number)) as own:
-                    if not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    # gloo may have closed it just before, and its number may be another file's by now.
+                    is_ours = number in _polled(poll)
+                    if is_ours and not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                         own.shutdown(socket.SHUT_RDWR)
         self._polls.clear()
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
@@ -79,17 +80,50 @@ def _let_callbacks_end() -> None:
 weakref.finalize(_Callback, _let_callbacks_end)
 
 
-class WorkPending:
-    """A collective's c10d work, or those of several messages."""
+is_lost: WeakKeyDictionary[dist.ProcessGroup, Callable[[], bool]] = WeakKeyDictionary()
+"""By group, where that can be told: whether all that still waits will wait in vain. See `_end`."""
 
-    def __init__(self, works: list[Any]) -> None:
-        self._works = works
+LOOK_S = 0.5
+LOOKS = 2
+"""Seconds between two questions of a wait, and how many in a row must find it lost: what has come then has
+ended."""
+
+
+def _end(work: Any, lost: Callable[[], bool]) -> None:
+    """Wait for `work`. Raises `RuntimeError` if it fails, or once it is `lost`.
+
+    If a connection closes in the middle of a message, gloo tells all that wait for it but the receiver of
+    that message and its sender. Nothing ends their wait before the timeout, so it is on another thread.
+    """
+    ended, errors, looks = threading.Event(), list[BaseException](), 0
+
+    def wait() -> None:
+        try:
+            work.wait()
+        except BaseException as error:
+            errors.append(error)
+        ended.set()
+
+    threading.Thread(target=wait, name="gradwire waits for gloo", daemon=True).start()
+    while not ended.wait(LOOK_S):
+        looks = looks + 1 if lost() else 0
+        if looks == LOOKS:
+            raise RuntimeError("a connection was closed")
+    if errors:
+        raise errors[0]
+
+
+class WorkPending:
+    """A collective's c10d work, or those of several messages, over `group`."""
+
+    def __init__(self, works: list[Any], group: dist.ProcessGroup) -> None:
+        self._works, self._lost = works, is_lost.get(group)
 
     def wait(self) -> None:
         """Block until all works are done; a broken transport raises `TransportError`."""
         for work in self._works:
             try:
-                work.wait()
+                work.wait() if self._lost is None else _end(work, self._lost)
             except RuntimeError as error:
                 raise TransportError(f"a collective failed: {error}") from error
 
@@ -201,9 +235,10 @@ class ProcessGroupComm(PointToPointComm):
 
     def _work(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending:
         try:
-            return WorkPending([verb(*args, group=self.group, async_op=True, **kwargs)])
+            work = WorkPending([verb(*args, group=self.group, async_op=True, **kwargs)], self.group)
         except RuntimeError as error:
             raise TransportError(f"a collective could not be issued: {error}") from error
+        return self._beside().issue(work.wait) if self.group in is_lost else work
 
     def hop(self, collective: Collective) -> Pending:
         """See `PointToPointComm.hop`: on a thread beside the caller."""
@@ -289,7 +324,7 @@ class ProcessGroupComm(PointToPointComm):
         if target == self.rank:
             out.copy_(tensor)
             return DONE
-        return Unannounced(WorkPending(self._under_way([(out, source)], [(tensor, target)])))
+        return Unannounced(WorkPending(self._under_way([(out, source)], [(tensor, target)]), self.group))
 
     def _neighbours(self, by: int) -> tuple[int, int]:
         """The ranks that a shift sends to and receives from."""
@@ -298,7 +333,7 @@ class ProcessGroupComm(PointToPointComm):
     def _messages(self, receives: Sequence[Addressed], sends: Sequence[Addressed]) -> Pending:
         """Exchange tensors with the ranks beside them; `then` is told when all have ended."""
         works = self._under_way(receives, sends)
-        return self._beside().issue(WorkPending(works).wait) if works else DONE
+        return self._beside().issue(WorkPending(works, self.group).wait) if works else DONE
 
     def _under_way(self, receives: Sequence[Addressed], sends: Sequence[Addressed]) -> list[Any]:
         """Issue the messages that are not empty, and return their works.
@@ -372,6 +407,7 @@ class GroupPeers:
             return DONE
         try:
             series = self._series if tensor.is_cpu else None
-            return WorkPending(_striped(self._groups, verb, tensor, rank, ALGORITHM_TAG, series=series))
+            works = _striped(self._groups, verb, tensor, rank, ALGORITHM_TAG, series=series)
+            return WorkPending(works, self._groups[0])
         except RuntimeError as error:
             raise TransportError(f"a message could not be issued: {error}") from error

@@ -480,6 +480,7 @@ class _Deadline:
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
+        self._timer.join()  # it may just be ending what runs; nothing new may begin meanwhile
 
 
 class Alone(Exception):

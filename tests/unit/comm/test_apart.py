@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.apart import Apart
+from gradwire.comm.process_group import GroupPeers
 from gradwire.errors import TransportError
 
 
@@ -77,6 +78,28 @@ def test_an_abort_ends_what_runs_here_and_on_other_ranks() -> None:
         return "done"
 
     assert [each.result() for each in met(3, body)] == ["broken"] * 3
+
+
+def test_a_connection_that_closes_in_the_middle_of_a_message_ends_the_wait_for_it() -> None:
+    sent = torch.ones(2**26)
+    came = torch.zeros_like(sent)
+
+    def body(meeting: Apart) -> str:
+        try:
+            if meeting.rank == 0:
+                pending = GroupPeers([meeting.group]).send(sent, 1)
+                while not came[0]:
+                    time.sleep(0.001)
+                meeting.abort()
+                pending.wait()
+            else:
+                GroupPeers([meeting.group]).receive(came, 0).wait()
+        except TransportError:
+            return "broken"
+        return "done"
+
+    assert [each.result() for each in met(2, body)] == ["broken"] * 2
+    assert not came[-1]
 
 
 @pytest.mark.rest
