@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 import gradwire
 from gradwire._api import connections
 from gradwire.agreement.agree import checksum
+from gradwire.comm import ProcessGroupComm
 from gradwire.measure.connections import tried
 from gradwire.members import Card, Roster
 from gradwire.members.standing import Fixed
@@ -105,6 +106,29 @@ def anew() -> dict[str, Any]:
     return {"held": held, "overlap": wire.overlap, "rounds": wire.rounds, "measured": measured}
 
 
+def questions() -> list[int]:
+    """Collectives of each of six rounds over long links, the last three of which are in fresh meetings."""
+    members, model = Anew(dist.group.WORLD, "127.0.0.1"), perceptron(dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    issue, counts = ProcessGroupComm.issue, [0]
+
+    def counting(self: ProcessGroupComm, *round_: Any) -> Any:
+        counts[-1] += self.world > 1
+        return issue(self, *round_)
+
+    with (
+        patch("gradwire.measure.connections.LONG_S", 0.0),
+        patch("gradwire._api.connections.LONG_S", 0.0),
+        patch.object(ProcessGroupComm, "issue", counting),
+    ):
+        gradwire.outer(model, optimizer, "int4", every=1, members=members)
+        for step in range(6):
+            members.is_broken = step >= 3
+            counts.append(0)
+            steps(model, optimizer, range(step, step + 1))
+    return counts[1:]
+
+
 def losses_that_rise() -> list[str]:
     """Signs that losses have risen, where the roster has changed just before."""
     members, model = Anew(dist.group.WORLD, "127.0.0.1"), perceptron()
@@ -153,5 +177,10 @@ INSIDE: dict[str, Callable[[], Any]] = {
     for delay in (0, 2)
 }
 SCENES |= INSIDE
-ALSO: dict[str, Callable[[], Any]] = {"anew": anew, "losses": losses_that_rise, "refused": refused}
+ALSO: dict[str, Callable[[], Any]] = {
+    "anew": anew,
+    "questions": questions,
+    "losses": losses_that_rise,
+    "refused": refused,
+}
 SCENES |= ALSO

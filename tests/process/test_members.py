@@ -43,6 +43,11 @@ def test_a_meeting_leaves_nothing_behind_and_settings_stay_and_links_are_measure
             assert last <= second + 1
 
 
+def test_a_fresh_meeting_compares_all_that_ranks_must_agree_on_in_one_question(world: Scenes) -> None:
+    for counts in value(world, "questions"):
+        assert max(counts[3:]) == max(counts[:3]) + 1
+
+
 def test_losses_that_rise_are_compared_with_those_before_the_roster_changed(world: Scenes) -> None:
     for signs in value(world, "losses"):
         assert signs == ["the loss has risen from 1 to 2"]

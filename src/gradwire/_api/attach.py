@@ -20,6 +20,7 @@ from gradwire._api.transports import Transports, connect, placements, with_parts
 from gradwire._api.wire import Attached, Wire
 from gradwire.agreement.agree import (
     OptimizerText,
+    is_the_same,
     require_accepted,
     require_agreement,
     require_same_optimizer,
@@ -198,10 +199,7 @@ def carried(
     everyone = transports.everyone
     with given_back_if_refused(lambda: transports.groups):
         mine = partial(neighbours, nodes, dist.get_process_group_ranks(transports.groups[0]), everyone.rank)
-        chosen, optimizers = _agreed_recipe(asked, source, optimizer, everyone, also=mine)
-        using = source.applying(optimizers)
-        require_agreement(asked.fingerprint(chosen, source, device.where), everyone)
-        require_same_optimizer(OptimizerText.of(dict.fromkeys((*optimizers, *using))), everyone)
+        chosen, using = _agreed_recipe(asked, source, optimizer, device.where, everyone, also=mine)
         transports = with_streams(asked, transports, source.group, process_group, where, source.lending)
         if source.members is not None:
             _check_shards(source.members, everyone)
@@ -398,10 +396,15 @@ def _agreed_recipe(
     asked: Configuration,
     source: Source,
     optimizer: object,
+    where: torch.device,
     comm: Comm,
     also: Callable[[], object],
 ) -> tuple[Recipe, Optimizers]:
-    """Parse and check all options. A rank that must refuse tells the others first: they would wait for it."""
+    """Parse and check everything, and compare it over all ranks. Returns the recipe, and the optimizers that
+    use the gradients.
+
+    One all-gather if all ranks agree. A rank that must refuse tells the others first: they would wait for it.
+    """
     refusal: Exception | None = None
     try:
         source.check()
@@ -417,8 +420,13 @@ def _agreed_recipe(
         source.suits(layout, using)
         warn_without_optimizer(layout, using)
         also()
-        OptimizerText.of(optimizers)  # which may raise, so not first where all ranks go on
+        options = OptimizerText.of(dict.fromkeys((*optimizers, *using)))
+        facts = asked.fingerprint(chosen, source, where)
+        mine = f"{facts} {options}"
     except Exception as error:  # a policy of the user's, or a warning made an error: peers must hear of it
-        refusal = error
-    require_accepted(refusal, comm)
-    return chosen, optimizers
+        refusal, mine = error, f"refused, {error}"
+    if not is_the_same(mine, comm) or refusal is not None:  # then say which of it, on all ranks
+        require_accepted(refusal, comm)
+        require_agreement(facts, comm)
+        require_same_optimizer(options, comm)
+    return chosen, using

@@ -59,10 +59,10 @@ def connect_more(
         over(asked or (known.connections if known is not None else 1))
         carrier.spread(more)
         trip_s = round_trip_s(carrier, everyone) if known is None else known.round_trip_s
-        _announce_ahead(carrier, everyone, trip_s)
+        _announce_ahead(carrier, everyone, trip_s, lending)
         return known
     found = tried(over, everyone)
-    _announce_ahead(carrier, everyone, found.round_trip_s)
+    _announce_ahead(carrier, everyone, found.round_trip_s, lending)
     carrier.spread(more[: found.connections - 1])
     for group in more[found.connections - 1 :]:
         give_back(group)
@@ -71,8 +71,16 @@ def connect_more(
     return found
 
 
-def _announce_ahead(carrier: ProcessGroupComm, everyone: ProcessGroupComm, trip_s: float) -> None:
-    """Begin a series of receives that are announced ahead, if the round trip is long. One all-gather then."""
-    if trip_s >= LONG_S:
-        last = gathered(everyone, torch.tensor([ahead.Series.last], device="cpu"))
-        carrier.series = everyone.series = ahead.Series.after(int(last.max()))
+def _announce_ahead(
+    carrier: ProcessGroupComm, everyone: ProcessGroupComm, trip_s: float, lending: Lending
+) -> None:
+    """Begin a series of receives that are announced ahead, if the round trip is long.
+
+    One all-gather, unless the groups have had no model before.
+    """
+    if trip_s < LONG_S:
+        return
+    last = -1
+    if not lending.LENDS_NEW:
+        last = int(gathered(everyone, torch.tensor([ahead.Series.last], device="cpu")).max())
+    carrier.series = everyone.series = ahead.Series.after(last)

@@ -37,6 +37,15 @@ def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
             raise RanksDisagree(f"ranks disagree on {name}: {values}")
 
 
+def is_the_same(text: str, comm: Comm) -> bool:
+    """Whether all ranks have the same `text`; the same answer on all of them.
+
+    One all-gather of 128 bytes per rank. The text may be of any length.
+    """
+    [column] = _all([text], comm).unbind(1)
+    return bool((column == column[0]).all())
+
+
 def require_success(failure: BaseException | None, what: str, comm: Comm) -> None:
     """Raise the error of this rank, or `PeerFailed` if another rank has one.
 

@@ -44,6 +44,9 @@ _HERE = "here"
 class Lending(Protocol):
     """Makes process groups beside a model's own: `gradwire.comm.groups`, or `Apart`."""
 
+    LENDS_NEW: bool
+    """Whether no other model has used the groups before."""
+
     def borrow(
         self, like: dist.ProcessGroup, where: torch.device = ..., backend: str | None = None
     ) -> dist.ProcessGroup:
@@ -58,6 +61,8 @@ class Apart:
 
     Ranks are numbered within the meeting. Groups carry tensors on the CPU, over gloo.
     """
+
+    LENDS_NEW = True
 
     def __init__(
         self,

@@ -20,6 +20,9 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from gradwire.comm import ProcessGroupComm
 from gradwire.errors import TransportError
 
+LENDS_NEW = False
+"""Another model may have used a group before."""
+
 _OFFERS = 16
 """A rank offers as many free groups at most, because all ranks must send messages of one length."""
 
