@@ -38,7 +38,7 @@ def require_agreement(fields: Mapping[str, str], comm: Comm) -> None:
 
 
 def is_the_same(text: str, comm: Comm) -> bool:
-    """Whether all ranks have the same `text`; the same answer on all of them.
+    """True if all ranks have the same `text`; all ranks get the same answer.
 
     One all-gather of 128 bytes per rank. The text may be of any length.
     """

@@ -45,7 +45,7 @@ class Lending(Protocol):
     """Makes process groups beside a model's own: `gradwire.comm.groups`, or `Apart`."""
 
     LENDS_NEW: bool
-    """Whether no other model has used the groups before."""
+    """True if no other model has used the groups before."""
 
     def borrow(
         self, like: dist.ProcessGroup, where: torch.device = ..., backend: str | None = None
