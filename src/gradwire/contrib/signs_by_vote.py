@@ -84,11 +84,8 @@ class MajorityVote:
         def finish() -> None:
             pending.wait()
             votes, scales = gathered[:, : mine.numel()], gathered[:, mine.numel() :]
-            results = (
-                votes.reshape(shares, 2, groups)
-                if shares > 1
-                else ctx.kernels[tally](votes.contiguous(), groups)[None]
-            )
+            words = votes.contiguous()
+            results = words.view(shares, 2, groups) if shares > 1 else ctx.kernels[tally](words, groups)[None]
             ctx.kernels[apply_votes](results, sizes, self._levels(scales, means), mean)
 
         return finish
