@@ -230,7 +230,7 @@ def test_bytes_decide_on_two_levels_whoever_carries_them(
         asked.append(table)
         return lines
 
-    monkeypatch.setattr("gradwire._api.attach.agreed", lambda *_: NodeTable(((0, 1), (2, 3))))
+    monkeypatch.setattr("gradwire._api.attach.agreed", lambda *_: (NodeTable(((0, 1), (2, 3))), ""))
     monkeypatch.setattr("gradwire._api.attach._on_nodes", on_nodes)
     wire = gradwire.attach(ddp, recipe=recipe, placement=placement)
     assert len(asked) == levels

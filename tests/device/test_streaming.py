@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from gradwire._api.prepare import prepare_for, rehearse
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.base import DONE
 from gradwire.exchange.base import Finish
-from gradwire.exchange.compose import Scheme
+from gradwire.exchange.payloads import Gather
+from gradwire.exchange.scatter_reduce import ScatterReduce
 from gradwire.measure.clock import Trace, clock_of, now_s
 from gradwire.measure.codec import codec_cost
 from gradwire.measure.metered import MeteredComm
@@ -343,12 +345,12 @@ def test_a_rehearsal_leaves_no_trace(recipe: str) -> None:
         assert all(map(torch.equal, found, expected))
 
 
-@looped(("recipe", "kind"), [("int8", "code"), ("efsignsgd", "fold")])
+@looped(("recipe", "kind", "exchange"), [("int8", "code", ScatterReduce), ("efsignsgd", "fold", Gather)])
 def test_what_a_step_calls_was_called_in_its_rehearsal(
-    recipe: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    recipe: str, kind: str, exchange: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = set[tuple[object, ...]]()
-    flat_buffer_fold, coded_fold, start = FlatBuffer.fold_marked, CodedBuffer.fold, Scheme.start
+    flat_buffer_fold, coded_fold, start = FlatBuffer.fold_marked, CodedBuffer.fold, exchange.start
 
     def fold(self: FlatBuffer, grads: Gradients, numbers: Sequence[int], step: int) -> None:
         # Triton compiles for addresses that are multiples of 16 bytes, and for others.
@@ -359,13 +361,13 @@ def test_what_a_step_calls_was_called_in_its_rehearsal(
         called.update(("code", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
         coded_fold(self, grads, numbers, step)
 
-    def started(self: Scheme, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def started(self: object, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         called.add(("start", x.data_ptr(), x.numel(), mean.data_ptr() % 16 == 0))
         return start(self, x, mean, comm, ctx)
 
     monkeypatch.setattr(FlatBuffer, "fold_marked", fold)
     monkeypatch.setattr(CodedBuffer, "fold", coded)
-    monkeypatch.setattr(Scheme, "start", started)
+    monkeypatch.setattr(exchange, "start", started)
 
     def body(comm: ThreadComm) -> None:
         device = Near()

@@ -27,15 +27,15 @@ class Announcing(Rig):
     def __init__(self, comm: Comm, text: str, *, unit_elements: int | None) -> None:
         super().__init__(comm, text, unit_elements=unit_elements)
         self.announced: list[str] = []
-        issue = self.engine.issue
+        unless_broken = self.engine.unless_broken
 
-        def noted(send: Callable[..., None], *arguments: Any) -> None:
+        def noted(do: Callable[..., None], *arguments: Any) -> None:
             for each in arguments:
                 if isinstance(each, InFlight) and each.finish is None:  # or it is decoded
                     self.announced.append(f"{each.plan.label}: {spelled(each.agreed.rounds)}")
-            issue(send, *arguments)
+            unless_broken(do, *arguments)
 
-        self.engine.issue = noted  # type: ignore[method-assign]
+        self.engine.unless_broken = noted  # type: ignore[method-assign]
 
 
 def spelled(rounds: tuple[Round, ...]) -> str:

@@ -12,7 +12,15 @@ from gradwire.control.forecast import main_buffer
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.tuning import USUAL, Tuning
-from gradwire.step.status_vote import HEADER, RankReport, SmallReduce, StatusVote, Votes, fingerprint
+from gradwire.step.status_vote import (
+    HEADER,
+    RankReport,
+    SmallReduce,
+    StatusVote,
+    VoteApart,
+    Votes,
+    fingerprint,
+)
 from tests.support.rig import Outcome, Rig, gradients
 
 FINE = RankReport(finite=True, failed=False, fingerprint=7)
@@ -47,7 +55,7 @@ def test_a_table_that_travels_by_itself_is_exact_whatever_type_is_the_default(de
 
     def rank(comm: Comm) -> Votes:
         metered = MeteredComm(comm)
-        tail = StatusVote([], rows[comm.rank], metered, torch.device("cpu"), metered)
+        tail = VoteApart([], rows[comm.rank], metered, torch.device("cpu"), control=metered)
         tail.send()
         return tail.votes()
 
