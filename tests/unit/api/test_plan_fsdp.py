@@ -83,11 +83,17 @@ def test_on_nodes_codes_pass_between_places_and_float32_stays_inside() -> None:
 
 def test_on_nodes_memory_is_a_part_of_the_model_and_the_text_says_so() -> None:
     assert _rows(16, **NODES)["int4+int8"].memory_bytes == 25_557_032
-    text = " ".join(str(gradwire.plan("resnet50", workers=16, sharded=True, **SLOW, **NODES)).split())  # type: ignore[arg-type]
+    text = _text(16)
     assert "16 ranks on 2 nodes" in text
     assert "a gradient of 1/8 of the model on every rank: 25.6 MB" in text
     assert "sent: over a node's link" in text
-    assert "on 1 node" in str(gradwire.plan("resnet50", workers=8, sharded=True, **SLOW, **NODES))  # type: ignore[arg-type]
+    assert "on 1 node" in _text(8)
+
+
+def _text(workers: int) -> str:
+    """The plan's text without its line breaks, which follow the width of the terminal."""
+    plan = gradwire.plan("resnet50", workers=workers, sharded=True, **SLOW, **NODES)  # type: ignore[arg-type]
+    return " ".join(str(plan).split())
 
 
 def test_on_nodes_fewer_bits_are_faster_and_a_fast_link_inside_is_used() -> None:
