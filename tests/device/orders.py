@@ -28,6 +28,7 @@ OTHERS = {
     ("lab/emulate/kernel.py", "thread.join"),
     ("_api/attach.py", "level.join"),
     ("_api/moving.py", "membership.join"),
+    ("members/membership.py", "self._timer.join"),
     ("members/steps.py", "self.follow"),
     ("sources/outer.py", "self.follow"),
     ("sources/buffers.py", "each.landing"),

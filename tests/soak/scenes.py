@@ -8,8 +8,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,6 +29,7 @@ from gradwire.comm.process_group import SHORT_BYTES
 from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Finish
 from gradwire.memory import UNSENT, Residual
+from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.reducer import Reducer
 from tests.faults import scenes_ranks
 from tests.faults.scenes_ranks import Made
@@ -181,13 +184,14 @@ def accident(engine: Reducer, where: str) -> Iterator[None]:
     """
     flat_buffer = engine.layout.flat_buffers[0]
     at_once = where != "decode" or flat_buffer.exchange.laws.total
-    kind: type = type(flat_buffer.memory if where == "fold" else flat_buffer.exchange)
-    honest = kind.start if where != "fold" else None  # type: ignore[attr-defined]
 
-    def broken(self: Any, *args: Any) -> Finish:
+    def fold(*_: Any) -> None:
+        raise Accident(where)
+
+    def start(honest: Callable[..., Finish], *args: Any) -> Finish:
         if at_once:
             raise Accident(where)
-        finish = honest(self, *args)
+        finish = honest(*args)
 
         def badly() -> None:
             finish()
@@ -195,7 +199,21 @@ def accident(engine: Reducer, where: str) -> Iterator[None]:
 
         return badly
 
-    with mock.patch.object(kind, "fold" if where == "fold" else "start", broken):
+    collectives = ExchangePlan.collectives
+
+    def planned(self: ExchangePlan, *args: Any, **named: Any) -> Collectives:
+        agreed = collectives(self, *args, **named)
+        if self.exchange is not flat_buffer.exchange:
+            return agreed
+        exchange: Any = SimpleNamespace(start=partial(start, agreed.exchange.start))
+        return replace(agreed, exchange=exchange)
+
+    patch: Any
+    if where == "fold":
+        patch = mock.patch.object(type(flat_buffer.memory), "fold", fold)
+    else:
+        patch = mock.patch.object(ExchangePlan, "collectives", planned)
+    with patch:
         yield
 
 
