@@ -118,9 +118,13 @@ def checkpointed(reentrant: bool, **how: Any) -> dict[str, Any]:
     return {"same": torch.equal(*found), "steps": wire.report().step}
 
 
-def poisoned(recipe: str) -> dict[str, Any]:
+def poisoned(recipe: str, per_node: int | None = None) -> dict[str, Any]:
     """A NaN in one element of one rank's shard, which FSDP has reduced already: the other shard has none."""
-    model, bad = sharded(), False
+    over, bad = mesh(), False
+    if per_node is not None:
+        sizes = dist.get_world_size() // per_node, per_node
+        over = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
+    model = sharded(over["shard"])
 
     def damage(parameter: Tensor) -> None:
         assert isinstance(parameter.grad, DTensor)
@@ -130,7 +134,8 @@ def poisoned(recipe: str) -> dict[str, Any]:
     assert isinstance(model, Blocks)
     assert model.blocks[1].bias is not None
     model.blocks[1].bias.register_post_accumulate_grad_hook(damage)  # ahead of ours
-    optimizer, wire = attached(model, recipe)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    wire = gradwire.attach(model, optimizer, recipe, replicas=over["replicate"])
     train(model, optimizer, range(3))
     before = own_state(wire)["memory"]
     bad = True
@@ -443,6 +448,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "checkpointed": partial(checkpointed, False, reshard_after_forward=False),
     "checkpointed, reentrant": partial(checkpointed, True),
     "poisoned, dense": partial(poisoned, "dense"),
+    "poisoned, dense, whole": partial(poisoned, "dense", per_node=1),
     "poisoned, lossy": partial(poisoned, LOSSY),
     "failed": failed,
     "resumed": resumed,

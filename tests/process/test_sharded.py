@@ -73,7 +73,10 @@ def test_checkpoints_of_either_kind_change_nothing(world: Scenes, ranks: int, sc
     assert value(world, scene) == [{"same": True, "steps": 4}] * ranks
 
 
-@pytest.mark.parametrize("scene", rest(["poisoned, dense", "poisoned, lossy"], but=["poisoned, lossy"]))
+POISONED = ("poisoned, dense", "poisoned, dense, whole", "poisoned, lossy")
+
+
+@pytest.mark.parametrize("scene", rest(POISONED, but=["poisoned, dense, whole", "poisoned, lossy"]))
 def test_a_nan_in_one_shard_stops_the_step_on_all_ranks(world: Scenes, ranks: int, scene: str) -> None:
     assert value(world, scene) == [{"nan": True, "kept": True, "step": 5, "alike": True}] * ranks
 

@@ -468,7 +468,8 @@ class Reducer(InstalledRecipe):
         self._vote_of = self._vote_with_gradients if self._control is self.comm else self._vote_apart
         """Makes the status vote of a step."""
         self._post_later = self.placement.post_later or self.placement.post
-        self._poisons = self._is_sharded or not self.layout.is_plain
+        holds_shards = self._is_sharded or self.shard is not None  # one rank may hold all of a replica
+        self._poisons = holds_shards or not self.layout.is_plain
         """Whether means become NaN in a step that does not count. The sum of a plain step spreads NaN by
         itself, as DDP's does; but in one shard only."""
         tells_means = self._step_type is ShardedStep
