@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import socket
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -37,6 +38,10 @@ T = TypeVar("T")
 
 _CPU = torch.device("cpu")
 _FILES = "/proc/self/fd"
+_QUIET_MS = 500
+"""Milliseconds without a byte after which nothing moves on a connection."""
+_ESTABLISHED = 1
+"""State of a TCP connection that is open on both sides, as Linux numbers it."""
 _HERE = "here"
 """Key by which a rank announces its arrival."""
 
@@ -199,9 +204,16 @@ class _Connections:
             self._counts.setdefault(poll, len(_polled(poll)))
 
     def are_lost(self) -> bool:
-        """Whether all were shut down, or gloo has closed one."""
-        missing = (len(_polled(poll)) < count for poll, count in [*self._counts.items()])
-        return self._is_shut or any(missing)
+        """Whether all were shut down, or gloo has closed one and nothing moves on the others.
+
+        A member that has all that it needs may leave while others still send to each other.
+        """
+        if self._is_shut:
+            return True
+        polled = [(_polled(poll), count) for poll, count in [*self._counts.items()]]
+        if all(len(numbers) >= count for numbers, count in polled):
+            return False
+        return not any(_moves(number) for numbers, _count in polled for number in numbers)
 
     def shut(self) -> None:
         """Shut down all connections. Listening sockets stay: gloo would not survive their loss."""
@@ -234,6 +246,21 @@ def _polled(poll: int) -> list[int]:
             return [int(each) for each in re.findall(r"tfd:\s*(\d+)", file.read())]
     except OSError:
         return []
+
+
+def _moves(number: int) -> bool:
+    """True if bytes have just come over the connection with this file descriptor, or reached its other end.
+
+    Only Linux tells.
+    """
+    with (
+        suppress(OSError),  # no connection, such as an event's file; or closed just now
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=os.dup(number)) as own,
+    ):
+        told = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+        data_ms, acknowledged_ms = struct.unpack_from("=II", told, 52)
+        return told[0] == _ESTABLISHED and min(data_ms, acknowledged_ms) < _QUIET_MS
+    return False
 
 
 def within(limit_s: float, function: Callable[[], T], failure: str) -> T:

@@ -102,6 +102,24 @@ def test_a_connection_that_closes_in_the_middle_of_a_message_ends_the_wait_for_i
     assert not came[-1]
 
 
+def test_a_rank_that_leaves_ends_no_wait_for_others_as_long_as_something_comes() -> None:
+    def body(meeting: Apart) -> list[float]:
+        peers, parts = GroupPeers([meeting.group]), [torch.full((1000,), float(part)) for part in range(20)]
+        if meeting.rank == 1:
+            came = [torch.zeros_like(part) for part in parts]
+            *others, last = [peers.receive(part, 2) for part in came]
+            last.wait()
+            for each in others:
+                each.wait()
+            return [float(part[0]) for part in came]
+        for part in parts if meeting.rank == 2 else ():
+            time.sleep(0.1)
+            peers.send(part, 1).wait()
+        return []
+
+    assert [each.result() for each in met(3, body)] == [[], [float(part) for part in range(20)], []]
+
+
 @pytest.mark.rest
 def test_a_meeting_leaves_no_thread_or_file_behind() -> None:
     def held() -> tuple[int, int]:
