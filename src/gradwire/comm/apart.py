@@ -220,7 +220,7 @@ class _Connections:
         self._is_shut = True
         for poll in self._polls:
             for number in _polled(poll):
-                with suppress(OSError), socket.socket(fileno=os.dup(number)) as own:
+                with suppress(OSError), _handle(number) as own:
                     # gloo may have closed it just before, and its number may be another file's by now.
                     is_ours = number in _polled(poll)
                     if is_ours and not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -248,15 +248,22 @@ def _polled(poll: int) -> list[int]:
         return []
 
 
+def _handle(number: int) -> socket.socket:
+    """A second handle on the connection with this file descriptor. Raises `OSError` if it is another file."""
+    copy = os.dup(number)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
 def _moves(number: int) -> bool:
     """True if bytes have just come over the connection with this file descriptor, or reached its other end.
 
     Only Linux tells.
     """
-    with (
-        suppress(OSError),  # no connection, such as an event's file; or closed just now
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=os.dup(number)) as own,
-    ):
+    with suppress(OSError), _handle(number) as own:  # no connection, such as a pipe; or closed just now
         told = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
         data_ms, acknowledged_ms = struct.unpack_from("=II", told, 52)
         return told[0] == _ESTABLISHED and min(data_ms, acknowledged_ms) < _QUIET_MS

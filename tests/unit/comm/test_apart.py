@@ -121,15 +121,21 @@ def test_a_rank_that_leaves_ends_no_wait_for_others_as_long_as_something_comes()
 
 
 @pytest.mark.rest
-def test_a_meeting_leaves_no_thread_or_file_behind() -> None:
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_meeting_leaves_no_thread_or_file_behind(is_broken: bool) -> None:
     def held() -> tuple[int, int]:
         gc.collect()
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
-    met(2, lambda meeting: None)
+    def body(meeting: Apart) -> None:
+        ProcessGroupComm(meeting.group).all_reduce(torch.ones(1)).wait()
+        if is_broken:
+            meeting.abort()
+
+    met(2, body)
     before = held()
     for _ in range(5):
-        met(2, lambda meeting: None)
+        met(2, body)
     until_s = time.monotonic() + 5.0
     while held() > before and time.monotonic() < until_s:
         time.sleep(0.05)
