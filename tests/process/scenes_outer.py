@@ -1150,6 +1150,8 @@ def refused() -> dict[str, str]:
     optimizer = optimizer_of(model)
     tried("delay", lambda: outer(model, optimizer, delay=EVERY))
     tried("every", lambda: outer(model, optimizer, every=0))
+    tried("no time", lambda: outer(model, optimizer, every_seconds=0.0))
+    tried("time and delay", lambda: outer(model, optimizer, every_seconds=1.0, delay=1))
     tried("auto", lambda: outer(model, optimizer, "auto"))
     tried("gcomp", lambda: outer(model, optimizer, "gcomp"))
     tried("no optimizer", lambda: outer(model, None))
