@@ -106,6 +106,15 @@ def _elapsed_s(**options: Any) -> tuple[float, int]:
     return run_ranks(2, rank)[0]
 
 
+def test_what_a_size_took_is_missing_from_the_budget_of_the_next() -> None:
+    alike = range(512, 4608, 512)  # each fits by itself
+    whole_s, points = _elapsed_s(budget_s=100.0, wire_bytes=alike)
+    half_s, fewer = _elapsed_s(budget_s=whole_s / 2, wire_bytes=alike)
+    assert points == len(alike)
+    assert 2 < fewer < points
+    assert half_s < 0.75 * whole_s
+
+
 def test_a_size_that_is_known_not_to_fit_is_not_tried() -> None:
     (tried_s, points), (known_s, as_many) = (_elapsed_s(budget_s=0.2, byte_s=each) for each in (0.0, BETA_S))
     assert points == as_many < len(WIRE_BYTES)
