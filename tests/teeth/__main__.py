@@ -12,7 +12,8 @@ go on where they were broken off. All of it takes ten hours; `--shard 1/4` and s
     python -m tests.teeth --tier test --record --new --keep-fastest    # only files that it does not know
 
 A sample records nothing: `fastest.json` says which tests of `make test` enter a function and are the fastest.
-Tests and functions that it does not know, and those that are gone, take no part.
+After them come the other tests in their files. Tests and functions that it does not know, or that are gone,
+take no part.
 
 Ends with 1 if a fault survives all tests that enter its function. A sample does so only if all of its faults
 survive, as where tests do not test: its few tests may miss one, and a busy machine leaves some undecided.
@@ -139,6 +140,8 @@ def _judge(options: argparse.Namespace) -> list[dict[str, Any]]:
                 if row is None or _is_old(row, len(covering), options):
                     if options.as_recorded and not covering:
                         continue
+                    if options.minutes:
+                        covering = [*covering, *recording.beside(covering, tests)]
                     limit_s = min(options.limit, (until_s - time.monotonic()) / (wanted - found))
                     verdict = judging.judged(fault, covering, tiers, limit_s, smoke=half != HAND)
                     row = _row(half, fault, verdict, options.limit)

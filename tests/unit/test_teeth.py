@@ -238,6 +238,24 @@ def test_of_the_fastest_tests_those_that_are_gone_take_no_part(tmp_path: Path) -
     assert recording.fastest(written) == [expected]
 
 
+def test_a_sample_tries_the_other_tests_of_a_file_after_those_that_enter_a_function() -> None:
+    items = [
+        recording.Item(f"tests/{name}", "test", seconds, frozenset(enters))
+        for name, seconds, enters in (
+            ("a.py::test_slow", 2.0, ()),
+            ("a.py::test_enters", 0.1, ("src/gradwire/planning/ratio.py:_part",)),
+            ("b.py::test_elsewhere", 0.1, ()),
+            ("a.py::test_near", 1.0, ("src/gradwire/planning/ratio.py:gains",)),
+        )
+    ]
+    first = recording.covering("src/gradwire/planning/ratio.py:_part", items)
+    assert [each.test for each in first] == ["tests/a.py::test_enters"]
+    assert [each.test for each in recording.beside(first, items)] == [
+        "tests/a.py::test_near",
+        "tests/a.py::test_slow",
+    ]
+
+
 def test_files_that_are_not_recorded_keep_their_fastest_tests(tmp_path: Path) -> None:
     name = test_files_that_are_not_recorded_keep_their_fastest_tests.__name__
     here, other = "tests/unit/test_teeth.py", MIXES.partition("::")[0]
