@@ -30,7 +30,8 @@ def advise(
     files: Annotated[
         list[str],
         typer.Argument(
-            help="Traces of one run, *.json or *.json.gz, or a script, then -- and its arguments."
+            metavar="TRACES | SCRIPT [-- ITS ARGUMENTS]",  # shown with the refusal of an unknown option
+            help="Traces of one run, *.json or *.json.gz, or a script, then -- and its arguments.",
         ),
     ],
     steps: Annotated[int, typer.Option(help="Of a script: steps that are watched.", min=5)] = 20,

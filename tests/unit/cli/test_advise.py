@@ -44,3 +44,13 @@ def test_a_script_that_is_not_there_is_named() -> None:
     done = CliRunner().invoke(app, ["advise", "nowhere.py", "rank0.json"])
     assert done.exit_code == 2
     assert "nowhere.py: there is no such script" in " ".join(done.output.split())
+
+
+def test_an_option_of_the_script_is_refused_with_the_place_where_it_goes(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    done = CliRunner().invoke(app, ["advise", str(script), "--lr", "0.1"])
+    assert done.exit_code == 2
+    told = " ".join(done.output.split())
+    assert "--lr" in told
+    assert "SCRIPT [-- ITS ARGUMENTS]" in told
