@@ -183,6 +183,8 @@ def refuses_what_is_wrong() -> dict[str, list[str]]:
     """Everything that is wrong in the same way on all ranks."""
     twice = _wrapped()
     gradwire.attach(twice, None, "dense")
+    detached = _wrapped()
+    gradwire.attach(detached, None, "dense").detach()
     hooked = _wrapped()
     hooked.register_comm_hook(None, allreduce_hook)
     tables = _wrapped(nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 4)))
@@ -191,6 +193,7 @@ def refuses_what_is_wrong() -> dict[str, list[str]]:
     cases: dict[str, Callable[[], Any]] = {
         "not ddp": lambda: gradwire.attach(perceptron()),
         "second attach": lambda: gradwire.attach(twice),
+        "attach after detach": lambda: gradwire.attach(detached),
         "second hook": lambda: gradwire.attach(hooked),
         "unknown recipe": lambda: gradwire.attach(ddp, None, "covapp"),
         "unknown key": lambda: gradwire.attach(ddp, None, "topk(ratoi=0.1)"),
@@ -231,6 +234,9 @@ def disagreements() -> dict[str, list[str]]:
     odd = dist.get_rank() == 1
     names = nn.Sequential(nn.Linear(4, 4)) if odd else nn.ModuleDict({"x": nn.Linear(4, 4)})
     dtype = torch.float64 if odd else torch.float32
+    hooked = _wrapped()
+    if odd:
+        hooked.register_comm_hook(None, allreduce_hook)
     cases: dict[str, Callable[[], Any]] = {
         "recipe": lambda: gradwire.attach(_wrapped(), None, "topk(ratio=0.2)" if odd else "topk(ratio=0.1)"),
         "the configuration": lambda: gradwire.attach(_wrapped(), None, "topkk" if odd else "topk"),
@@ -247,6 +253,7 @@ def disagreements() -> dict[str, list[str]]:
             _wrapped(), None, "topk", memory_dtype=torch.bfloat16 if odd else None
         ),
         "the optimizer's place": lambda: gradwire.attach(_wrapped(), "topk" if odd else None, "topk"),  # type: ignore[arg-type]
+        "a hook": lambda: gradwire.attach(hooked, None, "topk"),
         "optimizer": lambda: _attach_with(None if odd else torch.optim.SGD),
         "optimizer group 0 lr": lambda: _attach_with(partial(torch.optim.SGD, lr=0.2 if odd else 0.1)),
         "gradwire version": partial(_attach_as, "0.0.0" if odd else gradwire.__version__),

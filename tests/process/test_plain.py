@@ -101,7 +101,7 @@ def test_a_copy_sends_nothing(world: Scenes) -> None:
 
 REFUSED = {
     "bare": "wrap it in DistributedDataParallel first, or pass replicas=",
-    "twice": "this model is carried already",
+    "twice": "over ranks [0, 1]: for another recipe, call wire.switch(recipe)",
     "under ddp": "would exchange its gradients a second time",
     "ddp": "has its own process group",
     "around ddp": "'0' inside this module is wrapped in DistributedDataParallel",

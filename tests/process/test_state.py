@@ -64,7 +64,9 @@ def test_a_rank_that_cannot_load_by_dcp_is_named_on_all_and_training_goes_on(wor
 
 REFUSALS = {
     "not ddp": "Sequential is a plain module: wrap it in DistributedDataParallel first, or pass replicas=",
-    "second attach": "has a communication hook already",
+    "second attach": "is carried already, by its DistributedDataParallel, over ranks [0, 1, 2]: for another "
+    "recipe, call wire.switch(recipe)",
+    "attach after detach": "call wire.switch(recipe)",
     "second hook": "has a communication hook already",
     "unknown recipe": "did you mean 'covap'?",
     "unknown key": "did you mean 'ratio'?",
@@ -135,6 +137,14 @@ def test_a_recipe_in_the_optimizers_place_on_one_rank_reaches_the_others(world: 
     for kind, text in (first, last):
         assert kind == "RanksDisagree"
         assert "rank 1: refused, the second argument is the optimizer" in text
+
+
+def test_a_hook_on_one_rank_reaches_the_others(world: Scenes) -> None:
+    first, refused, last = (found["a hook"] for found in value(world, "disagreements"))
+    assert refused[0] == "ValueError"
+    for kind, text in (first, last):
+        assert kind == "RanksDisagree"
+        assert "rank 1: refused, this DDP module has a communication hook already" in text
 
 
 def test_attach_without_a_process_group_says_what_to_call(world: Scenes) -> None:

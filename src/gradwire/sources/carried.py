@@ -57,10 +57,13 @@ def require_unclaimed(source: Carrier) -> None:
     mine = frozenset(source.over)
     for model, by, kind, ranks in _CLAIMS.get(source.module, []):
         shared = sorted(ranks & mine)
-        is_other = model() is source.model or (model() is not None and by is not type(source))
+        is_same, is_alike = model() is source.model, by is type(source)
+        is_other = is_same or (model() is not None and not is_alike)
         if is_other and (len(shared) > 1 or ranks == mine):
-            raise ValueError(
-                f"this model is carried already, by its {kind}, over ranks {shared}: attach() and "
-                "outer() take one model each, or different ranks: attach inside a machine, outer between "
-                "machines"
+            instead = (
+                "for another recipe, call wire.switch(recipe)"
+                if is_same and is_alike
+                else "attach() and outer() take one model each, or different ranks: attach inside a machine, "
+                "outer between machines"
             )
+            raise ValueError(f"this model is carried already, by its {kind}, over ranks {shared}: {instead}")

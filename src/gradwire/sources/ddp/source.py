@@ -168,10 +168,6 @@ class DDPBuckets(Source):
     def __init__(self, ddp: DistributedDataParallel) -> None:
         """Raises `ValueError` for a model that cannot be attached at all."""
         super().__init__(ddp)
-        if getattr(ddp, "_comm_hooks", None) or getattr(ddp, "mixed_precision", None) is not None:
-            raise ValueError(
-                "this DDP module has a communication hook already (mixed_precision= is one); use a new one"
-            )
         self._left_out = frozenset(ddp.parameters_to_ignore)
         self.specs = specs_of(ddp.module, self._left_out)
         if not self.specs:
@@ -204,8 +200,12 @@ class DDPBuckets(Source):
         return self._group
 
     def check(self) -> None:
-        """Check everything that every source checks, and that DDP has buckets."""
+        """Check everything that every source checks, and that DDP has buckets and no hook."""
         super().check()
+        if getattr(self._ddp, "_comm_hooks", None) or getattr(self._ddp, "mixed_precision", None) is not None:
+            raise ValueError(
+                "this DDP module has a communication hook already (mixed_precision= is one); use a new one"
+            )
         if getattr(self._ddp, "_use_python_reducer", False):
             raise ValueError(
                 "this DDP module was built under torch._dynamo.config.optimize_ddp = 'python_reducer', so it "
