@@ -111,6 +111,8 @@ class Composition:
         if self.cutter is not None or self.exchange.laws.grain != WHOLE:
             return (self.cutter or ramped_cuts)(sizes)
         numel = sum(sizes)
+        if not numel:  # there is no unit to ask about
+            return ()
         return fitted_cuts(numel, partial(_announced, self.exchange, specs, world), world)
 
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.recipes import recipe
+from gradwire.recipes import RecipeEntry, entries, recipe
+from gradwire.step.flat_buffers import ParameterSpec
+from tests.support.looped import looped
 from tests.support.rig import Rig, gradients
 
 WORLD = 2
@@ -84,3 +86,10 @@ def test_what_travels_is_chosen_as_in_the_paper(
 def test_another_value_than_true_or_false_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is neither True nor False"):
         recipe(text)
+
+
+@looped("entry", entries())
+def test_a_buffer_without_elements_is_not_cut(entry: RecipeEntry) -> None:
+    """As where the empty parameters of a model have a type of their own."""
+    specs = [ParameterSpec("placeholder", (0, 3), torch.float32, 0)]
+    assert tuple(entry.build().cuts(specs, WORLD)) == ()
