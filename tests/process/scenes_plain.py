@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import time
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -220,6 +223,25 @@ def copied() -> dict[str, Any]:
     return {"steps": wire.report().step, "hooks": len(other._forward_hooks) + len(other._forward_pre_hooks)}
 
 
+def forgotten(*, keeps_parameters: bool) -> bool:
+    """Whether gradwire's memory is freed once the model is gone, although its parameters may be used on."""
+    model = perceptron()
+    optimizer = optimizer_of(model)
+    wire = gradwire.attach(model, optimizer, LOSSY, replicas=dist.group.WORLD)
+    six(model, optimizer, nullcontext)
+    kept = list(model.parameters()) if keeps_parameters else []
+    mine = weakref.ref(wire.attached.backward)
+    del model, optimizer, wire
+    for _ in range(50):
+        gc.collect()
+        if mine() is None:
+            break
+        time.sleep(0.02)  # the worker's thread ends in its own time
+    for each in kept:
+        each.sum().backward()  # runs no hook of ours
+    return mine() is None
+
+
 def _refusal(attempt: Callable[[], Any]) -> str:
     try:
         attempt()
@@ -311,5 +333,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "flushed": flushed,
     "adaptive": adaptive,
     "copied": copied,
+    "forgotten": partial(forgotten, keeps_parameters=False),
+    "forgotten, but for its parameters": partial(forgotten, keeps_parameters=True),
     "refused": refused,
 }

@@ -99,6 +99,11 @@ def test_a_copy_sends_nothing(world: Scenes) -> None:
     assert value(world, "copied") == [{"steps": 1, "hooks": 0}] * 2
 
 
+@pytest.mark.parametrize("scene", ["forgotten", "forgotten, but for its parameters"])
+def test_a_model_that_nobody_holds_frees_its_memory(world: Scenes, scene: str) -> None:
+    assert value(world, scene) == [True, True]
+
+
 REFUSED = {
     "bare": "wrap it in DistributedDataParallel first, or pass replicas=",
     "twice": "over ranks [0, 1]: for another recipe, call wire.switch(recipe)",

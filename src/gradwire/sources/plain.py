@@ -29,6 +29,7 @@ from gradwire.sources.observe import (
     leave_out_of_copies,
     refuse_changed,
     register_observers,
+    remove,
 )
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers
@@ -116,6 +117,8 @@ class PlainParameters(Source):
         leave_out_of_copies(model, hooks)
         self._backward = backward
         self._hooks = {spec.name: self._watch(spec.name, self.parameters[spec.name]) for spec in self.specs}
+        # They and the parameters would hold each other for good: the garbage collector cannot see such hooks.
+        weakref.finalize(model, remove, list(self._hooks.values())).atexit = False
 
     def _watch(self, name: str, parameter: nn.Parameter) -> RemovableHandle:
         register: Callable[[Any], RemovableHandle] = parameter.register_post_accumulate_grad_hook
