@@ -234,6 +234,26 @@ def detach(policy: dict[str, str] | None) -> dict[str, Any]:
     }
 
 
+def policy_after_detach() -> list[list[str]]:
+    """Parameters with a memory before `detach`, after it, and after another recipe was switched to."""
+    ddp = DistributedDataParallel(perceptron(), bucket_cap_mb=0.01)
+    optimizer = optimizer_of(ddp)
+    spared = next(name for name, each in ddp.module.named_parameters() if each.dim() > 1)
+    wire = gradwire.attach(ddp, optimizer, LOSSY, policy={spared: "dense"})
+
+    def remembered() -> list[str]:
+        train(ddp, optimizer, range(2))
+        return sorted(own_state(wire)["memory"])
+
+    found = [remembered()]
+    optimizer.zero_grad()
+    wire.detach()
+    optimizer.step()
+    found.append(remembered())
+    wire.switch("int4")
+    return [*found, remembered()]
+
+
 def overlap_off() -> bool:
     """Exchanges after backward instead of under it change no number."""
     found = []
@@ -290,6 +310,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "flush with scaler": flush_with_scaler,
     "detach": partial(detach, None),
     "detach with policy": partial(detach, {"*.bias": "topk(ratio=0.5)"}),
+    "policy after detach": policy_after_detach,
     "overlap off": overlap_off,
     "forgotten": partial(forgotten, hooked=False),
     "forgotten, with a hook": partial(forgotten, hooked=True),

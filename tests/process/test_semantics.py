@@ -99,6 +99,13 @@ def test_after_detach_it_is_plain_ddp(world: Scenes, scene: str) -> None:
     assert found[0]["recipe"] == "dense"
 
 
+def test_a_recipe_after_detach_goes_by_the_policy(world: Scenes) -> None:
+    for before, detached, after in value(world, "policy after detach"):
+        assert detached == []
+        assert before
+        assert after == before
+
+
 def test_exchanging_after_backward_changes_no_number(world: Scenes) -> None:
     assert value(world, "overlap off") == [True, True, True]
 

@@ -25,7 +25,8 @@ def switch(
     policy raises, where the recipe cannot run; `PeerFailed` on the other ranks; and `RanksDisagree` where
     ranks ask for different ones. Then everything goes on as it was, on all of them.
     """
-    control = engine.env.control
+    env = engine.env
+    control = env.control
 
     def built() -> tuple[Recipe, Composition]:
         compiler.forget_foreseen()
@@ -36,14 +37,18 @@ def switch(
         engine.env.compile_for(layout)
         return chosen, first
 
-    chosen, first = on_all_ranks(built, "switch", control)
-    require_agreement({"recipe": str(chosen)}, control)
-    runs = engine.first_of(replace(first, why=f"switched to at step {engine.step}"))
-
     def successor() -> Snapshot:
         return engine.snapshot() if runs is None else engine.successor(runs)
 
-    ready = on_all_ranks(successor, "switch", control)
+    engine.env = replace(env, policy=engine.policy)  # a detached engine runs without it
+    try:
+        chosen, first = on_all_ranks(built, "switch", control)
+        require_agreement({"recipe": str(chosen)}, control)
+        runs = engine.first_of(replace(first, why=f"switched to at step {engine.step}"))
+        ready = on_all_ranks(successor, "switch", control)
+    except BaseException:
+        engine.env = env
+        raise
     engine.recipe = chosen
     engine.restore(ready)
 

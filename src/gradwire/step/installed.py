@@ -57,6 +57,8 @@ class InstalledRecipe:
 
     def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: EngineEnvironment) -> None:
         self.specs, self.recipe, self.env = tuple(specs), recipe, env
+        self.policy = env.policy
+        """The user's; `env` has another one once it is `retired`."""
         self.rank = env.control.rank
         """The number that names this rank in messages."""
         device, self.health = env.usual.device, Health()
