@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -88,6 +89,7 @@ def recipe(text: str | Recipe | Composition) -> Recipe:
             raise ValueError(f"recipe {name!r} has no option {key!r}{_nearest(key, known)}")
     if FIRST in options:
         options = _with_its_name(name, options, tuple(known))
+    _check_types(text, name, options)
     parsed = Recipe(name, options)
     try:
         parsed.build()
@@ -147,6 +149,17 @@ def _with_its_name(name: str, options: dict[str, Any], known: tuple[str, ...]) -
     if known[0] in options:
         raise ValueError(f"recipe {name!r} was given {known[0]!r} twice: by its place and by its name")
     return {known[0]: options[FIRST]} | {key: value for key, value in options.items() if key != FIRST}
+
+
+def _check_types(text: str | Recipe, name: str, options: dict[str, Any]) -> None:
+    """Raise `ValueError` for a whole number that is none, and for a flag that is a word: `false` is true."""
+    parameters = inspect.signature(_entry(name).build).parameters
+    for key, value in options.items():
+        kind = parameters[key].annotation
+        if kind in (int, "int") and not isinstance(value, int):
+            raise ValueError(f"recipe '{text}': {key}={value!r} is not a whole number")
+        if kind in (bool, "bool") and value not in (True, False):
+            raise ValueError(f"recipe '{text}': {key}={value!r} is neither True nor False")
 
 
 def steady(text: str, role: str) -> Composition:
