@@ -485,7 +485,8 @@ class Wire:
 
         If no optimizer steps before the gradients are cleared, the memory gets back what it had. Call
         `optimizer.step()` next, or `scaler.step(optimizer)`: with a scaler, the added gradient carries
-        the loss scale, as every gradient does. It takes one all-reduce of the memory.
+        the loss scale, as every gradient does. It takes one all-reduce of the memory. Without a memory,
+        as under `dense`, gradients stay as they are: torch's scaler refuses an optimizer that has none.
 
         Example, at the end of training::
 
