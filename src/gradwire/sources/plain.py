@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.comm import ProcessGroupComm
+from gradwire.errors import GradwireError
 from gradwire.sources.buckets import Bucket, assigned, cap_for
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import (
@@ -29,7 +30,6 @@ from gradwire.sources.observe import (
     leave_out_of_copies,
     refuse_changed,
     register_observers,
-    remove,
 )
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers
@@ -118,7 +118,8 @@ class PlainParameters(Source):
         self._backward = backward
         self._hooks = {spec.name: self._watch(spec.name, self.parameters[spec.name]) for spec in self.specs}
         # They and the parameters would hold each other for good: the garbage collector cannot see such hooks.
-        weakref.finalize(model, remove, list(self._hooks.values())).atexit = False
+        hooked = [(hook, weakref.ref(self.parameters[name])) for name, hook in self._hooks.items()]
+        weakref.finalize(model, _let_go, hooked).atexit = False
 
     def _watch(self, name: str, parameter: nn.Parameter) -> RemovableHandle:
         register: Callable[[Any], RemovableHandle] = parameter.register_post_accumulate_grad_hook
@@ -395,3 +396,19 @@ def group_in(replicas: object) -> dist.ProcessGroup:
     if not isinstance(replicas, dist.ProcessGroup):
         raise ValueError(f"replicas= is a process group with this rank in it, or a mesh; got {replicas!r}")
     return replicas
+
+
+def _let_go(hooked: Iterable[tuple[RemovableHandle, weakref.ref[nn.Parameter]]]) -> None:
+    """Remove the hooks of a module that is gone. Parameters that are left refuse to train on alone."""
+    for hook, parameter in hooked:
+        hook.remove()
+        left: Any = parameter()
+        if left is not None:
+            left.register_post_accumulate_grad_hook(_refuse_alone)
+
+
+def _refuse_alone(_parameter: Tensor) -> None:
+    raise GradwireError(
+        "the module that was attached is gone, so nothing exchanges the gradients of its parameters: keep "
+        "the module, or the wire that attach() returns; a copy of the parameters trains without gradwire"
+    )
