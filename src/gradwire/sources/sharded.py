@@ -43,7 +43,7 @@ class ShardedParameters(PlainParameters):
         super().__init__(model, replicas)
         self._strides = {}  # shards keep their order
         self._mesh = _mesh_of(self.parameters)
-        self.inside: dist.ProcessGroup = self._mesh.get_group()
+        self.inside = _group_of(model, self._mesh)
         parts = self.inside.size()
         self.specs = shards_of([replace(spec, stride=None) for spec in specs_of(model)], parts, by_rows=True)
         if parts > 1:
@@ -206,6 +206,16 @@ def _managed(model: nn.Module) -> list[Any]:
         groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
         found += [each for group in groups if group is not None for each in group.fsdp_params]
     return found
+
+
+def _group_of(model: nn.Module, mesh: Any) -> dist.ProcessGroup:
+    """The process group of a model's shards, as FSDP knows it.
+
+    The mesh of a parameter may be an equal one of groups that have ended: torch keeps meshes in caches.
+    """
+    managed = _managed(model)
+    group: dist.ProcessGroup = managed[0].mesh_info.shard_process_group if managed else mesh.get_group()
+    return group
 
 
 def _parameter_of(managed: Any) -> nn.Parameter:
