@@ -118,8 +118,7 @@ class PlainParameters(Source):
         self._backward = backward
         self._hooks = {spec.name: self._watch(spec.name, self.parameters[spec.name]) for spec in self.specs}
         # They and the parameters would hold each other for good: the garbage collector cannot see such hooks.
-        hooked = [(hook, weakref.ref(self.parameters[name])) for name, hook in self._hooks.items()]
-        weakref.finalize(model, _let_go, hooked).atexit = False
+        weakref.finalize(model, _let_go, list(self._hooks.values())).atexit = False
 
     def _watch(self, name: str, parameter: nn.Parameter) -> RemovableHandle:
         register: Callable[[Any], RemovableHandle] = parameter.register_post_accumulate_grad_hook
@@ -398,13 +397,12 @@ def group_in(replicas: object) -> dist.ProcessGroup:
     return replicas
 
 
-def _let_go(hooked: Iterable[tuple[RemovableHandle, weakref.ref[nn.Parameter]]]) -> None:
-    """Remove the hooks of a module that is gone. Parameters that are left refuse to train on alone."""
-    for hook, parameter in hooked:
-        hook.remove()
-        left: Any = parameter()
-        if left is not None:
-            left.register_post_accumulate_grad_hook(_refuse_alone)
+def _let_go(handles: Iterable[RemovableHandle]) -> None:
+    """Replace the hooks of a module that is gone: parameters that are left refuse to train on alone."""
+    for handle in handles:
+        hooks = handle.hooks_dict_ref()
+        if hooks and handle.id in hooks:
+            hooks[handle.id] = _refuse_alone
 
 
 def _refuse_alone(_parameter: Tensor) -> None:
