@@ -284,8 +284,8 @@ def test_another_optimizer_takes_over_and_the_count_goes_on(world: Scenes, delay
 REFUSED = {
     "delay": "ValueError: delay=4 is not a number of steps below every=4",
     "every": "ValueError: every=0 is not a number of steps",
-    "no time": "ValueError: every_seconds=0.0 is not a time above 0, or delay=0 is not 0",
-    "time and delay": "ValueError: every_seconds=1.0 is not a time above 0, or delay=1 is not 0",
+    "no time": "ValueError: every_seconds=0.0 is not a time above 0",
+    "time and delay": "ValueError: every_seconds=1.0 needs rounds without a delay, not delay=1",
     "auto": "ValueError: auto and other recipes that measure",
     "gcomp": "ValueError: gcomp reads the state",
     "no optimizer": "ValueError: outer() counts an optimizer's steps",

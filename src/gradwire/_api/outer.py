@@ -100,10 +100,10 @@ def outer(
         raise ValueError(
             f"delay={delay!r} is not a number of steps below every={every}: one lands before the next leaves"
         )
-    if every_seconds is not None and not (every_seconds > 0 and delay == 0):
-        raise ValueError(
-            f"every_seconds={every_seconds!r} is not a time above 0, or delay={delay!r} is not 0"
-        )
+    if every_seconds is not None and not every_seconds > 0:
+        raise ValueError(f"every_seconds={every_seconds!r} is not a time above 0")
+    if every_seconds is not None and delay:
+        raise ValueError(f"every_seconds={every_seconds!r} needs rounds without a delay, not delay={delay!r}")
     if placement not in get_args(Where):
         raise ValueError(f"placement={placement!r} is neither 'host' nor 'device'")
     travels, default = method_of(recipe)

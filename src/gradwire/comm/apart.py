@@ -204,7 +204,7 @@ class _Connections:
             self._counts.setdefault(poll, len(_polled(poll)))
 
     def are_lost(self) -> bool:
-        """Whether all were shut down, or gloo has closed one and nothing moves on the others.
+        """True if all were shut down, or if gloo has closed one and nothing moves on the others.
 
         A member that has all that it needs may leave while others still send to each other.
         """

@@ -406,6 +406,7 @@ def _let_go(handles: Iterable[RemovableHandle]) -> None:
 
 
 def _refuse_alone(_parameter: Tensor) -> None:
+    """Hook on a parameter whose module is gone. Raises `GradwireError`: replicas would part in silence."""
     raise GradwireError(
         "the module that was attached is gone, so nothing exchanges the gradients of its parameters: keep "
         "the module, or the wire that attach() returns; a copy of the parameters trains without gradwire"
