@@ -9,6 +9,7 @@ import typer
 
 from gradwire._api import plan as plans
 from gradwire._api import simulate as simulations
+from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
 from gradwire._api.simulate import Outcome, Simulation
 from gradwire.cli.cluster_options import codecs_of, links, model_of, show, texts_of
 from gradwire.cli.planner import (
@@ -27,6 +28,7 @@ from gradwire.cli.planner import (
     Rate,
     Recipes,
     Shapes,
+    Sharded,
     Step,
 )
 from gradwire.cli.prerequisites import check_extra, check_folder
@@ -54,6 +56,7 @@ def simulate(
     backward: Backward = None,
     overlap: Overlap = True,
     every: Every = 1,
+    sharded: Sharded = False,
     stragglers: Annotated[float, typer.Option(help="Spread of a rank's computing time, such as 0.1.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the stragglers' times.")] = 0,
     memory: Annotated[float, typer.Option(help="GiB that a rank has on top of what DDP takes.")] = 16.0,
@@ -70,7 +73,10 @@ def simulate(
         check_extra("matplotlib", "a picture")
     try:
         check_folder(picture, json_path)
-        texts = texts_of(recipes, simulations.fixed_recipes() if every == 1 else plans.BETWEEN_ROUNDS)
+        if sharded:
+            texts = list(OF_FSDP) if recipes is None else recipes.split(";")
+        else:
+            texts = texts_of(recipes, simulations.fixed_recipes() if every == 1 else plans.BETWEEN_ROUNDS)
         with waiting() as told:
             found = simulations.simulate(
                 model_of(model, shapes, params, hf_config),
@@ -79,12 +85,13 @@ def simulate(
                 step_s=time_s(step),
                 backward_s=None if backward is None else time_s(backward),
                 candidates=texts,
-                codecs=codecs_of(codec, texts),
+                codecs={} if sharded else codecs_of(codec, texts),
                 stragglers=stragglers,
                 seed=seed,
                 memory_bytes=memory * 2**30,
                 overlap=overlap,
                 every=every,
+                sharded=sharded,
                 told=told,
                 **links(rate, delay, inside, inside_delay),
             )

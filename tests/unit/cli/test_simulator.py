@@ -42,6 +42,14 @@ def test_rounds_of_local_steps() -> None:
     assert "sparseloco" in done.stdout
 
 
+def test_the_traffic_of_fsdp2() -> None:
+    done = CliRunner().invoke(app, [*WORDS, "--workers", "4,64", "--sharded", "--json", "-"])
+    assert done.exit_code == 0, done.output
+    outcomes = json.loads(done.stdout)["outcomes"]
+    sent = {(row["recipe"], row["workers"]): row["wire_bytes"] for row in outcomes}
+    assert sent["int4+int8", 4] < sent["int8+int8", 4] < 0.3 * sent["dense", 4]
+
+
 def test_table_plot_and_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra lab")
     path = tmp_path / "scaling.svg"
