@@ -48,6 +48,37 @@ def test_a_tiny_run_measures_everything(tmp_path):
     assert f"policy {policy}" in done.stdout
 
 
+def test_fsdp2_and_its_traffic_in_few_bits_beside_each_other(tmp_path):
+    path, page = tmp_path / "out.json", tmp_path / "out.html"
+    sizes = ["--steps", "2", "--rounds", "2", "--warmup", "2", "--report", str(page)]
+    peers = "fsdp2;fsdp2(param_dtype=bfloat16)"
+    recipes = ["--sharded", "--peers", peers, "--recipes", "dense;int4 + int8"]
+    done = bench(*recipes, *sizes, "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(path.read_text())
+    assert document["settings"]["sharded"]
+    rows = {row["name"]: row for row in document["rows"]}
+    stock, short, dense, coded = (rows[name] for name in (*peers.split(";"), "dense", "int4 + int8"))
+    for row in (stock, short, dense, coded):
+        assert row["failed"] is None
+        assert len(row["step_s_all"]) == 4
+        assert row["replicas_identical"] is True
+        assert row["exposed_comm_s"] is None  # FSDP2 waits within its passes
+        assert row["evaluation"]["test_accuracy"] > 0
+        if row["interface_bytes_per_step"] is not None:  # no counters in backend mode
+            assert 1.0 < row["interface_bytes_per_step"] / row["wire_bytes_per_step"] < 1.2
+    # A dense wire and stock FSDP2 train alike, bit for bit, and send as much.
+    assert dense["fingerprint"] == stock["fingerprint"]
+    assert dense["wire_bytes_per_step"] == stock["wire_bytes_per_step"]
+    assert short["wire_bytes_per_step"] == stock["wire_bytes_per_step"] / 2
+    assert coded["wire_bytes_per_step"] < stock["wire_bytes_per_step"] / 5
+    assert coded["fingerprint"] != stock["fingerprint"]
+    assert stock["speedup_over_fsdp2"] is None
+    assert coded["speedup_over_fsdp2"]["ratio"] > 0
+    assert "vs fsdp2" in done.stdout
+    assert "as fast as stock FSDP2" in page.read_text()
+
+
 def test_a_misspelt_peer_is_refused_with_the_nearest_name():
     done = bench("--peers", "ddb")
     assert done.returncode == 2

@@ -21,10 +21,24 @@ from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.shapes import Profile
 from gradwire.recipes import recipe
-from gradwire.sources.fsdp.coding import GATHERS, Coding, scattering
+from gradwire.sources.fsdp.coding import GATHERS, Coding, Scattering, scattering
 
 CANDIDATES = ("dense", "dense+bf16", "bf16+bf16", "int8+int8", "int4(feedback=False)+int8", "int4+int8")
 """Scatter, and after a plus the bits of gathers."""
+
+
+def parsed(text: str) -> tuple[Scattering, str | None]:
+    """The coding of scatters, and the bits of gathers as `attach` takes them. Raises `ValueError`.
+
+    >>> chosen, gather = parsed("int4 + int8")
+    >>> chosen.text, gather
+    ('int4', 'int8')
+    """
+    asked, _, bits = text.replace(" ", "").partition("+")
+    gather = bits or None
+    if gather not in GATHERS:
+        raise ValueError(f"{text!r}: after the plus stands bf16 or int8")
+    return scattering(recipe(asked)), gather
 
 
 @dataclass(frozen=True)
@@ -66,11 +80,8 @@ def forecast_fsdp(
     >>> [round(forecast_fsdp(text, profile, cluster, 0.01, 0.02).wire_bytes) for text in CANDIDATES[::3]]
     [1572864, 302592]
     """
-    asked, _, gather = text.replace(" ", "").partition("+")
-    chosen = scattering(recipe(asked))
-    if (gather or None) not in GATHERS:
-        raise ValueError(f"{text!r}: after the plus stands bf16 or int8")
-    coding = GATHERS[gather or None]
+    chosen, gather = parsed(text)
+    coding = GATHERS[gather]
     gathers, scatters = [], []
     for layer in profile.layers:
         # Shards are of rows, and filled up where these do not come out even.

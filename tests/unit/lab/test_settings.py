@@ -47,6 +47,50 @@ def test_what_cannot_be_read_is_refused(text):
         parse_entry(text, "recipe")
 
 
+def test_a_pair_is_a_scatter_and_the_bits_of_gathers():
+    pair = parse_entry("int4(block=64) + int8", "recipe")
+    assert (pair.name, pair.stem, dict(pair.options)) == ("int4(block=64) + int8", "int4", {"block": 64})
+    with pytest.raises(ValueError, match="expected"):
+        parse_entry("ddp+int8", "peer")
+
+
+def settings(text, kind="recipe", **task):
+    entries = parse_entries(text, kind)
+    return Settings(
+        TrainingTask("convnet", **task), Schedule(), LinkSettings(2, "1gbit", "0", "root"), entries
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("ddp", "peer", "the only peer is fsdp2"),
+        ("fsdp2(param_dtype=bloat16)", "peer", "the only peer is fsdp2"),
+        ("fsdp2(buffer_dtype=bfloat16)", "peer", "the only peer is fsdp2"),
+        ("fsdp2(param_dtype=int8)", "peer", "the only peer is fsdp2"),
+        ("topk+int8", "recipe", "not for FSDP2's own scatters"),
+        ("int8+int4", "recipe", "after the plus stands bf16 or int8"),
+    ],
+)
+def test_what_fsdp2_has_not_is_refused_before_anything_starts(text, kind, words):
+    with pytest.raises(ValueError, match=words):
+        check(settings(text, kind, sharded=True))
+
+
+def test_what_only_fsdp2_has_goes_with_its_option():
+    check(settings("int4(feedback=False)+int8;dense;bf16+bf16", sharded=True))
+    check(settings("fsdp2; fsdp2(param_dtype=bfloat16, reduce_dtype=float32)", "peer", sharded=True))
+    for text, kind in (("int8+int8", "recipe"), ("fsdp2", "peer")):
+        with pytest.raises(ValueError, match="--sharded"):
+            check(settings(text, kind))
+
+
+@pytest.mark.parametrize("task", [{"policy": "none"}, {"overlap": False}, {"bucket_cap_mb": 1.0}])
+def test_options_of_ddp_are_refused_under_fsdp2(task):
+    with pytest.raises(ValueError, match="no meaning for FSDP2"):
+        TrainingTask("convnet", sharded=True, **task)
+
+
 def test_the_same_entry_twice_is_refused():
     with pytest.raises(ValueError, match="twice: dense"):
         parse_entries("dense;fp16;dense", "recipe")

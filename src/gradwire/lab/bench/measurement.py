@@ -127,8 +127,14 @@ class Setting:
             self.measured.fingerprints = [closing["fingerprint"] for closing in answers.closing]
 
     def evaluate(self) -> dict[str, float]:
-        """Figures of merit of rank 0's model (DDP broadcasts its BatchNorm statistics to all ranks)."""
-        answers = self._ask({"op": "evaluate"}, only=0, timeout_s=max(_EVALUATE_TIMEOUT_S, self._timeout_s))
+        """Figures of merit of rank 0's model (DDP broadcasts its BatchNorm statistics to all ranks).
+
+        Under FSDP2 all ranks evaluate, because each holds a shard.
+        """
+        only = None if self._task.sharded else 0
+        answers = self._ask(
+            {"op": "evaluate"}, only=only, timeout_s=max(_EVALUATE_TIMEOUT_S, self._timeout_s)
+        )
         if answers is not None:
             self.measured.evaluation = answers.closing[0]["evaluation"]
         return self.measured.evaluation

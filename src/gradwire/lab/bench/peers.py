@@ -99,6 +99,7 @@ def check_peer(entry: BenchEntry) -> None:
     if entry.stem not in PEERS:
         near = difflib.get_close_matches(entry.stem, PEERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = "; it goes with --sharded" if entry.stem == "fsdp2" else hint
         raise ValueError(f"peer {entry.stem!r} is not one of {', '.join(PEERS)}{hint}")
     try:
         inspect.signature(PEERS[entry.stem]).bind(None, **_options(entry))

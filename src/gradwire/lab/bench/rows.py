@@ -16,19 +16,24 @@ LOSS_WINDOW = 10
 _TIMES = ("data_s", "forward_s", "backward_s", "exposed_comm_s", "optimizer_s", "cpu_s")
 
 
-def rows(measured: list[Measured], workers: int) -> dict[str, Any]:
-    """{"rows": […], "spread": A/A comparison of the two bounds or None}."""
+def rows(measured: list[Measured], workers: int, stock: str = "ddp") -> dict[str, Any]:
+    """{"rows": […], "spread": A/A comparison of the two bounds or None}.
+
+    `stock` is the peer with which all are compared.
+    """
     by_name = {item.entry.name: item for item in measured}
     bound, again = by_name.get(BOUND.name), by_name.get(BOUND_AGAIN.name)
-    plain = [item for item in measured if item.entry.stem == "ddp"]
-    ddp = by_name.get("ddp") or (plain[0] if len(plain) == 1 else None)
+    plain = [item for item in measured if item.entry.stem == stock]
+    beside = by_name.get(stock) or (plain[0] if len(plain) == 1 else None)
     return {
-        "rows": [row(item, bound, ddp, workers) for item in measured],
+        "rows": [
+            {**row(item, bound, workers), f"speedup_over_{stock}": compare(beside, item)} for item in measured
+        ],
         "spread": compare(again, bound),
     }
 
 
-def row(item: Measured, bound: Measured | None, ddp: Measured | None, workers: int) -> dict[str, Any]:
+def row(item: Measured, bound: Measured | None, workers: int) -> dict[str, Any]:
     """Figures of one setting. A failed one has its error, and the figures measured before it."""
     steps = item.steps()
     times = slowest(steps)
@@ -41,7 +46,6 @@ def row(item: Measured, bound: Measured | None, ddp: Measured | None, workers: i
         "step_s_all": times,
         "step_spread": spread(times),
         "scaling": _scaling(bound, item),
-        "speedup_over_ddp": compare(ddp, item),
         **{name: median_over_steps(steps, operator.attrgetter(name)) for name in _TIMES},
         "cpu_s_all": mean_over_ranks(steps, operator.attrgetter("cpu_s")),
         "compress_s": _compress_s(item),
@@ -93,6 +97,8 @@ def _wire_bytes(item: Measured, workers: int) -> float | None:
     if item.entry.kind == "bound":
         return 0.0
     if item.entry.kind == "peer":
+        if "sent_bytes" in item.setup:
+            return float(item.setup["sent_bytes"])
         return peers.wire_bytes(item.entry, item.setup.get("parameters") or 0, workers)
     return (item.report or {}).get("wire_bytes_per_step")
 

@@ -14,7 +14,7 @@ from gradwire.lab.bench.measurement import Setting
 from gradwire.lab.bench.peers import check_peer
 from gradwire.lab.bench.process_set import BenchNetwork
 from gradwire.lab.bench.rows import rows
-from gradwire.lab.bench.settings import BenchEntry, Settings
+from gradwire.lab.bench.settings import BenchEntry, Settings, stock
 from gradwire.lab.bench.statistics import mixed
 from gradwire.lab.bench.trainer import policy_of
 from gradwire.lab.workloads.catalogue import workload
@@ -93,12 +93,25 @@ def check(settings: Settings) -> None:
     """Raise `ValueError`, or `OSError` for data that cannot be read, where something could not be trained."""
     task = settings.task
     for entry in settings.entries:
-        check_peer(entry) if entry.kind == "peer" else recipe(entry.name)
+        _check_entry(entry, sharded=task.sharded)
     if task.policy is not None:
         policy_of(task.policy)
     data = None if task.data is None else Path(task.data)
     found = workload(task.workload, data=data, batch_size=task.batch_size)
     found.batches(0, settings.network.workers, task.seed)
+
+
+def _check_entry(entry: BenchEntry, *, sharded: bool) -> None:
+    if sharded:
+        from gradwire.lab.bench import sharded as of_fsdp2
+
+        of_fsdp2.check(entry)
+    elif entry.kind == "peer":
+        check_peer(entry)
+    elif entry.gather is not None:
+        raise ValueError(f"recipe {entry.name!r}: under DDP nothing is gathered; a pair goes with --sharded")
+    else:
+        recipe(entry.name)
 
 
 def run(
@@ -121,7 +134,7 @@ def run(
     return {
         "settings": {**settings.as_dict(), "warmup": warmup, "workload_facts": _workload_facts(running)},
         "machine": machine(),
-        **rows(measured, settings.network.workers),
+        **rows(measured, settings.network.workers, stock(settings.as_dict())),
     }
 
 

@@ -14,30 +14,37 @@ Kind = Literal["recipe", "peer", "bound", "policy"]
 Option = int | float | str | bool | tuple[Any, ...] | dict[str, Any] | None
 """Tuples and dictionaries hold the others: shares at which segments end, rates by name."""
 
-_ENTRY = re.compile(r"^(?P<stem>[A-Za-z_]\w*)(?:\((?P<options>.*)\))?$", re.DOTALL)
+_ENTRY = re.compile(
+    r"^(?P<stem>[A-Za-z_]\w*)(?:\((?P<options>.*)\))?(?:\s*\+\s*(?P<gather>\w+))?$", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
 class BenchEntry:
-    """One setting to measure; `name` is the text as typed, and identifies the row."""
+    """One setting to measure; `name` is the text as typed, and identifies the row.
+
+    Of a pair such as int4+int8, `stem` and `options` are those of the scatter, and `gather` follows the plus.
+    """
 
     name: str
     kind: Kind
     stem: str
     options: Mapping[str, Option] = field(default_factory=lambda: MappingProxyType({}))
+    gather: str | None = None
 
 
 def parse_entry(text: str, kind: Kind) -> BenchEntry:
-    """Read `name` or `name(key=value, …)`.
+    """Read `name` or `name(key=value, …)`; after a recipe may follow + and the bits of FSDP2's gathers.
 
     >>> parse_entry("powersgd_hook(rank=2)", "peer").options["rank"]
     2
     """
     name = text.strip()
     match = _ENTRY.match(name)
-    if match is None:
+    if match is None or (match["gather"] and kind != "recipe"):
         raise ValueError(f"{kind} {name!r}: expected `name` or `name(key=value, …)`")
-    return BenchEntry(name, kind, match["stem"], MappingProxyType(_options(name, match["options"])))
+    options = MappingProxyType(_options(name, match["options"]))
+    return BenchEntry(name, kind, match["stem"], options, match["gather"])
 
 
 def parse_entries(text: str, kind: Kind) -> tuple[BenchEntry, ...]:
@@ -91,6 +98,11 @@ def _value(name: str, node: ast.expr) -> Option:
     raise ValueError(f"{name!r}: {ast.unparse(node)} is not a number, a word or a string")
 
 
+def stock(settings: Mapping[str, Any]) -> str:
+    """The peer with which all others are compared, by the settings of a document."""
+    return "fsdp2" if settings.get("sharded") else "ddp"
+
+
 BOUND = BenchEntry("bound", "bound", "bound")
 BOUND_AGAIN = BenchEntry("bound again", "bound", "bound")
 
@@ -104,6 +116,7 @@ class TrainingTask:
       steps.
     - `policy`: the policy of all recipes, in the form that `policy_of` reads; by default that of the
       workload.
+    - `sharded`: FSDP2 shards the model, and its own traffic is compared. Otherwise DDP replicates it.
     """
 
     workload: str
@@ -115,12 +128,17 @@ class TrainingTask:
     bucket_cap_mb: float | None = None
     decay_steps: int | None = None
     policy: str | None = None
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         if self.shards not in ("iid", "skewed"):
             raise ValueError(f"shards is {self.shards!r}: expected 'iid' or 'skewed'")
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch size is {self.batch_size}: expected at least 1")
+        if self.sharded:
+            for name in ("overlap", "bucket_cap_mb", "policy"):
+                if getattr(self, name) != getattr(TrainingTask, name):
+                    raise ValueError(f"{name} has no meaning for FSDP2's own traffic: leave it out")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class StepSample:
     data_s           waiting for the batch
     forward_s        forward pass and loss (DDP's buffer broadcast included)
     backward_s       from the start of backward until the last *local* gradient was computed
-    exposed_comm_s   from then until backward returned: what communication was not hidden
+    exposed_comm_s   from then until backward returned: what communication was not hidden (None: not known)
     optimizer_s      the optimizer's step and zero_grad
     hook_s           inside the communication hook of a peer, before it returned (None: no such hook)
     cpu_s            processor time of all threads of the process
@@ -28,7 +28,7 @@ class StepSample:
     data_s: float
     forward_s: float
     backward_s: float
-    exposed_comm_s: float
+    exposed_comm_s: float | None
     optimizer_s: float
     cpu_s: float
     loss: float | None

@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
+from gradwire.lab.bench.settings import stock
 from gradwire.lab.bench.units import bytes_text, mode_text, ratio_text, seconds_text
 
 Document = dict[str, Any]
@@ -15,15 +16,21 @@ Column = tuple[str, Callable[[Document], str]]
 
 _REPLICAS: dict[bool | None, str] = {None: "-", True: "identical", False: "[red]DIFFER[/red]"}
 
-RESULTS: tuple[Column, ...] = (
-    ("step", lambda row: seconds_text(row["step_s"])),
-    ("scaling", lambda row: ratio_text(row["scaling"], percent=True)),
-    ("vs ddp", lambda row: ratio_text((row["speedup_over_ddp"] or {}).get("ratio"))),
-    ("sent", lambda row: bytes_text(row["wire_bytes_per_step"])),
-    ("counted", lambda row: bytes_text(row["interface_bytes_per_step"])),
-    ("loss", lambda row: "-" if row["loss"] is None else f"{row['loss']:.3f}"),
-    ("replicas", lambda row: _REPLICAS[row["replicas_identical"]]),
-)
+
+def results(settings: Document) -> tuple[Column, ...]:
+    """The columns of the first table."""
+    beside = stock(settings)
+    return (
+        ("step", lambda row: seconds_text(row["step_s"])),
+        ("scaling", lambda row: ratio_text(row["scaling"], percent=True)),
+        (f"vs {beside}", lambda row: ratio_text((row[f"speedup_over_{beside}"] or {}).get("ratio"))),
+        ("sent", lambda row: bytes_text(row["wire_bytes_per_step"])),
+        ("counted", lambda row: bytes_text(row["interface_bytes_per_step"])),
+        ("loss", lambda row: "-" if row["loss"] is None else f"{row['loss']:.3f}"),
+        ("replicas", lambda row: _REPLICAS[row["replicas_identical"]]),
+    )
+
+
 COSTS: tuple[Column, ...] = (
     ("backward", lambda row: seconds_text(row["backward_s"])),
     ("compress", lambda row: seconds_text(row["compress_s"])),
@@ -41,7 +48,7 @@ def tables(document: Document) -> Group:
     """Both tables, a title above and how to read them below."""
     return Group(
         title(document["settings"]),
-        _Fitting(document, RESULTS),
+        _Fitting(document, results(document["settings"])),
         _Fitting(document, COSTS),
         caption(document),
     )
@@ -50,12 +57,13 @@ def tables(document: Document) -> Group:
 def title(settings: Document) -> str:
     """Workload, link, and the recipes' policy where it is not the default."""
     delay = f", delay {settings['delay']}" if settings["delay"] not in ("", "0", "0s", "0ms") else ""
+    sharded = "FSDP2 · " if settings.get("sharded") else ""
     policy = settings["policy"] or settings["workload_facts"].get("suggested_policy")
     on_nodes = f"on {settings['nodes']} nodes · " if settings.get("nodes") else ""
     return (
-        f"[bold]{escape(settings['workload'])}[/bold] · {settings['workers']} workers · "
+        f"[bold]{escape(settings['workload'])}[/bold] · {sharded}{settings['workers']} workers · "
         f"{on_nodes}{settings['rate']}{delay} · {mode_text(settings['mode'])}"
-        + (f" · policy {escape(policy)}" if policy else "")
+        + (f" · policy {escape(policy)}" if policy and not sharded else "")
     )
 
 
@@ -69,11 +77,31 @@ def caption(document: Document) -> str:
     )
     return (
         f"[dim]{repeat} Medians per step over {settings['rounds']} x {settings['steps']} steps, settings "
-        "alternating.\nbound: the same step without communication; scaling: speed relative to it.\n"
-        "sent: predicted bytes per rank and step; counted: at the interface.\ncompress: encoding and "
-        "decoding; of a peer, the time inside its hook.\nexposed: what backward waited at its end.\n"
-        "peak: resident memory, torch included; kernels that a first run must compile add some 60 MB.[/dim]"
+        "alternating.\n" + "\n".join(notes(settings)) + "[/dim]"
     )
+
+
+def notes(settings: Document) -> list[str]:
+    """Explains the columns, a line each."""
+    where = (
+        "at the interface of a node, all its ranks together" if settings.get("nodes") else "at the interface"
+    )
+    peak = "peak: resident memory, torch included; kernels that a first run must compile add some 60 MB."
+    if settings.get("sharded"):
+        return [
+            "bound: a step of the whole model, without communication; scaling: speed relative to it.",
+            f"sent: bytes per rank and step; counted: {where}.",
+            "loss: in training, with rounded weights; replicas: the weights that ranks compute with.",
+            "compress: encoding and decoding; backward: with the gathers and scatters that it waits for.",
+            peak,
+        ]
+    return [
+        "bound: the same step without communication; scaling: speed relative to it.",
+        f"sent: predicted bytes per rank and step; counted: {where}.",
+        "compress: encoding and decoding; of a peer, the time inside its hook.",
+        "exposed: what backward waited at its end.",
+        peak,
+    ]
 
 
 def failures(document: Document) -> list[str]:

@@ -6,7 +6,8 @@ Recipes, peers, plain DDP and the bound read the clock in the same places.
 import hashlib
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -100,7 +101,12 @@ def _by_size(entry: BenchEntry) -> Policy:
 
 @dataclass
 class Trainer:
-    """A model, its data and its optimizer; `module` is DDP, or the bare model for the bound."""
+    """A model, its data and its optimizer; `module` is DDP, or `model` itself.
+
+    `clock` is `None` where FSDP2's traffic is compared: there, gathers and scatters lie within the forward
+    and the backward pass. Parameters are whole within `whole()`, and as they are saved within `exact()`.
+    `sent_bytes` is what stock FSDP2 sends per rank and step; `None` for other settings.
+    """
 
     workload: Workload
     model: torch.nn.Module
@@ -108,9 +114,12 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     batches: Iterator[Any]
-    clock: GradientClock
+    clock: GradientClock | None
     wire: gradwire.Wire | None
     hook_clock: peers.HookClock | None
+    whole: Callable[[], AbstractContextManager[None]] = nullcontext
+    exact: Callable[[], AbstractContextManager[None]] = nullcontext
+    sent_bytes: float | None = None
 
     def step(self) -> StepSample:
         """One training step with its timings (seconds)."""
@@ -120,10 +129,12 @@ class Trainer:
         data = time.perf_counter()
         loss = self.workload.loss(self.module, batch)
         forward = time.perf_counter()
-        # A cut graph (every parameter unused) would leave the mark of an earlier step.
-        self.clock.last_s = forward
+        if self.clock is not None:
+            # A cut graph (every parameter unused) would leave the mark of an earlier step.
+            self.clock.last_s = forward
         loss.backward()  # type: ignore[no-untyped-call]
         backward = time.perf_counter()
+        computed = backward if self.clock is None else self.clock.last_s
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -132,8 +143,8 @@ class Trainer:
             step_s=stop - start,
             data_s=data - start,
             forward_s=forward - data,
-            backward_s=self.clock.last_s - forward,
-            exposed_comm_s=backward - self.clock.last_s,
+            backward_s=computed - forward,
+            exposed_comm_s=None if self.clock is None else backward - computed,
             optimizer_s=stop - backward,
             cpu_s=time.process_time() - cpu,
             loss=float(loss.detach()),
@@ -143,11 +154,16 @@ class Trainer:
         )
 
     def fingerprint(self) -> str:
-        """A hash over every parameter's bytes: equal on two ranks exactly when their replicas are."""
+        """A hash over every parameter's bytes: equal on two ranks exactly when their replicas are.
+
+        Under FSDP2 it is a collective, and of the weights that this rank computes with.
+        """
         digest = hashlib.blake2b(digest_size=16)
-        for parameter in self.model.parameters():
-            flat = parameter.detach().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
+        with self.whole():
+            for parameter in self.model.parameters():
+                # A copy, because FSDP2 cannot free memory that numpy has seen.
+                flat = parameter.detach().reshape(-1).clone()
+                digest.update(flat.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def report(self, *, timeline: bool = False) -> dict[str, Any] | None:
@@ -172,9 +188,23 @@ def build(entry: BenchEntry, task: TrainingTask, seed: int) -> Trainer:
     model = work.model(seed)
     # Dropout and the like draw from the global generator: reproducible, and different on every rank.
     torch.manual_seed(seed * 1009 + rank)
-    module = model if entry.kind == "bound" else _data_parallel(model, entry, task, work)
-    optimizer = work.optimizer(list(model.parameters()))
-    wire, hook_clock = _synchronise(entry, task, work, module, optimizer, seed)
+    module, own = model, dict[str, Any]()
+    if task.sharded and entry.kind != "bound":
+        from gradwire.lab.bench import sharded  # not before: a wire compiles kernels of all that is imported
+
+        sharded.shard(model, entry)
+        optimizer = work.optimizer(list(model.parameters()))
+        wire, hook_clock = sharded.attach(entry, model, optimizer, seed), None
+        own["whole"] = partial(sharded.gathered, model)
+        if wire is None:
+            own["sent_bytes"] = sharded.sent_bytes(model, entry)
+        else:
+            own["exact"] = wire.exact
+    else:
+        if entry.kind != "bound":
+            module = _data_parallel(model, entry, task, work)
+        optimizer = work.optimizer(list(model.parameters()))
+        wire, hook_clock = _synchronise(entry, task, work, module, optimizer, seed)
     return Trainer(
         workload=work,
         model=model,
@@ -184,9 +214,10 @@ def build(entry: BenchEntry, task: TrainingTask, seed: int) -> Trainer:
             optimizer, partial(learning_rate_factor, task.decay_steps)
         ),
         batches=iter(work.batches(rank, world, seed)),
-        clock=GradientClock(model.parameters()),
+        clock=None if task.sharded else GradientClock(model.parameters()),
         wire=wire,
         hook_clock=hook_clock,
+        **own,
     )
 
 

@@ -52,11 +52,13 @@ def _spans(trainer: Trainer, probe: "_BucketProbe") -> list[Span]:
     if trainer.wire is not None:
         account = trainer.report(timeline=True) or {}
         return list(account["timeline"])
-    backward_s = sample.backward_s
+    backward_s, waited_s = sample.backward_s, sample.exposed_comm_s
+    assert trainer.clock is not None, "it is DDP that is traced"
+    assert waited_s is not None, "as its clock tells it"
     return [
         {"what": "backward", "unit": "", "start_s": 0.0, "stop_s": backward_s},
         *probe.spans(trainer.clock.last_s - backward_s),
-        {"what": "wait", "unit": "", "start_s": backward_s, "stop_s": backward_s + sample.exposed_comm_s},
+        {"what": "wait", "unit": "", "start_s": backward_s, "stop_s": backward_s + waited_s},
     ]
 
 
@@ -120,9 +122,12 @@ class BenchWorker:
         model = self._trainer.model
         numel = sum(item.numel() for item in model.parameters() if item.requires_grad)
         buffer_bytes = sum(item.numel() * item.element_size() for item in model.buffers())
+        sent_bytes = self._trainer.sent_bytes
         return {
             "parameters": numel,
-            "buffer_bytes": buffer_bytes,
+            # FSDP2 leaves buffers to each rank.
+            "buffer_bytes": 0 if command["task"].get("sharded") else buffer_bytes,
+            **({} if sent_bytes is None else {"sent_bytes": sent_bytes}),
             "compile_s": compiler.compiled_s() - compiled_s,
             "workload": self._trainer.workload.describe(),
         }
@@ -142,11 +147,11 @@ class BenchWorker:
         return {"fingerprint": self._running().fingerprint(), "peak_bytes": peak_bytes()}
 
     def do_evaluate(self, command: Message) -> Message:
-        """Figures of merit on held-out data; local, no communication."""
+        """Figures of merit on held-out data; local, no communication, but a collective under FSDP2."""
         start = time.perf_counter()
         model = self._running().model
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._running().exact():
             figures = self._running().workload.evaluate(model)
         model.train()
         return {"evaluation": figures, "evaluate_s": time.perf_counter() - start}

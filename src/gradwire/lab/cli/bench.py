@@ -21,15 +21,25 @@ Workload = Annotated[
 Model = Annotated[
     str | None, typer.Option(help="Your own: package.module:make, which returns model, batches, loss.")
 ]
+RECIPES, PEERS = "dense;fp16;covap", "ddp;fp16_hook;powersgd_hook(bucket_cap_mb=100)"
+OF_FSDP, PEERS_OF_FSDP = "dense;int8+int8;int4+int8", "fsdp2;fsdp2(param_dtype=bfloat16)"
+"""Of recipes and peers by default, with --sharded."""
 
 
 def bench(
     workload: Workload = None,
     model: Model = None,
-    recipes: Annotated[str, typer.Option(help="Recipes, semicolons between them.")] = "dense;fp16;covap",
+    sharded: Annotated[
+        bool, typer.Option(help="Compare FSDP2's own gathers and scatters: recipes are like int4+int8.")
+    ] = False,
+    recipes: Annotated[
+        str | None,
+        typer.Option(help=f"Recipes, semicolons between them: {RECIPES}, or with --sharded {OF_FSDP}."),
+    ] = None,
     peers: Annotated[
-        str, typer.Option(help="ddp, fp16_hook, bf16_hook, powersgd_hook(rank=2); semicolons between them.")
-    ] = "ddp;fp16_hook;powersgd_hook(bucket_cap_mb=100)",
+        str | None,
+        typer.Option(help=f"Peers, also bf16_hook: {PEERS}, or with --sharded {PEERS_OF_FSDP}."),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Number of ranks.")] = 2,
     nodes: Annotated[int | None, typer.Option(help="Nodes of ranks; --rate is then a node's.")] = None,
     rate: Annotated[str, typer.Option(help="Per rank and direction: 200mbit, 1gbit, unlimited.")] = "200mbit",
@@ -60,13 +70,22 @@ def bench(
     report: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the results as JSON.")] = None,
 ) -> None:
-    """Compare recipes with torch's own hooks, and with the same step without communication."""
+    """Compare recipes with torch's own hooks, and with the same step without communication.
+
+    With --sharded the model is under FSDP2, and recipes and peers carry what FSDP2 itself sends.
+
+    Example: gradwire bench --sharded --workload chargpt --workers 4 --recipes "int8+int8;int4+int8"
+    """
     console = Console(stderr=True)
     try:
         _check_outputs(json_path, report)
         job = _checked(workload, model), _text(data), shards.value, batch_size, seed, overlap, bucket_cap_mb
-        task = TrainingTask(*job, policy=policy)
+        task = TrainingTask(*job, policy=policy, sharded=sharded)
         schedule = Schedule(steps, rounds, warmup, timeout)
+        if peers is None:
+            peers = PEERS_OF_FSDP if sharded else PEERS
+        if recipes is None:
+            recipes = OF_FSDP if sharded else RECIPES
         entries = (*parse_entries(peers, "peer"), *parse_entries(recipes, "recipe"))
         for entry in entries:
             if entry.kind == "recipe":

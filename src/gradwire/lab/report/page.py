@@ -11,7 +11,8 @@ import jinja2
 from markupsafe import Markup
 from rich.text import Text
 
-from gradwire.lab.bench.table import COSTS, RESULTS, Column
+from gradwire.lab.bench.settings import stock
+from gradwire.lab.bench.table import COSTS, Column, notes, results
 from gradwire.lab.bench.units import bytes_text, mode_text, ratio_text, seconds_text
 from gradwire.lab.demo.curves import ends_s
 from gradwire.lab.demo.findings import NAMES as ROW_NAMES
@@ -277,12 +278,15 @@ def shown(choices: Sequence[Document]) -> list[Document]:
 def _of_bench(document: Document) -> Document:
     """Figures that the page of a bench shows beside the document."""
     rows, settings = document["rows"], document["settings"]
-    known = [row for row in rows if row["kind"] == "recipe" and row["speedup_over_ddp"]]
-    best = max(known, key=lambda row: row["speedup_over_ddp"]["ratio"], default=None)
+    beside = stock(settings)
+    faster = f"speedup_over_{beside}"
+    known = [row for row in rows if row["kind"] == "recipe" and row[faster]]
+    best = max(known, key=lambda row: row[faster]["ratio"], default=None)
     where = f"{settings['workload']} over {settings['rate']}, {settings['workers']} ranks"
     title = where
     if best is not None:
-        title += f": {best['name']} is {ratio_text(best['speedup_over_ddp']['ratio'])} as fast as plain DDP"
+        peer = "plain DDP" if beside == "ddp" else "stock FSDP2"
+        title += f": {best['name']} is {ratio_text(best[faster]['ratio'])} as fast as {peer}"
     spread = document["spread"]
     lead = "The step without communication was not measured twice"
     if spread is not None:
@@ -295,13 +299,8 @@ def _of_bench(document: Document) -> Document:
         "headline": title,
         "lead": lead,
         "attached": False,
-        "tables": [_table("Results", RESULTS, rows), _table("Where the time goes", COSTS, rows)],
-        "notes": [
-            "scaling: speed as a share of that of the same step without communication (bound).",
-            "sent: bytes per rank and step that the cost model predicts; counted: at the interface.",
-            "compress: encoding and decoding; of a peer, the time inside its hook.",
-            "exposed: what the backward pass waited at its end. peak: resident memory, torch included.",
-        ],
+        "tables": [_table("Results", results(settings), rows), _table("Where the time goes", COSTS, rows)],
+        "notes": notes(settings),
         "failures": [
             {"name": row["name"], "reason": row["failed"], "detail": row["failure_detail"] or ""}
             for row in rows
