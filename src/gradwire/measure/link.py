@@ -30,7 +30,7 @@ from typing import NamedTuple
 from gradwire.comm.base import Verb
 from gradwire.measure.clock import RoundTime
 from gradwire.planning.change_detection import THRESHOLD, WINDOW, ChangeDetector
-from gradwire.planning.collectives import hops, serial_bytes
+from gradwire.planning.collectives import hops, serial_bytes, volume
 from gradwire.planning.costs import Line, Link
 from gradwire.planning.links import Point, link_of, straight_line
 
@@ -197,6 +197,8 @@ class Traffic:
     def __init__(self, world: int, agreeing: int | None = None, threshold: float = THRESHOLD) -> None:
         self.monitor = LinkMonitor(world, threshold)
         self._world, self._agreeing = world, agreeing or world
+        self._volume = max(volume("all_reduce", world), 1e-9)
+        """Payloads of an all-reduce that pass the busiest link."""
         self._tail_bytes = 0.0
         self._tail_s = 0.0
         """The shortest time, over ranks, of the last tail that was alone."""
@@ -212,13 +214,11 @@ class Traffic:
     def note(self, rounds: Sequence[RoundTime]) -> None:
         """Take in all rounds of a step that has ended; the last one is the tail's."""
         *others, tail = rounds
-        carried = sum(serial_bytes(each.verb, each.payload_bytes, self._world) for each in others)
-        volume = max(serial_bytes("all_reduce", 1.0, self._world), 1e-9)
-        payload = carried / volume
+        payload = sum([volume(each.verb, self._world) * each.payload_bytes for each in others]) / self._volume
         alone = all(each.stop_s is not None and each.stop_s <= tail.start_s for each in others)
         # The library's all-reduce of `world` ranks with as many bytes to a latency as the tail has.
         longer = hops("all_reduce", self._world) / max(hops(tail.verb, self._agreeing), 1)
-        self._tail_bytes = longer * serial_bytes(tail.verb, tail.payload_bytes, self._agreeing) / volume
+        self._tail_bytes = longer * serial_bytes(tail.verb, tail.payload_bytes, self._agreeing) / self._volume
         busy_s, waits = under_way(others, self._world)
         self.row = (longer * tail.seconds if alone else 0.0, busy_s, payload, waits)
 

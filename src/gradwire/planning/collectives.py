@@ -260,13 +260,23 @@ def hops(verb: str, world: int) -> float:
     return _named(verb).messages(world) if world > 1 else 0
 
 
+@lru_cache(maxsize=256)
+def volume(verb: str, world: int) -> float:
+    """Payloads that pass the busiest link one after the other, of a `verb` as for `hops`.
+
+    >>> volume("all_reduce", 4), volume("all_gather", 4)
+    (1.5, 3)
+    """
+    return _named(verb).volume(world) if world > 1 else 0.0
+
+
 def serial_bytes(verb: str, payload_bytes: float, world: int) -> float:
     """Bytes that pass the busiest link one after the other when each rank hands in `payload_bytes`.
 
     >>> serial_bytes("all_reduce", 1000, 4), serial_bytes("all_gather", 1000, 4)
     (1500.0, 3000)
     """
-    return _named(verb).volume(world) * payload_bytes if world > 1 else 0.0
+    return volume(verb, world) * payload_bytes
 
 
 def payload_for(verb: str, wire_bytes: float, world: int) -> int:
