@@ -11,11 +11,12 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from gradwire.comm import Pending
+from gradwire.comm import Pending, Round
 from gradwire.comm.base import DONE, Algorithm, shortest_sum
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
 from gradwire.kernels.range import is_finite
@@ -121,6 +122,16 @@ class Votes:
         return None
 
 
+@lru_cache(maxsize=256)
+def sum_bytes(numel: int, algorithm: Algorithm, world: int) -> float:
+    """Bytes on the wire of a float32 all-reduce of `numel` elements.
+
+    >>> sum_bytes(1000, "library", 4)
+    6000.0
+    """
+    return Round("all_reduce", numel, torch.float32, algorithm=algorithm).wire_bytes(world)
+
+
 class SmallReduce:
     """All-reduce of small dense gradients: regions times 1/W in one float32 buffer, summed over ranks.
 
@@ -142,6 +153,8 @@ class SmallReduce:
         self.comm = comm
         self.buffer = torch.empty(sum(self._sizes) + room, dtype=torch.float32, device=device)
         self.algorithm: Algorithm = shortest_sum(comm.world, self.buffer.nbytes, latency)
+        self.wire_bytes = sum_bytes(self.buffer.numel(), self.algorithm, comm.world)
+        """The predicted bytes on the wire."""
         if regions:
             # In one call: there may be hundreds of them.
             torch.cat(regions, out=self._gradients).mul_(1.0 / comm.world)
@@ -191,9 +204,8 @@ class StatusVote(SmallReduce):
         device: torch.device,
         finite: Tensor | None = None,
     ) -> None:
-        table = self._lay_out(regions, comm, device, finite, comm.world * row.width)
         # All ranks wait for it, whatever the table's size.
-        self.algorithm = shortest_sum(comm.world)
+        table = self._lay_out(regions, comm, device, finite, comm.world * row.width, latency=math.inf)
         self._table = table.view(comm.world, -1)
         row.write(self._table, comm.rank)
 
@@ -204,10 +216,11 @@ class StatusVote(SmallReduce):
         device: torch.device,
         finite: Tensor | None,
         cells: int,
+        latency: float = 1.0,
     ) -> Tensor:
         """Make the buffer. Returns the last `cells` numbers of it."""
         doubts = 0 if finite is None else 1
-        super().__init__(regions, comm, device, room=doubts + cells)
+        super().__init__(regions, comm, device, room=doubts + cells, latency=latency)
         room = self.buffer[sum(self._sizes) :]
         self._doubts = room[:doubts]
         if finite is not None:

@@ -478,10 +478,9 @@ class Step:
         self.predicted_bytes += metered if planned is None else planned
 
     def record_small(self, small: SmallReduce) -> None:
-        """Add the bytes of small gradients."""
-        self.metered_bytes += small.comm.wire_bytes
-        round_ = Round("all_reduce", small.buffer.numel(), small.buffer.dtype, algorithm=small.algorithm)
-        self.predicted_bytes += round_.wire_bytes(small.comm.world)
+        """Add the bytes of small gradients: as metered, and as predicted."""
+        self.metered_bytes += small.comm.wire_bytes if self.is_timed else small.wire_bytes
+        self.predicted_bytes += small.wire_bytes
 
     def take_small(self, order: Sequence[ParameterSpec], names: Set[str]) -> list[Tensor]:
         """The small dense gradients of `names` that are still to be sent.
