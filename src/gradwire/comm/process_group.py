@@ -170,6 +170,7 @@ class ProcessGroupComm(PointToPointComm):
         self.groups: tuple[dist.ProcessGroup, ...] = (group,)
         self.rank: int = group.rank()
         self.world: int = group.size()
+        self._peers = [rank for rank in range(self.world) if rank != self.rank]
         self.series: ahead.Series | None = None
         """Receives announced ahead, or `None`. Set it on all ranks between the same collectives."""
         self.shares_links = False
@@ -291,11 +292,12 @@ class ProcessGroupComm(PointToPointComm):
 
         Rows of `received` are those of the peers, by rank.
         """
-        flat, peers = sent.view(-1), [rank for rank in range(self.world) if rank != self.rank]
+        flat, peers = sent.view(-1), self._peers
         if flat.nbytes > self._short_bytes or self.announces_ahead:
             rows = received.view(len(peers), -1)
             return self._messages(list(zip(rows, peers, strict=True)), [(flat, rank) for rank in peers])
-        splits = [0 if rank == self.rank else flat.numel() for rank in range(self.world)]
+        splits = [flat.numel()] * self.world
+        splits[self.rank] = 0
         copies = flat if len(peers) == 1 else flat.repeat(len(peers))
         return self._work(dist.all_to_all_single, received.view(-1), copies, splits, splits)
 
