@@ -43,6 +43,7 @@ from gradwire.codec.sparse import sparse
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import gather
+from gradwire.kernels.dispatch import kernels_for
 from gradwire.kernels.folding import Folded, fold_momentum, mask_zeros
 from gradwire.laws import Laws, joint_phase, phase_of
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
@@ -113,7 +114,8 @@ class MomentumCorrection:
 
     def update(self, working: Planes, committed: Planes) -> None:
         if self.masking:
-            mask_zeros(working[MOMENTUM], working[UNSENT])
+            unsent = working[UNSENT]
+            kernels_for(unsent.device, unsent.dtype)[mask_zeros](working[MOMENTUM], unsent)
 
 
 @dataclass(frozen=True)
