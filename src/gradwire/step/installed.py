@@ -5,6 +5,7 @@ All of it changes between steps only, and in the same step on all ranks.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -188,10 +189,13 @@ class InstalledRecipe:
         inside = self.placement.inside
         self.shard = None if inside is None else Shard(inside, self.env.replica)
         """This rank's share of every parameter; `None` where parameters are whole."""
-        self._granularity, self._copies_back = self.placement.granularity, self.placement.copies
+        self._granularity = self.placement.granularity
+        self.measuring = self._controller.measuring
+        """True while dense steps are measured, before a decision."""
         self._recipe_number = fingerprint(self.layout.main.text, self.layout.cuts, self.measuring)
-        self._timed_until = self.step + _FIRST
         watch = self.layout.main.watch
+        goes_by_times = self.measuring or watch is not None
+        self._timed_until = math.inf if goes_by_times else self.step + _FIRST
         # Anew for each layout: under another one, messages had other sizes.
         self.traffic = Traffic(
             self.env.world, self.env.control.world, THRESHOLD if watch is None else watch.link_change
@@ -231,20 +235,14 @@ class InstalledRecipe:
         """Lateness: steps' worth of gradient that wait in memory; `None` before it is known."""
         return self._controller.late
 
-    @property
-    def measuring(self) -> bool:
-        """True while dense steps are measured, before a decision."""
-        return self._controller.measuring
-
     def times(self, step: int) -> bool:
         """True if this step is timed, and its bytes metered; the same on all ranks.
 
         Every step is, while dense steps are measured, or if a judge needs times. Otherwise the first steps
         under a recipe are, and then one in `EngineEnvironment.timed_every`.
         """
-        main, every = self.layout.main, self.env.timed_every
-        by_times = main.watch is not None or self.measuring
-        return by_times or step < self._timed_until or step % every == every - 1
+        every = self.env.timed_every
+        return step < self._timed_until or step % every == every - 1
 
     @property
     def fingerprint(self) -> int:
