@@ -489,6 +489,10 @@ class Reducer(InstalledRecipe):
         self._begins = tuple(self._features())
         self._after_buckets = [self._send_early] if self.layout.early else []
         """Features that a step calls with the names in each bucket that it has taken."""
+        self._after_means = [Step.copy_back_early] if self.placement.copies else []
+        """Features that a step calls with the route of each mean that lies in the buckets."""
+        self._small_bytes = 0 if self.layout.is_plain else self.layout.tuning.small_bytes
+        """Direct gradients of fewer bytes wait for the vote; none, if no parameter has a memory."""
 
     def _contexts_in(self, flat_buffer: FlatBuffer) -> list[ExchangeContext]:
         """The contexts of a flat buffer's units, for `ExchangeContext.at`."""
@@ -712,7 +716,7 @@ class Reducer(InstalledRecipe):
         and loss scale, line 4 decodes straight into that (`Step.place_of`). Elsewhere it decodes to a tensor
         of its own, which `Step.land` copies to the buckets. Codes of a device land by a kernel
         (`ExchangeContext.coded`). Where buckets are copies on the host, the mean is then copied back to the
-        model, while other units are still on the wire (`Step.copy_back_early`).
+        model, while other units are still on the wire (`Step.copy_back_early`, one of `_after_means`).
         """
         flat_buffer = self.layout.flat_buffers[unit.flat_buffer]
         plan = flat_buffer.plans[unit.index]
@@ -731,7 +735,8 @@ class Reducer(InstalledRecipe):
         agreed = plan.collectives(ctx, checked=self.comm.verifies)
         if not agreed.rounds:
             step.rest(route)
-            step.copy_back_early(route if self._copies_back else ())
+            for landed in self._after_means:
+                landed(step, route)
             return
         place = step.place_of(route, x, factor)
         lands_itself = place is not None or ctx.coded is not None
@@ -744,7 +749,7 @@ class Reducer(InstalledRecipe):
             comm=step.meter(self.comm, step.trace, plan.label),
             checks_mean=plan.may_overflow,
             land=None if lands_itself else partial(step.land, route, factor=factor),
-            back=route if self._copies_back else (),
+            route=route,
         )
         self.unless_broken(self._start, step, exchange)
 
@@ -771,8 +776,7 @@ class Reducer(InstalledRecipe):
         It belongs to no flat buffer: the flat buffer of its context is -1.
         """
         region = bucket.buffer[share.region]
-        wide = region.dtype == torch.float64 or region.nbytes >= self.layout.tuning.small_bytes
-        if not wide and not self.layout.is_plain:
+        if region.nbytes < self._small_bytes and region.dtype != torch.float64:
             step.tail_regions.update(zip(share.names, region.split_with_sizes(share.sizes), strict=True))
             return
         plan = share.plan(bucket.buffer)
@@ -795,7 +799,7 @@ class Reducer(InstalledRecipe):
             ctx=ctx,
             comm=step.meter(self.comm, step.trace, plan.label),
             checks_mean=True,
-            back=((bucket.index, share.region.start, region.numel()),) if self._copies_back else (),
+            route=((bucket.index, share.region.start, region.numel()),),
         )
         self.unless_broken(self._start, step, exchange)
 
@@ -868,7 +872,8 @@ class Reducer(InstalledRecipe):
                         exchange.land(exchange.mean)
                     if exchange.checks_mean:
                         step.check_finite(exchange.mean)
-                    step.copy_back_early(exchange.back)
+                    for landed in self._after_means:
+                        landed(step, exchange.route)
         except TransportError:
             raise
         except BaseException as error:

@@ -110,8 +110,8 @@ class InFlight:
     overflow."""
     land: Callable[[Tensor], None] | None = None
     """Function that carries the mean to the buckets; `None` if it is decoded there."""
-    back: Route = ()
-    """Route by which the mean is copied back to the model, if buckets are copies."""
+    route: Route = ()
+    """Places of the mean in the buckets."""
     finish: Finish | None = None
     """Waits for the last collective and decodes; `None` if the start has failed."""
 
