@@ -6,7 +6,9 @@ fault writes meets the next one.
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -35,33 +37,45 @@ class Copy:
     environment: dict[str, str]
 
     def run(self, words: Sequence[str], within_s: float) -> int | None:
-        """The exit code of `python WORDS`, which is negative for a signal; `None` if it took longer.
+        """The exit code of `python -m WORDS`, which is negative for a signal; `None` if it took longer.
 
         What it started is ended with it. Its output is in `output`.
         """
-        with self.output.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, *words],
-                cwd=self.root,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                return process.wait(within_s)
-            except subprocess.TimeoutExpired:
-                return None
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        asked = {
+            "module": words[0],
+            "words": words[1:],
+            "root": str(self.root),
+            "environment": self.environment,
+            "output": str(self.output),
+        }
+        questions, answers = _starter().stdin, _starter().stdout
+        assert questions is not None
+        assert answers is not None
+        questions.write(json.dumps(asked).encode() + b"\n")
+        number = int(answers.readline())
+        has_ended = False
+        try:
+            has_ended = bool(select.select([answers], [], [], within_s)[0])
+            return int(answers.readline()) if has_ended else None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(number, signal.SIGKILL)
+            if not has_ended:
+                answers.readline()
 
     @property
     def output(self) -> Path:
         """What the last process wrote."""
         return self.root.parent / "output"
+
+
+@cache
+def _starter() -> subprocess.Popen[bytes]:
+    """The process whose forks run; it ends with this one."""
+    path = Path(__file__).with_name("starter.py")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, path], bufsize=0, env=environment, stdin=pipe, stdout=pipe)
 
 
 @contextmanager

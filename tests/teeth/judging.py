@@ -54,7 +54,7 @@ def judged(
     recompiled = [fault.path] if fault.room == COMPILED else []
     with copied({fault.path: fault.text}, recompiled) as copy:
         if smoke or recompiled:
-            words = ["-m", "tests.teeth.smoke", *recompiled]
+            words = ["tests.teeth.smoke", *recompiled]
             within_s = COMPILED_S if recompiled else SMOKE_S
             code = copy.run(words, min(within_s, limit_s))
             if code is None and limit_s < within_s:
@@ -120,7 +120,7 @@ def _failed(copy: Copy, tests: Sequence[Item], left_s: float) -> tuple[str, bool
     hangs_s = _START_S + _SLOWER * sum(each.seconds for each in tests)
     plugins = ("-p", "no:cacheprovider", "-p", "tests.teeth.chosen", "--tb=no")
     files = dict.fromkeys(each.file for each in tests)
-    code = copy.run(["-m", "pytest", "-q", "-x", *plugins, *files], max(0.0, min(hangs_s, left_s)))
+    code = copy.run(["pytest", "-q", "-x", *plugins, *files], max(0.0, min(hangs_s, left_s)))
     runs = (folder / "runs").read_text(encoding="utf-8") or "collection"
     if code is None:
         return (runs + HANGS, True) if hangs_s <= left_s else ("", False)

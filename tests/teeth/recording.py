@@ -128,7 +128,7 @@ def _recorded(copy: Copy, together: Sequence[str], tier: str, names: list[str]) 
     (folder / "found.json").unlink(missing_ok=True)
     copy.environment[FOLDER] = str(folder)
     plugins = ("-p", "no:cacheprovider", "-p", "tests.teeth.recorder")
-    copy.run(["-m", "pytest", "-q", *plugins, *words(tier, together[0]), *together], WITHIN_S)
+    copy.run(["pytest", "-q", *plugins, *words(tier, together[0]), *together], WITHIN_S)
     if not (folder / "found.json").exists():
         return {}
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
