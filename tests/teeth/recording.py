@@ -12,7 +12,7 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, islice
@@ -296,12 +296,22 @@ def beside(tests: Sequence[Item], items: Iterable[Item]) -> list[Item]:
 
 
 def _nearest(function: str) -> set[str]:
-    """Of a function that cannot say that it is entered: those that can, and stand for it."""
+    """Of a function that cannot say that it is entered: those that can, and stand for it.
+
+    Where all functions of these files are compiled, those of the files of the same names in `kernels`, which
+    call them.
+    """
     path = function.partition(":")[0]
-    homes = {path}
-    if room(path) == COMPILED:
-        homes = {f"{Path(path).parent}/{name}.py" for name in dependents({Path(path).stem})}
-    return {each for each in _plain() if each.partition(":")[0] in homes}
+    if room(path) != COMPILED:
+        return _plain_in({path})
+    names = dependents({Path(path).stem})
+    folders = (Path(path).parent, Path(path).parent.parent)
+    near, far = (_plain_in({f"{folder}/{name}.py" for name in names}) for folder in folders)
+    return near or far
+
+
+def _plain_in(paths: Set[str]) -> set[str]:
+    return {each for each in _plain() if each.partition(":")[0] in paths}
 
 
 _known: list[str] = []

@@ -288,6 +288,9 @@ def test_compiled_functions_are_entered_with_those_that_use_them() -> None:
     item = Item("t", "test", 1.0, frozenset({f"{cpu}/blocks.py:encode_blocks"}))
     assert recording.covering(f"{cpu}/blocks.py:_largest_bits", [item]) == [item]
     assert recording.covering(f"{cpu}/topk.py:topk_indices", [item]) == []
+    # All functions of `frames`, which uses this one, are compiled: the file that calls them stands for it.
+    item = Item("t", "test", 1.0, frozenset({"src/gradwire/kernels/frames.py:encode_chunks"}))
+    assert recording.covering(f"{cpu}/huffman.py:encode_stream", [item]) == [item]
 
 
 def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
