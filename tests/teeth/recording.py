@@ -80,7 +80,7 @@ def files(paths: Iterable[str] = ()) -> list[str]:
 
 
 def new(tests: Iterable[str]) -> list[str]:
-    """The files, of these, of which `fastest.json` has no test."""
+    """The files, of these, that `fastest.json` does not name."""
     known = json.loads(FASTEST.read_text(encoding="utf-8"))["tests"]
     return [each for each in tests if each not in known]
 
@@ -199,29 +199,35 @@ def keep_fastest(folder: Path = RECORDED, to: Path = FASTEST) -> None:
     what `to` says of it.
     """
     kept: dict[str, dict[str, Item]] = {}
-    anew = {path.relative_to(folder / TIERS[0]).as_posix() for path in (folder / TIERS[0]).rglob("*.json")}
+    anew = {
+        path.relative_to(folder / TIERS[0]).with_suffix(".py").as_posix()
+        for path in (folder / TIERS[0]).rglob("*.json")
+    }
+    before = fastest(to) if to.exists() else []
     kept_before = [
-        replace(each, functions=each.functions & _plain())
-        for each in (fastest(to) if to.exists() else ())
-        if Path(each.file).with_suffix(".json").as_posix() not in anew
+        replace(each, functions=each.functions & _plain()) for each in before if each.file not in anew
     ]
     items = sorted(
         [*kept_before, *(each for each in recorded(folder) if each.tier == TIERS[0])],
         key=lambda each: each.seconds,
     )
     for of in (lambda item: item.functions, lambda item: item.collected):
-        before = set(kept)
+        done = set(kept)
         for item in items:
-            for function in of(item) - before:
+            for function in of(item) - done:
                 tests = kept.setdefault(function, {})
                 if len(tests) < KEPT:
                     tests.setdefault(item.test.partition("[")[0], item)
     used = {item.test: item for tests in kept.values() for item in tests.values()}
     place = {test: number for number, test in enumerate(sorted(used))}
-    tests_of: dict[str, dict[str, float]] = {}
+    # A file of which no test is among the fastest is known, too.
+    known = json.loads(to.read_text(encoding="utf-8"))["tests"] if to.exists() else {}
+    tests_of: dict[str, dict[str, float]] = {
+        file: {} for file in sorted(anew.union(known)) if (ROOT / file).exists()
+    }
     for test in place:
         file, _, name = test.partition("::")
-        tests_of.setdefault(file, {})[name] = round(used[test].seconds, 2)
+        tests_of[file][name] = round(used[test].seconds, 2)
     functions_of: dict[str, dict[str, list[int]]] = {}
     for function in sorted(kept):
         path, _, name = function.partition(":")

@@ -277,6 +277,24 @@ def test_files_that_are_not_recorded_keep_their_fastest_tests(tmp_path: Path) ->
     ]
 
 
+def test_a_file_of_tests_none_of_which_is_among_the_fastest_is_known_once_it_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, slow = "tests/unit/test_teeth.py", "tests/unit/test_tiers.py"
+    written = tmp_path / "fastest.json"
+    written.write_text(json.dumps({"tests": {}, "functions": {}}))
+    monkeypatch.setattr(recording, "FASTEST", written)
+    assert recording.new([here, slow]) == [here, slow]
+    path = tmp_path / "recorded" / "test" / "tests" / "unit" / "test_tiers.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"digest": "", "items": [], "functions": [], "sets": [], "collected": []}))
+    recording.keep_fastest(tmp_path / "recorded", written)
+    assert recording.new([here, slow]) == [here]
+    path.unlink()
+    recording.keep_fastest(tmp_path / "recorded", written)
+    assert recording.new([here, slow]) == [here]
+
+
 def test_the_list_of_fastest_tests_is_not_out_of_date() -> None:
     files = json.loads(recording.FASTEST.read_text(encoding="utf-8"))["tests"]
     again = "write it anew: make teeth ARGS='--tier test --record --keep-fastest'"
