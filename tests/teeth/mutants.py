@@ -52,6 +52,8 @@ _ARITHMETIC: dict[type[ast.operator], ast.operator] = {
 }
 _FORMS = {"isinstance", "issubclass", "cast", "hasattr", "getattr", "setattr"}
 """Calls whose arguments cannot be swapped without a `TypeError`."""
+_SYMMETRIC = {"min", "max", "minimum", "maximum", "gcd", "lcm", "equal"}
+"""Calls that return the same whichever of two arguments comes first."""
 _SPEAKS = {"warn", "debug", "info", "warning", "error", "print"}
 """Calls that only say something: they can be removed, and their arguments are texts."""
 _FOR_READERS = {"strict", "stacklevel"}
@@ -259,8 +261,9 @@ def _wrong(node: ast.AST) -> Iterator[tuple[Changed, Changed]]:
         case ast.comprehension(ifs=ifs):
             yield from ((test, ast.UnaryOp(ast.Not(), test)) for test in ifs)
         case ast.Call(func=func, args=[one, two, *_]) if not isinstance(one, ast.Starred):
-            named = ast.unparse(func) in _FORMS or isinstance(two, ast.Starred)
-            if not named and ast.unparse(one) != ast.unparse(two):
+            called = ast.unparse(func)
+            is_same = called.rpartition(".")[2] in _SYMMETRIC or ast.unparse(one) == ast.unparse(two)
+            if not (is_same or called in _FORMS or isinstance(two, ast.Starred)):
                 other = copy.copy(node)
                 other.args = [two, one, *node.args[2:]]
                 yield node, other

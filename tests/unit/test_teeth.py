@@ -48,6 +48,7 @@ def _in(body: str) -> list[str]:
         ("a: tuple[int, 3] = x", []),
         ("'text' + x", []),
         ("zip(x, strict=True)", ["pass"]),
+        ("min(x, y) + torch.minimum(y, x)", ["(min(x, y) - torch.minimum(y, x))"]),
     ],
 )
 def test_each_part_of_a_body_has_its_ways_to_be_wrong(body: str, wrong: list[str]) -> None:
