@@ -340,6 +340,27 @@ def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path, monkeypatch: pyte
     assert "| **all** | 4 | 2 | 0 | 2 | 0 |" in table.read_text(encoding="utf-8")
 
 
+def test_a_fault_that_the_fastest_tests_do_not_notice_is_undecided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[list[str]]()
+
+    def judged(_fault: Fault, covering: list[Item], *_: Any, **__: Any) -> judging.Verdict:
+        asked.append([each.test for each in covering])
+        return judging.Verdict("survived", "test", ran=2)
+
+    everything = frozenset(each.function for path in PATHS for each in _places(path))
+    items = [Item("a.py::enters", "test", 1.0, everything), Item("a.py::near", "test", 0.1, frozenset())]
+    monkeypatch.setattr(gate, "drawn", lambda seed, compiled: mutants.drawn(seed, compiled, PATHS))
+    monkeypatch.setattr(recording, "fastest", lambda: items)
+    monkeypatch.setattr(judging, "judged", judged)
+    results = tmp_path / "results.jsonl"
+    words = ["--fastest", "--seed", "x", "--count", "1", "--results", str(results)]
+    assert gate.main([*words, "--report", str(tmp_path / "table.md")]) == 0
+    assert asked == [["a.py::enters", "a.py::near"]]
+    assert [row["state"] for row in report.read(results).values()] == ["undecided"]
+
+
 @looped(
     ("states", "code"),
     [
