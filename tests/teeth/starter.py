@@ -27,7 +27,7 @@ def _become(asked: dict[str, Any]) -> None:
         (0, os.devnull, os.O_RDONLY),
         (1, asked["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
     ):
-        opened = os.open(name, flags)
+        opened = os.open(name, flags, 0o644)
         os.dup2(opened, file)
         os.close(opened)
     os.dup2(1, 2)
