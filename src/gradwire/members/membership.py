@@ -8,8 +8,9 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -47,6 +48,8 @@ LAST = 8
 """Number of recent rounds whose durations are remembered."""
 PAUSE_S = 1.0
 """Between two questions without an answer, of a replica that trains meanwhile."""
+PATIENCE_S = 5.0
+"""A wait for a quorum is in the log after so long."""
 FORMAT = "members 1"
 """Format of saved states."""
 
@@ -524,24 +527,39 @@ class _Asks:
 
     def _answer(self, card: Card) -> Roster:
         if self.alone_s is None or card.joins:
-            return self._members.ask(card)
+            with self._said("no quorum yet: this replica waits for other members"):
+                return self._members.ask(card)
         limit_s = 0.0
         if self._asked is None:
             limit_s, self._asked = self.alone_s, Future[Roster]()
             asked = self._asked
 
             def ask() -> None:
-                while not asked.done() and not self._has_left.is_set():
-                    try:
-                        asked.set_result(self._members.ask(card))
-                    except TransportError as error:
-                        _LOG.info("%s: %s; local steps go on", self.name, error)
-                        self._has_left.wait(PAUSE_S)
-                    except BaseException as error:
-                        asked.set_exception(error)
+                with self._said("no quorum yet: local steps go on meanwhile"):
+                    while not asked.done() and not self._has_left.is_set():
+                        try:
+                            asked.set_result(self._members.ask(card))
+                        except TransportError as error:
+                            _LOG.debug("%s: %s", self.name, error)
+                            self._has_left.wait(PAUSE_S)
+                        except BaseException as error:
+                            asked.set_exception(error)
 
             threading.Thread(target=ask, name="gradwire asks", daemon=True).start()
         return self._asked.result(limit_s)
+
+    @contextmanager
+    def _said(self, what: str) -> Iterator[None]:
+        """Log `what` after a few seconds, and at the end how long the wait was; nothing if it was short."""
+        start_s, waits = now_s(), threading.Timer(PATIENCE_S, _LOG.info, ("%s: %s", self.name, what))
+        waits.daemon = True
+        waits.start()
+        try:
+            yield
+        finally:
+            waits.cancel()
+            if (waited_s := now_s() - start_s) >= PATIENCE_S:
+                _LOG.info("%s: the wait for a quorum has ended after %.0f s", self.name, waited_s)
 
     def is_answered(self) -> bool:
         """True if a question asked while training has an answer. Called by all ranks together."""
