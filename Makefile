@@ -8,8 +8,8 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # Has wheels for Linux on x86-64 alone; elsewhere the tests of kernels for devices are skipped, and say so.
 TRITON := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),triton)
-# What starts processes of its own runs alone, the rest on all cores.
-ALONE := tests/faults tests/process tests/soak
+# Ranks as processes mostly wait for each other: two files of them fit side by side, but not beside the rest.
+RANKS := tests/faults tests/process tests/soak
 CORES := -n auto --maxprocesses 4 --dist loadfile
 BESIDE := $(CORES) tests/device tests/golden tests/house tests/laws tests/papers tests/unit
 # Their tables are tried in a few rows, unless GRADWIRE_LAWS asks for more.
@@ -42,7 +42,7 @@ demo: $(RUNS)
 # Minutes: of each capability a test that fails when it breaks.
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not rest" $(BESIDE) $(ARGS)
-	$(BIN)/python -m pytest -m "not rest" $(ALONE) $(ARGS)
+	$(BIN)/python -m pytest -m "not rest" $(CORES) $(RANKS) $(ARGS)
 
 # All tests. The others alone are `make test-rest`: those that carry `pytest.mark.rest`, and tables in more rows.
 test-all: test test-rest
@@ -50,11 +50,11 @@ test-all: test test-rest
 test-rest: $(STAMP)
 	GRADWIRE_LAWS=sample $(BIN)/python -m pytest -m "not rest" $(CORES) $(TABLES) $(ARGS)
 	GRADWIRE_LAWS=sample $(BIN)/python -m pytest -m rest $(BESIDE) $(ARGS)
-	$(BIN)/python -m pytest -m rest $(ALONE) $(ARGS)
+	$(BIN)/python -m pytest -m rest $(RANKS) $(ARGS)
 
 test-full: $(STAMP)
 	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(BESIDE) $(ARGS)
-	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(ALONE) $(ARGS)
+	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(RANKS) $(ARGS)
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/integrations/constraints.txt
 	test -d $(FRAMEWORKS) || $(PYTHON) -m venv $(FRAMEWORKS)
