@@ -199,11 +199,6 @@ class ProcessGroupComm(PointToPointComm):
         self.groups = (self.group, *more)
         self.connections = len(self.groups)
 
-    @property
-    def announces_ahead(self) -> bool:
-        """True if receives are announced ahead."""
-        return self.series is not None
-
     def expect(self, byte_s: float) -> None:
         """Adapt to a link of `byte_s` seconds per byte; call it on all ranks between the same collectives."""
         self._short_bytes = min(SHORT_BYTES, int(TURN_S / max(byte_s, 1e-12)))
@@ -251,7 +246,9 @@ class ProcessGroupComm(PointToPointComm):
         """Two addends commute, so a swap gives the same bits as a ring."""
         if self._swaps(tensor) and tensor.nbytes <= SWAP_BYTES:
             return self._direct(tensor)
-        if self._is_striped(tensor, tensor.nbytes // self.world) or (self.announces_ahead and tensor.is_cpu):
+        if self._is_striped(tensor, tensor.nbytes // self.world) or (
+            self.series is not None and tensor.is_cpu
+        ):
             return self.hop(partial(gloo_all_reduce, tensor))
         return self._work(dist.all_reduce, tensor)
 
@@ -266,7 +263,7 @@ class ProcessGroupComm(PointToPointComm):
 
     def _all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         striped = self._is_striped(tensor, tensor.nbytes)
-        announced = self.announces_ahead and tensor.is_cpu
+        announced = self.series is not None and tensor.is_cpu
         if not (striped or announced or self._swaps(tensor)):
             return self._work(_all_gather_flat, out.view(-1), tensor)
         out[self.rank].copy_(tensor)
@@ -293,7 +290,7 @@ class ProcessGroupComm(PointToPointComm):
         Rows of `received` are those of the peers, by rank.
         """
         flat, peers = sent.view(-1), self._peers
-        if flat.nbytes > self._short_bytes or self.announces_ahead:
+        if flat.nbytes > self._short_bytes or self.series is not None:
             rows = received.view(len(peers), -1)
             return self._messages(list(zip(rows, peers, strict=True)), [(flat, rank) for rank in peers])
         splits = [flat.numel()] * self.world
@@ -307,7 +304,7 @@ class ProcessGroupComm(PointToPointComm):
         return self._progress
 
     def _all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
-        is_short = tensor.nbytes <= self.world * self._short_bytes and not self.announces_ahead
+        is_short = tensor.nbytes <= self.world * self._short_bytes and self.series is None
         if tensor.device.type != "cpu" or is_short:
             return self._work(dist.all_to_all_single, out, tensor)
         rows, received = tensor.view(self.world, -1), out.view(self.world, -1)
