@@ -22,6 +22,7 @@ from tests.soak.scenes import Accident, Run, WrapperFailed, _step, accident
 from tests.support.rig import ONE_BUCKET, Rig, gradients
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_a_run_with_faults_ends_as_one_without(tmp_path: Path) -> None:
     inner = tuple(Fault(3 * n + 2, n % WORLD, kind) for n, kind in enumerate(INNER))
