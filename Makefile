@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # Has wheels for Linux on x86-64 alone; elsewhere the tests of kernels for devices are skipped, and say so.
 TRITON := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),triton)
-# Ranks as processes mostly wait for each other: two files of them fit side by side, but not beside the rest.
+# Ranks as processes mostly wait for each other: files of them fit side by side, but not beside the rest.
 RANKS := tests/faults tests/process tests/soak
 CORES := -n auto --maxprocesses 4 --dist loadfile
 BESIDE := $(CORES) tests/device tests/golden tests/house tests/laws tests/papers tests/unit
