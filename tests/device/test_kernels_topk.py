@@ -35,18 +35,68 @@ def test_any_number_of_any_size(n: int, k: int) -> None:
     assert agrees(heavy_tail(n), k)
 
 
-@looped("guess", [0, 1, 0x7F800000])
-def test_whatever_the_guess_the_choice_is_exact(guess: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Everything passes and has room, or has none, or too few pass: the latter two read x again.
-    def begin(_x: Tensor, _k: int, state: Tensor) -> bool:
-        state.zero_()
-        state[1] = guess
-        return True
+def key(value: float) -> int:
+    """Bits of a magnitude, by which elements are ordered."""
+    return int(torch.tensor(value).view(torch.int32))
+
+
+ONE, TWO, THREE, INFINITY = map(key, (1.0, 2.0, 3.0, torch.inf))
+
+
+@looped(
+    ("lower", "upper"),
+    [
+        (-1, INFINITY),
+        (0, 0),
+        (ONE, ONE),
+        (THREE, THREE),
+        (0, ONE),
+        (ONE, TWO),
+        (ONE + 1, THREE - 1),
+        (TWO, INFINITY),
+        (INFINITY, INFINITY),
+    ],
+)
+def test_whatever_the_bounds_the_choice_is_exact(
+    lower: int, upper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last one kept lies below, at, between or above the bounds; candidates have room, or have none.
+    for room in (5001, 10):
+
+        def begin(_x: Tensor, _k: int, state: Tensor, room: int = room) -> int:
+            state.zero_()
+            state[2], state[3], state[4] = lower, upper, max((upper - lower - 1).bit_length() - 11, 0)
+            return room
+
+        monkeypatch.setattr(topk, "_begin", begin)
+        whole = torch.randint(-3, 4, (5001,), generator=generator(1)).float()
+        assert agrees(whole, 3500)
+        assert agrees(whole + 0.1 * normal(5001), 50)
+
+
+def test_bounds_are_around_the_last_one_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise one program would look for it among all elements.
+    begun, found = topk._begin, list[tuple[int, Tensor]]()
+
+    def begin(x: Tensor, k: int, state: Tensor) -> int:
+        found.append((begun(x, k, state), state))
+        return found[-1][0]
 
     monkeypatch.setattr(topk, "_begin", begin)
-    for spare in (0, 1 << 16):
-        monkeypatch.setattr(topk, "_SPARE", spare)
-        assert agrees(torch.randint(-3, 4, (9001,), generator=generator(1)).float(), 50)
+    for n, k in ((20_000, 200), (100_000, 3), (30_000, 10_000), (30_000, 29_000), (500, 5)):
+        assert agrees(heavy_tail(n), k)
+    for room, state in found:
+        candidates, same, lower, upper, shift, threshold = state[:6].tolist()
+        assert lower <= threshold <= upper
+        assert candidates <= room
+        assert same < 100
+        assert (upper - lower - 1) >> shift < 1 << 11
+
+
+def test_zeros_may_be_among_the_largest() -> None:
+    x = normal(30_000) * (torch.arange(30_000) % 200 == 0)
+    for k in (300, 140):
+        assert agrees(x, k)
 
 
 def test_what_is_gathered_in_one_place_has_room() -> None:

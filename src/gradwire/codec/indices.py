@@ -82,14 +82,22 @@ def unpack_indices(packed: Tensor, count: int, numel: int, see: See = refuse) ->
     """Unpack ascending indices (count,): int32 if numel ≤ 2^31, else int64.
 
     Indices from a peer are checked here, once, because kernels check no bounds. If they are invalid, 0 …
-    count - 1 are returned, and `see_choice` tells `see`.
+    count - 1 are returned, and `see` is told. Zeros are accepted, as by `see_choice`.
 
     >>> unpack_indices(torch.tensor([3, 5], dtype=torch.int32), 2, 1000)
     tensor([3, 5], dtype=torch.int32)
     """
     if packed.numel() != (words := index_words(count, numel)):
         raise WireError(f"{count} of {numel} indices take {words} words, not {packed.numel()}")
-    found, sound = _unpacked(packed, count, numel)
+    form = index_form(count, numel)
+    if form == "coded":
+        found, sound = unpack_elias_fano(packed, elias_fano_planes(count, numel))  # which looks for zeros
+        if sound is not True:
+            is_heard = sound if isinstance(sound, Tensor) else torch.tensor(sound, device="cpu")
+            see(is_heard, no_choice(count, numel))
+        return found
+    found, sound = (packed, True) if form == "list" else unpack_bits(packed, count)
+    found, sound = choice(found, sound, numel)
     see_choice(sound, packed, count, numel, see)
     return found
 
@@ -107,11 +115,3 @@ def see_choice(sound: Sound, packed: Tensor, count: int, numel: int, see: See) -
 def no_choice(count: int, numel: int) -> str:
     """Message for a peer's words that are no valid choice."""
     return f"a peer sent words that stand for no choice of {count} of {numel} indices"
-
-
-def _unpacked(packed: Tensor, count: int, numel: int) -> tuple[Tensor, Sound]:
-    form = index_form(count, numel)
-    if form == "coded":
-        return unpack_elias_fano(packed, elias_fano_planes(count, numel))
-    found, sound = (packed, True) if form == "list" else unpack_bits(packed, count)
-    return choice(found, sound, numel)

@@ -151,23 +151,18 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
 @contract(_has_words)
 def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
     """Unpack the indices (count,) that `pack_elias_fano` laid out as `planes`; also returns whether they are
-    valid.
+    accepted.
 
     Indices are int32 if numel ≤ 2^31, else int64. If the words are no valid choice, the indices are 0 … count
-    - 1.
+    - 1. That is accepted if all words are zeros: a rank whose encoder has failed sends them, and its row of
+    the status vote tells.
 
     >>> planes = Planes(count=3, numel=50, low_bits=3)
     >>> unpack_elias_fano(pack_elias_fano(torch.tensor([1, 20, 40]), planes), planes)
     (tensor([ 1, 20, 40], dtype=torch.int32), True)
     """
-    bits = _bits(packed, 32).view(-1)
-    low, groups, places = (bits[32 * start :] for start in planes.starts)
-    patterns, sound = _patterns(groups[: GROUP * planes.blocks].view(-1, GROUP), places, planes.count)
-    row, as_many = ones(_bits(patterns, BLOCK).view(-1), planes.count)
-    rank = torch.arange(planes.count, device=packed.device)
-    below = _numbers(low[: planes.count * planes.low_bits].view(planes.count, planes.low_bits))
-    indices = ((row - rank) << planes.low_bits) + below + rank
-    return choice(indices, sound & as_many, planes.numel)
+    indices, sound = _unpacked_planes(packed, planes)
+    return indices, sound | ~packed.any()
 
 
 def saturating_cast(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -182,6 +177,18 @@ def saturating_cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(values.isinf(), values, values.clamp(-limit, limit)).to(dtype)
 
 
+def _unpacked_planes(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
+    """Indices (count,), and whether they are valid; if not, they are 0 … count - 1."""
+    bits = _bits(packed, 32).view(-1)
+    low, groups, places = (bits[32 * start :] for start in planes.starts)
+    patterns, sound = _patterns(groups[: GROUP * planes.blocks].view(-1, GROUP), places, planes.count)
+    row, as_many = ones(_bits(patterns, BLOCK).view(-1), planes.count)
+    rank = torch.arange(planes.count, device=packed.device)
+    below = _numbers(low[: planes.count * planes.low_bits].view(planes.count, planes.low_bits))
+    indices = ((row - rank) << planes.low_bits) + below + rank
+    return choice(indices, sound & as_many, planes.numel)
+
+
 def _packed(indices: Tensor, shape: Shape) -> Tensor:
     if shape.form == "list":
         return indices.int()
@@ -192,7 +199,7 @@ def _packed(indices: Tensor, shape: Shape) -> Tensor:
 
 def _unpacked(words: Tensor, shape: Shape) -> tuple[Tensor, Sound]:
     if shape.form == "coded":
-        return unpack_elias_fano.plain(words, shape.planes)
+        return _unpacked_planes(words, shape.planes)
     found, sound = (words, True) if shape.form == "list" else unpack_bits.plain(words, shape.planes.count)
     return choice(found, sound, shape.planes.numel)
 

@@ -86,8 +86,9 @@ def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
     indices, out = indices[: planes.count], out[: planes.count]
     sound = found == planes.count and (found == 0 or 0 <= out[-1] <= planes.top)
     sound = sound and _join(low, planes.low_bits, out)
-    sound = bool(sound and (found == 0 or 0 <= out[0] <= out[-1] < planes.numel))
-    return indices if sound else torch.arange(planes.count, dtype=indices.dtype, device="cpu"), sound
+    if sound and (found == 0 or 0 <= out[0] <= out[-1] < planes.numel):
+        return indices, True
+    return torch.arange(planes.count, dtype=indices.dtype, device="cpu"), not packed.any()
 
 
 @prepared(

@@ -1,8 +1,9 @@
-"""Payloads of chosen elements, encoded and decoded in a few launches: places are packed as planes of bits.
+"""Payloads of chosen elements, encoded in one launch and decoded in two: places are packed as planes of bits.
 
 The planes are Elias and Fano's, block-coded, as `gradwire.kernels.payload` describes them. The bit at which a
-block's place in its group begins depends on all earlier blocks, and the rank of an index on all earlier ones.
-Each program computes both by itself from the words before its own tile, which are a few kilobytes.
+block's place in its group begins depends on all earlier blocks. So when all other programs have packed, the
+last one of them packs the blocks. The rank of an index depends on all earlier ones: each program that unpacks
+computes it by itself from the words before its own tile, which are a few kilobytes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.device.common import first_from, magnitude
-from gradwire.kernels.device.launch import is_taken, launch
+from gradwire.kernels.device.common import first_from, is_last, magnitude
+from gradwire.kernels.device.launch import counter_of, is_taken, launch
 from gradwire.kernels.payload import COUNTS, DECODING, ENCODING, ORDER, PATTERNS, Form, Planes, Shape, Sound
 from gradwire.kernels.places import index_type
 from gradwire.kernels.uploads import kept_by_stream, sent_to
@@ -28,8 +29,8 @@ _FLOAT32, _FLOAT16, _BFLOAT16 = map(tl.constexpr, _TYPES.values())
 _LIMITS = {dtype: float(torch.finfo(dtype).max) for dtype in _TYPES}
 _TILE = 1024
 """Indices per program that packs."""
-_BLOCKS = 512
-"""Blocks of ten bits per program that packs blocks."""
+_BLOCKS = 2048
+"""Blocks of ten bits that are packed at a time, by one program: 1 % of 700,000 elements."""
 _UNPACKED, _CHUNK = 128, 1024
 """Blocks, or words of a bitmap, per program that unpacks; and how many earlier ones it reads at a time."""
 _STRETCH = 4096
@@ -37,13 +38,14 @@ _STRETCH = 4096
 
 
 def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
-    """Take values and pack their indices in one launch; a second one packs the blocks of coded indices."""
+    """Take values and pack their indices in one launch."""
     if not is_taken(x) or not _packs(indices, shape.planes) or not shape.is_narrow:
         return NotImplemented
-    payload, patterns = _room(shape.bytes, shape.form, shape.planes, x.device)
-    words, values = shape.parts(payload)
+    payload = torch.empty(shape.bytes, dtype=torch.uint8, device=x.device)
+    values = payload[shape.start :].view(torch.float32 if shape.dtype is torch.float32 else torch.int16)
+    words = payload[: shape.start].view(torch.int32)
     taken = x, values, _LIMITS[shape.dtype], _TYPES[shape.dtype]
-    _pack(words, patterns, indices, shape.form, shape.planes, taken)
+    _pack(words, indices, shape.form, shape.planes, taken)
     return payload
 
 
@@ -64,25 +66,20 @@ def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -
 
 
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
-    """Pack in two launches: the second one packs the blocks."""
+    """Pack in one launch."""
     if not _packs(indices, planes):
         return NotImplemented
-    payload, patterns = _room(4 * planes.words, "coded", planes, indices.device)
-    words = payload.view(torch.int32)
-    _pack(words, patterns, indices, "coded", planes, None)
+    words = torch.empty(planes.words, dtype=torch.int32, device=indices.device)
+    _pack(words, indices, "coded", planes, None)
     return words
 
 
 def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
-    """Unpack in one launch. A second one replaces invalid indices by 0 … count - 1."""
+    """Unpack in one launch."""
     if not packed.is_contiguous() or planes.numel > 2**31:
         return NotImplemented
-    indices, faults = _unpack(packed, 1, 0, "coded", planes)
-    sound = torch.empty((), dtype=torch.bool, device=packed.device)
-    programs = max(1, -(-planes.count // _TILE))
-    arguments = faults, faults.numel(), indices, planes.count, sound.view(torch.uint8)
-    launch(_replace_places, programs, *arguments, TILE=_TILE)
-    return indices[0], sound
+    indices, sound = _unpack(packed, 1, 0, "coded", planes, replaces=True)
+    return indices[0], sound[-1]
 
 
 def _adds(payloads: Tensor, shape: Shape, out: Tensor) -> bool:
@@ -93,77 +90,69 @@ def _packs(indices: Tensor, planes: Planes) -> bool:
     return indices.is_contiguous() and indices.dtype in (torch.int32, torch.int64) and planes.numel <= 2**31
 
 
-def _room(size: int, form: Form, planes: Planes, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Allocate zeros: a payload of `size` bytes, and for coded places the upper row as blocks
-    (blocks,) int32.
-    """
-    blocks = planes.blocks if form == "coded" else 0
-    room = torch.zeros(size + 4 * blocks, dtype=torch.uint8, device=device)
-    return room[:size], room[size:].view(torch.int32)
-
-
 def _pack(
     words: Tensor,
-    patterns: Tensor,
     indices: Tensor,
     form: Form,
     planes: Planes,
     taken: tuple[Tensor, Tensor, float, int] | None,
 ) -> None:
+    """Write all of `words`, and of the values if any are taken, up to their padding."""
     x, values, limit, kind = (words, words, 0.0, 0) if taken is None else taken
-    if kind:
-        values = values.view(torch.int16)
+    cells = {"list": 0, "bitmap": -(-planes.numel // 32), "coded": planes.blocks}[form]
+    patterns = torch.empty(cells, dtype=torch.int32, device=words.device) if form == "coded" else words
+    filled = {"list": planes.count, "bitmap": cells, "coded": planes.words}[form]
     _low, groups, places = planes.starts
+    encoding, _decoding, _order = _tables(words.device)
     launch(
-        _pack_places, -(-planes.count // _TILE), indices, planes.count, planes.numel, planes.low_bits, words,
-        groups, patterns, planes.blocks, x, values, limit,
-        FORM=_FORMS[form], TAKES=taken is not None, KIND=kind, TILE=_TILE,
+        _pack_places, max(-(-planes.count // _TILE), min(cells, 1)), indices, planes.count, planes.numel,
+        planes.low_bits, words, groups, places, filled, words.numel(), patterns, cells, encoding, x, values,
+        values.numel(), limit, counter_of(words.device),
+        FORM=_FORMS[form], TAKES=taken is not None, KIND=kind, TILE=_TILE, BLOCKS=_BLOCKS,
     )  # fmt: skip
-    if form == "coded":
-        encoding, _decoding, _order = _tables(words.device)
-        launch(
-            _pack_blocks, -(-planes.blocks // _BLOCKS), patterns, planes.blocks, encoding, words, groups,
-            places, planes.words, TILE=_BLOCKS,
-        )  # fmt: skip
 
 
-def _unpack(packed: Tensor, rows: int, stride: int, form: Form, planes: Planes) -> tuple[Tensor, Tensor]:
+def _unpack(
+    packed: Tensor, rows: int, stride: int, form: Form, planes: Planes, *, replaces: bool
+) -> tuple[Tensor, Tensor]:
     """Unpack the places of `rows` payloads, whose words begin every `stride` words.
 
-    Returns (places (rows, count), faults (rows, tiles) int32). A fault has bit 0 set if the tile is no valid
-    choice, and bit 1 if any word of its share is not 0.
+    Returns (places (rows, count), sound (rows + 1,) bool): whether each payload is a valid choice, and
+    whether the words of all others are zeros. With `replaces`, others get the places 0 … count - 1.
     """
     indices = torch.empty(rows, planes.count, dtype=index_type(planes.numel), device=packed.device)
     blocks = {"list": -(-planes.count // 32), "bitmap": -(-planes.numel // 32), "coded": planes.blocks}[form]
     _encoding, decoding, order = _tables(packed.device)
     _low, groups, places = planes.starts
-    tiles = -(-blocks // _UNPACKED)
+    tiles = max(1, -(-blocks // _UNPACKED))
     faults = torch.empty(rows, tiles, dtype=torch.int32, device=packed.device)
+    sound = torch.empty(rows + 1, dtype=torch.bool, device=packed.device)
     words = {"list": planes.count, "bitmap": -(-planes.numel // 32), "coded": planes.words}[form]
     launch(
         _unpack_places, rows * tiles, packed, stride, tiles, blocks, planes.count, planes.numel,
-        planes.low_bits, groups, places, words, decoding, order, indices, faults,
-        FORM=_FORMS[form], TILE=_UNPACKED, CHUNK=_CHUNK, WIDTH=16 if form == "coded" else 32,
+        planes.low_bits, groups, places, words, decoding, order, indices, faults, sound.view(torch.uint8),
+        counter_of(packed.device),
+        FORM=_FORMS[form], REPLACES=replaces, TILE=_UNPACKED, CHUNK=_CHUNK,
+        WIDTH=16 if form == "coded" else 32,
     )  # fmt: skip
-    return indices, faults
+    return indices, sound
 
 
 def _add_rows(payloads: Tensor, shape: Shape, out: Tensor, weight: float, *, clears: bool) -> Tensor:
     """Add weight · values of all valid payloads (rows, bytes) to `out`; with `clears`, overwrite `out`.
 
-    Returns (rows + 1,) bool: whether each payload is a valid choice, and whether the words of all invalid
-    ones are zeros.
+    Returns `sound`, as `_unpack` does.
     """
     rows, planes, numel = len(payloads), shape.planes, out.numel()
     flat = payloads.view(-1)
-    indices, faults = _unpack(flat.view(torch.int32), rows, shape.bytes // 4, shape.form, planes)
-    sound = torch.empty(rows + 1, dtype=torch.bool, device=out.device)
+    words, stride = flat.view(torch.int32), shape.bytes // 4
+    indices, sound = _unpack(words, rows, stride, shape.form, planes, replaces=False)
     kind = _TYPES[shape.dtype]
     size = shape.dtype.itemsize
     values = flat.view(torch.float32 if kind == 0 else torch.int16)
     launch(
-        _add_places, -(-numel // _STRETCH), indices, planes.count, faults, faults.shape[1],
-        sound.view(torch.uint8), values, shape.start // size, shape.bytes // size, rows, out, numel, weight,
+        _add_places, -(-numel // _STRETCH), indices, planes.count, sound.view(torch.uint8), values,
+        shape.start // size, shape.bytes // size, rows, out, numel, weight,
         KIND=kind, CLEARS=clears, TILE=_STRETCH, SLOTS=512,
     )  # fmt: skip
     return sound
@@ -223,15 +212,113 @@ def _shifted(number, by):
     return (left | right) & 0xFFFFFFFF
 
 
-@triton.jit(do_not_specialize=["count", "numel", "low_bits", "low_words", "blocks"])
-def _pack_places(
-    indices, count, numel, low_bits, words, low_words, patterns, blocks, x, values, limit,
-    FORM: tl.constexpr, TAKES: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr,
+@triton.jit
+def _bit_of(indices, rank, count, numel, low_bits, FORM: tl.constexpr):
+    """Bit of the bitmap or of the upper row that stands for the index of each rank; and whether there is an
+    index, within range.
+    """
+    index = tl.load(indices + rank, rank < count, other=0).to(tl.int64)
+    if FORM == _BITMAP:
+        bit = index
+    else:
+        bit = ((index - rank) >> low_bits) + rank
+    return bit, (rank < count) & (index >= 0) & (index < numel)
+
+
+@triton.jit
+def _set_bits(
+    row, indices, rank, count, numel, low_bits, first, stop, FORM: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Pack a tile of indices: as a list, as bits of a bitmap, or as low bits and ones of the upper row.
+    """Set the bits of the ranks that lie in cells first … stop - 1 of WIDTH bits."""
+    bit, is_there = _bit_of(indices, rank, count, numel, low_bits, FORM)
+    cell = bit // WIDTH
+    one = tl.full(rank.shape, 1, tl.int32) << (bit - WIDTH * cell).to(tl.int32)
+    tl.atomic_or(row + cell, one, is_there & (cell >= first) & (cell < stop), sem="relaxed")
+
+
+@triton.jit
+def _set_cells(
+    row, cells, indices, begin, count, numel, low_bits,
+    FORM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Write the cells of WIDTH bits that begin from the bit of rank `begin` to before that of rank `begin` +
+    TILE.
+
+    The first program writes from the first cell on, and the last one up to the last cell. So each cell has
+    one program, which clears it first. Its ones may be those of up to WIDTH - 1 ranks of the next program.
+    """
+    first, stop = tl.zeros((), tl.int64), tl.zeros((), tl.int64) + cells
+    if begin > 0:
+        bit, _is_there = _bit_of(indices, begin, count, numel, low_bits, FORM)
+        first = tl.maximum(tl.minimum((bit + WIDTH - 1) // WIDTH, cells), 0)
+    if begin + TILE < count:
+        bit, _is_there = _bit_of(indices, begin + TILE, count, numel, low_bits, FORM)
+        stop = tl.maximum(tl.minimum((bit + WIDTH - 1) // WIDTH, cells), 0)
+    lane, cell = tl.arange(0, TILE), first
+    while cell < stop:
+        tl.store(row + cell + lane, tl.zeros((TILE,), tl.int32), cell + lane < stop)
+        cell += TILE
+    # What other threads of this program have cleared is zero.
+    tl.debug_barrier()
+    _set_bits(row, indices, begin + lane, count, numel, low_bits, first, stop, FORM, WIDTH)
+    more = begin + TILE + tl.arange(0, 32)
+    _set_bits(row, indices, more, count, numel, low_bits, first, stop, FORM, WIDTH)
+
+
+@triton.jit
+def _pack_blocks(patterns, blocks, encoding, words, groups, places, last, TILE: tl.constexpr):
+    """Pack all blocks: groups' numbers of 6 bits, and places in the group, one after the other. For one
+    program, after all others have written `patterns`.
+    """
+    lane, word = tl.arange(0, TILE), tl.zeros((), tl.int32)
+    while places + word < last:
+        to = places + word + lane
+        tl.store(words + to, tl.zeros((TILE,), tl.int32), to < last)
+        word += TILE
+    # What other threads of this program have cleared is zero.
+    tl.debug_barrier()
+    start, begin = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+    while begin < blocks:
+        number = begin + lane
+        # Indices that do not ascend may leave a cell that no program has written.
+        pattern = tl.load(patterns + number, number < blocks, other=0) & 1023
+        code = tl.where(number < blocks, tl.load(encoding + pattern), 0)
+        # 16 numbers of 6 bits are 3 words.
+        group = tl.reshape((code & 63).to(tl.int64), (TILE // 16, 16))
+        place = tl.arange(0, 16)[None, :] * 6
+        for part in tl.static_range(3):
+            to = groups + (begin // 16 + tl.arange(0, TILE // 16)) * 3 + part
+            found = tl.sum(_shifted(group, place - 32 * part), 1)
+            tl.store(words + to, found.to(tl.int32), to < places)
+        width = (code >> 6) & 7
+        at = start + tl.cumsum(width) - width
+        bits = ((code >> 9) & 127).to(tl.int64) << (at & 31)
+        to = places + (at >> 5)
+        low = (bits & 0xFFFFFFFF).to(tl.int32)
+        tl.atomic_or(words + to, low, (width > 0) & (to < last), sem="relaxed")
+        # Up to 7 bits may reach into the next word.
+        more = (bits >> 32).to(tl.int32)
+        tl.atomic_or(words + to + 1, more, (more != 0) & (to + 1 < last), sem="relaxed")
+        start += tl.sum(width)
+        begin += TILE
+
+
+@triton.jit(
+    do_not_specialize=[
+        "count", "numel", "low_bits", "groups", "places", "filled", "end", "cells", "values_end"
+    ]
+)  # fmt: skip
+def _pack_places(
+    indices, count, numel, low_bits, words, groups, places, filled, end, patterns, cells, encoding, x, values,
+    values_end, limit, counter,
+    FORM: tl.constexpr, TAKES: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Pack a tile of indices: as a list, as bits of a bitmap, or as low bits and ones of the upper row. The
+    last program packs the upper row.
 
     With TAKES, also write the values of x, and leave their rounding errors in x. Indices out of range are
-    left out; receivers find the payload invalid.
+    left out; receivers find the payload invalid. `filled` words of `end` are packed; the rest is padding, as
+    are values from number `count` on.
     """
     begin = tl.program_id(0).to(tl.int64) * TILE
     rank = begin + tl.arange(0, TILE)
@@ -240,8 +327,7 @@ def _pack_places(
     if FORM == _LIST:
         tl.store(words + rank, index.to(tl.int32), there)
     elif FORM == _BITMAP:
-        bit = (tl.full((TILE,), 1, tl.int64) << (index & 31)).to(tl.int32)
-        tl.atomic_or(words + (index >> 5), bit, there, sem="relaxed")
+        _set_cells(words, cells, indices, begin, count, numel, low_bits, FORM, 32, TILE)
     else:
         above = tl.where(there, index - rank, 0)
         low = tl.reshape(above & ((tl.full((TILE,), 1, tl.int64) << low_bits) - 1), (TILE // 32, 32))
@@ -250,12 +336,9 @@ def _pack_places(
         word = tl.zeros((), tl.int32)
         while word < low_bits:
             found, to = tl.sum(_shifted(low, place - 32 * word), 1), row * low_bits + word
-            tl.store(words + to, found.to(tl.int32), to < low_words)
+            tl.store(words + to, found.to(tl.int32), to < groups)
             word += 1
-        at = (above >> low_bits) + rank
-        block = at // 10
-        one = tl.full((TILE,), 1, tl.int32) << (at - 10 * block).to(tl.int32)
-        tl.atomic_or(patterns + block, one, there & (at >= 0) & (block < blocks), sem="relaxed")
+        _set_cells(patterns, cells, indices, begin, count, numel, low_bits, FORM, 10, TILE)
     if TAKES:
         value = tl.load(x + index, there, other=0.0)
         if KIND == _FLOAT32:
@@ -265,44 +348,16 @@ def _pack_places(
             bits, sent = _narrowed(value, limit, KIND)
             tl.store(values + rank, bits, there)
         tl.store(x + index, value - sent, there)
-
-
-@triton.jit(do_not_specialize=["blocks", "groups", "places", "last"])
-def _pack_blocks(patterns, blocks, encoding, words, groups, places, last, TILE: tl.constexpr):
-    """Pack a tile of blocks: groups' numbers of 6 bits, and places in the group, after those of all earlier
-    blocks.
-    """
-    lane, begin = tl.arange(0, TILE), tl.program_id(0) * TILE
-    start, done = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
-    while done < begin:
-        code = tl.load(encoding + tl.load(patterns + done + lane))
-        start += tl.sum((code >> 6) & 7)
-        done += TILE
-    number = begin + lane
-    code = tl.load(encoding + tl.load(patterns + number, number < blocks, other=0))
-    code = tl.where(number < blocks, code, 0)
-    # 16 numbers of 6 bits are 3 words.
-    group = tl.reshape((code & 63).to(tl.int64), (TILE // 16, 16))
-    place = tl.arange(0, 16)[None, :] * 6
-    word = tl.zeros((), tl.int32)
-    while word < 3:
-        to = (begin // 16 + tl.arange(0, TILE // 16)) * 3 + word
-        tl.store(
-            words + groups + to,
-            tl.sum(_shifted(group, place - 32 * word), 1).to(tl.int32),
-            groups + to < places,
-        )
-        word += 1
-    width = (code >> 6) & 7
-    at = start + tl.cumsum(width) - width
-    bits = ((code >> 9) & 127).to(tl.int64) << (at & 31)
-    to = words + places + (at >> 5)
-    tl.atomic_or(
-        to, (bits & 0xFFFFFFFF).to(tl.int32), (width > 0) & (places + (at >> 5) < last), sem="relaxed"
-    )
-    # Up to 7 bits may reach into the next word.
-    more = (bits >> 32).to(tl.int32)
-    tl.atomic_or(to + 1, more, (more != 0) & (places + (at >> 5) + 1 < last), sem="relaxed")
+        if begin == 0:
+            # A word and a narrow value at most.
+            if filled < end:
+                tl.store(words + filled, 0)
+            if count < values_end:
+                tl.store(values + count, tl.zeros((), values.dtype.element_ty))
+    if FORM == _CODED:
+        last = is_last(counter)
+        if last:
+            _pack_blocks(patterns, cells, encoding, words, groups, places, filled, BLOCKS)
 
 
 @triton.jit
@@ -367,10 +422,13 @@ def _ones(pattern, WIDTH: tl.constexpr):
 )
 def _unpack_places(
     packed, stride, tiles, blocks, count, numel, low_bits, groups, places, last, decoding, order, indices,
-    faults, FORM: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
+    faults, sound, counter, FORM: tl.constexpr, REPLACES: tl.constexpr, TILE: tl.constexpr,
+    CHUNK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Unpack a tile of a payload's blocks, bitmap words or list into indices, and write its fault, as in
-    `_unpack`.
+    """Unpack a tile of a payload's blocks, bitmap words or list into indices, and write its fault: bit 0 is
+    set if the tile is no valid choice, and bit 1 if any word of its share is not 0.
+
+    The last program combines the faults, and writes `sound`, as in `_unpack`.
     """
     row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     words, out = packed + row.to(tl.int64) * stride, indices + row.to(tl.int64) * count
@@ -448,55 +506,48 @@ def _unpack_places(
         filled = tl.maximum(filled, tl.max((word != 0).to(tl.int32)))
         done += CHUNK
     tl.store(faults + tl.program_id(0), tl.max(wrong.to(tl.int32)) + 2 * filled)
+    if is_last(counter):
+        _conclude(faults, tiles, indices, count, sound, REPLACES)
 
 
 @triton.jit
-def _all_of(faults, tiles):
-    """Combine the faults of all tiles of a payload: bit 0 and bit 1 as in `_unpack`."""
-    wrong, filled, done = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
-    while done < tiles:
-        place = done + tl.arange(0, 256)
-        fault = tl.load(faults + place, place < tiles, other=0)
-        wrong, filled = tl.maximum(wrong, tl.max(fault & 1)), tl.maximum(filled, tl.max(fault & 2))
-        done += 256
-    return wrong | filled
-
-
-@triton.jit(do_not_specialize=["tiles", "count"])
-def _replace_places(faults, tiles, indices, count, sound, TILE: tl.constexpr):
-    """Replace the indices by 0 … count - 1 if they are invalid. The first program writes to `sound` whether
-    they are valid.
+def _conclude(faults, tiles, indices, count, sound, REPLACES: tl.constexpr):
+    """Combine the faults of each payload's tiles into `sound`, as in `_unpack`. For one program, after all
+    others have unpacked.
     """
-    wrong = _all_of(faults, tiles) & 1
-    if tl.program_id(0) == 0:
-        tl.store(sound, (wrong == 0).to(tl.uint8))
-    if wrong != 0:
-        place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-        tl.store(indices + place, place, place < count)
+    rows, row, heard = tl.num_programs(0) // tiles, tl.zeros((), tl.int32), tl.full((), 1, tl.int32)
+    lane = tl.arange(0, 1024)
+    while row < rows:
+        wrong, filled, done = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+        while done < tiles:
+            fault = tl.load(faults + row * tiles + done + lane, done + lane < tiles, other=0)
+            wrong, filled = tl.maximum(wrong, tl.max(fault & 1)), tl.maximum(filled, tl.max(fault & 2))
+            done += 1024
+        tl.store(sound + row, (wrong == 0).to(tl.uint8))
+        heard = tl.where((wrong | filled) == 3, 0, heard)
+        if REPLACES:
+            out, done, stop = indices + row.to(tl.int64) * count, tl.zeros((), tl.int32), wrong * count
+            while done < stop:
+                tl.store(out + done + lane, done + lane, done + lane < count)
+                done += 1024
+        row += 1
+    tl.store(sound + rows, heard.to(tl.uint8))
 
 
-@triton.jit(do_not_specialize=["count", "tiles", "start", "stride", "rows", "numel"])
+@triton.jit(do_not_specialize=["count", "start", "stride", "rows", "numel"])
 def _add_places(
-    indices, count, faults, tiles, sound, values, start, stride, rows, out, numel, weight,
+    indices, count, sound, values, start, stride, rows, out, numel, weight,
     KIND: tl.constexpr, CLEARS: tl.constexpr, TILE: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Add weight · values of all valid payloads, one after the other, to a tile of `out`.
-
-    The first program writes to `sound` which payloads are valid.
-    """
+    """Add weight · values of all payloads that are `sound`, one after the other, to a tile of `out`."""
     begin = tl.program_id(0).to(tl.int64) * TILE
     stop = tl.minimum(begin + TILE, numel)
     if CLEARS:
         place = begin + tl.arange(0, TILE)
         tl.store(out + place, tl.zeros((TILE,), tl.float32), place < numel)
-    row, heard = tl.zeros((), tl.int64), tl.full((), 1, tl.int32)
+    row = tl.zeros((), tl.int64)
     while row < rows:
-        fault = _all_of(faults + row * tiles, tiles)
-        if begin == 0:
-            tl.store(sound + row, ((fault & 1) == 0).to(tl.uint8))
-        if fault == 3:
-            heard = tl.zeros((), tl.int32)
-        if (fault & 1) == 0:
+        if tl.load(sound + row) != 0:
             here = indices + row * count
             rank, last = first_from(here, count, begin), first_from(here, count, stop)
             # What other threads of this program have written before is there.
@@ -511,5 +562,3 @@ def _add_places(
                 tl.store(out + index, found + weight * value, slot < last)
                 rank += SLOTS
         row += 1
-    if begin == 0:
-        tl.store(sound + rows, heard.to(tl.uint8))

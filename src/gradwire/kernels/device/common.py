@@ -2,6 +2,20 @@
 
 import triton
 import triton.language as tl
+from triton.language.target_info import current_target
+from triton.runtime.jit import constexpr_function
+
+_INTERPRETED = triton.knobs.runtime.interpret
+_LANES = tl.constexpr(2048)
+"""As many elements as a program has threads, or more: each wave has some."""
+
+
+@constexpr_function
+def is_amd():
+    """True if a kernel is compiled for AMD's GPUs. The interpreter has no target, and would look for one in
+    each call.
+    """
+    return not _INTERPRETED and current_target().backend == "hip"
 
 
 @triton.jit
@@ -93,3 +107,37 @@ def first_from(indices, count, bound):
         else:
             high = middle
     return low
+
+
+@triton.jit
+def arrive(counter):
+    """Count this program; returns how many were counted before. None waits for another.
+
+    What all threads of earlier programs wrote before they arrived is visible to all threads of this one:
+
+    - The barrier orders the writes of a program's threads before the addition, which one thread makes.
+    - The addition releases them to all programs of the device, and acquires what earlier additions have
+      released. `scope="gpu"` is enough, as no other device takes part.
+    - The thread that adds hands the number to the others through shared memory, and a barrier follows. So
+      their reads come after the addition, too.
+
+    AMD's barrier does not wait for writes to global memory, and an addition releases those of its own wave
+    alone. So there each wave first releases its own.
+    """
+    if is_amd():
+        tl.atomic_add(counter + tl.zeros((_LANES,), tl.int32), 0, sem="release", scope="gpu")
+    tl.debug_barrier()
+    return tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+
+
+@triton.jit
+def is_last(counter):
+    """True in the program of a launch that arrives last, to which the work of all others is visible.
+
+    `counter` is 0 before the launch, and after it. It belongs to launches of one stream, which run one after
+    the other.
+    """
+    last = arrive(counter) == tl.num_programs(0) - 1
+    if last:
+        tl.store(counter, 0)
+    return last

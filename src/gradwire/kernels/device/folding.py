@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.device.common import load, magnitude
+from gradwire.kernels.device.common import arrive, load, magnitude
 from gradwire.kernels.device.launch import TILE, is_taken, launch
 from gradwire.kernels.device.tables import marked_tiles, piece_tiles
 from gradwire.kernels.folding import Folded
@@ -171,11 +171,10 @@ def is_last_without_gradient(marks, slots, slot, tiles):
     """Count a tile without gradient. True if it completes its parameter, whose mark is then set.
 
     `marks` has a counter per parameter, then a mark per parameter (`slots` of each); `tiles` is the
-    parameter's number of tiles. Tiles with a gradient are not counted. Memory order: everything that counting
-    programs wrote before the count is visible to the last one.
+    parameter's number of tiles. Tiles with a gradient are not counted. Everything that counting programs
+    wrote before the count is visible to the last one.
     """
-    tl.debug_barrier()
-    is_last = tl.atomic_add(marks + slot, 1, sem="acq_rel") == tiles - 1
+    is_last = arrive(marks + slot) == tiles - 1
     if is_last:
         tl.store(marks + slots + slot, 1)
     return is_last

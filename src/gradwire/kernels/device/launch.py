@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.kernels.uploads import kept_by_stream, sent_to
+
 TILE = 2048
 """Elements per program: with 8 warps, 8 per thread, in two vectors of 16 bytes."""
 WARPS = 8
@@ -34,3 +36,14 @@ def is_taken(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,
     """True if all `tensors` are contiguous, on one device, and of one of `dtypes`."""
     device = tensors[0].device
     return all(t.dtype in dtypes and t.is_contiguous() and t.device == device for t in tensors)
+
+
+@kept_by_stream(maxsize=64)
+def counter_of(device: torch.device) -> Tensor:
+    """Counter (1,) int32, 0, of the programs of a launch that have ended, for `is_last`.
+
+    There is one for each stream, as launches of a stream run one after the other. The last program of a
+    launch leaves 0 for the next launch. It is made by the first of them, not in a captured graph: steps are
+    not captured.
+    """
+    return sent_to(torch.zeros(1, dtype=torch.int32, device="cpu"), device)

@@ -1,9 +1,19 @@
-"""Exact top-k by magnitude: one pass over memory collects candidates, later passes read these only.
+"""Exact top-k by magnitude: one pass over memory collects candidates; the last of its programs selects.
 
-No number is read on the host: guess a threshold, collect candidates, radix select by 11 + 10 + 10 bits,
-count, write. The candidates of a tile lie together, in order, wherever an atomic addition found room; `spans`
-says where, tile by tile. If fewer than k elements reach the guess, or more than there is room for, the same
-passes read x itself, three times more; the device decides that.
+No number is read on the host. There are four launches:
+
+1. Two bounds are taken from a sample. The k-th largest magnitude is very likely between them.
+2. Elements above the lower bound become candidates, and those up to the upper one enter a histogram. The
+   program that ends last finds the k-th largest magnitude.
+3. Each tile counts what it keeps.
+4. Each tile writes it, after what earlier tiles keep.
+
+The candidates of a tile lie together, in order, wherever an atomic addition found room; `spans` says where,
+tile by tile. If the k-th largest equals the lower bound, as in a tensor of zeros, or if candidates have no
+room, the last two launches read x itself.
+
+The choice is exact whatever the bounds are. If the k-th largest is not between them, less than once in 10^7
+tensors by chance, the last program looks for it alone, by 11 + 11 + 9 bits. That takes milliseconds.
 
 Difference from the CPU's kernel: the threshold does not rise during the pass.
 """
@@ -13,79 +23,85 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.device.common import magnitude
-from gradwire.kernels.device.launch import TILE, is_taken, launch
+from gradwire.kernels.device.common import is_last, magnitude
+from gradwire.kernels.device.launch import TILE, counter_of, is_taken, launch
 from gradwire.kernels.uploads import kept_by_stream, sent_to
 
 SAMPLE = 16384
+_DEVIATIONS = 6
+"""Standard deviations of a count in the sample by which bounds are off. On the CPU they are 4; here a search
+among all elements has only one program."""
 _TILE = 4096
 _WARPS = 16
-"""Warps of the pass that collects: 8 elements per thread. Tiles are larger than elsewhere, as three launches
-have a program per tile."""
-_SPARE = 1 << 16
-"""Room for candidates beyond 2k."""
-_DIGITS = 2048
-"""Bins of a histogram: the first digit has 11 bits, the others have 10."""
-_BINS = tl.constexpr(_DIGITS)
+"""Warps of the passes over samples and elements. Tiles are larger than elsewhere, as three launches have a
+program per tile."""
+_DIGIT = 11
+"""Bits that a histogram resolves."""
+_BITS, _BINS = tl.constexpr(_DIGIT), tl.constexpr(1 << _DIGIT)
+_HISTOGRAMS = 4
+"""One between the bounds, then up to three of a search."""
 _SLOTS = 512
-"""Candidates of a tile that are read at a time: at 1 % a tile has 41."""
-_PROGRAMS = 264
-"""Most programs that count digits, two per multiprocessor of an H200; each adds its bins to a common
-histogram."""
+"""Candidates of a tile that are read at a time: at 1 % a tile has 60."""
+_READ = 8192
+"""Elements that a search reads at a time."""
 _FIRST = 16
-"""Index of the histograms in `state`, after the number of candidates (0), the guess (1) and the results of
-rounds (2 … 9)."""
+"""Index of the histograms in `state`. Before them are: number of candidates (0), of elements equal to the
+lower bound (1), lower bound (2), upper bound (3), log2 of the keys per bin between them (4); then what is
+found: the k-th largest magnitude (5), number of elements equal to it that are kept (6), and whether
+candidates contain all that is kept (7)."""
+_FOUND = 5
+_TOP = tl.constexpr(0x7F800000)
+"""The largest key."""
 
 
 def topk_indices(x: Tensor, k: int) -> Tensor:
-    """Select in 6 or 7 launches. Memory traffic: 4 bytes per element, and some 40 per candidate."""
+    """Select in four launches. Memory traffic: 4 bytes per element, and some 40 per candidate."""
     if not is_taken(x) or x.ndim != 1 or x.numel() >= 2**31:
         return NotImplemented
     numel, tiles = x.numel(), -(-x.numel() // _TILE)
     indices = torch.empty(k, dtype=torch.int64, device=x.device)
     if k == 0:
         return indices
-    state = torch.empty(_FIRST + 3 * _DIGITS, dtype=torch.int32, device=x.device)
-    passed, guess, states, bins = state, state[1:], state[2:], state[_FIRST:]
-    has_guess = _begin(x, k, state)
-    room = min(numel, 2 * k + _SPARE) if has_guess else 0
+    state = torch.empty(_FIRST + (_HISTOGRAMS << _DIGIT), dtype=torch.int32, device=x.device)
+    room = _begin(x, k, state)
     spans = torch.empty(2 * tiles, dtype=torch.int32, device=x.device)
     places = torch.empty(room, dtype=torch.int16, device=x.device)
     values = torch.empty(room, dtype=torch.float32, device=x.device)
-    if has_guess:
-        launch(
-            _sift, tiles, x, numel, guess, passed, room, spans, places, values, TILE=_TILE, num_warps=_WARPS
-        )
-    for number in range(3):
-        launch(
-            _count_digits, min(tiles, _PROGRAMS), x, numel, k, passed, room, values, bins, states,
-            ROUND=number, TILE=TILE,
-        )  # fmt: skip
-    source = x, numel, k, passed, room, spans, places, values
+    launch(
+        _sift, tiles, x, numel, k, state, state[_FIRST:], room, spans, places, values, counter_of(x.device),
+        TILE=_TILE, READ=_READ, num_warps=_WARPS,
+    )  # fmt: skip
+    source = x, numel, spans, places, values, state[_FOUND:]
     few = {"TILE": _TILE, "SLOTS": _SLOTS, "num_warps": _SLOTS // 32 // 4}
     counts = torch.empty(2, tiles, dtype=torch.int32, device=x.device)
-    launch(_count_kept, tiles, *source, bins, states, counts, **few)
-    launch(_write_kept, tiles, *source, states[6:], counts, indices, CHUNK=1024, **few)
+    launch(_count_kept, tiles, *source, counts, **few)
+    launch(_write_kept, tiles, *source, counts, indices, CHUNK=1024, **few)
     return indices
 
 
-def _begin(x: Tensor, k: int, state: Tensor) -> bool:
-    """Clear `state`, and guess a threshold that the k-th largest magnitude very likely reaches, into
-    state[1].
+def _begin(x: Tensor, k: int, state: Tensor) -> int:
+    """Clear `state`, and sample the bounds into it. Returns the number of candidates that shall have room.
 
-    Returns False, without a guess, if k is large; the guess is made as on the CPU.
+    Of a sample of `size` elements, k·size/numel are expected among the k largest, and about the square root
+    of that is the standard deviation. Without an element at the rank that follows, a bound lies below or
+    above all elements.
     """
-    size = min(SAMPLE, x.numel() // 32)
-    expected = k / x.numel() * size
-    rank = int(expected + 4 * expected**0.5) + 4
-    has_guess = 0 < rank <= size // 2
-    sampled = _sampled(x.numel(), size, x.device) if has_guess else state
-    tiles = 1 - (-state.numel() // TILE)
-    launch(_begin_search, tiles, x, sampled, size, rank, state, state.numel(), GUESSES=has_guess, TILE=TILE)
-    return has_guess
+    numel = x.numel()
+    size = min(SAMPLE, numel // 32)
+    expected = k / numel * size
+    margin = int(_DEVIATIONS * expected**0.5) + 4
+    lower, upper = int(expected) + margin, int(expected) - margin
+    sampled = _sampled(numel, size, x.device) if size else state
+    launch(
+        _begin_search, 1 - (-state.numel() // TILE), x, sampled, size, lower, upper, state, state.numel(),
+        SAMPLE=SAMPLE, TILE=TILE, num_warps=_WARPS,
+    )  # fmt: skip
+    if lower > size:
+        return numel
+    return min(numel, int((lower + _DEVIATIONS * lower**0.5 + 4) * numel / size))
 
 
-@kept_by_stream(maxsize=64)  # 128 KiB each
+@kept_by_stream(maxsize=64)  # 64 KiB each
 def _sampled(numel: int, size: int, device: torch.device) -> Tensor:
     """Random indices, one from each of `size` equal stretches: a fixed stride could fall on one column of a
     matrix.
@@ -99,7 +115,7 @@ def _sampled(numel: int, size: int, device: torch.device) -> Tensor:
 @triton.jit
 def _key_of(x):
     """Key by which elements are ordered: bits of the magnitude, in which NaN equals Inf."""
-    return tl.minimum(magnitude(x), 0x7F800000)
+    return tl.minimum(magnitude(x), _TOP)
 
 
 @triton.jit
@@ -113,111 +129,122 @@ def _digit_of(counts, rank):
     return tl.sum(tl.where(is_it, tl.arange(0, _BINS), 0)), rank - tl.sum(tl.where(is_it, above, 0))
 
 
-@triton.jit(do_not_specialize=["size", "rank", "numel"])
-def _begin_search(x, sampled, size, rank, state, numel, GUESSES: tl.constexpr, TILE: tl.constexpr):
-    """Clear a tile of `state`; the first program finds the rank-th largest of the sampled magnitudes
-    instead.
+@triton.jit
+def _with_bit(prefix, bit, key, rank):
+    """`prefix`, with `bit` set if at least `rank` keys reach that number."""
+    reach = tl.sum((key >= (prefix | bit)).to(tl.int32))
+    return tl.where(reach >= rank, prefix | bit, prefix)
+
+
+@triton.jit(do_not_specialize=["size", "lower", "upper", "numel"])
+def _begin_search(
+    x, sampled, size, lower, upper, state, numel, SAMPLE: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """Clear a tile of `state`. The first program finds the bounds instead: the keys at the ranks `lower` and
+    `upper` of the sample.
     """
-    place = tl.arange(0, TILE)
     if tl.program_id(0) > 0:
-        place += (tl.program_id(0) - 1) * TILE
-        tl.store(state + place, tl.zeros((TILE,), tl.int32), (place < numel) & (place != 1))
-    elif GUESSES:
-        # By 11, 10 and 10 bits, as below.
-        prefix, left, shift = tl.zeros((), tl.int32), tl.zeros((), tl.int32) + rank, tl.full((), 20, tl.int32)
-        while shift >= 0:
-            counts, done = tl.zeros((_BINS,), tl.int32), tl.zeros((), tl.int32)
-            while done < size:
-                mask = done + place < size
-                key = _key_of(tl.load(x + tl.load(sampled + done + place, mask, other=0), mask, other=0.0))
-                # Nothing lies above the first 11 bits.
-                mask = mask & ((key >> (shift + 10) == prefix) | (shift == 20))
-                digit = tl.where(shift == 20, key >> 20, (key >> shift) & 1023)
-                counts += tl.histogram(digit, _BINS, mask=mask)
-                done += TILE
-            found, left = _digit_of(counts, left)
-            prefix = (prefix << 10) | found
-            shift -= 10
-        tl.store(state + 1, prefix)
+        place = (tl.program_id(0) - 1) * TILE + tl.arange(0, TILE)
+        tl.store(state + place, tl.zeros((TILE,), tl.int32), (place < numel) & ((place < 2) | (place > 4)))
+    else:
+        number = tl.arange(0, SAMPLE)
+        index = tl.load(sampled + number, number < size, other=0)
+        key = tl.where(number < size, _key_of(tl.load(x + index, number < size, other=0.0)), -1)
+        # Bit by bit: keys are in registers, so that a round takes a comparison of each and a sum.
+        low, high, bit = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.full((), 1 << 30, tl.int32)
+        while bit > 0:
+            low, high = _with_bit(low, bit, key, lower), _with_bit(high, bit, key, upper)
+            bit = bit >> 1
+        low, high = tl.where(lower <= size, low, -1), tl.minimum(high, _TOP)
+        shift = tl.zeros((), tl.int32)
+        while ((high - low - 1) >> shift) >= _BINS:
+            shift += 1
+        tl.store(state + 2, low)
+        tl.store(state + 3, high)
+        tl.store(state + 4, shift)
 
 
 @triton.jit
-def _is_sifted(passed, k, room):
-    """True if the candidates contain the k largest: at least k were found, and all had room."""
-    count = tl.load(passed)
-    return (count >= k) & (count <= room)
+def _search(x, numel, k, state, bins, room, values, TILE: tl.constexpr):
+    """Find the k-th largest magnitude, and write down what is found. For one program, after all others of the
+    pass.
+
+    If it is between the bounds, its bin is known, and candidates with other keys than the bin's are left out.
+    The search goes on by `_BITS` bits until one key is left: it is the rank-th largest of the elements with a
+    key from `base` to `base` + 2^width - 1.
+    """
+    candidates, same, lower = tl.load(state), tl.load(state + 1), tl.load(state + 2)
+    shift, counts = tl.load(state + 4), tl.load(bins + tl.arange(0, _BINS))
+    above = candidates - tl.sum(counts)
+    is_lower = (k > candidates) & (k <= candidates + same)
+    is_between = (k > above) & (k <= candidates)
+    digit, left = _digit_of(counts, k - above)
+    base = tl.where(is_lower, lower, tl.where(is_between, lower + 1 + (digit << shift), 0))
+    width = tl.where(is_lower, 0, tl.where(is_between, shift, 31))
+    rank = tl.where(is_lower, k - candidates, tl.where(is_between, left, k))
+    have_room = candidates <= room
+    from_candidates = have_room & (k <= candidates)
+    source = tl.where(from_candidates, values.to(tl.int64), x.to(tl.int64)).to(tl.pointer_type(tl.float32))
+    count = tl.where(from_candidates, candidates.to(tl.int64), numel)
+    place = tl.arange(0, TILE)
+    while width > 0:
+        shift = tl.maximum(width - _BITS, 0)
+        bins += _BINS
+        begin = tl.zeros((), tl.int64)
+        while begin < count:
+            key = _key_of(tl.load(source + begin + place, place < count - begin, other=0.0))
+            is_there = (place < count - begin) & (key >= base) & (((key - base) >> width) == 0)
+            # One addition for each element: few are left, as a bin has a part in 2048 of the keys.
+            tl.atomic_add(bins + ((key - base) >> shift), 1, is_there, sem="relaxed")
+            begin += TILE
+        # All threads of this program have added what they found.
+        tl.debug_barrier()
+        digit, rank = _digit_of(tl.load(bins + tl.arange(0, _BINS)), rank)
+        base, width = base + (digit << shift), shift
+    tl.store(state + 5, base)
+    tl.store(state + 6, rank)
+    tl.store(state + 7, ((base > lower) & have_room).to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["numel", "room"])
-def _sift(x, numel, threshold, passed, room, spans, places, values, TILE: tl.constexpr):
-    """Collect the elements of a tile that reach the threshold: their places in the tile, and their values."""
+@triton.jit(do_not_specialize=["numel", "k", "room"])
+def _sift(
+    x, numel, k, state, bins, room, spans, places, values, counter, TILE: tl.constexpr, READ: tl.constexpr
+):  # fmt: skip
+    """Collect the candidates of a tile: their places in it, and their values. The last program goes on to
+    search.
+    """
     tile = tl.program_id(0)
     place = tl.arange(0, TILE)
-    x += tile.to(tl.int64) * TILE
+    lower, upper, shift = tl.load(state + 2), tl.load(state + 3), tl.load(state + 4)
+    here = x + tile.to(tl.int64) * TILE
     left = numel - tile.to(tl.int64) * TILE
     if left >= TILE:
-        value = tl.load(x + place)
+        value = tl.load(here + place)
     else:
-        value = tl.load(x + place, place < left, other=0.0)
-    reaches = (_key_of(value) >= tl.load(threshold)) & (place < left)
-    count = tl.sum(reaches.to(tl.int32))
+        value = tl.load(here + place, place < left, other=0.0)
+    key = _key_of(value)
+    reaches = (key > lower) & (place < left)
+    # Two counts in one sum, as a tile has fewer than 2^16 elements.
+    both = tl.sum(reaches.to(tl.int32) + (((key == lower) & (place < left)).to(tl.int32) << 16))
+    count = both & 0xFFFF
     start = tl.zeros((), tl.int32)
+    if both > 0xFFFF:
+        tl.atomic_add(state + 1, both >> 16, sem="relaxed")
     if count > 0:
-        start = tl.atomic_add(passed, count, sem="relaxed")
+        start = tl.atomic_add(state, count, sem="relaxed")
         to = start + tl.cumsum(reaches.to(tl.int32)) - 1
         fits = reaches & (start + count <= room)
         tl.store(places + to, place.to(tl.int16), fits)
         tl.store(values + to, value, fits)
+        tl.atomic_add(bins + ((key - lower - 1) >> shift), 1, reaches & (key <= upper), sem="relaxed")
     tl.store(spans + tile * 2, start)
     tl.store(spans + tile * 2 + 1, count)
+    if is_last(counter):
+        _search(x, numel, k, state, bins, room, values, READ)
 
 
 @triton.jit
-def _prefix_before(bins, states, k, ROUND: tl.constexpr):
-    """State of the radix select before round ROUND (3: after the last): (digits found so far, rank among
-    elements with them).
-
-    `states` keeps this for each round. Every program finds the last digit by itself, from a complete
-    histogram.
-    """
-    if ROUND == 0:
-        return tl.zeros((), tl.int32), tl.zeros((), tl.int32) + k
-    else:
-        prefix, rank = tl.load(states + 2 * (ROUND - 1)), tl.load(states + 2 * (ROUND - 1) + 1)
-        digit, rank = _digit_of(tl.load(bins + (ROUND - 1) * _BINS + tl.arange(0, _BINS)), rank)
-        return (prefix << 10) | digit, rank
-
-
-@triton.jit(do_not_specialize=["numel", "k", "room"])
-def _count_digits(x, numel, k, passed, room, values, bins, states, ROUND: tl.constexpr, TILE: tl.constexpr):
-    """Add the digits of one round to its histogram: those of elements that begin with the digits found
-    so far.
-    """
-    prefix, rank = _prefix_before(bins, states, k, ROUND)
-    if tl.program_id(0) == 0:
-        tl.store(states + 2 * ROUND, prefix)
-        tl.store(states + 2 * ROUND + 1, rank)
-    SHIFT: tl.constexpr = 20 - 10 * ROUND
-    sifted = _is_sifted(passed, k, room)
-    source = tl.where(sifted, values.to(tl.int64), x.to(tl.int64)).to(tl.pointer_type(tl.float32))
-    count = tl.where(sifted, tl.load(passed).to(tl.int64), numel)
-    begin = tl.program_id(0).to(tl.int64) * TILE
-    place, digit_of_bin = tl.arange(0, TILE), tl.arange(0, _BINS)
-    totals = tl.zeros((_BINS,), tl.int32)
-    while begin < count:
-        mask = place < count - begin
-        key = _key_of(tl.load(source + begin + place, mask, other=0.0))
-        if ROUND > 0:
-            mask = mask & ((key >> (SHIFT + 10)) == prefix)
-        digit = (key >> SHIFT) & (_BINS - 1 if ROUND == 0 else 1023)
-        totals += tl.histogram(digit, _BINS, mask=mask)
-        begin += tl.num_programs(0).to(tl.int64) * TILE
-    # Only bins that are not empty: one addition for each element would queue at a few of them.
-    tl.atomic_add(bins + ROUND * _BINS + digit_of_bin, totals, totals > 0, sem="relaxed")
-
-
-@triton.jit
-def _source_of(x, numel, k, passed, room, spans, values, tile, TILE: tl.constexpr):
+def _source_of(x, numel, spans, values, found, tile, TILE: tl.constexpr):
     """Find a tile's values: (pointer to them, their number, first of their places, True if they are
     candidates).
 
@@ -225,7 +252,7 @@ def _source_of(x, numel, k, passed, room, spans, values, tile, TILE: tl.constexp
     """
     start = tile.to(tl.int64) * TILE
     begin, count = tl.load(spans + tile * 2), tl.load(spans + tile * 2 + 1)
-    sifted = _is_sifted(passed, k, room)
+    sifted = tl.load(found + 2) != 0
     source = tl.where(sifted, (values + begin).to(tl.int64), (x + start).to(tl.int64))
     count = tl.where(sifted, count, tl.minimum(numel - start, TILE).to(tl.int32))
     return source.to(tl.pointer_type(tl.float32)), count, begin, sifted
@@ -241,22 +268,13 @@ def _kept_of(source, slot, count, threshold):
     )
 
 
-@triton.jit(do_not_specialize=["numel", "k", "room"])
+@triton.jit(do_not_specialize=["numel"])
 def _count_kept(
-    x, numel, k, passed, room, spans, places, values, bins, states, counts,
-    TILE: tl.constexpr, SLOTS: tl.constexpr,
+    x, numel, spans, places, values, found, counts, TILE: tl.constexpr, SLOTS: tl.constexpr
 ):  # fmt: skip
-    """Count, for a tile, the elements above the k-th largest magnitude, and those equal to it.
-
-    Every program finds that magnitude by itself. The first one writes it down, with the number of equal
-    elements to keep.
-    """
-    tile = tl.program_id(0)
-    threshold, rank = _prefix_before(bins, states, k, 3)
-    if tile == 0:
-        tl.store(states + 6, threshold)
-        tl.store(states + 7, rank)
-    source, count, _begin, _sifted = _source_of(x, numel, k, passed, room, spans, values, tile, TILE)
+    """Count, for a tile, the elements above the k-th largest magnitude, and those equal to it."""
+    tile, threshold = tl.program_id(0), tl.load(found)
+    source, count, _begin, _sifted = _source_of(x, numel, spans, values, found, tile, TILE)
     slot, larger, same = tl.arange(0, SLOTS), tl.zeros((SLOTS,), tl.int32), tl.zeros((SLOTS,), tl.int32)
     done = 0
     while done < count:
@@ -266,16 +284,16 @@ def _count_kept(
     tl.store(counts + tl.num_programs(0) + tile, tl.sum(same))
 
 
-@triton.jit(do_not_specialize=["numel", "k", "room"])
+@triton.jit(do_not_specialize=["numel"])
 def _write_kept(
-    x, numel, k, passed, room, spans, places, values, found, counts, indices,
+    x, numel, spans, places, values, found, counts, indices,
     TILE: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Write the indices of a tile's kept elements, in order, after those of all earlier tiles. Ties go to the
     lowest index.
     """
     tile = tl.program_id(0)
-    source, count, begin, sifted = _source_of(x, numel, k, passed, room, spans, values, tile, TILE)
+    source, count, begin, sifted = _source_of(x, numel, spans, values, found, tile, TILE)
     start, threshold, ties = tile.to(tl.int64) * TILE, tl.load(found), tl.load(found + 1)
     larger_before, same_before = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
     done = 0
