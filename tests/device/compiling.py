@@ -65,6 +65,7 @@ def facts(compiled: Any) -> dict[str, Any]:
     """What the compiled code of one kernel is made of."""
     about: dict[str, Any] = {"name": compiled.metadata.name}
     ptx = compiled.asm.get("ptx")
+    about["releases"] = bool(re.search(RELEASED[ptx is None], ptx or compiled.asm["amdgcn"], re.DOTALL))
     if ptx is None:
         return about
     about["forbidden"] = sorted(set(re.findall(FORBIDDEN, ptx)))
@@ -83,6 +84,12 @@ def facts(compiled: Any) -> dict[str, Any]:
 
 FORBIDDEN = r"fma\.\w+\.f\d+|div\.full\.f\d+|div\.approx[\w.]*|sqrt\.approx[\w.]*|rcp\.approx[\w.]*"
 """A fused rounding, divisions and roots that are not exact. Integers have `mad`, not `fma`."""
+RELEASED = (
+    r"bar\.sync\s+0;(?:(?!st\.global).)*?atom\.global\.gpu\.acq_rel",
+    r"s_waitcnt vmcnt\(0\)(?:(?!_store).)*?s_barrier(?:(?!_store|s_barrier).)*?buffer_wbl2 sc1",
+)
+"""A program is counted after all that its threads wrote. On NVIDIA's GPUs a barrier comes before an addition
+that releases; on AMD's each wave waits for its writes before the barrier. No write comes between."""
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 

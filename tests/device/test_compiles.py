@@ -72,6 +72,14 @@ def test_no_kernel_spills_or_rounds_otherwise(target: str) -> None:
     assert wrong == {}
 
 
+@looped("target", ["sm_90", *(["sm_80", "gfx942"] if FULL else [])])
+def test_programs_release_what_they_wrote_before_they_are_counted(target: str) -> None:
+    found = {
+        each["name"] for each in compiled(target, names=("topk", "places", "fold_marked")) if each["releases"]
+    }
+    assert found == {"_sift", "_pack_places", "_unpack_places", "_fold_marked"}
+
+
 def launched() -> set[str]:
     """The kernels that are launched anywhere, by name; the others are parts of them."""
     return {
