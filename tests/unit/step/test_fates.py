@@ -32,6 +32,30 @@ def test_gradients_that_a_hook_of_the_user_s_clears_before_the_step_are_dropped(
     assert fates_of_a_step() == Fates(dropped=frozenset({"weight", "bias"}), made=False)
 
 
+def test_a_step_that_a_scaler_lets_a_fused_optimizer_skip_is_not_made() -> None:
+    """On the device: `GradScaler` hands such an optimizer `found_inf`, and calls its `step` all the same."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    steps = Steps(dict(model.named_parameters()), (optimizer,), HostDevice())
+    steps.watch(model)
+
+    def fates_of_a_step(found_inf: float) -> Fates | None:
+        steps.exchange_begins(None, compresses=True)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        steps.exchange_ended()
+        optimizer.found_inf = torch.tensor(found_inf)
+        optimizer.step()
+        return steps.fates()
+
+    before = model.weight.detach().clone()
+    assert fates_of_a_step(0.0) is None
+    assert not torch.equal(model.weight, before)
+    before = model.weight.detach().clone()
+    assert fates_of_a_step(1.0) == Fates(open=frozenset({"weight", "bias"}), made=False)
+    assert torch.equal(model.weight, before)
+
+
 def test_an_optimizer_that_is_gone_still_says_which_parameters_were_its_own() -> None:
     model = nn.Linear(3, 2)
     steps = Steps(
