@@ -17,6 +17,7 @@ from gradwire.exchange.low_rank import SIDE, acp_sgd, arrange, power_sgd
 from gradwire.exchange.round_robin import Order, round_robin
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.measure.metered import MeteredComm
+from gradwire.recipes import recipe
 from gradwire.step.context import ExchangeContext, ExchangeState, Part
 from tests.support.looped import looped
 from tests.support.rig import SHAPES, Rig, gradients
@@ -320,6 +321,20 @@ def test_factors_are_state_by_parameter_name(text: str) -> None:
         for name in LARGE:
             side = SHAPES[name][1 if TEXTS[text] == "Q" else 0]
             assert kept[name].shape == (2, side)
+
+    run_ranks(2, rank)
+
+
+@looped("text", TEXTS)
+def test_factors_go_along_when_a_recipe_is_installed_anew(text: str) -> None:
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, text)
+        rig.step(gradients(comm.rank, 0))
+        before = kept_of(rig)[TEXTS[text]]
+        rig.engine.install(recipe(text).build())
+        after = kept_of(rig)[TEXTS[text]]
+        assert after.keys() == before.keys() == set(LARGE)
+        assert all(torch.equal(after[name], before[name]) for name in LARGE)
 
     run_ranks(2, rank)
 
