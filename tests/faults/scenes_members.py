@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 import gradwire
 from gradwire.agreement.agree import checksum
+from gradwire.environment import CONNECTIONS
 from tests.support.lighthouse import Asking
 from tests.support.models import perceptron
 from tests.support.ranks import VARIABLES
@@ -34,6 +40,34 @@ def trained(
     """Train until there were `rounds` rounds; a line for each, with a checksum of the shared parameters."""
     os.environ.update(VARIABLES)
     torch.set_num_threads(1)
+    with ExitStack() as patches:
+        if connect_s := options.pop("connect_s", None):
+            os.environ[CONNECTIONS] = "2"
+            patches.enter_context(patch("gradwire.members.membership.CONNECT_S", connect_s))
+        if nth := options.pop("dies_making", 0):
+            patches.enter_context(dying(nth))
+        _train(port, name, folder, rounds, recipe, options, pause_s)
+
+
+@contextmanager
+def dying(nth: int) -> Iterator[None]:
+    """This process kills itself when it makes its `nth` group."""
+    make, made = ProcessGroupGloo.create_device, 0
+
+    def making(**options: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return make(**options)
+
+    with patch.object(ProcessGroupGloo, "create_device", making):
+        yield
+
+
+def _train(
+    port: int, name: str, folder: Path, rounds: int, recipe: str, options: dict[str, Any], pause_s: float
+) -> None:
     model = perceptron(sum(map(ord, name)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     asks = {key: options.pop(key) for key in ("alone_s", "quorum_s", "host") if key in options}

@@ -119,6 +119,17 @@ def test_a_killed_member_is_left_out_and_comes_back_healed(site: Site) -> None:
 
 
 @pytest.mark.rest
+@pytest.mark.parametrize("nth", [1, 2], ids=["the first group", "another one"])
+def test_a_member_that_dies_while_groups_are_made_is_left_out_before_a_limit(site: Site, nth: int) -> None:
+    site.start("a", rounds=4, connect_s=10 * GUARD_S)
+    site.start("b", rounds=4, connect_s=10 * GUARD_S, dies_making=nth)
+    site.start("c", rounds=4, connect_s=10 * GUARD_S)
+    site.end("a", "c")
+    site.check("ac")
+    assert [what for what, _who in site.events("a")].count("failed") == 1
+
+
+@pytest.mark.rest
 def test_a_stopped_member_is_left_out_and_heals_when_it_wakes(site: Site) -> None:
     for name in "abc":
         site.start(name, rounds=30, pause_s=0.2)

@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -31,8 +31,9 @@ from torch.distributed.distributed_c10d import (
 )
 
 from gradwire.comm.groups import Part
-from gradwire.comm.process_group import is_lost
+from gradwire.comm.process_group import LOOK_S, is_lost
 from gradwire.errors import TransportError
+from gradwire.measure.clock import now_s
 
 T = TypeVar("T")
 
@@ -79,11 +80,13 @@ class Apart:
         address: str,
         connect_s: float,
         timeout_s: float,
+        lost: Callable[[], bool] = lambda: False,
     ) -> None:
         """Meet the other ranks at `store`, under a `name` that no other meeting has.
 
         `address` is this rank's, to which others connect. Making any group takes `connect_s` at most, and a
-        collective `timeout_s`. Raises `TransportError` if not all ranks come and connect.
+        collective `timeout_s`. Until all ranks are connected, `lost` tells whether one has gone; then their
+        connections do. Raises `TransportError` if not all ranks come and connect.
         """
         self.name, self.rank, self.world = name, rank, world
         self._store = PrefixStore(f"gradwire/{name}", store)
@@ -92,9 +95,11 @@ class Apart:
         """Number of groups made so far, by their ranks."""
         self._groups: list[dist.ProcessGroup] = []
         self._connections = _Connections()
+        self._lost = lost
         self._await_all()
         self.group = self.make(range(world))
         """Over all ranks."""
+        self._lost = self._connections.are_lost
 
     def _await_all(self) -> None:
         """Wait until all ranks have come, before gloo is asked to connect; a missing rank is noticed within
@@ -106,7 +111,7 @@ class Apart:
             keys = [f"{_HERE}/{rank}" for rank in range(self.world)]
             self._store.wait(keys, timedelta(seconds=self._connect_s))
 
-        within(self._connect_s + 1.0, met, f"not all {self.world} ranks of {self.name} have come")
+        within(self._connect_s + 1.0, met, f"not all {self.world} ranks of {self.name} have come", self._lost)
 
     # -- groups
 
@@ -121,7 +126,7 @@ class Apart:
         name, rank = GroupName(f"gradwire-{digest}"), ranks.index(self.rank)
         store = PrefixStore(name, self._store)
         what = f"gloo could not connect the ranks of {self.name}"
-        made = within(self._connect_s, lambda: self._gloo(store, rank, len(ranks)), what)
+        made = within(self._connect_s, lambda: self._gloo(store, rank, len(ranks)), what, self._lost)
         group = dist.ProcessGroup(store, rank, len(ranks))
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         group._register_backend(_CPU, dist.ProcessGroup.BackendType.GLOO, made)
@@ -270,8 +275,11 @@ def _moves(number: int) -> bool:
     return False
 
 
-def within(limit_s: float, function: Callable[[], T], failure: str) -> T:
-    """Result of `function`; raises `TransportError` with the text `failure` after `limit_s` seconds at most.
+def within(
+    limit_s: float, function: Callable[[], T], failure: str, lost: Callable[[], bool] = lambda: False
+) -> T:
+    """Result of `function`; raises `TransportError` with the text `failure` after `limit_s` seconds at most,
+    and earlier once it is `lost`.
 
     The function runs on its own thread, because torch's waits cannot be interrupted.
     """
@@ -284,10 +292,14 @@ def within(limit_s: float, function: Callable[[], T], failure: str) -> T:
             found.set_exception(error)
 
     threading.Thread(target=run, name="gradwire connects", daemon=True).start()
+    until_s = now_s() + limit_s
+    while not wait([found], min(LOOK_S, max(until_s - now_s(), 0.0))).done:
+        if now_s() >= until_s:
+            raise TransportError(f"members cannot meet: {failure} in {limit_s:.0f} s")
+        if lost():
+            raise TransportError(f"members cannot meet: {failure}, as one of them has gone")
     try:
-        return found.result(limit_s)
-    except TimeoutError as error:
-        raise TransportError(f"members cannot meet: {failure} in {limit_s:.0f} s") from error
+        return found.result()
     except RuntimeError as error:
         raise TransportError(f"members cannot meet: {failure}: {error}") from error
 

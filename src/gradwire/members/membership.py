@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -223,8 +223,15 @@ class Membership:
         self._note_roster(plan, now_s() - start_s)
 
     def _met(self, plan: Plan) -> Apart:
-        for name, address in zip(plan.names, plan.addresses, strict=True):
-            _require_listening(name, address)
+        with ExitStack() as held:
+            # A member that dies now closes its end: the others need not wait until `CONNECT_S` is over.
+            ends = [
+                held.enter_context(_connected(name, address))
+                for name, address in zip(plan.names, plan.addresses, strict=True)
+            ]
+            return self._apart(plan, lambda: any(map(_is_closed, ends)))
+
+    def _apart(self, plan: Plan, lost: Callable[[], bool]) -> Apart:
         host, _, port = plan.addresses[0].rpartition(":")
         size, place = self.site.size, plan.names.index(self._members.name)
         store: Store | None = None
@@ -244,6 +251,7 @@ class Membership:
             address=self._members.address,
             connect_s=CONNECT_S,
             timeout_s=self._timeout_s,
+            lost=lost,
         )
 
     def _leave_meeting(self) -> None:
@@ -573,13 +581,26 @@ class _Asks:
         self._members.close()
 
 
-def _require_listening(name: str, address: str) -> None:
-    """Raise `TransportError` if nothing listens at `address`, or does not answer in `CONNECT_S` seconds."""
+def _connected(name: str, address: str) -> socket.socket:
+    """Connection with the store of a member. Raises `TransportError` if nothing listens at `address`, or does
+    not answer in `CONNECT_S` seconds.
+    """
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), CONNECT_S).close()
+        return socket.create_connection((host, int(port)), CONNECT_S)
     except OSError as error:
         raise TransportError(f"members cannot meet: {name} is not there, at {address}: {error}") from error
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """True if the other side has closed a connection over which it sends nothing."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def opened(address: str) -> TCPStore:
