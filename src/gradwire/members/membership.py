@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import logging
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -365,6 +367,7 @@ class Membership:
             self._go_on(before)
             del before
             gc.collect()  # an engine is full of cycles, and holds groups, with their sockets and threads
+            return_freed()
 
     def _go_on(self, before: Running | None) -> None:
         assert self.running is not None
@@ -477,6 +480,15 @@ class Membership:
         self.events.append(event)
         if self.site.rank == 0:
             _LOG.info("%s: %s", self._members.name, event)
+
+
+def return_freed() -> None:
+    """Return freed memory to the system, where the C library is glibc.
+
+    It keeps freed memory for each of its arenas apart, and threads of each new engine get other arenas.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 class _Deadline:
