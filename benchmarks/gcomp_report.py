@@ -344,7 +344,7 @@ def _ranks_step(
 
 def _step(training: Training, flat_buffer: FlatBuffer, gradient: Tensor, step: int, comm: Comm) -> Tensor:
     mean = torch.zeros_like(gradient)
-    flat_buffer.fold(Gradients(gradient, flat_buffer.pieces), step, comm.world)
+    flat_buffer.compensate(Gradients(gradient, flat_buffer.pieces), step, comm.world)
     for unit in flat_buffer.units:
         here = slice(unit.start, unit.stop)
         ctx = ExchangeContext(

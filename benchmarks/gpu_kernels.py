@@ -29,8 +29,8 @@ import gradwire
 from gradwire._api.configuration import PlacementName
 from gradwire.kernels.blocks import add_blocks, encode_blocks
 from gradwire.kernels.chunks import chunk_topk_indices
+from gradwire.kernels.compensation import compensate, compensate_momentum
 from gradwire.kernels.flagged import poison, zero_idle
-from gradwire.kernels.folding import fold, fold_momentum
 from gradwire.kernels.layouts import BlockKind, Blocks, Grid, ScaledBlocks
 from gradwire.kernels.pieces import Pieces
 from gradwire.kernels.places import take
@@ -116,8 +116,8 @@ def passes(numel: int) -> dict[str, tuple[Callable[[], object], float, float | N
     grad, memory, out = normal(numel), normal(numel), torch.empty(numel, device="cuda")
     planes, zero = (memory, out), torch.zeros(1, device="cuda")
     found: dict[str, tuple[Callable[[], object], float, float | None]] = {
-        "fold": (lambda: fold(out, memory, grad, 1.0), 12, 0.85),
-        "fold_momentum": (lambda: fold_momentum(planes, planes, grad, 0.9), 20, 0.85),
+        "compensate": (lambda: compensate(out, memory, grad, 1.0), 12, 0.85),
+        "compensate_momentum": (lambda: compensate_momentum(planes, planes, grad, 0.9), 20, 0.85),
         "chunk_topk_indices": (lambda: chunk_topk_indices(grad, grad.numel() // 100 | 1, 1), 4, 0.8),
         "poison, nothing to do": (lambda: poison([out], zero), 0, None),
         "zero_idle, nothing idle": (
@@ -183,7 +183,7 @@ def topk_figures(numel: int, ratio: float = 0.01) -> list[Figure]:
         memory[indices] = 0.0
 
     def ours() -> None:
-        fold(memory, memory, grad, 1.0)
+        compensate(memory, memory, grad, 1.0)
         take(memory, topk_indices(memory, k))
 
     ours_s, eager_s = seconds(ours), seconds(eager, repetitions=5)
@@ -230,19 +230,19 @@ def int8_figures(numel: int) -> list[Figure]:
 
 
 def host_figures(numel: int = 1 << 20) -> list[Figure]:
-    """How long the thread that launches is busy with one unit: fold, encode, decode."""
+    """How long the thread that launches is busy with one unit: compensate, encode, decode."""
     grad, memory, out = normal(numel), normal(numel), torch.empty(numel, device="cuda")
     blocks = ScaledBlocks((numel,), BLOCK, "int8")
     scales = torch.empty(blocks.count, device="cuda")
     codes = torch.empty(blocks.code_bytes, dtype=torch.uint8, device="cuda")
 
     def int8() -> None:
-        fold(memory, memory, grad, 1.0)
+        compensate(memory, memory, grad, 1.0)
         encode_blocks(memory, blocks, scales, codes, True)
         add_blocks(scales, codes, blocks, out.zero_(), 1.0)
 
     def topk() -> None:
-        fold(memory, memory, grad, 1.0)
+        compensate(memory, memory, grad, 1.0)
         take(memory, topk_indices(memory, numel // 100))
 
     calls = {"int8": int8, "top 1 %": topk}

@@ -98,7 +98,7 @@ def carry(
 ) -> tuple[Tensor, Diagnosis | None]:
     """What one rank applies in one step of its flat buffer, and a diagnosis on request. A collective."""
     mean, watch = torch.zeros_like(flat_buffer.x), GradientWatch()
-    flat_buffer.fold(Gradients(gradient, flat_buffer.pieces), number, comm.world)
+    flat_buffer.compensate(Gradients(gradient, flat_buffer.pieces), number, comm.world)
     for unit in flat_buffer.units:
         here = slice(unit.start, unit.stop)
         unsent = flat_buffer.committed[UNSENT][here] if UNSENT in flat_buffer.committed else None

@@ -172,7 +172,8 @@ def require_conservation(ddp: DistributedDataParallel, wire: gradwire.Wire, rank
     """One more step: avg(memory + gradient) = mean + avg(memory left), or the program ends.
 
     An element of what is left is x - P·q with r products of |P_i|·|q_j| <= ‖x‖, and so is the mean's:
-    2(r + 1) roundings; W + 2 more of the averages and of the fold. All relative to the parameter's norm.
+    2(r + 1) roundings; W + 2 more of the averages and of the compensation. All relative to the parameter's
+    norm.
     """
     unit_roundoff, world = torch.finfo(torch.float32).eps / 2, dist.get_world_size()
     before = _unsent(wire)

@@ -4,8 +4,8 @@ One step on a whole gradient: memory += gradient, the mean magnitude of the sum,
 each, and the memory left without what they say. On one thread, beside numpy (packbits) and eager torch: each
 as one writes it, and with temporary arrays kept from step to step, which spares it the first touch of fresh
 memory; torch also with numpy's packbits, its own arithmetic being slower. Twice each for the A/A spread.
-Every result of every repetition is checked against float64. Ours are two calls: under DDP the fold runs when
-a bucket arrives. "blocks" has a scale for every 64 Ki elements.
+Every result of every repetition is checked against float64. Ours are two calls: under DDP the compensation
+runs when a bucket arrives. "blocks" has a scale for every 64 Ki elements.
 
 Goal: 8 times faster than the fastest peer. All but the plain torch run at the speed of memory, where what
 counts is how often 4 bytes per element cross it: 12 times for a peer that keeps its arrays (3 to add, 3 for
@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from gradwire.kernels.compensation import compensate
 from gradwire.kernels.compiler import imported, prepare
-from gradwire.kernels.folding import fold
 from gradwire.kernels.layouts import Blocks
 from gradwire.kernels.signs import pack_signs
 from gradwire.lab.bench.runner import machine
@@ -109,14 +109,14 @@ def torch_and_numpy(memory: Tensor, grad: Tensor, scratch: Scratch) -> Coded:
 
 def whole(memory: Tensor, grad: Tensor, scratch: Scratch) -> Coded:
     """One scale."""
-    fold(memory, memory, grad, 1.0)
+    compensate(memory, memory, grad, 1.0)
     pack_signs(memory, Blocks((memory.numel(),)), scratch.scale, scratch.packed, leave=True)
     return scratch.scale[0].numpy(), scratch.packed.numpy()
 
 
 def blocks(memory: Tensor, grad: Tensor, scratch: Scratch) -> Coded:
     """A scale per block."""
-    fold(memory, memory, grad, 1.0)
+    compensate(memory, memory, grad, 1.0)
     pack_signs(memory, Blocks((memory.numel(),), BLOCK), scratch.scales, scratch.packed, leave=True)
     return scratch.scales[:, 0].numpy(), scratch.packed.numpy()
 

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from gradwire.kernels.compensation import compensate
 from gradwire.kernels.compiler import imported, prepare
-from gradwire.kernels.folding import fold
 from gradwire.kernels.places import take
 from gradwire.kernels.topk import topk_indices
 from gradwire.lab.bench.runner import machine
@@ -45,8 +45,8 @@ def eager(memory: Tensor, grad: Tensor, k: int) -> Chosen:
 
 
 def ours(memory: Tensor, grad: Tensor, k: int) -> Chosen:
-    """Three calls: under DDP the fold runs when a bucket arrives."""
-    fold(memory, memory, grad, 1.0)
+    """Three calls: under DDP the compensation runs when a bucket arrives."""
+    compensate(memory, memory, grad, 1.0)
     indices = topk_indices(memory, k)
     return indices, take(memory, indices)
 

@@ -1,9 +1,9 @@
 """Granularity of work by the place of codecs: one value for the CPU, and one for a device.
 
 The CPU's were measured. A device's were reasoned from 10 µs for a launch and 200 to 400 µs for a unit, on the
-thread of the backward pass and whatever the size. Beside an H100 a fold, one launch and one operator, took 49
-to 98 µs and a unit of `int8` 1.5 to 2.6 ms. That speaks for few and large pieces even more; no other sizes
-were tried.
+thread of the backward pass and whatever the size. Beside an H100 a compensation, one launch and one operator,
+took 49 to 98 µs and a unit of `int8` 1.5 to 2.6 ms. That speaks for few and large pieces even more; no other
+sizes were tried.
 """
 
 from __future__ import annotations

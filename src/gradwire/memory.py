@@ -21,8 +21,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gradwire.kernels.compensation import Findings, compensate
 from gradwire.kernels.dispatch import LOOKING, Kernels
-from gradwire.kernels.folding import Folded, fold
 from gradwire.kernels.pieces import Pieces, whole
 
 UNSENT = "unsent"
@@ -60,12 +60,13 @@ class Memory(Protocol):
     - `covers_momentum`: it applies momentum itself, so the optimizer must not.
     - `as_arrived`: its planes have the gradient's own type, and a loss scale stays in. All others add up in
       float32 or float64, without it.
-    - `stays_on_device`: where planes are on a device, neither `fold` nor `update` makes the host wait for it.
+    - `stays_on_device`: where planes are on a device, neither `compensate` nor `update` makes the host wait
+      for it.
     - `whole`: values travel in the type of the planes, not in a shorter one that parameters have: nothing of
       what is sent stays.
 
-    One may also say that it `adds`: its `fold` does no more than to add its `coefficient` of what is unsent
-    and the gradient. Kernels on a device can then do more in the same pass.
+    One may also say that it `adds`: its `compensate` does no more than to add its `coefficient` of what is
+    unsent and the gradient. Kernels on a device can then do more in the same pass.
     """
 
     @property
@@ -85,7 +86,9 @@ class Memory(Protocol):
         """Factor by which the memory is multiplied when the gradient of `step` is added."""
         ...
 
-    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
+    def compensate(
+        self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int
+    ) -> Findings:
         """Write the error-fed gradients to working[UNSENT], where `grads` says."""
         ...
 
@@ -126,9 +129,13 @@ class Residual:
     def coefficient(self, step: int) -> float:
         return min(round(self.start + (step // self.every) * self.rise, 9), 1.0)
 
-    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
+    def compensate(
+        self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int
+    ) -> Findings:
         weights = self.coefficient(step), grads.scale
-        return grads.kernels[fold](working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces)
+        return grads.kernels[compensate](
+            working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces
+        )
 
     def update(self, working: Planes, committed: Planes) -> None:
         """The unsent part becomes the memory, as it is."""
@@ -166,9 +173,13 @@ class LowPass:
     def coefficient(self, step: int) -> float:
         return 1.0
 
-    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
+    def compensate(
+        self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int
+    ) -> Findings:
         weights = 1.0, grads.scale
-        return grads.kernels[fold](working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces)
+        return grads.kernels[compensate](
+            working[UNSENT], committed[UNSENT], grads.bucket, *weights, grads.pieces
+        )
 
     def update(self, working: Planes, committed: Planes) -> None:
         if self.beta < 1.0:
@@ -194,8 +205,10 @@ class NoMemory:
     def coefficient(self, step: int) -> float:
         return 0.0
 
-    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
-        return grads.kernels[fold](working[UNSENT], None, grads.bucket, 1.0, grads.scale, grads.pieces)
+    def compensate(
+        self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int
+    ) -> Findings:
+        return grads.kernels[compensate](working[UNSENT], None, grads.bucket, 1.0, grads.scale, grads.pieces)
 
     def update(self, working: Planes, committed: Planes) -> None:
         """Keep nothing."""

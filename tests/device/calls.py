@@ -14,34 +14,36 @@ N = 1 << 14
 device = Twins("device")
 
 
-def fold() -> None:
+def compensate() -> None:
     x = torch.zeros(N)
-    device.fold(x, torch.zeros(N), torch.zeros(N), 1.0)
+    device.compensate(x, torch.zeros(N), torch.zeros(N), 1.0)
 
 
-def fold_narrow_without_a_memory() -> None:
-    device.fold(torch.zeros(N), None, torch.zeros(N, dtype=torch.bfloat16), 1.0)
+def compensate_narrow_without_a_memory() -> None:
+    device.compensate(torch.zeros(N), None, torch.zeros(N, dtype=torch.bfloat16), 1.0)
 
 
-def fold_marked() -> None:
+def compensate_marked() -> None:
     marks = torch.zeros(3, dtype=torch.int32)
-    device.fold_marked(
+    device.compensate_marked(
         torch.zeros(N), torch.zeros(N), torch.zeros(N), 1.0, 1.0, Pieces([(0, 0, N)]), (0,), marks
     )
 
 
-def fold_unaligned() -> None:
-    device.fold(torch.zeros(N), torch.zeros(N), torch.zeros(N), 1.0, 1.0, Pieces([(1, 3, 5)]))
+def compensate_unaligned() -> None:
+    device.compensate(torch.zeros(N), torch.zeros(N), torch.zeros(N), 1.0, 1.0, Pieces([(1, 3, 5)]))
 
 
-def fold_momentum() -> None:
+def compensate_momentum() -> None:
     planes = torch.zeros(4, N)
-    device.fold_momentum((planes[0], planes[1]), (planes[2], planes[3]), torch.zeros(N), 0.9)
+    device.compensate_momentum((planes[0], planes[1]), (planes[2], planes[3]), torch.zeros(N), 0.9)
 
 
-def fold_momentum_ahead() -> None:
+def compensate_momentum_ahead() -> None:
     planes = torch.zeros(4, N)
-    device.fold_momentum((planes[0], planes[1]), (planes[2], planes[3]), torch.zeros(N), 0.9, nesterov=True)
+    device.compensate_momentum(
+        (planes[0], planes[1]), (planes[2], planes[3]), torch.zeros(N), 0.9, nesterov=True
+    )
 
 
 def poison() -> None:
@@ -72,32 +74,32 @@ def sharded(kind: BlockKind) -> None:
         device.land_shards(rows, table, places, 1.0, torch.zeros(1, dtype=torch.int32))
 
 
-def folded(kind: BlockKind, dtype: torch.dtype) -> None:
+def compensated(kind: BlockKind, dtype: torch.dtype) -> None:
     """A bucket whose only parameter is a shard."""
     blocks = ScaledBlocks((N,), 256, kind)
     runs = [(0, 0, N, 0, 0, 4 * blocks.count)]
     place = CodedPieces(Pieces([(0, 0, N)]), [0], runs, [], 256, kind)
     room, marks = torch.zeros(4 * blocks.count + N, dtype=torch.uint8), torch.zeros(3, dtype=torch.int32)
     grad = torch.zeros(N, dtype=dtype)
-    device.fold_blocks(torch.zeros(N), torch.zeros(N), grad, 1.0, 1.0, place, room, marks)
+    device.compensate_blocks(torch.zeros(N), torch.zeros(N), grad, 1.0, 1.0, place, room, marks)
 
 
 def blocks_int8() -> None:
     coded("int8")
     sharded("int8")
-    folded("int8", torch.float32)
+    compensated("int8", torch.float32)
 
 
 def blocks_int4() -> None:
     coded("int4")
     sharded("int4")
-    folded("int4", torch.bfloat16)
+    compensated("int4", torch.bfloat16)
 
 
 def blocks_fp8() -> None:
     coded("fp8")
     sharded("fp8")
-    folded("fp8", torch.float16)
+    compensated("fp8", torch.float16)
 
 
 def chunks() -> None:
@@ -147,12 +149,12 @@ def terngrad_clipped() -> None:
 
 
 CALLS = (
-    fold,
-    fold_narrow_without_a_memory,
-    fold_marked,
-    fold_unaligned,
-    fold_momentum,
-    fold_momentum_ahead,
+    compensate,
+    compensate_narrow_without_a_memory,
+    compensate_marked,
+    compensate_unaligned,
+    compensate_momentum,
+    compensate_momentum_ahead,
     poison,
     zero_idle,
     chunks,

@@ -26,7 +26,7 @@ Facts = Mapping[str, Any]
 # Kernels and calls that need no vectors: addresses are any, as where rows of an odd number of chunks begin,
 # or bytes few, such as candidates of a top-k.
 WITHOUT_VECTORS = {
-    "fold_unaligned",
+    "compensate_unaligned",
     "_chunk_maxima",
     "_poison",
     "_zero_idle",

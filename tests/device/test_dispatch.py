@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from gradwire.kernels import dispatch
+from gradwire.kernels.compensation import compensate
 from gradwire.kernels.flagged import poison
-from gradwire.kernels.folding import fold
 
 ON_THE_CPU = """
 import sys, torch
 from gradwire.kernels.flagged import poison
-from gradwire.kernels.folding import fold
+from gradwire.kernels.compensation import compensate
 
 x = torch.ones(9, dtype=torch.float64)
-fold(x, x, x, 1.0)
+compensate(x, x, x, 1.0)
 poison([x], torch.ones(()))
 print([name for name in sys.modules if name.split(".")[0] == "triton" or name == "gradwire.kernels.device"])
 """
@@ -51,10 +51,10 @@ def test_tensors_on_the_cpu_import_nothing_of_it() -> None:
 def computed_by_the_contract() -> bool:
     """Whether two kernels that devices have give what their contracts give."""
     x = OnDevice(torch.ones(4).double())
-    found = fold(x, None, torch.ones(4).double(), 1.0, 2.0)
-    folded = found.read() == ((), True) and x.tolist() == [2.0] * 4
+    found = compensate(x, None, torch.ones(4).double(), 1.0, 2.0)
+    compensated = found.read() == ((), True) and x.tolist() == [2.0] * 4
     poison([x], torch.ones(()))
-    return folded and bool(x.isnan().all())
+    return compensated and bool(x.isnan().all())
 
 
 def triton_is(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.kernels.blocks import fold_blocks
+from gradwire.kernels.blocks import compensate_blocks
 from gradwire.kernels.layouts import LARGEST, BlockKind, CodedPieces, ScaledBlocks, ShardedBlocks
 from gradwire.kernels.pieces import Pieces
 from tests.device.bits import same
@@ -201,7 +201,9 @@ def coded_pieces(kind: BlockKind, shift: int, block: int) -> CodedPieces:
     by=lambda row: row[0],
     few=1,
 )
-def test_folding_and_encoding_in_one_pass_is_both_of_the_cpu(kind: BlockKind, dtype: torch.dtype) -> None:
+def test_compensating_and_encoding_in_one_pass_is_both_of_the_cpu(
+    kind: BlockKind, dtype: torch.dtype
+) -> None:
     memories = normal(12_001), None, normal(12_001).bfloat16()
     for (shift, block), memory in zip(((0, 256), (1, 256), (0, 33)), memories, strict=True):
         coded = coded_pieces(kind, shift, block)
@@ -209,10 +211,10 @@ def test_folding_and_encoding_in_one_pass_is_both_of_the_cpu(kind: BlockKind, dt
         grad[:3000] = 0.0  # half of a piece has a gradient
         grad[6000:6003], grad[6004:11_003] = -0.0, 0.0
         found = []
-        for fold in (device.fold_blocks, plain.fold_blocks):
+        for compensate in (device.compensate_blocks, plain.compensate_blocks):
             x, marks = torch.full((12_001,), 7.0), torch.zeros(9, dtype=torch.int32)
             room = torch.full((coded.ends[0] + 4,), 99, dtype=torch.uint8)
-            fold(x, memory, grad, 0.9, 0.5, coded, room, marks)
+            compensate(x, memory, grad, 0.9, 0.5, coded, room, marks)
             found.append((x, room, marks[4:]))
         assert all(map(same, *found)), (shift, block)
         assert found[0][2].tolist() == [1, 1, 0, 0, 0]
@@ -224,9 +226,9 @@ def test_folding_and_encoding_in_one_pass_is_both_of_the_cpu(kind: BlockKind, dt
 def test_what_cannot_be_remembered_is_marked_while_it_is_encoded(bad: float) -> None:
     coded, grad = coded_pieces("int8", 0, 256), normal(11_004)
     grad[700] = bad
-    for fold in (device.fold_blocks, plain.fold_blocks):
+    for compensate in (device.compensate_blocks, plain.compensate_blocks):
         marks, room = torch.zeros(9, dtype=torch.int32), torch.empty(coded.ends[0], dtype=torch.uint8)
-        fold(torch.zeros(12_001), torch.zeros(12_001), grad, 1.0, 1.0, coded, room, marks)
+        compensate(torch.zeros(12_001), torch.zeros(12_001), grad, 1.0, 1.0, coded, room, marks)
         assert marks[4:].tolist() == [0, 0, 0, 0, 1]
 
 
@@ -235,4 +237,4 @@ def test_what_is_too_small_for_its_codes_is_refused() -> None:
     for room, marks in ((coded.ends[0] - 1, 9), (coded.ends[0], 7)):
         given = torch.empty(room, dtype=torch.uint8), torch.zeros(marks, dtype=torch.int32)
         with pytest.raises(ValueError, match="do not fit"):
-            fold_blocks(x, x, torch.zeros(11_004), 1.0, 1.0, coded, *given)
+            compensate_blocks(x, x, torch.zeros(11_004), 1.0, 1.0, coded, *given)

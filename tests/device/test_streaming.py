@@ -345,28 +345,34 @@ def test_a_rehearsal_leaves_no_trace(recipe: str) -> None:
         assert all(map(torch.equal, found, expected))
 
 
-@looped(("recipe", "kind", "exchange"), [("int8", "code", ScatterReduce), ("efsignsgd", "fold", Gather)])
+@looped(
+    ("recipe", "kind", "exchange"), [("int8", "code", ScatterReduce), ("efsignsgd", "compensate", Gather)]
+)
 def test_what_a_step_calls_was_called_in_its_rehearsal(
     recipe: str, kind: str, exchange: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = set[tuple[object, ...]]()
-    flat_buffer_fold, coded_fold, start = FlatBuffer.fold_marked, CodedBuffer.fold, exchange.start
+    flat_buffer_compensate, coded_compensate, start = (
+        FlatBuffer.compensate_marked,
+        CodedBuffer.compensate,
+        exchange.start,
+    )
 
-    def fold(self: FlatBuffer, grads: Gradients, numbers: Sequence[int], step: int) -> None:
+    def compensate(self: FlatBuffer, grads: Gradients, numbers: Sequence[int], step: int) -> None:
         # Triton compiles for addresses that are multiples of 16 bytes, and for others.
-        called.update(("fold", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
-        flat_buffer_fold(self, grads, numbers, step)
+        called.update(("compensate", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
+        flat_buffer_compensate(self, grads, numbers, step)
 
     def coded(self: CodedBuffer, grads: Gradients, numbers: Sequence[int], step: int) -> None:
         called.update(("code", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
-        coded_fold(self, grads, numbers, step)
+        coded_compensate(self, grads, numbers, step)
 
     def started(self: object, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
         called.add(("start", x.data_ptr(), x.numel(), mean.data_ptr() % 16 == 0))
         return start(self, x, mean, comm, ctx)
 
-    monkeypatch.setattr(FlatBuffer, "fold_marked", fold)
-    monkeypatch.setattr(CodedBuffer, "fold", coded)
+    monkeypatch.setattr(FlatBuffer, "compensate_marked", compensate)
+    monkeypatch.setattr(CodedBuffer, "compensate", coded)
     monkeypatch.setattr(exchange, "start", started)
 
     def body(comm: ThreadComm) -> None:

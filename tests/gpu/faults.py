@@ -13,7 +13,7 @@ from tests.support.where import WHERE
 TOOLS = ("memcheck", "racecheck")
 FOUND = 86
 """The exit code that we ask for where the tool has found something."""
-FILES = tuple(f"tests/device/test_kernels_{name}.py" for name in ("chunks", "fold", "stochastic"))
+FILES = tuple(f"tests/device/test_kernels_{name}.py" for name in ("chunks", "compensate", "stochastic"))
 MATCH = "tie_beyond or idle_pieces or rescaling or poison or both_halves"
 LIMIT_S = 42.0
 

@@ -25,9 +25,9 @@ def ramp() -> torch.Tensor:
     return x
 
 
-def test_a_fold_reaches_the_last_element() -> None:
+def test_compensation_reaches_the_last_element() -> None:
     x = ramp()
-    seen = device.fold(x, None, x, 1.0, 0.5)
+    seen = device.compensate(x, None, x, 1.0, 0.5)
     assert seen.read() == ((), True)
     for end in ENDS:
         at = torch.arange(end.start, end.stop, dtype=torch.int64, device=WHERE)

@@ -54,10 +54,10 @@ def test_docstrings_name_what_there_is() -> None:
 
 
 def test_a_name_that_is_gone_is_found() -> None:
-    there = "`Folded.idle`, `test_nothing_is_…`, `tests/house/`, `step/reducer.py`, `import-linter`"
-    gone = "`Folded.commit`, `step/gone.py: _go(x)`, `no_such`, `no_such_test_…`"
+    there = "`Findings.idle`, `test_nothing_is_…`, `tests/house/`, `step/reducer.py`, `import-linter`"
+    gone = "`Findings.commit`, `step/gone.py: _go(x)`, `no_such`, `no_such_test_…`"
     assert list(unknown(there)) == []
-    assert list(unknown(gone)) == ["Folded.commit", "step/gone.py", "_go", "no_such", "no_such_test_…"]
+    assert list(unknown(gone)) == ["Findings.commit", "step/gone.py", "_go", "no_such", "no_such_test_…"]
 
 
 def unknown(text: str) -> Iterator[str]:

@@ -28,8 +28,8 @@ from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.memory import Memory, Residual
 from gradwire.step.context import ExchangeContext
 from tests.laws.cases import EXCHANGES, ExchangeCase, ScaledRandomK
+from tests.support.compensation import Compensation
 from tests.support.depth import drawn
-from tests.support.folding import Folding
 from tests.support.gradients import generator
 from tests.support.looped import looped
 
@@ -48,19 +48,19 @@ class History:
 
 
 def feed_back(exchange: Exchange, memory: Memory, steps: int = STEPS, size: int = SIZE) -> list[History]:
-    """`steps` steps with the memory folded in before and kept after, as the flat buffers do it."""
+    """`steps` steps with the memory added before and kept after, as the flat buffers do it."""
 
     def body(comm: ThreadComm) -> History:
         random = generator("feedback", comm.rank)
         trend = torch.randn(size, generator=random)
-        planes, mean = Folding(memory, size), torch.empty(size)
+        planes, mean = Compensation(memory, size), torch.empty(size)
         delivered, came = torch.zeros(size).double(), torch.zeros(size).double()
         residuals, gradients = [], []
         for step in range(steps):
             gradient = trend + torch.randn(size, generator=random)
             run(
                 exchange,
-                planes.fold(gradient, step, WORLD),
+                planes.compensate(gradient, step, WORLD),
                 mean,
                 comm,
                 ExchangeContext(step, 0, comm.rank, WORLD),
@@ -102,8 +102,8 @@ def test_what_was_delivered_and_what_is_left_add_up_to_what_came(case: ExchangeC
     histories = fed_back(case)
     came = torch.stack([history.came for history in histories]).mean(0)
     left = torch.stack([history.residual.double() for history in histories]).mean(0)
-    # Per step and element W + 4 roundings of the accumulating type plus two of the fold, each relative to
-    # an error-fed gradient that is no larger than all that came so far, at most 60 steps of it.
+    # Per step and element W + 4 roundings of the accumulating type plus two of the compensation, each
+    # relative to an error-fed gradient that is no larger than all that came so far, at most 60 steps of it.
     u = max(torch.finfo(dtype).eps for dtype in (torch.float32, case.sums_in or torch.float32)) / 2
     largest = max(max(history.residual_norms) for history in histories) + 8.0
     bound = STEPS * (WORLD + 6) * u * largest
@@ -203,10 +203,10 @@ def test_interval_delivers_the_mass_that_the_coefficient_leaves(coefficient: flo
     def body(comm: ThreadComm) -> float:
         exchange = remember(every(interval, dense(), order="paper"), Residual(start=coefficient))
         assert exchange.memory is not None
-        planes, mean = Folding(exchange.memory, 5), torch.empty(5)
+        planes, mean = Compensation(exchange.memory, 5), torch.empty(5)
         delivered = 0.0
         for step in range(1, interval * cycles + 1):  # the first cycle is complete, too
-            x = planes.fold(torch.ones(5), step, comm.world)
+            x = planes.compensate(torch.ones(5), step, comm.world)
             run(exchange, x, mean, comm, ExchangeContext(step, 0, comm.rank, comm.world))
             planes.commit()
             delivered += mean[0].item()

@@ -79,7 +79,8 @@ def test_a_step_agrees_and_conserves_over_all_ranks(
     name: str, nodes: int, per_node: int, buckets: str
 ) -> None:
     outcomes, world = _run(name, nodes, per_node, buckets), nodes * per_node
-    # A fold, W products and W sums as on one level, and the node's: each rounded once, of numbers below 32.
+    # A compensation, W products and W sums as on one level, and the node's: each rounded once, of numbers
+    # below 32.
     tolerance = 32 * (2 * world + 2 * per_node + 3) * EPS.get(name, torch.finfo(torch.float32).eps)
     for step in range(STEPS):
         here = [of_rank[step] for of_rank in outcomes]

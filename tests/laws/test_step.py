@@ -99,7 +99,7 @@ def test_a_step_agrees_conserves_and_costs_what_it_predicts(
     name: str, world: int, buckets: str, unit_elements: int | None
 ) -> None:
     outcomes = _run(name, world, BUCKETS[buckets], unit_elements)
-    # A fold, W products and W sums, each rounded once, of numbers below 32.
+    # A compensation, W products and W sums, each rounded once, of numbers below 32.
     tolerance = 32 * (2 * world + 3) * EPS.get(name, torch.finfo(torch.float32).eps)
     for step in range(STEPS):
         here = [of_rank[step] for of_rank in outcomes]
@@ -335,10 +335,12 @@ def test_an_idle_parameter_keeps_its_memory_and_sends_nothing(name: str, buckets
     assert all(torch.equal(mean[name], means[0][name]) for mean in means for name in NAMES)
     if name in FORGETTING:
         return
-    # The idle rank's memory waits as it is; that of others is folded as ever.
+    # The idle rank's memory waits as it is; that of others is compensated as ever.
     coefficient, sent = _memory(name).coefficient(2), means[0]["middle.weight"].double()
-    folded = [gradients(rank, 2)["middle.weight"] + coefficient * before[rank].double() for rank in (1, 2)]
-    missing = _average([before[0], *folded]) - sent - _average(after)
+    compensated = [
+        gradients(rank, 2)["middle.weight"] + coefficient * before[rank].double() for rank in (1, 2)
+    ]
+    missing = _average([before[0], *compensated]) - sent - _average(after)
     assert missing.abs().max() <= 32 * 9 * torch.finfo(torch.float32).eps, "late, not lost"
 
 

@@ -15,7 +15,7 @@ from gradwire.errors import PeerFailed, RanksDisagree, TransportError
 from gradwire.exchange.base import Exchange, Finish
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.exchange.round_robin import round_robin
-from gradwire.kernels.folding import Folded
+from gradwire.kernels.compensation import Findings
 from gradwire.laws import Laws
 from gradwire.memory import Gradients, Memory, Planes
 from gradwire.placement import Resolve
@@ -40,16 +40,18 @@ Kind = type[BaseException]
 
 @dataclass(frozen=True)
 class AccidentalMemory:
-    """Folds like the inner memory, but for one accident."""
+    """Compensates like the inner memory, but for one accident."""
 
     inner: Memory
     breaks: bool
     error: BaseException
 
-    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
+    def compensate(
+        self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int
+    ) -> Findings:
         if self.breaks and step == BREAKS_IN_STEP:
             raise self.error
-        return self.inner.fold(working, committed, grads, step, world)
+        return self.inner.compensate(working, committed, grads, step, world)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -93,7 +95,7 @@ def _with_accident(
     composition = recipe(EVERY_RECIPE[name]).build()
     assert composition.next is None
     exchange, here, error = composition.exchange, comm.rank == on_rank, raises("out of luck")
-    memory = exchange.memory and AccidentalMemory(exchange.memory, here and where == "fold", error)
+    memory = exchange.memory and AccidentalMemory(exchange.memory, here and where == "compensation", error)
     accidental = Accidental(exchange, memory, where if here else "nowhere", error)
     rig.engine.install(
         replace(composition, exchange=accidental, cutter=partial(even_cuts, unit_elements=700))
@@ -101,7 +103,9 @@ def _with_accident(
     return rig
 
 
-PLACES = [(name, where) for name in REMEMBERING for where in ("fold", "encode", "after issuing", "decode")]
+PLACES = [
+    (name, where) for name in REMEMBERING for where in ("compensation", "encode", "after issuing", "decode")
+]
 PLACES += [(name, where) for name in ("fp16", "dense") for where in ("encode", "after issuing")]
 PLACES += [("fp16", "decode")]
 PLACES += [
@@ -111,7 +115,7 @@ PLACES += [
 
 ACCIDENTS = [(name, where, Accident) for name, where in PLACES]
 # On a thread of its own it would end nothing but the thread.
-ACCIDENTS += [("topk", where, SystemExit) for where in ("fold", "encode", "after issuing", "decode")]
+ACCIDENTS += [("topk", where, SystemExit) for where in ("compensation", "encode", "after issuing", "decode")]
 
 
 @looped(("name", "where", "raises"), ACCIDENTS, by=lambda row: f"{row[2].__name__} {kind(row[0])}", few=2)

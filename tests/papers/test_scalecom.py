@@ -17,7 +17,7 @@ from gradwire.memory import LowPass
 from gradwire.planning import shapes
 from gradwire.planning.rates import RateRule
 from gradwire.step.context import ExchangeContext
-from tests.support.folding import Folding
+from tests.support.compensation import Compensation
 
 REPORTED = {"resnet18": 112, "resnet50": 96, "mobilenet_v2": 155}
 """Section 4, table 2, on ImageNet."""
@@ -118,12 +118,12 @@ STEPS, SIZE, RANKS = 40, 60, 3
 
 def came_went_and_left(comm: Comm, beta: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A rank's gradients and what was applied, each summed over the steps, and its memory after them."""
-    planes, exchange = Folding(LowPass(beta), SIZE), leader(rated_top_k(10))
+    planes, exchange = Compensation(LowPass(beta), SIZE), leader(rated_top_k(10))
     came, went = torch.zeros(2, SIZE, dtype=torch.float64)
     for step in range(STEPS):
         grad = torch.randn(SIZE, generator=torch.Generator().manual_seed(RANKS * step + comm.rank))
         mean = torch.zeros(SIZE)
-        x = planes.fold(grad, step, comm.world)
+        x = planes.compensate(grad, step, comm.world)
         run(exchange, x, mean, comm, ExchangeContext(step, 0, comm.rank, comm.world))
         planes.commit()
         came += grad

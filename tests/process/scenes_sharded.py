@@ -156,10 +156,10 @@ def failed() -> str:
     if dist.get_rank() == 3:
         [flat_buffer] = wire.attached.backward.engine.layout.flat_buffers
 
-        def fold(*_: Any) -> None:
+        def compensate(*_: Any) -> None:
             raise OSError("no room")
 
-        flat_buffer.fold = fold  # type: ignore[assignment]
+        flat_buffer.compensate = compensate  # type: ignore[assignment]
     try:
         train(model, optimizer, range(1))
     except (PeerFailed, OSError) as error:

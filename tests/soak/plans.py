@@ -13,10 +13,10 @@ from tests.support.recipes import ROWS
 WORLD = 4
 SOURCES = ("ddp", "plain", "nodes", "hsdp")
 
-Inner = Literal["nan", "inf", "fold", "encode", "decode", "flip"]
+Inner = Literal["nan", "inf", "compensate", "encode", "decode", "flip"]
 """Faults that a rank brings about itself: numbers that are not finite, an exception at that place, or a bit
 that is flipped in a message that it receives."""
-INNER: tuple[Inner, ...] = ("nan", "inf", "fold", "encode", "decode", "flip")
+INNER: tuple[Inner, ...] = ("nan", "inf", "compensate", "encode", "decode", "flip")
 Outer = Literal["kill", "kill two", "pause", "stall"]
 """Faults from outside. A stall is a pause that is longer than the process group's timeout."""
 FATAL: tuple[Outer, ...] = ("kill", "kill two", "stall")

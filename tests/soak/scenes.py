@@ -185,7 +185,7 @@ def accident(engine: Reducer, where: str) -> Iterator[None]:
     flat_buffer = engine.layout.flat_buffers[0]
     at_once = where != "decode" or flat_buffer.exchange.laws.total
 
-    def fold(*_: Any) -> None:
+    def compensate(*_: Any) -> None:
         raise Accident(where)
 
     def start(honest: Callable[..., Finish], *args: Any) -> Finish:
@@ -209,8 +209,8 @@ def accident(engine: Reducer, where: str) -> Iterator[None]:
         return replace(agreed, exchange=exchange)
 
     patch: Any
-    if where == "fold":
-        patch = mock.patch.object(type(flat_buffer.memory), "fold", fold)
+    if where == "compensate":
+        patch = mock.patch.object(type(flat_buffer.memory), "compensate", compensate)
     else:
         patch = mock.patch.object(ExchangePlan, "collectives", planned)
     with patch:
@@ -221,7 +221,7 @@ def misfortune(engine: Reducer, fault: str | None) -> AbstractContextManager[Non
     """What befalls this rank in a backward pass."""
     if fault == "flip":
         return flipped(engine.step)
-    return accident(engine, fault) if fault in ("fold", "encode", "decode") else nullcontext()
+    return accident(engine, fault) if fault in ("compensate", "encode", "decode") else nullcontext()
 
 
 def train() -> dict[str, Any]:

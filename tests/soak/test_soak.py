@@ -73,7 +73,7 @@ def test_whatever_is_planted_is_in_the_status_vote_of_its_step(text: str) -> Non
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, text)
-        for where in ("fold", "encode", "decode"):
+        for where in ("compensate", "encode", "decode"):
             befell = 0
             for step in range(3):
                 told.clear()
@@ -117,7 +117,7 @@ def _lost(kind: str, raised_s: float = 101.0) -> dict[str, Any]:
 
 
 KILL = Fault(4, 0, "kill")
-PLAN = Plan(0, "ddp", "topk(ratio=0.05)", 10, 5, inner=(Fault(2, 1, "fold"),), outer=(KILL,))
+PLAN = Plan(0, "ddp", "topk(ratio=0.05)", 10, 5, inner=(Fault(2, 1, "compensate"),), outer=(KILL,))
 QUIET = Attempt({rank: _ended() for rank in range(WORLD)})
 
 

@@ -27,7 +27,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.kernels import dispatch
-from gradwire.kernels.folding import Folded
+from gradwire.kernels.compensation import Findings
 from gradwire.placement import Placement, Post, stream
 from gradwire.step.arrival import Arrival
 from tests.support import rig
@@ -179,7 +179,7 @@ def _fill(result: Any, found: Any) -> None:
     """Let what a twin has returned have the numbers that its contract has found."""
     if isinstance(result, There):
         result.inner.copy_(torch.as_tensor(found))
-    elif isinstance(result, Folded):
+    elif isinstance(result, Findings):
         idle, finite = found.read()
         _fill(result.idle, torch.tensor([number in idle for number in range(result.idle.numel())]))
         _fill(result.finite, finite)

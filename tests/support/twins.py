@@ -1,4 +1,4 @@
-"""Contracts and their twins by name, as tests compare them: `plain.fold`, `cpu.fold`."""
+"""Contracts and their twins by name, as tests compare them: `plain.compensate`, `cpu.compensate`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from gradwire.comm import Comm
 from gradwire.exchange.base import STEADY, Exchange, run
 from gradwire.step.context import ExchangeContext, Part, Replicated
-from tests.support.folding import Folding
+from tests.support.compensation import Compensation
 
 SHAPES = ((60, 100), (3,), (2_999,))
 
@@ -25,14 +25,16 @@ def train(exchange: Exchange, comm: Comm) -> None:
     """Two steps behind any warm-up of a unit of several parameters."""
     specs = [Part(str(number), shape, 0, torch.Size(shape).numel()) for number, shape in enumerate(SHAPES)]
     total = sum(part.numel for part in specs)
-    folding = None if exchange.memory is None else Folding(exchange.memory, total)
+    compensation = None if exchange.memory is None else Compensation(exchange.memory, total)
     ctx = ExchangeContext(STEADY, 1, comm.rank, comm.world, parts=tuple(specs), replicas=like_all)
     for step in range(STEADY, STEADY + 2):
         grad = torch.randn(total, generator=torch.Generator().manual_seed(8 * step + comm.rank))
-        x = grad if folding is None else folding.fold(grad, step, comm.world)
-        ctx = replace(ctx, step=step, unsent=None if folding is None else folding.committed.get("unsent"))
+        x = grad if compensation is None else compensation.compensate(grad, step, comm.world)
+        ctx = replace(
+            ctx, step=step, unsent=None if compensation is None else compensation.committed.get("unsent")
+        )
         if exchange.rounds(total, torch.float32, ctx):
             run(exchange, x, torch.empty_like(x), comm, ctx)
         ctx.kept.commit()
-        if folding is not None:
-            folding.commit()
+        if compensation is not None:
+            compensation.commit()

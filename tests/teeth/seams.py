@@ -114,7 +114,7 @@ SEAMS = (
     ),
     Seam(
         "A part of the memory is lost in every step.",
-        "Residual.fold",
+        "Residual.compensate",
         "weights = (…)",
         "weights = (0.99 * …)",
     ),
@@ -135,8 +135,8 @@ SEAMS = (
     Seam(
         "A parameter that nothing used is sent like the others.",
         "judged",
-        "return Folded(…)",
-        "return Folded((), small)",
+        "return Findings(…)",
+        "return Findings((), small)",
     ),
     Seam(
         "A step counts without the gradients of parameters that were frozen later.",
@@ -198,8 +198,8 @@ SEAMS = (
     Seam("A resumed run forgets what was unsent.", "_made", "…copy_(memory.detach())", "pass"),
     Seam("What was not sent is forgotten.", "Reducer._commit", "flat_buffer.commit(…)", "pass"),
     Seam(
-        "A fold leaves the loss scale in.",
-        "kernels.folding:fold",
+        "Compensation leaves the loss scale in.",
+        "kernels.compensation:compensate",
         "out.add_(new, alpha=scale)",
         "out.add_(new)",
     ),

@@ -35,7 +35,7 @@ from gradwire.step.layout import Layout
 _LOG = logging.getLogger("gradwire")
 
 _ENOUGH = 1 << 20
-"""Elements that are folded in a rehearsal at most: how many there are changes no kernel."""
+"""Elements that are compensated in a rehearsal at most: how many there are changes no kernel."""
 LONG_S = 2.0
 """Compiling for longer than that is worth a line that shows by default, since others may wait for it."""
 
@@ -46,8 +46,10 @@ def prepare_for(layout: Layout, memory: Device, *, rank: int, world: int) -> Non
     `world` ranks exchange gradients.
     """
     if memory.is_host:
-        # Only flat buffers are folded, though every engine could.
-        prepare(layout.main.text, compiler.imported() - (set() if layout.flat_buffers else {"folding"}), rank)
+        # Only flat buffers are compensated, though every engine could.
+        prepare(
+            layout.main.text, compiler.imported() - (set() if layout.flat_buffers else {"compensation"}), rank
+        )
     elif not any(flat_buffer.x.is_meta for flat_buffer in layout.flat_buffers):  # else it is not running yet
         _rehearse_timed(layout, world)
 
@@ -63,7 +65,7 @@ def _rehearse_timed(layout: Layout, world: int) -> None:
 
 
 def rehearse(layout: Layout, world: int) -> None:
-    """Fold zeros and exchange all units of `layout` with peers that only echo. Memory stays as it is.
+    """Compensate zeros and exchange all units of `layout` with peers that only echo. Memory stays as it is.
 
     The working planes, which are written, mean nothing between steps.
     """
@@ -75,7 +77,7 @@ def rehearse(layout: Layout, world: int) -> None:
         bucket = torch.zeros(size + 1, dtype=slot.spec.dtype, device=flat_buffer.x.device)
         for offset in (1, 0):  # buckets are loaded as vectors where their parameters lie so
             grads = Gradients(bucket, Pieces([(slot.start, offset, size)]))
-            seen = flat_buffer.fold(grads, STEADY, world)
+            seen = flat_buffer.compensate(grads, STEADY, world)
             if isinstance(seen.idle, Tensor):
                 zero_idle(flat_buffer.x, grads.pieces, seen.idle)
         coded = _rehearse_marking(layout, flat_buffer, world)
@@ -103,8 +105,8 @@ def rehearse(layout: Layout, world: int) -> None:
 
 
 def _rehearse_marking(layout: Layout, flat_buffer: FlatBuffer, world: int) -> CodedBuffer | None:
-    """Fold a small parameter as in a step that the host does not wait for, and encode it where that comes
-    along; returns what does."""
+    """Compensate a small parameter as in a step that the host does not wait for, and encode it where that
+    comes along; returns what does."""
     if not flat_buffer.adds:
         return None
     coded = layout.coded(flat_buffer, world, ON_DEVICE)
@@ -114,8 +116,8 @@ def _rehearse_marking(layout: Layout, flat_buffer: FlatBuffer, world: int) -> Co
     bucket = torch.zeros(slot.spec.numel + 1, dtype=slot.spec.dtype, device=flat_buffer.x.device)
     for offset in (1, 0):
         grads = Gradients(bucket, Pieces([(slot.start, offset, slot.spec.numel)]))
-        fold = flat_buffer.fold_marked if coded is None else coded.fold
-        fold(grads, flat_buffer.numbers_of([slot]), STEADY)
+        compensate = flat_buffer.compensate_marked if coded is None else coded.compensate
+        compensate(grads, flat_buffer.numbers_of([slot]), STEADY)
     return coded
 
 

@@ -23,10 +23,10 @@ from gradwire.codec.scales import ScaledPayload
 from gradwire.kernels.blocks import (
     add_blocks,
     average_shard,
+    compensate_blocks,
     decode_shards,
     encode_blocks,
     encode_shards,
-    fold_blocks,
     land_shards,
 )
 from gradwire.kernels.layouts import BlockKind, CodedPieces, ScaledBlocks, ShardedBlocks, scale_type
@@ -107,7 +107,7 @@ class BlocksInRows:
     def decode(self, rows: Tensor, out: Tensor, ctx: ExchangeContext) -> None:
         ctx.kernels[decode_shards](rows, self.table, out)
 
-    def fold(
+    def compensate(
         self,
         working: Tensor,
         committed: Tensor | None,
@@ -118,7 +118,7 @@ class BlocksInRows:
         room: Tensor,
         marks: Tensor,
     ) -> None:
-        fold_blocks(working, committed, grad, coefficient, scale, coded, room, marks)
+        compensate_blocks(working, committed, grad, coefficient, scale, coded, room, marks)
 
     def land(self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor) -> None:
         land_shards(rows, self.table, places, factor, marks)

@@ -43,8 +43,8 @@ from gradwire.codec.sparse import sparse
 from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import gather
+from gradwire.kernels.compensation import Findings, compensate_momentum, mask_zeros
 from gradwire.kernels.dispatch import kernels_for
-from gradwire.kernels.folding import Folded, fold_momentum, mask_zeros
 from gradwire.laws import Laws, joint_phase, phase_of
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.recipes.base import Composition, register
@@ -88,8 +88,10 @@ class MomentumCorrection:
     def coefficient(self, step: int) -> float:
         return 1.0
 
-    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
-        return grads.kernels[fold_momentum](
+    def compensate(
+        self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int
+    ) -> Findings:
+        return grads.kernels[compensate_momentum](
             (working[UNSENT], working[MOMENTUM]),
             (committed[UNSENT], committed[MOMENTUM]),
             grads.bucket,

@@ -35,7 +35,7 @@ from torch import Tensor
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Finish
 from gradwire.exchange.compose import forget
-from gradwire.kernels.folding import Folded, fold
+from gradwire.kernels.compensation import Findings, compensate
 from gradwire.kernels.votes import apply_votes, ballot_words, cast_votes, count_groups, tally
 from gradwire.laws import Laws
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
@@ -180,16 +180,18 @@ class Signum:
     def coefficient(self, step: int) -> float:
         return 0.0
 
-    def fold(self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int) -> Folded:
+    def compensate(
+        self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int
+    ) -> Findings:
         weights = self.momentum, (1.0 - self.momentum) * grads.scale
         planes = working[MOMENTUM], committed[MOMENTUM]
-        seen = grads.kernels[fold](*planes, grads.bucket, *weights, grads.pieces)
+        seen = grads.kernels[compensate](*planes, grads.bucket, *weights, grads.pieces)
         for plane, _bucket in grads.pieces.slices():
             working[UNSENT][plane] = working[MOMENTUM][plane]
         return seen
 
     def update(self, working: Planes, committed: Planes) -> None:
-        """The fold has done it."""
+        """Do nothing: `compensate` has updated the memory."""
 
 
 @register

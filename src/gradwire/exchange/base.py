@@ -106,7 +106,7 @@ class RowCoder(Coder, Protocol):
     @property
     def table(self) -> ShardedBlocks: ...
 
-    def fold(
+    def compensate(
         self,
         working: Tensor,
         committed: Tensor | None,
@@ -117,8 +117,8 @@ class RowCoder(Coder, Protocol):
         room: Tensor,
         marks: Tensor,
     ) -> None:
-        """Fold a bucket into a memory and encode it, for any rows: see
-        `gradwire.kernels.blocks.fold_blocks`.
+        """Compensate a bucket into a memory and encode it, for any rows: see
+        `gradwire.kernels.blocks.compensate_blocks`.
         """
 
     def land(self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from gradwire.kernels.compensation import compensate_marked
 from gradwire.kernels.dispatch import contract
-from gradwire.kernels.folding import fold_marked
 from gradwire.kernels.layouts import (
     LARGEST,
     CodedPieces,
@@ -62,7 +62,7 @@ def _fit_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor) -> N
         raise ValueError(f"rows {tuple(rows.shape)} and {out.numel()} elements, but a shard needs {expected}")
 
 
-def _fit_folded(
+def _fit_compensated(
     working: Tensor,
     committed: Tensor | None,
     grad: Tensor,
@@ -273,8 +273,8 @@ def average_by(
     return row
 
 
-@contract(_fit_folded)
-def fold_blocks(
+@contract(_fit_compensated)
+def compensate_blocks(
     working: Tensor,
     committed: Tensor | None,
     grad: Tensor,
@@ -284,25 +284,25 @@ def fold_blocks(
     room: Tensor,
     marks: Tensor,
 ) -> None:
-    """Fold as `fold_marked` does, and in the same pass encode the sums as `encode_blocks` does.
+    """Compensate as `compensate_marked` does, and in the same pass encode the sums as `encode_blocks` does.
 
     Args:
         working: the plane to write (numel,); keeps the rounding errors of the codes.
-        committed, grad, coefficient, scale: as for `fold_marked`.
+        committed, grad, coefficient, scale: as for `compensate_marked`.
         coded: pieces of the bucket, and the places of their scales and codes in `room`.
         room: uint8 (bytes,), written. Pieces whose gradient is all zeros get scales and codes of zero.
-        marks: as for `fold_marked`.
+        marks: as for `compensate_marked`.
 
     >>> from gradwire.kernels.pieces import Pieces
     >>> coded = CodedPieces(Pieces([(0, 0, 1), (1, 1, 1)]), [0, 1], [(0, 0, 1, 0, 0, 4), (1, 1, 1, 1, 2, 12)],
     ...                     [(5, 3), (13, 3)], 256, "int8")
     >>> x, room, marks = torch.ones(2), torch.empty(16, dtype=torch.uint8), torch.zeros(5, dtype=torch.int32)
-    >>> fold_blocks(x, torch.ones(2), torch.tensor([126.0, 0.0]), 1.0, 1.0, coded, room, marks)
+    >>> compensate_blocks(x, torch.ones(2), torch.tensor([126.0, 0.0]), 1.0, 1.0, coded, room, marks)
     >>> x, room.view(2, 8)[:, 4:].view(torch.int8), marks[2:]
     (tensor([0., 0.]), tensor([[127,   0,   0,   0],
             [  0,   0,   0,   0]], dtype=torch.int8), tensor([0, 1, 0], dtype=torch.int32))
     """
-    fold_marked(working, committed, grad, coefficient, scale, coded.pieces, coded.slots.tolist(), marks)
+    compensate_marked(working, committed, grad, coefficient, scale, coded.pieces, coded.slots.tolist(), marks)
     numbers = room[: room.numel() // 4 * 4].view(torch.float32)
     for plane, _bucket, numel, _piece, first, byte in coded.runs.tolist():
         blocks = ScaledBlocks((numel,), coded.block, coded.kind)

@@ -16,7 +16,7 @@ from gradwire.kernels.cpu.prepared import SIGNATURES
 def every() -> frozenset[str]:
     """Subjects of all kernels for the CPU: names of files of `kernels/` that also exist in `cpu/`.
 
-    >>> {"folding", "topk"} <= every()
+    >>> {"compensation", "topk"} <= every()
     True
     """
     here, there = ({each.name for each in iter_modules(home.__path__)} for home in (kernels, cpu))

@@ -1,4 +1,4 @@
-"""Stretches of a bucket and their places in a plane, for many folds in one call."""
+"""Stretches of a bucket and their places in a plane, for many parameters in one call of `compensate`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 
 class Pieces:
-    """Table of pieces: rows (start in the plane, start in the bucket, elements). `fold` reports by number of
-    row.
+    """Table of pieces: rows (start in the plane, start in the bucket, elements). `compensate` reports by
+    number of row.
 
     >>> pieces = Pieces([(0, 10, 4), (4, 20, 2)])
     >>> len(pieces), pieces.numel, pieces.ends

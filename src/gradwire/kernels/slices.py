@@ -2,8 +2,8 @@
 
 Kernels release the interpreter lock, so plain threads do. Numba's own (`parallel=True`) do not: its workqueue
 layer aborts the process when two threads enter it. Slices change no number: they are used only where elements
-do not depend on each other. Their gain depends on the memory: if one core can saturate it, a fold of 25 M
-elements takes as long with two (measured: 11.7 and 11.4 ms); a sketch is read in 83 ms, not 151. Top-k
+do not depend on each other. Their gain depends on the memory: if one core can saturate it, a compensation of
+25 M elements takes as long with two (measured: 11.7 and 11.4 ms); a sketch is read in 83 ms, not 151. Top-k
 is not sliced: its one pass runs at the speed of memory, and a common choice after slices was slower.
 """
 

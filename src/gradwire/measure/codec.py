@@ -1,9 +1,10 @@
 """Costs of a recipe's codec on this machine: B + γ·x seconds for x elements, to encode and to decode.
 
 Measured on the exchange itself, over a `Comm` without peers. Encoding is all local work until the last round
-is issued, including the memory's fold. Decoding is the work after the end of that round, per payload; after
-an all-gather, N payloads are decoded. (MergeComp, Wang et al. 2021, measures both in figure 3, and uses one h
-for them in section 4.3.) Error feedback's own decoding counts as encoding, because the worker does it then.
+is issued, including the memory's compensation. Decoding is the work after the end of that round, per payload;
+after an all-gather, N payloads are decoded. (MergeComp, Wang et al. 2021, measures both in figure 3, and uses
+one h for them in section 4.3.) Error feedback's own decoding counts as encoding, because the worker does it
+then.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ class _Bench:
         ctx = steady_context(self._grad.numel(), self._world, self._step, self._kept)
         ctx = replace(ctx, granularity=self._granularity, kernels=self._kernels)
         start_s = self._clock()
-        x = self._folded()
+        x = self._compensated()
         finish = self._exchange.start(x, self._mean, comm, ctx)
         issued_s, wire_s = self._clock(), comm.spent_s
         finish()
@@ -230,10 +231,10 @@ class _Bench:
         self._kept.commit()
         return issued_s - start_s - wire_s, (ended_s - issued_s) / self._payloads
 
-    def _folded(self) -> Tensor:
+    def _compensated(self) -> Tensor:
         x, memory = self._working[UNSENT], self._exchange.memory
         if memory is None:
             return x.copy_(self._grad)
         grads = Gradients.of(self._grad)._replace(kernels=self._kernels)
-        memory.fold(self._working, self._committed, grads, self._step, self._world)
+        memory.compensate(self._working, self._committed, grads, self._step, self._world)
         return x

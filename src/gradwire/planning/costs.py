@@ -107,7 +107,7 @@ and four ranks on two cores, gloo). 200 Mbit/s lie in the middle, by ratios, of 
 which compression is meant."""
 
 NOMINAL_ELEMENT_S = 1e-9
-"""The time to fold, encode and decode an element on one core: 0.4 to 2 ns, by recipe."""
+"""The time to compensate, encode and decode an element on one core: 0.4 to 2 ns, by recipe."""
 
 NOMINAL_CODEC = CodecCost(Line(0.0, NOMINAL_ELEMENT_S), Line(0.0, 0.0))
 """The assumed cost of a codec that has not been measured, for comparing cuts."""

@@ -7,7 +7,7 @@ begins, divided by the norm of the step's gradient. It is measured in the steps 
 - The norms of all ranks are pooled as roots of sums of squares. Gradient that cancels over ranks waits all
   the same.
 - A memory counts by its weight (`Memory.weight`) and in full, with the part that a coefficient below 1
-  discards in a fold. A momentum that a rank keeps by itself is not unsent gradient.
+  discards. A momentum that a rank keeps by itself is not unsent gradient.
 - First gradients, spikes and a warm-up do not decide. The median of the quotients stays the same if gradients
   grow tenfold and shrink again; the quotient of medians does not.
 - A memory of momentum is compared with the momentum that a step adds.

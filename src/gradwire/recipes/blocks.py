@@ -6,7 +6,7 @@ block sizes of int4 compared by Dettmers and Zettlemoyer 2023.
 Differences from the papers, for all three: the papers have quantization alone. Here it is part of an
 all-to-all and an all-gather, with a float32 sum between them (see `gradwire.exchange.scatter_reduce`). Error
 feedback is added, and on by default. It costs one more gradient-sized buffer, and 0.2 ns per element for the
-fold that reads it (5 ms for 25 M elements).
+compensation that reads it (5 ms for 25 M elements).
 
 - int8: without error feedback, values below 1/254 of their block's maximum would never be sent.
 - fp8: the scale of a block maps its maximum to 448. Rounding to 4 significant bits errs by 2.6 % in every

@@ -53,7 +53,7 @@ class CodedBuffer:
         self._segments: list[list[_Segment]] = []
         self._bytes = 0
         self._starts = [slot.start for slot in flat_buffer.slots]
-        self._fold = units[0][0].fold
+        self._compensate = units[0][0].compensate
         first = units[0][0].table.shards[0]
         self._rule = first.block, first.kind
         for unit, coders in zip(flat_buffer.units, units, strict=True):
@@ -94,7 +94,7 @@ class CodedBuffer:
         self._bytes += -(-len(table.shards) * table.row_bytes // _GRAIN) * _GRAIN
         return begin
 
-    def fold(self, grads: Gradients, numbers: Sequence[int], step: int) -> None:
+    def compensate(self, grads: Gradients, numbers: Sequence[int], step: int) -> None:
         """Compensate gradients, and encode them.
 
         Args:
@@ -115,7 +115,7 @@ class CodedBuffer:
             self._room,
             flat_buffer.marks.begun()[:-1],
         )
-        self._fold(flat_buffer.x, flat_buffer.committed.get(UNSENT), grads.bucket, *place)
+        self._compensate(flat_buffer.x, flat_buffer.committed.get(UNSENT), grads.bucket, *place)
 
     def _coded(self, pieces: Pieces, numbers: Sequence[int]) -> CodedPieces:
         places = enumerate(zip(numbers, pieces.table.tolist(), strict=True))

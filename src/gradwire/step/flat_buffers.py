@@ -4,8 +4,8 @@ Vocabulary: a *slot* is where one parameter lies; a *flat buffer* is a run of sl
 *cut* is a boundary between two *units*; a unit is what one exchange agrees on at a time; a *part* is what
 a unit holds of one parameter. A *plane* holds one number for each element of a flat buffer, such as what is
 unsent: *committed* planes are what the last good step left, *working* planes are the current step's. The
-*error-fed* gradient is a step's gradient plus what is unsent. To *fold* is to compute it: line 1 of
-`gradwire.step.reducer`.
+*error-fed* gradient is a step's gradient plus what is unsent. To *compensate* is to compute it: line 1
+of `gradwire.step.reducer`.
 
 The layout is a pure function of the module (reverse registration order, roughly the order in which backward
 delivers) so it exists before DDP has built its buckets, and does not change when DDP rebuilds them.
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.exchange.base import WHOLE, Exchange
+from gradwire.kernels.compensation import Findings, compensate_marked
 from gradwire.kernels.dispatch import kernels_for
-from gradwire.kernels.folding import Folded, fold_marked
 from gradwire.kernels.pieces import Pieces
 from gradwire.memory import UNSENT, Gradients, Memory
 from gradwire.step.context import ExchangeState, Fates, Part, WayBack, is_dense
@@ -163,8 +163,8 @@ class FlatBuffer:
     exchange, which needs the plane `UNSENT` even without a memory. `kept` is the exchange's own state, by
     parameter.
 
-    A commit can be undone until the next fold, because the planes that it replaced still exist. Slots that
-    stay open longer have copies of their earlier planes: `settle`.
+    A commit can be undone until the next compensation, because the planes that it replaced still exist. Slots
+    that stay open longer have copies of their earlier planes: `settle`.
     """
 
     def __init__(
@@ -244,12 +244,12 @@ class FlatBuffer:
         unsent = self.committed.get(UNSENT)
         return None if unsent is None else unsent[unit.start : unit.stop]
 
-    def fold(self, grads: Gradients, step: int, world: int) -> Folded:
+    def compensate(self, grads: Gradients, step: int, world: int) -> Findings:
         """Write memory plus gradients to the working planes; each piece begins where a slot does."""
-        return self.memory.fold(self.working, self.committed, grads, step, world)
+        return self.memory.compensate(self.working, self.committed, grads, step, world)
 
-    def fold_marked(self, grads: Gradients, numbers: Sequence[int], step: int) -> None:
-        """As `fold`, but leave the findings on the device, in `marks`. Idle slots become zero.
+    def compensate_marked(self, grads: Gradients, numbers: Sequence[int], step: int) -> None:
+        """As `compensate`, but leave the findings on the device, in `marks`. Idle slots become zero.
 
         Args:
             grads: of a bucket. The memory only `adds` them.
@@ -258,7 +258,7 @@ class FlatBuffer:
         """
         old, coefficient = self.committed.get(UNSENT), self.memory.coefficient(step)
         marks = self.marks.begun()[:-1]
-        fold_marked(self.x, old, grads.bucket, coefficient, grads.scale, grads.pieces, numbers, marks)
+        compensate_marked(self.x, old, grads.bucket, coefficient, grads.scale, grads.pieces, numbers, marks)
 
     def numbers_of(self, slots: Iterable[Slot]) -> tuple[int, ...]:
         """Numbers of slots among all of the flat buffer."""
@@ -296,7 +296,7 @@ class FlatBuffer:
         self.committed[UNSENT].zero_()
 
     def begin(self) -> None:
-        """Make the last commit final: the next folds overwrite the planes that it replaced."""
+        """Make the last commit final: the next compensates overwrite the planes that it replaced."""
         self._replaced = {}
         self.kept.begin()
 

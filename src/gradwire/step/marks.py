@@ -9,9 +9,9 @@ from torch import Tensor
 class Marks:
     """Marks of a flat buffer with `count` slots: int32 (2 · count + 2,).
 
-    The first 2 · count + 1 are those of `gradwire.kernels.folding.fold_marked`, the last one is that of
-    `gradwire.kernels.blocks.land_shards`. The last two concern the whole flat buffer, and are 0 as long as
-    everything is finite.
+    The first 2 · count + 1 are those of `gradwire.kernels.compensation.compensate_marked`, the last one is
+    that of `gradwire.kernels.blocks.land_shards`. The last two concern the whole flat buffer, and are 0 as
+    long as everything is finite.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:

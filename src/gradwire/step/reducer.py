@@ -11,8 +11,7 @@ that are exchanged together. `Reducer._advance` has these lines as code:
 6. *finish*: unsent = x on all ranks, or on none, and the means go to the model.
 
 The recipe determines c, C and the collectives. 2 and 3 are its exchange's `start`, and 4 is the function that
-`start` returns. Gradients without a memory begin with 2. In code, to compensate is to *fold*, and a *round*
-is one collective of a unit.
+`start` returns. Gradients without a memory begin with 2. A *round* is one collective of a unit.
 
 There are two threads, and a class for the side of each. `Backward` is the side of the *training thread*:
 autograd's hooks hand it gradient buckets, and at the end of the backward pass it waits for the step.
@@ -699,13 +698,13 @@ class Reducer(InstalledRecipe):
         try:
             with step.trace.compressing("encode", share.label):
                 if flat_buffer.number in step.coded:
-                    step.coded[flat_buffer.number].fold(grads, share.numbers, step.number)
+                    step.coded[flat_buffer.number].compensate(grads, share.numbers, step.number)
                 elif flat_buffer in self._marked:
-                    flat_buffer.fold_marked(grads, share.numbers, step.number)
+                    flat_buffer.compensate_marked(grads, share.numbers, step.number)
                 else:
-                    seen = flat_buffer.fold(grads, step.number, self.comm.world)
+                    seen = flat_buffer.compensate(grads, step.number, self.comm.world)
         except BaseException as error:
-            step.fail(error, f"fold of {share.label}")
+            step.fail(error, f"compensation of {share.label}")
         if seen is not None:
             step.note(share, seen, self.placement.fetch)
 

@@ -20,9 +20,9 @@ from torch.autograd import profiler
 from gradwire.comm import Comm, Pending, Round
 from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Finish
+from gradwire.kernels.compensation import Findings
 from gradwire.kernels.compiler import compiled_s
 from gradwire.kernels.flagged import poison, zero_idle
-from gradwire.kernels.folding import Folded
 from gradwire.kernels.range import is_finite
 from gradwire.measure.clock import BackwardWatch, Compressing, Trace, now_s
 from gradwire.measure.metered import MeteredComm
@@ -106,8 +106,8 @@ class InFlight:
     ctx: ExchangeContext
     comm: MeteredComm
     checks_mean: bool
-    """True if the mean is checked for NaN and Inf: no fold has seen the gradient, or finite gradients may
-    overflow."""
+    """True if the mean is checked for NaN and Inf: no compensation has seen the gradient, or finite gradients
+    may overflow."""
     land: Callable[[Tensor], None] | None = None
     """Function that carries the mean to the buckets; `None` if it is decoded there."""
     route: Route = ()
@@ -156,7 +156,7 @@ class Step:
     names: set[str] = field(default_factory=set)
     """Parameters in taken buckets, where small gradients may go early (`Layout.early`)."""
     missing: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Parts of units that are still to be folded, by the numbers of flat buffer and unit."""
+    """Parts of units that are still to be compensated, by the numbers of flat buffer and unit."""
     idle: list[tuple[FlatBuffer, Callable[[], Sequence[Slot]]]] = field(default_factory=list)
     """Functions that return the slots without a gradient, and may wait for a device."""
     direct: list[int] = field(default_factory=list)
@@ -374,14 +374,16 @@ class Step:
         if finite is not True:
             self._doubts.append(finite)
 
-    def note(self, share: BufferShare, seen: Folded, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
-        """Note the findings of a fold. Idle slots send nothing, and keep their memory.
+    def note(
+        self, share: BufferShare, seen: Findings, fetch: Callable[[Tensor], Callable[[], Tensor]]
+    ) -> None:
+        """Note the findings of a compensation. Idle slots send nothing, and keep their memory.
 
         DDP discards the mean of unused parameters, and join() sends zeros from finished ranks: no memory may
         be spent on them.
 
         Args:
-            share: the folded gradients.
+            share: the compensated gradients.
             seen: the findings.
             fetch: copies a tensor to the host without waiting, and returns a function that waits for it.
         """
@@ -394,7 +396,7 @@ class Step:
         self.idle.append((flat_buffer, lambda: found))
 
     def note_marks(self, flat_buffer: FlatBuffer, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
-        """Note the marks of a device on a flat buffer, as `note` does the findings of a fold."""
+        """Note the marks of a device on a flat buffer, as `note` does the findings of a compensation."""
         if (marks := flat_buffer.marks.close()) is not None:
             self._marks.append(marks[-2:])
             flags = fetch(marks)
@@ -555,7 +557,9 @@ class LateStep(Step):
     `InstalledRecipe.late` is another matter: how much gradient waits in memory.
     """
 
-    def note(self, share: BufferShare, seen: Folded, fetch: Callable[[Tensor], Callable[[], Tensor]]) -> None:
+    def note(
+        self, share: BufferShare, seen: Findings, fetch: Callable[[Tensor], Callable[[], Tensor]]
+    ) -> None:
         """As `Step.note`. The device that knows the idle slots is asked for them at the commit."""
         idle = seen.idle
         if not isinstance(idle, Tensor):

@@ -26,7 +26,8 @@ TOKENS, FLOPS = 65_536, 100e12
 BUS_BYTES_PER_S = 25e9
 """Assumed."""
 ON_HOST = {"int8": (3.2e-9, 1.0e-9), "topk(ratio=0.01)": (2.4e-9, 0.1e-9)}
-"""Seconds for an element on one core: fold, encode and add up a shard; and decode the payload of one rank."""
+"""Seconds for an element on one core: compensate, encode and add up a shard; and decode the payload of one
+rank."""
 ON_DEVICE = {"int8": (23 / 3e12, 5 / 3e12), "topk(ratio=0.01)": (17 / 3e12, 0.3 / 3e12)}
 """The same on the GPU: bytes of memory traffic, at 70 % of 4.3 TB/s. Assumed, like the next."""
 LAUNCHES_S = 150e-6

@@ -40,7 +40,7 @@ Call = tuple[str, ...]
 
 
 def entrances() -> Iterator[tuple[ModuleType, str, Dispatcher]]:
-    """Where Python finds kernels: `_fold` in `cpu.folding`, `_encode_chunks` in `frames`."""
+    """Where Python finds kernels: `_compensate` in `cpu.compensation`, `_encode_chunks` in `frames`."""
     for owner in (frames, *(each for each in vars(cpu).values() if isinstance(each, ModuleType))):
         for name, value in list(vars(owner).items()):
             if isinstance(value, Dispatcher):
@@ -117,10 +117,10 @@ def test_steps_import_no_kernels_that_building_a_recipe_has_not(
 @pytest.mark.parametrize(
     ("text", "subjects"),
     [
-        ("dense", {"folding"}),
-        ("int4", {"blocks", "folding"}),
-        ("powersgd(rank=2)", {"folding", "low_rank"}),
-        ("topk(ratio=0.05)", {"chosen", "folding", "places", "topk"}),
+        ("dense", {"compensation"}),
+        ("int4", {"blocks", "compensation"}),
+        ("powersgd(rank=2)", {"compensation", "low_rank"}),
+        ("topk(ratio=0.05)", {"chosen", "compensation", "places", "topk"}),
     ],
 )
 @pytest.mark.rest
@@ -133,14 +133,16 @@ def test_building_a_recipe_imports_its_own_kernels_only(
     assert set(found) == subjects
 
 
-@pytest.mark.parametrize(("text", "folds"), [("dense", False), ("fp16", False), ("int8", True)])
-def test_only_flat_buffers_are_folded(text: str, folds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("text", "compensates"), [("dense", False), ("fp16", False), ("int8", True)])
+def test_only_flat_buffers_are_compensated(
+    text: str, compensates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Collection[str]] = []
     monkeypatch.setattr(compiler, "prepare", lambda subjects, turn: asked.append(subjects))
     specs = [ParameterSpec(str(size), (size, 1), torch.float32, size) for size in (10, 10**5)]
     layout = build(specs, recipe(text).build(), by_size(), torch.device("cpu"), 2)
     preparing.prepare_for(layout, HostDevice(), rank=0, world=2)
-    assert ["folding" in subjects for subjects in asked] == [folds]
+    assert ["compensation" in subjects for subjects in asked] == [compensates]
 
 
 @pytest.mark.parametrize(("long_s", "levels"), [(0.0, ["INFO", "WARNING", "WARNING"]), (1e9, ["INFO"])])

@@ -46,9 +46,9 @@ app(["warmup", "--recipe", sys.argv[1]])
 @pytest.mark.parametrize(
     ("recipe", "subjects"),
     [
-        pytest.param("topk(ratio=0.1)", {"chosen", "folding", "places", "topk"}, marks=pytest.mark.rest),
-        pytest.param("covap", {"folding"}, marks=pytest.mark.rest),  # whatever it will decide
-        ("auto(late=2)", {"blocks", "chosen", "folding", "places", "topk"}),  # of all that it may choose
+        pytest.param("topk(ratio=0.1)", {"chosen", "compensation", "places", "topk"}, marks=pytest.mark.rest),
+        pytest.param("covap", {"compensation"}, marks=pytest.mark.rest),  # whatever it will decide
+        ("auto(late=2)", {"blocks", "chosen", "compensation", "places", "topk"}),  # of all that it may choose
     ],
 )
 def test_those_of_one_recipe(recipe: str, subjects: set[str]) -> None:

@@ -15,7 +15,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
 from gradwire.step.context import ExchangeContext
-from tests.support.folding import Folding
+from tests.support.compensation import Compensation
 
 AT = ExchangeContext(step=0, unit=0, rank=0, world=1)
 
@@ -47,9 +47,9 @@ def test_a_ratio_that_changes_loses_no_residual(memory: Residual | MomentumCorre
     exchange, size, steps = gather(sparse(ramp(top_k, 0.01, 8))), 400, 12
 
     def body(comm: ThreadComm) -> tuple[torch.Tensor, torch.Tensor]:
-        planes, mean, arrived = Folding(memory, size), torch.empty(size), torch.zeros(size)
+        planes, mean, arrived = Compensation(memory, size), torch.empty(size), torch.zeros(size)
         for step in range(steps):
-            x = planes.fold(torch.arange(1.0, size + 1) * (comm.rank + 1), step, 2)
+            x = planes.compensate(torch.arange(1.0, size + 1) * (comm.rank + 1), step, 2)
             run(exchange, x, mean, comm, ExchangeContext(step, 0, comm.rank, 2))
             planes.commit()
             arrived += mean

@@ -21,7 +21,7 @@ def test_momentum_is_a_mean_of_gradients() -> None:
     committed, working = planes()
     memory = Signum(0.75)
     for step, expected in enumerate((1.0, 1.75, 2.3125)):
-        seen = memory.fold(working, committed, Gradients.of(torch.full((3,), 8.0), 0.5), step, 1)
+        seen = memory.compensate(working, committed, Gradients.of(torch.full((3,), 8.0), 0.5), step, 1)
         assert seen == ((), True)
         assert working[UNSENT].tolist() == working[MOMENTUM].tolist() == [expected] * 3
         memory.update(working, committed)

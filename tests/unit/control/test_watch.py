@@ -165,7 +165,7 @@ def test_another_composition_takes_over_everything_unsent() -> None:
     for name in ranks[0][1]:
         left = torch.stack([memory[name].double() for _, memory, _ in ranks]).mean(0)
         balance = torch.stack([given[name] for given, _, _ in ranks]).mean(0)
-        # Each of 9 steps rounds folds, sums and subtractions of numbers below 32 to half an ulp.
+        # Each of 9 steps rounds compensations, sums and subtractions of numbers below 32 to half an ulp.
         assert (left - balance).abs().max() < STEPS * 4 * 32 * torch.finfo(torch.float32).eps
 
 

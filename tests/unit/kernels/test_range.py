@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.kernels import slices
-from gradwire.kernels.folding import fold, fold_momentum
+from gradwire.kernels.compensation import compensate, compensate_momentum
 from gradwire.kernels.pieces import Pieces
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM, is_finite
 from tests.support.looped import looped
@@ -43,18 +43,18 @@ def test_nothing_is_finite() -> None:
 def test_a_memory_takes_gradients_up_to_a_bound(dtype: torch.dtype, scale: float) -> None:
     memory, grad = torch.zeros(5000, dtype=dtype), torch.zeros(5000, dtype=dtype)
     grad[4321] = -LARGEST_GRADIENT / scale
-    assert not fold(torch.empty_like(memory), memory, grad, 1.0, scale).finite
-    assert fold(torch.empty_like(memory), memory, grad * BELOW, 1.0, scale).finite
-    assert fold(torch.empty_like(memory), None, grad, 1.0, scale).finite, "nothing is remembered"
+    assert not compensate(torch.empty_like(memory), memory, grad, 1.0, scale).finite
+    assert compensate(torch.empty_like(memory), memory, grad * BELOW, 1.0, scale).finite
+    assert compensate(torch.empty_like(memory), None, grad, 1.0, scale).finite, "nothing is remembered"
 
 
 @looped("dtype", [torch.float32, torch.float64])
 def test_a_memory_takes_sums_up_to_a_bound(dtype: torch.dtype) -> None:
     memory, grad = torch.zeros(5000, dtype=dtype), torch.zeros(5000, dtype=dtype)
     memory[4321] = LARGEST_SUM
-    assert not fold(torch.empty_like(memory), memory, grad, 1.0).finite
-    assert fold(torch.empty_like(memory), memory, grad, 0.5).finite
-    assert fold(torch.empty_like(memory), memory * BELOW, grad, 1.0).finite
+    assert not compensate(torch.empty_like(memory), memory, grad, 1.0).finite
+    assert compensate(torch.empty_like(memory), memory, grad, 0.5).finite
+    assert compensate(torch.empty_like(memory), memory * BELOW, grad, 1.0).finite
 
 
 @looped("threads", [1, 3])
@@ -70,7 +70,7 @@ def test_under_momentum_too_with_each_pieces_own_scale(
 
     def is_taken(*scales: float) -> bool:
         out = torch.empty_like(planes)
-        return fold_momentum((out[0], out[1]), (planes[0], planes[1]), grad, 0.9, scales, pieces).finite
+        return compensate_momentum((out[0], out[1]), (planes[0], planes[1]), grad, 0.9, scales, pieces).finite
 
     assert not is_taken(0.5, 1.0)
     assert is_taken(1.0, 0.5)

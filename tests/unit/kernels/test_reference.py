@@ -6,8 +6,8 @@ from itertools import combinations
 
 import torch
 
+from gradwire.kernels.compensation import Findings, compensate
 from gradwire.kernels.draws import sample_indices
-from gradwire.kernels.folding import Folded, fold
 from gradwire.kernels.noise import splitmix64
 from gradwire.kernels.topk import topk_indices
 from tests.support.looped import looped
@@ -43,16 +43,16 @@ def test_topk_knows_every_type(dtype: torch.dtype) -> None:
     assert topk_indices.plain(x, 3).tolist() == [1, 2, 4]
 
 
-def test_fold_by_hand() -> None:
+def test_compensate_by_hand() -> None:
     working = torch.full((3,), NAN)
-    flags = fold.plain(working, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, -1.0]), 0.5, 2.0)
+    flags = compensate.plain(working, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, -1.0]), 0.5, 2.0)
     assert working.tolist() == [0.5, 3.0, -0.5]
-    assert flags == Folded((), True)
+    assert flags == Findings((), True)
 
 
-def test_fold_widens_a_narrow_gradient_before_scaling() -> None:
+def test_compensate_widens_a_narrow_gradient_before_scaling() -> None:
     working = torch.empty(1)
-    fold.plain(working, torch.zeros(1), torch.tensor([60000.0], dtype=torch.float16), 1.0, 4.0)
+    compensate.plain(working, torch.zeros(1), torch.tensor([60000.0], dtype=torch.float16), 1.0, 4.0)
     assert working.item() == 240000.0
 
 

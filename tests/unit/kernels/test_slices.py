@@ -18,8 +18,8 @@ from gradwire.kernels.blocks import (
     encode_shards,
     sum_shard,
 )
+from gradwire.kernels.compensation import compensate, compensate_momentum
 from gradwire.kernels.cpu import blocks as cpu_blocks
-from gradwire.kernels.folding import fold, fold_momentum
 from gradwire.kernels.layouts import BlockKind, ScaledBlocks, ShardedBlocks
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
 from gradwire.lab.emulate import ranks as launched
@@ -44,11 +44,11 @@ def test_slices_change_no_bit(kind, three: None) -> None:
     for n in (0, 1, 299, 300, 4097, 40_009):
         x, memory = kind(n), torch.arange(float(n))
         out, expected = torch.empty(n), torch.empty(n)
-        assert fold(out, memory, x, 0.5, 2.0) == fold.plain(expected, memory, x, 0.5, 2.0)
+        assert compensate(out, memory, x, 0.5, 2.0) == compensate.plain(expected, memory, x, 0.5, 2.0)
         assert torch.equal(out.view(torch.int32), expected.view(torch.int32)) or x.isnan().any()
         u_out, v_out = torch.empty(2, n)
-        seen = fold_momentum((v_out, u_out), (memory, memory), x, 0.9)
-        assert seen == fold_momentum.plain((out, expected), (memory, memory), x, 0.9)
+        seen = compensate_momentum((v_out, u_out), (memory, memory), x, 0.9)
+        assert seen == compensate_momentum.plain((out, expected), (memory, memory), x, 0.9)
 
 
 def test_slices_of_a_sketch_read_their_own_elements(three: None) -> None:

@@ -91,13 +91,13 @@ def test_what_needs_true_peers_is_measured_alone() -> None:
     assert exchange.worlds == {4, 1}
 
 
-def test_the_memorys_fold_is_part_of_encoding() -> None:
+def test_the_memorys_compensation_is_part_of_encoding() -> None:
     clock = Clock()
 
     class Slow(Residual):
-        def fold(self, *arguments: object, **options: object) -> object:
+        def compensate(self, *arguments: object, **options: object) -> object:
             clock.now_s += 1.0
-            return super().fold(*arguments, **options)
+            return super().compensate(*arguments, **options)
 
     assert measure_codec(Paced(clock, memory=Slow()), clock=clock).encode.line.base_s > 1.0
 

@@ -20,7 +20,7 @@ SIZES = (5, 3, 9)
 )
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cuts", [(), (2, 6, 8)])
-def test_the_gradient_is_found_again_in_what_a_fold_makes(
+def test_the_gradient_is_found_again_in_an_error_fed_one(
     memory: Memory, coefficient: float, kept: torch.dtype, cuts: tuple[int, ...]
 ) -> None:
     specs = [ParameterSpec(str(n), (size,), torch.float32, size) for n, size in enumerate(SIZES)]
@@ -28,7 +28,7 @@ def test_the_gradient_is_found_again_in_what_a_fold_makes(
     left, gradient = torch.randn(sum(SIZES)), torch.randn(sum(SIZES))
     flat_buffer.committed[UNSENT].copy_(left)
     left = flat_buffer.committed[UNSENT].float()
-    flat_buffer.fold(Gradients(gradient, flat_buffer.pieces), 0, 2)
+    flat_buffer.compensate(Gradients(gradient, flat_buffer.pieces), 0, 2)
     weighing = Weighing(len(SIZES), CPU, memory.weight)
     for unit in flat_buffer.units:
         here = slice(unit.start, unit.stop)

@@ -295,7 +295,7 @@ def _lost(ranks: list[Ran]) -> float:
 
 
 ROUNDING = STEPS * 4 * 32 * torch.finfo(torch.float32).eps
-"""Every step rounds folds, sums and subtractions of numbers below 32."""
+"""Every step rounds compensations, sums and subtractions of numbers below 32."""
 
 
 def _settles_after(

@@ -52,13 +52,13 @@ def test_a_step_without_small_gradients_has_a_status_vote_over_the_control_comm(
 def test_a_failure_is_told_over_the_control_comm() -> None:
     full = OSError("no room")
 
-    def fold(*_: object) -> None:
+    def compensate(*_: object) -> None:
         raise full
 
     def rank(comm: Comm) -> BaseException | None:
         rig = Rig(comm, "topk(ratio=0.1)", control=MeteredComm(comm))
         if comm.rank == 0:
-            rig.engine.layout.flat_buffers[0].fold = fold  # type: ignore[assignment,method-assign]
+            rig.engine.layout.flat_buffers[0].compensate = compensate  # type: ignore[assignment,method-assign]
         return rig.step(gradients(comm.rank, 0)).error
 
     own, *others = run_ranks(3, rank)
@@ -137,13 +137,13 @@ def test_shards_have_means_of_their_own(text: str) -> None:
 
 
 def test_a_failure_in_one_shard_is_told_to_all_by_the_rank_among_all() -> None:
-    def fold(*_: object) -> None:
+    def compensate(*_: object) -> None:
         raise OSError("no room")
 
     def rank(comm: Comm) -> BaseException | None:
         rig = Rig(comm.split(SHARDS), "topk(ratio=0.1)", control=comm)
         if comm.rank == 3:
-            rig.engine.layout.flat_buffers[0].fold = fold  # type: ignore[assignment,method-assign]
+            rig.engine.layout.flat_buffers[0].compensate = compensate  # type: ignore[assignment,method-assign]
         return rig.step(gradients(comm.rank, 0)).error
 
     *others, own = run_ranks(4, rank)

@@ -142,11 +142,11 @@ def test_a_failure_is_told_in_its_own_step() -> None:
         rig.step(brought(comm.rank, 0, {}))
         if comm.rank == 0:
 
-            def fold(*_: object) -> None:
+            def compensate(*_: object) -> None:
                 raise full
 
             flat_buffer = rig.engine.layout.flat_buffers[0]
-            flat_buffer.fold = flat_buffer.fold_marked = fold  # type: ignore[assignment,method-assign]
+            flat_buffer.compensate = flat_buffer.compensate_marked = compensate  # type: ignore[assignment,method-assign]
         outcome = rig.step(brought(comm.rank, 1, {}))
         assert rig.engine.step == 1, "the step before counts, this one does not"
         return outcome.error

@@ -104,7 +104,7 @@ def test_what_is_finite_is_read_from_tensors_when_it_is_asked_for() -> None:
 def test_the_first_failure_stays_until_the_step_ends_and_the_outcome_decides_what_is_raised() -> None:
     step, _ = _step()
     own, agreed = ValueError("broken"), ValueError("on all ranks")
-    step.fail(own, "fold of p0")
+    step.fail(own, "compensation of p0")
     step.outcome = Outcome.VOTED
     assert not step.is_over
     assert step.error is own

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.device.common import bytes_at, bytes_from, load, magnitude, paired, parted, places_in
-from gradwire.kernels.device.folding import BOUNDS, FLOATS, INFINITY, is_last_without_gradient
+from gradwire.kernels.device.compensation import BOUNDS, FLOATS, INFINITY, is_last_without_gradient
 from gradwire.kernels.device.launch import TILE, WARPS, is_taken, launch
 from gradwire.kernels.device.tables import (
     QUAD,
@@ -161,7 +161,7 @@ def average_shard(
     return row
 
 
-def fold_blocks(
+def compensate_blocks(
     working: Tensor,
     committed: Tensor | None,
     grad: Tensor,
@@ -171,7 +171,7 @@ def fold_blocks(
     room: Tensor,
     marks: Tensor,
 ) -> None:
-    """Fold and encode in one launch. Memory traffic: 13 bytes per element (int4 12.5)."""
+    """Compensate and encode in one launch. Memory traffic: 13 bytes per element (int4 12.5)."""
     old = working if committed is None else committed
     is_whole = is_taken(working) and is_taken(working, old, grad, dtypes=FLOATS)
     if not is_whole or coded.block > _LONGEST or room.numel() % SCALE_BYTES:
@@ -180,7 +180,7 @@ def fold_blocks(
     cut = _cut(blocks, run_tiles(coded, _rows_of(blocks), working.device), room)
     bounds = (INFINITY, INFINITY) if committed is None else BOUNDS
     launch(
-        _fold_blocks, len(cut.rows), working, old, grad, cut.rows, _scales(room), room, marks,
+        _compensate_blocks, len(cut.rows), working, old, grad, cut.rows, _scales(room), room, marks,
         marks.numel() // 2, coefficient, scale, *bounds, LARGEST[coded.kind],
         REMEMBERS=committed is not None, **cut.constants,
     )  # fmt: skip
@@ -503,12 +503,12 @@ def _average_blocks(
 
 
 @triton.jit
-def _fold_tile(
+def _compensate_tile(
     to, old, new, scales, codes, coefficient, factor, gradient_bound, sum_bound, largest, numel, mask,
     row_mask, REMEMBERS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     KIND: tl.constexpr,
 ):  # fmt: skip
-    """Fold and encode a tile, and write its rounding errors to `to`.
+    """Compensate and encode a tile, and write its rounding errors to `to`.
 
     Returns (largest magnitude of its gradient as bits, 1 if a magnitude reaches its bound, else 0).
     """
@@ -546,7 +546,7 @@ def _clear_tiles(
 
 
 @triton.jit(do_not_specialize=["slots", "gradient_bound", "sum_bound"])
-def _fold_blocks(
+def _compensate_blocks(
     working, committed, grad, rows, scales, codes, marks, slots, coefficient, factor, gradient_bound,
     sum_bound, largest, REMEMBERS: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
@@ -566,12 +566,12 @@ def _fold_blocks(
     to, old, new = working + start + place, committed + start + place, grad + bucket + place
     own_scales, own_codes = scales + number, bytes_from(codes, byte, ALIGNED)
     if (WIDTH == BLOCK) & (numel == ROWS * BLOCK):
-        top, beyond = _fold_tile(
+        top, beyond = _compensate_tile(
             to, old, new, own_scales, own_codes, coefficient, factor, gradient_bound, sum_bound, largest,
             numel, None, None, REMEMBERS, ROWS, BLOCK, WIDTH, KIND,
         )  # fmt: skip
     else:
-        top, beyond = _fold_tile(
+        top, beyond = _compensate_tile(
             to, old, new, own_scales, own_codes, coefficient, factor, gradient_bound, sum_bound, largest,
             numel, mask, row_mask, REMEMBERS, ROWS, BLOCK, WIDTH, KIND,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Tables of tiles: the elements on which each program works, uploaded once per layout, without a wait.
 
 Parameters have any size, so a program looks up where its elements lie. A row of 32 bytes for `TILE` elements
-is 0.1 % of the memory traffic of a fold.
+is 0.1 % of the memory traffic of a compensation.
 """
 
 from __future__ import annotations

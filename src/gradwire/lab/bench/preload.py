@@ -6,7 +6,7 @@ from importlib import import_module
 import torch
 from torch import nn
 
-from gradwire.kernels.folding import mask_zeros
+from gradwire.kernels.compensation import mask_zeros
 
 # Ctrl-C is for the launcher, which ends everything; a worker listens again once it has left the terminal.
 signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.compensation import Findings
 from gradwire.kernels.device.common import arrive, load, magnitude
 from gradwire.kernels.device.launch import TILE, is_taken, launch
 from gradwire.kernels.device.tables import marked_tiles, piece_tiles
-from gradwire.kernels.folding import Folded
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 from gradwire.kernels.uploads import sent_to
@@ -27,15 +27,15 @@ INFINITY = _bits(torch.inf)
 BOUNDS = (_bits(LARGEST_GRADIENT), _bits(LARGEST_SUM))
 
 
-def fold(
+def compensate(
     working: Tensor,
     committed: Tensor | None,
     grad: Tensor,
     coefficient: float,
     scale: float = 1.0,
     pieces: Pieces | None = None,
-) -> Folded:
-    """Fold in one launch, after one that sets the flags. Memory traffic: 12 bytes per element."""
+) -> Findings:
+    """Compensate in one launch, after one that sets the flags. Memory traffic: 12 bytes per element."""
     old = working if committed is None else committed
     if not is_taken(working) or not is_taken(working, old, grad, dtypes=FLOATS):
         return NotImplemented
@@ -43,14 +43,14 @@ def fold(
     tiles, flags = piece_tiles(pieces, working.device), _flags(pieces, working)
     bounds = (INFINITY, INFINITY) if committed is None else BOUNDS
     launch(
-        _fold, len(tiles.rows), working, old, grad, tiles.rows, flags.view(torch.uint8),
+        _compensate, len(tiles.rows), working, old, grad, tiles.rows, flags.view(torch.uint8),
         len(pieces), coefficient, scale, *bounds,
         REMEMBERS=committed is not None, ALIGNED=tiles.aligned, TILE=TILE,
     )  # fmt: skip
-    return Folded(flags[:-1], flags[-1])
+    return Findings(flags[:-1], flags[-1])
 
 
-def fold_marked(
+def compensate_marked(
     working: Tensor,
     committed: Tensor | None,
     grad: Tensor,
@@ -60,20 +60,20 @@ def fold_marked(
     slots: Sequence[int],
     marks: Tensor,
 ) -> None:
-    """Fold in one launch. Memory traffic: 12 bytes per element."""
+    """Compensate in one launch. Memory traffic: 12 bytes per element."""
     old = working if committed is None else committed
     if not is_taken(working) or not is_taken(working, old, grad, dtypes=FLOATS):
         return NotImplemented
     tiles = marked_tiles(pieces, slots, working.device)
     bounds = (INFINITY, INFINITY) if committed is None else BOUNDS
     launch(
-        _fold_marked, len(tiles.rows), working, old, grad, tiles.rows, marks, marks.numel() // 2,
+        _compensate_marked, len(tiles.rows), working, old, grad, tiles.rows, marks, marks.numel() // 2,
         coefficient, scale, *bounds, REMEMBERS=committed is not None, ALIGNED=tiles.aligned, TILE=TILE,
     )  # fmt: skip
     return None
 
 
-def fold_momentum(
+def compensate_momentum(
     working: tuple[Tensor, Tensor],
     committed: tuple[Tensor, Tensor],
     grad: Tensor,
@@ -82,8 +82,8 @@ def fold_momentum(
     pieces: Pieces | None = None,
     *,
     nesterov: bool = False,
-) -> Folded:
-    """Fold in one launch, as `fold` does. Memory traffic: 20 bytes per element.
+) -> Findings:
+    """Compensate in one launch, as `compensate` does. Memory traffic: 20 bytes per element.
 
     A sequence of scales is copied to the device.
     """
@@ -97,11 +97,11 @@ def fold_momentum(
     else:
         scales = torch.full((len(pieces),), scale, dtype=torch.float32, device=device)
     launch(
-        _fold_momentum, len(tiles.rows), *working, *committed, grad, tiles.rows,
+        _compensate_momentum, len(tiles.rows), *working, *committed, grad, tiles.rows,
         flags.view(torch.uint8), len(pieces), momentum, scales, *BOUNDS,
         AHEAD=nesterov, ALIGNED=tiles.aligned, TILE=TILE,
     )  # fmt: skip
-    return Folded(flags[:-1], flags[-1])
+    return Findings(flags[:-1], flags[-1])
 
 
 def _flags(pieces: Pieces, like: Tensor) -> Tensor:
@@ -128,10 +128,10 @@ def _note(flags, piece, pieces, largest, beyond):
 
 
 @triton.jit
-def _fold_tile(
+def _compensate_tile(
     working, committed, grad, coefficient, scale, gradient_bound, sum_bound, mask, REMEMBERS: tl.constexpr
 ):
-    """Fold a tile; returns its findings, as `_seen` does."""
+    """Compensate a tile; returns its findings, as `_seen` does."""
     new = load(grad, mask)
     added = new * scale
     if REMEMBERS:
@@ -143,7 +143,7 @@ def _fold_tile(
 
 
 @triton.jit(do_not_specialize=["pieces", "gradient_bound", "sum_bound"])
-def _fold(
+def _compensate(
     working, committed, grad, rows, flags, pieces, coefficient, scale, gradient_bound, sum_bound,
     REMEMBERS: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -156,11 +156,11 @@ def _fold(
     place = tl.arange(0, TILE)
     to, old, new = working + plane + place, committed + plane + place, grad + bucket + place
     if numel == TILE:  # without a mask, which would keep loads from being vectors
-        largest, beyond = _fold_tile(
+        largest, beyond = _compensate_tile(
             to, old, new, coefficient, scale, gradient_bound, sum_bound, None, REMEMBERS
         )
     else:
-        largest, beyond = _fold_tile(
+        largest, beyond = _compensate_tile(
             to, old, new, coefficient, scale, gradient_bound, sum_bound, place < numel, REMEMBERS
         )
     _note(flags, piece, pieces, largest, beyond)
@@ -181,7 +181,7 @@ def is_last_without_gradient(marks, slots, slot, tiles):
 
 
 @triton.jit(do_not_specialize=["slots", "gradient_bound", "sum_bound"])
-def _fold_marked(
+def _compensate_marked(
     working, committed, grad, rows, marks, slots, coefficient, scale, gradient_bound, sum_bound,
     REMEMBERS: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -195,11 +195,11 @@ def _fold_marked(
     place = tl.arange(0, TILE)
     to, old, new = working + plane + place, committed + plane + place, grad + bucket + place
     if numel == TILE:
-        largest, beyond = _fold_tile(
+        largest, beyond = _compensate_tile(
             to, old, new, coefficient, scale, gradient_bound, sum_bound, None, REMEMBERS
         )
     else:
-        largest, beyond = _fold_tile(
+        largest, beyond = _compensate_tile(
             to, old, new, coefficient, scale, gradient_bound, sum_bound, place < numel, REMEMBERS
         )
     if beyond > 0:
@@ -219,7 +219,7 @@ def _fold_marked(
 def _momentum_tile(
     v_out, u_out, v, u, grad, momentum, scale, gradient_bound, sum_bound, mask, AHEAD: tl.constexpr
 ):
-    """Fold a tile with momentum; returns its findings, as `_seen` does."""
+    """Compensate a tile with momentum; returns its findings, as `_seen` does."""
     new = load(grad, mask)
     added = new * scale
     velocity = load(u, mask) * momentum + added
@@ -234,7 +234,7 @@ def _momentum_tile(
 
 
 @triton.jit(do_not_specialize=["pieces", "gradient_bound", "sum_bound"])
-def _fold_momentum(
+def _compensate_momentum(
     v_out, u_out, v, u, grad, rows, flags, pieces, momentum, scales, gradient_bound, sum_bound,
     AHEAD: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.memory import UNSENT, Gradients, Memory
 
 
-class Folding:
+class Compensation:
     """`size` elements of committed and working planes, all zero at first."""
 
     def __init__(self, memory: Memory, size: int) -> None:
@@ -16,9 +16,9 @@ class Folding:
         self.committed = {name: torch.zeros(size) for name in memory.planes}
         self.working = {name: torch.zeros(size) for name in dict.fromkeys((UNSENT, *memory.planes))}
 
-    def fold(self, grad: Tensor, step: int = 0, world: int = 1) -> Tensor:
+    def compensate(self, grad: Tensor, step: int = 0, world: int = 1) -> Tensor:
         """The error-fed gradient."""
-        self.memory.fold(self.working, self.committed, Gradients.of(grad), step, world)
+        self.memory.compensate(self.working, self.committed, Gradients.of(grad), step, world)
         return self.working[UNSENT]
 
     def commit(self) -> None:

@@ -1,4 +1,4 @@
-"""Folds and what depends on flags: kernels for devices against those of the CPU, and both by hand."""
+"""Compensation and what depends on flags: kernels for devices against those of the CPU, and both by hand."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SIZES = (0, 1, 7, 2048, 4099)
 
 
 @looped("draw", KINDS, few=4)
-def test_a_fold_is_that_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
+def test_compensation_is_that_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
     for n in SIZES:
         grad, committed = draw(n), normal(n)
         for memory in (None, committed):
             found, expected = torch.empty(n), torch.empty(n)
-            seen = device.fold(found, memory, grad, 0.9, 0.3)
-            assert seen.read() == cpu.fold(expected, memory, grad, 0.9, 0.3).read()
+            seen = device.compensate(found, memory, grad, 0.9, 0.3)
+            assert seen.read() == cpu.compensate(expected, memory, grad, 0.9, 0.3).read()
             assert same(found, expected)
 
 
@@ -40,10 +40,10 @@ def test_momentum_is_that_of_the_cpu(nesterov: bool) -> None:
     committed = normal(4140).view(2, 2070)
     for scale in (0.5, [0.5, 2.0, 0.1, 1.0]):
         found, expected = torch.zeros(2, 2, 2070)
-        seen = device.fold_momentum(
+        seen = device.compensate_momentum(
             tuple(found), tuple(committed), grad, 0.9, scale, pieces, nesterov=nesterov
         )
-        other = cpu.fold_momentum(
+        other = cpu.compensate_momentum(
             tuple(expected), tuple(committed), grad, 0.9, scale, pieces, nesterov=nesterov
         )
         assert seen.read() == other.read()
@@ -53,7 +53,7 @@ def test_momentum_is_that_of_the_cpu(nesterov: bool) -> None:
 @looped("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_gradients_and_memories_are_widened_exactly(dtype: torch.dtype) -> None:
     grad, committed, found = special(2051).to(dtype), normal(2051).bfloat16(), torch.empty(2051)
-    seen = device.fold(found, committed, grad, 0.9, 0.3)
+    seen = device.compensate(found, committed, grad, 0.9, 0.3)
     assert isinstance(seen.finite, Tensor)
     # Two products and a sum, each rounded: torch's own `alpha` may round once.
     coefficient, scale = torch.tensor(0.9), torch.tensor(0.3)
@@ -69,8 +69,12 @@ def test_pieces_stay_apart_and_each_has_its_flag(shift: int) -> None:
     grad[2500], grad[4100] = 1.0, torch.nan
     committed = normal(8003)
     found, expected = torch.full((2, 8003), 7.0)
-    seen = device.fold(found, committed, grad, 1.0, 1.0, pieces)
-    assert seen.read() == cpu.fold(expected, committed, grad, 1.0, 1.0, pieces).read() == ((1, 3, 4), False)
+    seen = device.compensate(found, committed, grad, 1.0, 1.0, pieces)
+    assert (
+        seen.read()
+        == cpu.compensate(expected, committed, grad, 1.0, 1.0, pieces).read()
+        == ((1, 3, 4), False)
+    )
     assert same(found, expected)
     assert found[4 + shift - 1] == 7.0
 
@@ -89,13 +93,13 @@ def test_pieces_stay_apart_and_each_has_its_flag(shift: int) -> None:
 )
 def test_what_is_too_large_to_be_remembered(grad: float, memory: float | None, fits: bool) -> None:
     committed = None if memory is None else torch.tensor([0.0, memory])
-    seen = device.fold(torch.empty(2), committed, torch.tensor([1.0, grad]), 1.0)
+    seen = device.compensate(torch.empty(2), committed, torch.tensor([1.0, grad]), 1.0)
     assert seen.read() == ((), fits)
 
 
 def test_planes_of_other_types_are_declined() -> None:
     for working, grad in ((torch.zeros(2).double(), torch.zeros(2)), (torch.zeros(4)[::2], torch.zeros(2))):
-        assert device.fold(working, None, grad, 1.0) is NotImplemented
+        assert device.compensate(working, None, grad, 1.0) is NotImplemented
 
 
 @looped("bad", [0.0, 3.0, torch.nan])
@@ -124,16 +128,16 @@ def test_idle_pieces_become_zero_and_no_others() -> None:
 
 @looped("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @looped("shift", [0, 1])
-def test_marked_folds_are_those_of_the_cpu(shift: int, dtype: torch.dtype) -> None:
+def test_marked_compensation_is_that_of_the_cpu(shift: int, dtype: torch.dtype) -> None:
     rows = [(4, 0, 4096), (5000, 4096, 3), (5004, 4100, 2049), (7500, 6149, 4200), (12_000, 10_349, 1)]
     pieces, slots = Pieces([(plane + shift, *rest) for plane, *rest in rows]), (4, 0, 2, 1, 3)
     grad = normal(10_350).to(dtype)
     grad[:2048], grad[4096:4099], grad[6149:10_349] = 0.0, -0.0, 0.0
     for memory in (None, normal(12_002), normal(12_002).bfloat16()):
         found = []
-        for fold in (device.fold_marked, plain.fold_marked):
+        for compensate in (device.compensate_marked, plain.compensate_marked):
             x, marks = torch.full((12_002,), 7.0), torch.zeros(11, dtype=torch.int32)
-            fold(x, memory, grad, 0.9, 0.5, pieces, slots, marks)
+            compensate(x, memory, grad, 0.9, 0.5, pieces, slots, marks)
             found.append((x, marks[5:]))
         assert all(map(same, *found))
         assert found[0][1].tolist() == [1, 1, 0, 0, 0, 0]
@@ -144,7 +148,7 @@ def test_marked_folds_are_those_of_the_cpu(shift: int, dtype: torch.dtype) -> No
 def test_what_cannot_be_remembered_is_marked(bad: float) -> None:
     grad, pieces = normal(5000), Pieces([(0, 0, 5000)])
     grad[3000] = bad
-    for fold in (device.fold_marked, plain.fold_marked):
+    for compensate in (device.compensate_marked, plain.compensate_marked):
         marks = torch.zeros(3, dtype=torch.int32)
-        fold(torch.empty(5000), torch.zeros(5000), grad, 1.0, 1.0, pieces, (0,), marks)
+        compensate(torch.empty(5000), torch.zeros(5000), grad, 1.0, 1.0, pieces, (0,), marks)
         assert marks[1:].tolist() == [0, 1]

@@ -16,8 +16,9 @@ from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 from gradwire.kernels.uploads import sent_to
 
 
-class Folded(NamedTuple):
-    """Findings of one fold. On a device they stay there as tensors, because reading them would wait."""
+class Findings(NamedTuple):
+    """Findings of one compensation. On a device they stay there as tensors, because reading them would
+    wait."""
 
     idle: tuple[int, ...] | Tensor
     """Numbers of the pieces whose gradient is all zeros; or (pieces,) bool on the device."""
@@ -28,7 +29,7 @@ class Folded(NamedTuple):
     def read(self) -> tuple[tuple[int, ...], bool]:
         """Return (`idle` as numbers of pieces, `finite`) on the host; waits for the device if it holds them.
 
-        >>> Folded(torch.tensor([False, True]), torch.tensor(True)).read()
+        >>> Findings(torch.tensor([False, True]), torch.tensor(True)).read()
         ((1,), True)
         """
         if not isinstance(self.idle, Tensor):
@@ -90,14 +91,14 @@ def _check(pieces: Pieces | None, planes: Sequence[Tensor], grad: Tensor) -> Non
 
 
 @contract(_fits)
-def fold(
+def compensate(
     working: Tensor,
     committed: Tensor | None,
     grad: Tensor,
     coefficient: float,
     scale: float = 1.0,
     pieces: Pieces | None = None,
-) -> Folded:
+) -> Findings:
     """working = coefficient · committed + scale · grad in one pass; without `committed`, scale · grad.
 
     Args:
@@ -109,12 +110,12 @@ def fold(
     Returns the findings, by number of piece.
 
     >>> working = torch.empty(2)
-    >>> fold(working, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), 0.5)
-    Folded(idle=(), finite=True)
+    >>> compensate(working, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), 0.5)
+    Findings(idle=(), finite=True)
     >>> working
     tensor([1., 1.])
-    >>> fold(working, None, torch.tensor([0.0, 9.0]), 1.0, 2.0, Pieces([(1, 0, 1), (0, 1, 1)]))
-    Folded(idle=(0,), finite=True)
+    >>> compensate(working, None, torch.tensor([0.0, 9.0]), 1.0, 2.0, Pieces([(1, 0, 1), (0, 1, 1)]))
+    Findings(idle=(0,), finite=True)
     >>> working
     tensor([18.,  0.])
     """
@@ -129,11 +130,11 @@ def fold(
             torch.mul(committed[plane].to(out.dtype), coefficient, out=out)
             out.add_(new, alpha=scale)
         seen.append((_is_idle(grad[bucket]), small & _is_below(bounds[1], out)))
-    return _folded(seen)
+    return _findings(seen)
 
 
 @contract(_marks_fit)
-def fold_marked(
+def compensate_marked(
     working: Tensor,
     committed: Tensor | None,
     grad: Tensor,
@@ -143,10 +144,11 @@ def fold_marked(
     slots: Sequence[int],
     marks: Tensor,
 ) -> None:
-    """Fold as `fold` does; findings stay on the device, and pieces whose gradient is all zeros become zero.
+    """Compensate as `compensate` does; findings stay on the device, and pieces whose gradient is all zeros
+    become zero.
 
     Args:
-        working, committed, grad, coefficient, scale, pieces: as for `fold`.
+        working, committed, grad, coefficient, scale, pieces: as for `compensate`.
         slots: number of the parameter to which each piece belongs.
         marks: int32 (2 · parameters + 1,), zeros before the first call. The first `parameters` entries are
             scratch. The next become 1 for parameters whose gradient is all zeros. The last becomes 1 if a sum
@@ -154,11 +156,11 @@ def fold_marked(
 
     >>> x, marks = torch.ones(3), torch.zeros(5, dtype=torch.int32)
     >>> pieces = Pieces([(0, 0, 2), (2, 2, 1)])
-    >>> fold_marked(x, torch.ones(3), torch.tensor([0.0, 0.0, 2.0]), 1.0, 1.0, pieces, (1, 0), marks)
+    >>> compensate_marked(x, torch.ones(3), torch.tensor([0.0, 0.0, 2.0]), 1.0, 1.0, pieces, (1, 0), marks)
     >>> x, marks[2:]
     (tensor([0., 0., 3.]), tensor([0, 1, 0], dtype=torch.int32))
     """
-    seen, parameters = fold(working, committed, grad, coefficient, scale, pieces), marks.numel() // 2
+    seen, parameters = compensate(working, committed, grad, coefficient, scale, pieces), marks.numel() // 2
     idle = seen.idle
     if not isinstance(idle, Tensor):
         idle = torch.tensor([n in idle for n in range(len(pieces))], dtype=torch.bool, device="cpu")
@@ -170,7 +172,7 @@ def fold_marked(
 
 
 @contract(_momentum_fits)
-def fold_momentum(
+def compensate_momentum(
     working: tuple[Tensor, Tensor],
     committed: tuple[Tensor, Tensor],
     grad: Tensor,
@@ -179,23 +181,23 @@ def fold_momentum(
     pieces: Pieces | None = None,
     *,
     nesterov: bool = False,
-) -> Folded:
+) -> Findings:
     """Update momentum and memory: u' = momentum · u + scale · grad and v' = v + u', in one pass.
 
     Args:
         working: (v', u'), planes (numel,) each, written.
         committed: (v, u), planes (numel,) each.
-        grad: the gradient, or with `pieces` a bucket, as for `fold`.
+        grad: the gradient, or with `pieces` a bucket, as for `compensate`.
         momentum: factor of u.
         scale: factor of the gradient; or one factor per piece.
-        pieces: as for `fold`.
+        pieces: as for `compensate`.
         nesterov: v' = v + momentum · u' + scale · grad (Lin et al. 2018, section 3, and appendix B).
 
     Returns the findings, by number of piece.
 
     >>> v, u = torch.empty(1), torch.empty(1)
-    >>> fold_momentum((v, u), (torch.tensor([5.0]), torch.tensor([2.0])), torch.tensor([1.0]), 0.5)
-    Folded(idle=(), finite=True)
+    >>> compensate_momentum((v, u), (torch.tensor([5.0]), torch.tensor([2.0])), torch.tensor([1.0]), 0.5)
+    Findings(idle=(), finite=True)
     >>> v, u
     (tensor([7.]), tensor([2.]))
     """
@@ -213,7 +215,7 @@ def fold_momentum(
             v_out.add_(new, alpha=weight)
         small = _is_below(LARGEST_GRADIENT, new * weight)
         seen.append((_is_idle(grad[bucket]), small & _is_below(LARGEST_SUM, v_out)))
-    return _folded(seen)
+    return _findings(seen)
 
 
 @contract()
@@ -241,10 +243,10 @@ def _is_below(bound: float, x: Tensor) -> Tensor:
     return (x.abs() < bound).all()
 
 
-def _folded(seen: Sequence[tuple[Tensor, Tensor]]) -> Folded:
+def _findings(seen: Sequence[tuple[Tensor, Tensor]]) -> Findings:
     """Collect the (idle, finite) pairs of all pieces; on a device they are not read."""
     if not seen:
-        return Folded((), True)
+        return Findings((), True)
     idle, finite = (torch.stack(flags) for flags in zip(*seen, strict=True))
-    found = Folded(idle, finite.all())
-    return Folded(*found.read()) if idle.is_cpu else found
+    found = Findings(idle, finite.all())
+    return Findings(*found.read()) if idle.is_cpu else found

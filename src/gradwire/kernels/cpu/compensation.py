@@ -9,47 +9,49 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, bfloat16, float16, float32, float64
 
-from gradwire.kernels import folding as contracts
+from gradwire.kernels import compensation as contracts
+from gradwire.kernels.compensation import Findings
 from gradwire.kernels.cpu.bits import MAGNITUDE
 from gradwire.kernels.cpu.jit import kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.dispatch import takes
-from gradwire.kernels.folding import Folded
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
 from gradwire.kernels.slices import SMALLEST, each_slice, threads_for
 
 _BLOCK = 4096  # elements; two arrays of it stay in the first-level cache between the inner loops
 _FLOATS = (float32, float64, float16, bfloat16)
-"""Types that `fold` takes: a memory may have a shorter type than the planes in which it is folded."""
+"""Types that `compensate` takes: a memory may have a shorter type than the planes to which it is added."""
 
 
 @takes(*_FLOATS)
-def fold(
+def compensate(
     working: Tensor,
     committed: Tensor | None,
     grad: Tensor,
     coefficient: float,
     scale: float = 1.0,
     pieces: Pieces | None = None,
-) -> Folded:
-    """Fold all pieces in one call, or in slices on several threads if cores are free."""
+) -> Findings:
+    """Compensate all pieces in one call, or in slices on several threads if cores are free."""
     if working.dtype is not float32 or grad.dtype is not float32:
-        return contracts.fold.plain(working, committed, grad, coefficient, scale, pieces)
+        return contracts.compensate.plain(working, committed, grad, coefficient, scale, pieces)
     pieces = whole(grad.numel()) if pieces is None else pieces
     out, new = working.numpy(), grad.numpy()
     old = out[:0] if committed is None else _loaded(working, committed, pieces).numpy()
     weights = np.float32(coefficient), np.float32(scale)
     if pieces.numel < 2 * SMALLEST:
         largest = np.empty(len(pieces.table), np.int32)
-        seen = _Seen(largest, _fold(out, old, new, pieces.table, *weights, largest))
+        seen = _Seen(largest, _compensate(out, old, new, pieces.table, *weights, largest))
     else:
-        seen = _in_threads(pieces, lambda rows, _numbers, found: _fold(out, old, new, rows, *weights, found))
+        seen = _in_threads(
+            pieces, lambda rows, _numbers, found: _compensate(out, old, new, rows, *weights, found)
+        )
     return seen.judged(np.array([scale], np.float64), remembers=committed is not None)
 
 
 @takes(*_FLOATS)
-def fold_momentum(
+def compensate_momentum(
     working: tuple[Tensor, Tensor],
     committed: tuple[Tensor, Tensor],
     grad: Tensor,
@@ -58,10 +60,10 @@ def fold_momentum(
     pieces: Pieces | None = None,
     *,
     nesterov: bool = False,
-) -> Folded:
-    """Fold as `fold` does; each piece may have its own scale."""
+) -> Findings:
+    """Compensate as `compensate` does; each piece may have its own scale."""
     if working[0].dtype is not float32 or grad.dtype is not float32:
-        plain = contracts.fold_momentum.plain
+        plain = contracts.compensate_momentum.plain
         return plain(working, committed, grad, momentum, scale, pieces, nesterov=nesterov)
     pieces = whole(grad.numel()) if pieces is None else pieces
     planes = (*working, *(_loaded(*pair, pieces) for pair in zip(working, committed, strict=True)))
@@ -70,7 +72,7 @@ def fold_momentum(
     new, weight, narrow = grad.numpy(), np.float32(momentum), scales.astype(np.float32)
     seen = _in_threads(
         pieces,
-        lambda rows, numbers, largest: _fold_momentum(
+        lambda rows, numbers, largest: _compensate_momentum(
             v_out, u_out, v, u, new, rows, weight, narrow[numbers], nesterov, largest
         ),
     )
@@ -86,10 +88,10 @@ def mask_zeros(target: Tensor, like: Tensor) -> None:
 
 
 def _loaded(working: Tensor, committed: Tensor, pieces: Pieces) -> Tensor:
-    """Memory in the type of `working`, for a fold to read.
+    """Memory in the type of `working`, for a compensation to read.
 
     Returns `committed` itself if it has this type. Otherwise converts all its pieces into `working`, and
-    returns `working`, which the fold then updates in place.
+    returns `working`, which the compensation then updates in place.
     """
     if committed.dtype == working.dtype:
         return committed
@@ -109,19 +111,20 @@ class _Seen(NamedTuple):
     gradients: Magnitudes
     sums: int
 
-    def judged(self, scales: NDArray[np.float64], remembers: bool) -> Folded:
-        """Derive the findings of a fold: idle pieces, and whether all numbers are finite and small enough.
+    def judged(self, scales: NDArray[np.float64], remembers: bool) -> Findings:
+        """Derive the findings of a compensation: idle pieces, and whether all numbers are finite and small
+        enough.
 
         `scales` are the factors of the pieces' gradients. `remembers` says whether there is a memory.
         """
         bounds = (LARGEST_GRADIENT, LARGEST_SUM) if remembers else (np.inf, np.inf)
         idle, small = _judge(self.gradients, scales, bounds[0])
         small = small and bool(np.int32(self.sums).view(np.float32) < bounds[1])
-        return Folded(tuple((self.gradients == 0).nonzero()[0].tolist()) if idle else (), small)
+        return Findings(tuple((self.gradients == 0).nonzero()[0].tolist()) if idle else (), small)
 
 
 def _in_threads(pieces: Pieces, run: Callable[[Rows, Rows | slice, Magnitudes], int]) -> _Seen:
-    """Run a fold kernel on all pieces, on several threads if cores are free.
+    """Run a compensation kernel on all pieces, on several threads if cores are free.
 
     `run` gets rows of pieces, the numbers of their pieces, and an array for the largest gradient of each row;
     it returns the largest sum.
@@ -187,7 +190,7 @@ def _scaled(out: Any, a: Any, weight: Any) -> None:
 
 @prepared("float32[::1], float32[::1], float32[::1], int64[:, ::1], float32, float32, int32[::1]")
 @kernel
-def _fold(
+def _compensate(
     working: Any, committed: Any, grad: Any, rows: Any, coefficient: Any, scale: Any, largest: Any
 ) -> Any:
     """float32: working = coefficient · committed + scale · grad on `rows` of `Pieces`, in blocks.
@@ -218,7 +221,7 @@ def _fold(
     "float32[::1], boolean, int32[::1]"
 )
 @kernel
-def _fold_momentum(
+def _compensate_momentum(
     v_out: Any,
     u_out: Any,
     v: Any,
@@ -230,7 +233,8 @@ def _fold_momentum(
     ahead: Any,
     largest: Any,
 ) -> Any:
-    """float32: u' = momentum · u + scale · grad, v' = v + u'; `ahead` is Nesterov's; otherwise as `_fold`."""
+    """float32: u' = momentum · u + scale · grad, v' = v + u'; `ahead` is Nesterov's; otherwise as
+    `_compensate`."""
     sum_max = np.int32(0)
     one = np.float32(1.0)
     for row in range(rows.shape[0]):
