@@ -162,13 +162,13 @@ class Bench:
                 0,
                 self.specs,
                 forget(replace(how, segment=arguments.segment)),
-                self.cuts([spec.numel for spec in self.specs]),
+                self.boundaries([spec.numel for spec in self.specs]),
                 CPU,
             )
             for name, how in self.settings.items()
         }
 
-    def cuts(self, sizes: Sequence[int]) -> list[int]:
+    def boundaries(self, sizes: Sequence[int]) -> list[int]:
         """One unit, if nothing else is asked for: gloo has one call."""
         return list(range(self.unit, sum(sizes), self.unit))
 

@@ -331,8 +331,8 @@ def carried(arguments: argparse.Namespace, text: str | None, seed: int) -> list[
 def _flat_buffer(training: Training, composition: Any) -> FlatBuffer:
     exchange = composition.exchange
     exchange = forget(exchange) if exchange.memory is None else exchange
-    cuts = replace(composition, exchange=exchange).cuts(training.specs, training.world)
-    return FlatBuffer(0, training.specs, exchange, cuts, torch.device("cpu"))
+    boundaries = replace(composition, exchange=exchange).boundaries(training.specs, training.world)
+    return FlatBuffer(0, training.specs, exchange, boundaries, torch.device("cpu"))
 
 
 def _ranks_step(

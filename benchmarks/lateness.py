@@ -30,7 +30,7 @@ from gradwire.lab.workloads.images import ImageWorkload, TrainingRecipe
 from gradwire.lab.workloads.models import ConvNet, ResNet
 from gradwire.lab.workloads.text import Size, TextWorkload
 from gradwire.memory import UNSENT, Residual
-from gradwire.planning.cuts import phased_cuts
+from gradwire.planning.boundaries import phased_boundaries
 from gradwire.recipes import Composition, register
 from gradwire.step.context import ExchangeContext
 
@@ -100,7 +100,9 @@ def partly(interval: int = 2, part: int = 3) -> Composition:
     """
     return Composition(
         Scheme(dense(), Residual(), Partly(interval, part=part)),
-        lambda sizes: phased_cuts(sizes, interval=part, edges=(0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)),
+        lambda sizes: phased_boundaries(
+            sizes, interval=part, edges=(0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+        ),
     )
 
 

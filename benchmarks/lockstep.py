@@ -69,9 +69,9 @@ class Ranks:
         tiny = by_size()
         self.specs = tuple(spec for spec in specs_of(model) if tiny(spec) is None)
         exchange = composition.exchange if composition.exchange.memory else forget(composition.exchange)
-        cuts = replace(composition, exchange=exchange).cuts(self.specs, world)
+        boundaries = replace(composition, exchange=exchange).boundaries(self.specs, world)
         self.flat_buffers = [
-            FlatBuffer(0, self.specs, exchange, cuts, torch.device("cpu")) for _ in range(world)
+            FlatBuffer(0, self.specs, exchange, boundaries, torch.device("cpu")) for _ in range(world)
         ]
 
     def step(self, gradients: Sequence[Tensor], number: int, look: bool) -> tuple[Tensor, Diagnosis | None]:

@@ -1,4 +1,4 @@
-"""How good are planned cuts, and how long does planning take?
+"""How good are planned boundaries, and how long does planning take?
 
 Networks' tensors become ready in reverse order, by their multiply-adds; codecs cost what they cost on this
 machine (measured here on one thread for 2^8 … 2^20 elements and fitted by B + γ·x, encode and decode
@@ -42,11 +42,11 @@ from gradwire.kernels.compiler import imported, prepare
 from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.lab.workloads.profile import backward_of
 from gradwire.planning import shapes
+from gradwire.planning.boundaries import Boundaries, even_groups, layer_wise
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
-from gradwire.planning.cuts import Cuts, even_groups, layer_wise
-from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, seconds_of
-from gradwire.planning.merge_worker import moved_cuts, worker_cuts
+from gradwire.planning.merge import GroupCost, optimal_boundaries, search_boundaries, seconds_of
+from gradwire.planning.merge_worker import moved_boundaries, worker_boundaries
 from gradwire.recipes.mergecomp import dearer
 from gradwire.step.context import ExchangeContext
 
@@ -112,22 +112,24 @@ def joined(of: BackwardTiming, tensors: int) -> BackwardTiming:
     return BackwardTiming(of.before_s, ready, tuple(sum(of.numel[a:b]) for a, b in groups), of.total_s)
 
 
-def ways(of: BackwardTiming, cost: GroupCost) -> dict[str, Cuts]:
+def ways(of: BackwardTiming, cost: GroupCost) -> dict[str, Boundaries]:
     """Every planner's grouping."""
     tensors, seconds = len(of.numel), seconds_of(of, cost, beside=False)
     return {
         "layer-wise": layer_wise(tensors),
         ALONE: (),
         **{f"even {parts}": even_groups(tensors, parts) for parts in (2, 3, 4)},
-        "Algorithm 2, Y=2": search_cuts(seconds, tensors, 2),
-        "exact": optimal_cuts(of, cost),
-        "worker": worker_cuts(of, cost),
+        "Algorithm 2, Y=2": search_boundaries(seconds, tensors, 2),
+        "exact": optimal_boundaries(of, cost),
+        "worker": worker_boundaries(of, cost),
     }
 
 
-def brute_force(seconds: Callable[[Cuts], float], tensors: int) -> float:
+def brute_force(seconds: Callable[[Boundaries], float], tensors: int) -> float:
     """The least of all groupings."""
-    every = (cuts for number in range(tensors) for cuts in combinations(range(1, tensors), number))
+    every = (
+        boundaries for number in range(tensors) for boundaries in combinations(range(1, tensors), number)
+    )
     return min(map(seconds, every))
 
 
@@ -138,12 +140,12 @@ def compared(of: BackwardTiming, cost: GroupCost) -> dict[str, Any]:
     few_inside, few_beside = (seconds_of(few, cost, beside=each) for each in (False, True))
     least, least_beside = (brute_force(each, len(few.numel)) for each in (few_inside, few_beside))
     return {
-        "groups": {name: len(cuts) + 1 for name, cuts in found.items()},
-        "inline_s": {name: inside(cuts) for name, cuts in found.items()},
-        "worker_s": {name: beside(cuts) for name, cuts in found.items()},
-        "worker_searched_s": beside(worker_cuts(of, cost, effort=100_000)),
-        "inline_to_brute_force": few_inside(optimal_cuts(few, cost)) / least,
-        "worker_to_brute_force": few_beside(worker_cuts(few, cost)) / least_beside,
+        "groups": {name: len(boundaries) + 1 for name, boundaries in found.items()},
+        "inline_s": {name: inside(boundaries) for name, boundaries in found.items()},
+        "worker_s": {name: beside(boundaries) for name, boundaries in found.items()},
+        "worker_searched_s": beside(worker_boundaries(of, cost, effort=100_000)),
+        "inline_to_brute_force": few_inside(optimal_boundaries(few, cost)) / least,
+        "worker_to_brute_force": few_beside(worker_boundaries(few, cost)) / least_beside,
     }
 
 
@@ -159,14 +161,14 @@ def line(network: str, codec: str, row: dict[str, Any]) -> str:
 
 def both_plans(of: BackwardTiming, cost: GroupCost) -> Any:
     """What `mergecomp` plans by default."""
-    return moved_cuts(of, dearer(cost), worker_cuts(of, cost))
+    return moved_boundaries(of, dearer(cost), worker_boundaries(of, cost))
 
 
 def planning(costs: dict[str, GroupCost], repetitions: int) -> list[dict[str, Any]]:
     """Milliseconds of planning 314 tensors, every time other ones."""
     base, rows = backward_of(shapes.load(LARGEST)), []
     planners: dict[str, Callable[[BackwardTiming, GroupCost], Any]] = {
-        "exact": optimal_cuts,
+        "exact": optimal_boundaries,
         "recipe": both_plans,
     }
     for codec, cost in costs.items():
@@ -177,7 +179,7 @@ def planning(costs: dict[str, GroupCost], repetitions: int) -> list[dict[str, An
             steps = [draw.random() for _ in base.numel]
             ready = tuple(base.total_s * at / sum(steps) for at in accumulate(steps))
             of = BackwardTiming(base.before_s, ready, base.numel, ready[-1])
-            for name, planner in mixed([*planners.items(), ("exact again", optimal_cuts)], number):
+            for name, planner in mixed([*planners.items(), ("exact again", optimal_boundaries)], number):
                 wall_s, start_s = time.perf_counter(), time.thread_time()
                 planner(of, cost)
                 spent.setdefault(name, []).append(1e3 * (time.thread_time() - start_s))

@@ -1,4 +1,4 @@
-"""What do the cuts change? Nine compressors layer by layer, in one group, and as MergeComp plans them.
+"""What do the boundaries change? Nine compressors layer by layer, in one group, and as MergeComp plans them.
 
 `gradwire bench` on an emulated model (a sleep instead of computation) and a slow link; per compressor one run
 with DistributedDataParallel and the bound beside it. With `--splits`, some compressors under every way to

@@ -22,7 +22,7 @@ import gradwire
 from gradwire._api.configuration import PlacementName
 from gradwire.comm import Comm, run_ranks
 from gradwire.placement import CopyTransfer, TransferredBuffer, host
-from gradwire.planning.cuts import even_cuts
+from gradwire.planning.boundaries import even_boundaries
 from gradwire.recipes import recipe
 from gradwire.step.on_device import DeviceBackward
 from gradwire.step.worker import Worker
@@ -89,7 +89,7 @@ def stepped(comm: Comm, text: str, spoilt: str = "") -> Stepped:
     transfer = Computing(device, len(source.specs) - 1)
     placement = replace(host(over, worker.post, device, post_after=worker.post_after), transfer=transfer)
     backward = attached(source, worker, placement, text, DeviceBackward)
-    cut = replace(recipe(text).build(), cutter=partial(even_cuts, unit_elements=2500))
+    cut = replace(recipe(text).build(), cutter=partial(even_boundaries, unit_elements=2500))
     backward.call(lambda: backward.engine.install(cut))
     grads = gradients(comm.rank, 0)
     if spoilt and comm.rank == comm.world - 1:

@@ -3,7 +3,7 @@
 This is the oracle of a restructuring. Gradients go in where a user's do, by a backward pass of an attached
 model. Means are read from `p.grad`, memory from `wire.state_dict()`. Ranks are processes over gloo. Nothing
 here knows the engine: of gradwire it uses `attach`, the wire's methods, and in `in_small_units` a recipe's
-cuts. So it runs on the source tree of another commit as well, and `same.py` compares the two.
+boundaries. So it runs on the source tree of another commit as well, and `same.py` compares the two.
 
 Hashes differ between processors and versions of torch, so none is written down. On one rank most recipes run
 densely, as they do for users.
@@ -61,7 +61,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "last.weight": (47, 59),
     "last.bias": (59,),
 }
-"""Prime sides, so that cuts fall inside parameters; in the order of registration."""
+"""Prime sides, so that boundaries fall inside parameters; in the order of registration."""
 
 ARRIVE = (
     "scalar.weight", "last.weight", "first.bias", "first.weight", "last.bias", "middle.weight",
@@ -110,7 +110,7 @@ def in_small_units(text: str) -> Any:
     """The recipe `text` in units of at most 1,000 elements, of which there are as many as of a large model.
 
     This is the only place to change when the inside of a recipe changes. A recipe that measures first chooses
-    its cuts itself.
+    its boundaries itself.
     """
     built = recipe(text).build()
 

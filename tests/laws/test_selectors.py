@@ -54,8 +54,8 @@ def pieces(numel: int, number: int) -> tuple[int, ...]:
     """Uneven, one of them empty and one of a single element where there is room; or none at all."""
     if number == 0:
         return ()
-    cuts = sorted({0, numel, min(1, numel), numel // 7, numel // 2})
-    sizes = [stop - start for start, stop in pairwise(cuts)]
+    boundaries = sorted({0, numel, min(1, numel), numel // 7, numel // 2})
+    sizes = [stop - start for start, stop in pairwise(boundaries)]
     return (*sizes[:1], 0, *sizes[1:])
 
 

@@ -19,7 +19,7 @@ from gradwire.kernels.compensation import Findings
 from gradwire.laws import Laws
 from gradwire.memory import Gradients, Memory, Planes
 from gradwire.placement import Resolve
-from gradwire.planning.cuts import even_cuts
+from gradwire.planning.boundaries import even_boundaries
 from gradwire.recipes import recipe
 from gradwire.step.arrival import Arrival
 from gradwire.step.context import ExchangeContext
@@ -98,7 +98,7 @@ def _with_accident(
     memory = exchange.memory and AccidentalMemory(exchange.memory, here and where == "compensation", error)
     accidental = Accidental(exchange, memory, where if here else "nowhere", error)
     rig.engine.install(
-        replace(composition, exchange=accidental, cutter=partial(even_cuts, unit_elements=700))
+        replace(composition, exchange=accidental, cutter=partial(even_boundaries, unit_elements=700))
     )
     return rig
 

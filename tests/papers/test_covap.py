@@ -9,14 +9,14 @@ import pytest
 
 from gradwire.lab.workloads.profile import backward_of, timing
 from gradwire.planning import shapes
+from gradwire.planning.boundaries import phased_boundaries
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
-from gradwire.planning.cuts import phased_cuts
-from gradwire.planning.interval import bucketed, interval_for, paper_cuts, shards
+from gradwire.planning.interval import bucketed, interval_for, paper_boundaries, shards
 from gradwire.planning.step_time import Sent, UnitWork, step_time
 from tests.papers.covap_tables import GPT2_CCR, GPT2_INTERVAL, TABLE_I, TABLE_III, TABLE_V, TABLE_VII, Row
 from tests.support.planning_problems import (
-    balanced_cuts,
+    balanced_boundaries,
     imbalance,
     step_held_up_s,
     step_traffic,
@@ -108,21 +108,21 @@ def test_traffic_of_vgg19s_steps_at_interval_4() -> None:
     assert round(imbalance(sharded, 4), 2) == 1.08
 
 
-def cycle_s(of: BackwardTiming, cuts: tuple[int, ...], interval: int, link: Link) -> list[float]:
+def cycle_s(of: BackwardTiming, boundaries: tuple[int, ...], interval: int, link: Link) -> list[float]:
     """Seconds of every step of an interval on eight ranks."""
 
     def step(number: int) -> float:
         def rounds(index: int, numel: int) -> tuple[Transfer, ...]:
             return (Transfer("all_reduce", 4.0 * numel),) if (index + number) % interval == 0 else ()
 
-        units = units_between(of, cuts, rounds, 8, Network(link))
+        units = units_between(of, boundaries, rounds, 8, Network(link))
         return of.before_s + step_time(units, of.total_s)
 
     return [step(number) for number in range(interval)]
 
 
 @pytest.mark.parametrize("name", ["vgg19", "resnet101", "bert_base", "gpt2_covap"])
-def test_cuts_balanced_over_steps_and_ready_times_beat_the_papers_shards(name: str) -> None:
+def test_boundaries_balanced_over_steps_and_ready_times_beat_the_papers_shards(name: str) -> None:
     """On networks like the paper's: no step is later than the latest of the others' (`pytest -s`)."""
     found = shapes.load(name)
     of, times, numel = backward_of(found), timing(found), found.parameters
@@ -131,14 +131,14 @@ def test_cuts_balanced_over_steps_and_ready_times_beat_the_papers_shards(name: s
     wire = Line(14 * link.alpha_s, 2 * 7 / 8 * 4 * link.beta_s)
     kinds = {
         "25 MB": tuple(accumulate(bucketed(of.numel)))[:-1],
-        "shards": paper_cuts(of.numel, interval),
-        "phased": phased_cuts(of.numel, interval),
-        "balanced": balanced_cuts(of, interval, wire),
+        "shards": paper_boundaries(of.numel, interval),
+        "phased": phased_boundaries(of.numel, interval),
+        "balanced": balanced_boundaries(of, interval, wire),
     }
     steps, busiest = {}, {}
-    for kind, cuts in kinds.items():
-        steps[kind] = cycle_s(of, cuts, interval, link)
-        busiest[kind] = imbalance([b - a for a, b in pairwise((0, *cuts, numel))], interval)
+    for kind, boundaries in kinds.items():
+        steps[kind] = cycle_s(of, boundaries, interval, link)
+        busiest[kind] = imbalance([b - a for a, b in pairwise((0, *boundaries, numel))], interval)
         share = (of.before_s + of.total_s) / mean(steps[kind])
         shown = f"{busiest[kind]:>6.2f}{1e3 * max(steps[kind]):>7.1f} ms{share:>7.3f} of linear"
         print(f"{name:<10}{kind:<9}{shown}")

@@ -8,8 +8,8 @@ from statistics import mean
 
 import pytest
 
-from gradwire.planning.cuts import even_groups, layer_wise
-from gradwire.planning.merge import optimal_cuts, search_cuts
+from gradwire.planning.boundaries import even_groups, layer_wise
+from gradwire.planning.merge import optimal_boundaries, search_boundaries
 from tests.support.planning_problems import all_groupings, backward, cost, step_seconds
 
 INSTANCES = 300
@@ -21,8 +21,8 @@ def test_with_linear_costs_the_problem_is_solved_in_polynomial_time() -> None:
     for _ in range(INSTANCES):
         of = backward(draw, draw.randint(2, 9))
         at = cost(draw, of)
-        best = min(step_seconds(of, cuts, at) for cuts in all_groupings(len(of.numel)))
-        assert step_seconds(of, optimal_cuts(of, at), at) == pytest.approx(best, rel=1e-12)
+        best = min(step_seconds(of, boundaries, at) for boundaries in all_groupings(len(of.numel)))
+        assert step_seconds(of, optimal_boundaries(of, at), at) == pytest.approx(best, rel=1e-12)
 
 
 def excess(most: int) -> list[float]:
@@ -31,8 +31,10 @@ def excess(most: int) -> list[float]:
     for _ in range(INSTANCES):
         of = backward(draw, draw.randint(2, 20 if most > 2 else 60))
         at = cost(draw, of)
-        cuts = search_cuts(lambda cuts, of=of, at=at: step_seconds(of, cuts, at), len(of.numel), most)
-        found.append(step_seconds(of, cuts, at) / step_seconds(of, optimal_cuts(of, at), at) - 1)
+        boundaries = search_boundaries(
+            lambda boundaries, of=of, at=at: step_seconds(of, boundaries, at), len(of.numel), most
+        )
+        found.append(step_seconds(of, boundaries, at) / step_seconds(of, optimal_boundaries(of, at), at) - 1)
     return found
 
 
@@ -49,8 +51,8 @@ def test_lemma_2_equal_totals_for_equally_many_groups() -> None:
     of = backward(draw, 8)
     at = cost(draw, of)
     totals: dict[int, set[float]] = {}
-    for cuts in all_groupings(8):
-        ends = (0, *cuts, 8)
+    for boundaries in all_groupings(8):
+        ends = (0, *boundaries, 8)
         groups = [sum(of.numel[a:b]) for a, b in pairwise(ends)]
         totals.setdefault(len(groups), set()).add(round(sum(map(at.compress, groups)), 9))
     assert all(len(each) == 1 for each in totals.values())
@@ -64,6 +66,6 @@ def test_it_is_never_worse_than_layer_wise_one_group_or_an_even_split() -> None:
     for tensors in (161, 314):
         of = backward(draw, tensors)
         at = cost(draw, of)
-        found = step_seconds(of, optimal_cuts(of, at), at)
-        for cuts in (layer_wise(tensors), *(even_groups(tensors, parts) for parts in (1, 2, 3, 4))):
-            assert found <= step_seconds(of, cuts, at)
+        found = step_seconds(of, optimal_boundaries(of, at), at)
+        for boundaries in (layer_wise(tensors), *(even_groups(tensors, parts) for parts in (1, 2, 3, 4))):
+            assert found <= step_seconds(of, boundaries, at)

@@ -9,9 +9,9 @@ from random import Random
 
 import numpy as np
 
+from gradwire.planning.boundaries import Boundaries, phased_boundaries
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import FREE, BackwardTiming, CodecCost, Line, Network
-from gradwire.planning.cuts import Cuts, phased_cuts
 from gradwire.planning.interval import balanced_edges
 from gradwire.planning.merge import GroupCost, seconds_of
 from gradwire.planning.ratio import (
@@ -28,22 +28,22 @@ from gradwire.planning.step_time import Sent, UnitWork, ready_of_element
 
 def units_between(
     of: BackwardTiming,
-    cuts: Sequence[int],
+    boundaries: Sequence[int],
     rounds: Callable[[int, int], tuple[Transfer, ...]],
     world: int,
     network: Network,
 ) -> list[UnitWork]:
     """The units between element cuts, for `step_time`: `rounds(index, numel)` names a unit's collectives."""
-    ready_s, bounds, found = ready_of_element(of), pairwise((0, *cuts, sum(of.numel))), []
+    ready_s, bounds, found = ready_of_element(of), pairwise((0, *boundaries, sum(of.numel))), []
     for index, (start, stop) in enumerate(bounds):
         sent = tuple(Sent(time_of(each, world, network)) for each in rounds(index, stop - start))
         found.append(UnitWork(ready_s(stop), stop - start, sent))
     return found
 
 
-def step_seconds(of: BackwardTiming, cuts: Cuts, cost: GroupCost) -> float:
+def step_seconds(of: BackwardTiming, boundaries: Boundaries, cost: GroupCost) -> float:
     """MergeComp's F of a grouping, by the model."""
-    return seconds_of(of, cost, beside=False)(cuts)
+    return seconds_of(of, cost, beside=False)(boundaries)
 
 
 def step_held_up_s(units: Sequence[UnitWork], backward_s: float, codec: CodecCost = FREE) -> float:
@@ -83,10 +83,10 @@ def cost(draw: Random, of: BackwardTiming) -> GroupCost:
     return GroupCost(_line(draw, 0.1, 1 / total), _line(draw, 0.1, 2 / total), decoding)
 
 
-def all_groupings(tensors: int, most: int | None = None) -> Iterator[Cuts]:
+def all_groupings(tensors: int, most: int | None = None) -> Iterator[Boundaries]:
     """Every grouping of `tensors` tensors, of at most `most` groups."""
-    for cuts in range(min(tensors, most or tensors)):
-        yield from combinations(range(1, tensors), cuts)
+    for boundaries in range(min(tensors, most or tensors)):
+        yield from combinations(range(1, tensors), boundaries)
 
 
 def typical(beta_s: float, lost: float = 0.01) -> Evaluate:
@@ -99,9 +99,9 @@ def typical(beta_s: float, lost: float = 0.01) -> Evaluate:
     return evaluate
 
 
-def groups_of(cuts: Cuts, tensors: int) -> list[tuple[int, int]]:
+def groups_of(boundaries: Boundaries, tensors: int) -> list[tuple[int, int]]:
     """The tensors [first, stop) of every group."""
-    return list(pairwise((0, *cuts, tensors)))
+    return list(pairwise((0, *boundaries, tensors)))
 
 
 def fine_ratios(low: float = LOWEST, high: float = HIGHEST, number: int = 101) -> tuple[float, ...]:
@@ -114,9 +114,9 @@ def best_ratio(evaluate: Evaluate, ratios: Sequence[float] | None = None) -> Rat
     return knee(pareto_front([evaluate(ratio) for ratio in ratios or candidate_ratios()]))
 
 
-def balanced_cuts(of: BackwardTiming, interval: int, wire: Line) -> Cuts:
+def balanced_boundaries(of: BackwardTiming, interval: int, wire: Line) -> Boundaries:
     """The cuts of `covap(sharding='balanced')` where ready times and links have been measured."""
-    return phased_cuts(of.numel, interval, balanced_edges(of, interval, wire))
+    return phased_boundaries(of.numel, interval, balanced_edges(of, interval, wire))
 
 
 def step_traffic(units: Sequence[int], interval: int) -> tuple[int, ...]:

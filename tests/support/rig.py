@@ -18,7 +18,7 @@ from gradwire.control.controller import controller_for
 from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT
 from gradwire.placement import Placement, Post, Resolve, device_at
-from gradwire.planning.cuts import even_cuts
+from gradwire.planning.boundaries import even_boundaries
 from gradwire.planning.tuning import USUAL
 from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeReducer
@@ -170,7 +170,7 @@ class Rig:
         self._taker = self.level or self.engine
         fixed = recipe(text).build()
         if unit_elements is not None and fixed.next is None:
-            cutter = partial(even_cuts, unit_elements=unit_elements)
+            cutter = partial(even_boundaries, unit_elements=unit_elements)
             self.engine.install(replace(fixed, cutter=cutter))
 
     @property

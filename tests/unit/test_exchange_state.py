@@ -42,7 +42,7 @@ def test_parts_know_whether_they_are_whole() -> None:
     assert ExchangeContext(0, 0, 0, 1).sizes(9) == (9,)
 
 
-def test_cuts_of_whole_parameters_move_to_the_nearest_place_between_them() -> None:
+def test_boundaries_of_whole_parameters_move_to_the_nearest_place_between_them() -> None:
     specs = [
         ParameterSpec(name, (numel,), torch.float32, numel)
         for name, numel in (("a", 10), ("b", 5), ("c", 20))

@@ -9,7 +9,7 @@ find that with non-uniform layers a choice over the whole gradient loses less.
 Differences from the papers:
 
 - Layers that share a unit share one collective.
-- A parameter that a cut divides keeps its share in each of the two units. With `layers` none is divided.
+- A parameter that a boundary divides keeps its share in each of the two units. With `layers` none is divided.
 """
 
 from __future__ import annotations

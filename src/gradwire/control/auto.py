@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from gradwire.control.forecast import MainBuffer, best_cuts, forecast_by_units, main_buffer
+from gradwire.control.forecast import MainBuffer, best_boundaries, forecast_by_units, main_buffer
 from gradwire.control.warmup import WarmupController, cost_of
 from gradwire.kernels import compiler
 from gradwire.measure.clock import BackwardWatch
@@ -21,7 +21,7 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.step_time import Forecast
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short, steady
-from gradwire.recipes.regroup import with_cuts
+from gradwire.recipes.regroup import with_boundaries
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout
@@ -90,9 +90,9 @@ class AutoController(WarmupController):
         return super().decide(replace(facts, forecasts=forecasts, recut=recut))
 
     def _forecast(self, facts: Facts, text: str, layout: Layout) -> tuple[str, Forecast]:
-        """Text of a recipe with its best cuts, and its forecast.
+        """Text of a recipe with its best boundaries, and its forecast.
 
-        Cuts are compared with a nominal codec, because fewer units hide less of its work.
+        Boundaries are compared with a nominal codec, because fewer units hide less of its work.
         """
         granularity = self.env.placed(layout).granularity
         main = main_buffer(layout, self.specs, facts.bucket_boundaries)
@@ -102,8 +102,10 @@ class AutoController(WarmupController):
             assert found is not None, "ready times and links are known"
             return found.coded(NOMINAL_CODEC)
 
-        cuts, found = best_cuts(main, price(main), price)
-        return layout.main.text if cuts is None else with_cuts(text, cuts, main.numel).text, found
+        boundaries, found = best_boundaries(main, price(main), price)
+        return layout.main.text if boundaries is None else with_boundaries(
+            text, boundaries, main.numel
+        ).text, found
 
 
 def _built(texts: Sequence[str]) -> dict[str, Composition]:

@@ -21,19 +21,19 @@ from gradwire.comm.base import shortest_sum
 from gradwire.exchange.base import STEADY
 from gradwire.granularity import ON_HOST, Granularity
 from gradwire.measure.codec import payloads
+from gradwire.planning.boundaries import Boundaries
 from gradwire.planning.choice import LEAD
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.collectives import Sends, Transfer
 from gradwire.planning.costs import ENOUGH, FREE, NOMINAL_CODEC, BackwardTiming, CodecCost, Cores, Link
-from gradwire.planning.cuts import Cuts
-from gradwire.planning.facts import Facts, boundaries
+from gradwire.planning.facts import Facts, inner_ends
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import Profile
 from gradwire.planning.step_time import Forecast, Sent, Tail, UnitWork, ready_of_element
 from gradwire.planning.tuning import ROUNDS, USUAL
 from gradwire.recipes import Composition
 from gradwire.recipes.parse import steady
-from gradwire.recipes.regroup import fewer_cuts, with_cuts
+from gradwire.recipes.regroup import fewer_boundaries, with_boundaries
 from gradwire.step.context import ExchangeContext, Part
 from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit, units_of
 from gradwire.step.layout import TINY, Layout, Policy, build, chooser
@@ -94,7 +94,7 @@ class ClusterForecasts:
         self._tuning = ROUNDS if at_once else USUAL
         # Buckets hold whole parameters.
         ends = dict(zip(accumulate(backward.numel), accumulate(numel), strict=True))
-        self._boundaries = [ends[each] for each in boundaries(bucketed(backward.numel))]
+        self._boundaries = [ends[each] for each in inner_ends(bucketed(backward.numel))]
         self._known: dict[str, tuple[Composition, MainBuffer, Forecast]] = {}
         self._units: Known = {}
 
@@ -107,14 +107,17 @@ class ClusterForecasts:
         return self._recipe(text)[2].coded(codec or FREE)
 
     def as_cut(self, text: str, codec: CodecCost | None = None) -> tuple[Composition, Forecast]:
-        """The recipe `text` with its best cuts here (`best_cuts`), and its forecast.
+        """The recipe `text` with its best boundaries here (`best_boundaries`), and its forecast.
 
-        Without a `codec`, cuts are compared with a nominal one, because fewer units hide less of its work.
+        Without a `codec`, boundaries are compared with a nominal one, because fewer units hide less of its
+        work.
         """
         own, main, first = self._recipe(text)
         assumed = codec or NOMINAL_CODEC
-        cuts, found = best_cuts(main, first.coded(assumed), lambda each: self._priced(each).coded(assumed))
-        composition = own if cuts is None else with_cuts(text, cuts, main.numel)
+        boundaries, found = best_boundaries(
+            main, first.coded(assumed), lambda each: self._priced(each).coded(assumed)
+        )
+        composition = own if boundaries is None else with_boundaries(text, boundaries, main.numel)
         return composition, found.coded(codec or FREE)
 
     def _recipe(self, text: str) -> tuple[Composition, MainBuffer, Forecast]:
@@ -186,31 +189,31 @@ def _spared_bytes(
 
 
 def forecast_by(
-    facts: Facts, layout: Layout, specs: Sequence[ParameterSpec], cut: Granularity = ON_HOST
+    facts: Facts, layout: Layout, specs: Sequence[ParameterSpec], granularity: Granularity = ON_HOST
 ) -> Forecast | None:
     """Forecast of `layout` by measured ready times and links; `None` if these were not measured.
 
-    `cut` is the granularity of the device that will hold the memory. The codec counts as free until its cost
-    is known (`Forecast.coded`).
+    `granularity` is the granularity of the device that will hold the memory. The codec counts as free until
+    its cost is known (`Forecast.coded`).
     """
-    return forecast_by_units(facts, main_buffer(layout, specs, facts.bucket_boundaries), cut)
+    return forecast_by_units(facts, main_buffer(layout, specs, facts.bucket_boundaries), granularity)
 
 
-def forecast_by_units(facts: Facts, main: MainBuffer, cut: Granularity = ON_HOST) -> Forecast | None:
+def forecast_by_units(facts: Facts, main: MainBuffer, granularity: Granularity = ON_HOST) -> Forecast | None:
     """`forecast_by` of a layout's `main` flat buffer."""
     if facts.backward is None or facts.network is None:
         return None
     cluster = Cluster(facts.world, facts.network.link, measured=facts.network)
-    return replace(_priced(_Flat(cluster, main, cut), facts.backward), cores=facts.cores)
+    return replace(_priced(_Flat(cluster, main, granularity), facts.backward), cores=facts.cores)
 
 
 def predicted_step_s(
-    facts: Facts, layout: Layout, specs: Sequence[ParameterSpec], cut: Granularity = ON_HOST
+    facts: Facts, layout: Layout, specs: Sequence[ParameterSpec], granularity: Granularity = ON_HOST
 ) -> float | None:
     """Predicted seconds of a step of `layout`, with the codec's cost if it was measured; `None` if ready
     times or links were not measured.
     """
-    found = forecast_by(facts, layout, specs, cut)
+    found = forecast_by(facts, layout, specs, granularity)
     return None if found is None else found.coded(facts.codec or FREE).step_s()
 
 
@@ -258,20 +261,21 @@ def _priced(way: _Flat, backward: BackwardTiming) -> Forecast:
     )
 
 
-def best_cuts(
+def best_boundaries(
     main: MainBuffer, first: Forecast, price: Callable[[MainBuffer], Forecast]
-) -> tuple[Cuts | None, Forecast]:
-    """Cuts of `main` into fewer units that are faster by `LEAD`, with their forecast; else `None` and
+) -> tuple[Boundaries | None, Forecast]:
+    """Boundaries of `main` into fewer units that are faster by `LEAD`, with their forecast; else `None` and
     `first`.
 
-    A recipe's own cuts depend on no measured link. If latency outweighs bytes, every additional unit costs
-    its rounds. `first` is the forecast of `main` with its own cuts, and `price` computes it for other units.
+    A recipe's own boundaries depend on no measured link. If latency outweighs bytes, every additional unit
+    costs its rounds. `first` is the forecast of `main` with its own boundaries, and `price` computes it for
+    other units.
     """
     exchange = main.layout.main.exchange
     if main.flat_buffer is None or first.step_s() <= (1.0 + LEAD) * first.compute_s:
         return None, first
     priced = [
-        (each, price(main.in_units(each))) for each in fewer_cuts(exchange, main.numel, len(main.units))
+        (each, price(main.in_units(each))) for each in fewer_boundaries(exchange, main.numel, len(main.units))
     ]
     best, found = min(priced, key=lambda pair: pair[1].step_s(), default=(None, first))
     return (best, found) if found.step_s() < (1.0 - LEAD) * first.step_s() else (None, first)
@@ -317,11 +321,12 @@ class MainBuffer:
         """Elements of all units."""
         return self.units[-1].stop
 
-    def in_units(self, cuts: Cuts) -> MainBuffer:
-        """This forecast with the units of the flat buffer cut at `cuts`. There must be a flat buffer."""
+    def in_units(self, boundaries: Boundaries) -> MainBuffer:
+        """This forecast with the units of the flat buffer cut at `boundaries`. There must be a flat
+        buffer."""
         assert self.flat_buffer is not None, "buckets are DDP's to cut"
         units = units_of(
-            self.flat_buffer.slots, cuts, self.flat_buffer.exchange.laws.grain, self.flat_buffer.number
+            self.flat_buffer.slots, boundaries, self.flat_buffer.exchange.laws.grain, self.flat_buffer.number
         )
         return replace(self, units=_seen(units))
 
@@ -371,7 +376,7 @@ def main_buffer(
         specs: the parameters, in the order of the layout.
         bucket_boundaries: ends of DDP's buckets but the last, in elements. Buckets are the units of a recipe
             without a flat buffer, and all parameters are in them.
-        known: cache of units by parameters and cuts, shared by the forecasts of several recipes.
+        known: cache of units by parameters and boundaries, shared by the forecasts of several recipes.
 
     If the recipe has several flat buffers, the largest one counts; all other elements are `beside`.
     """
@@ -434,7 +439,7 @@ class _Flat:
 
     cluster: Cluster
     main: MainBuffer
-    cut: Granularity = ON_HOST
+    granularity: Granularity = ON_HOST
     prices: dict[Round, _Price] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -442,7 +447,7 @@ class _Flat:
         return self.cluster.workers
 
     def rounds(self, step: int) -> tuple[Rounds, ...]:
-        return self.main.rounds(ExchangeContext(step, 0, 0, self.world, granularity=self.cut))
+        return self.main.rounds(ExchangeContext(step, 0, 0, self.world, granularity=self.granularity))
 
     def unit(self, _numel: int, rounds: Rounds) -> list[_Price]:
         """Prices of a unit's collectives: of all rounds but the last together, then of the last."""

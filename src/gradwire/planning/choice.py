@@ -67,7 +67,7 @@ class Option:
 
     Args:
         recipe: the recipe as asked for.
-        text: the recipe as it runs; it differs from `recipe` if other cuts are faster.
+        text: the recipe as it runs; it differs from `recipe` if other boundaries are faster.
         predicted_s: predicted seconds of a step.
         wire_bytes: bytes that a step sends.
         assumed: assumed lateness, in steps' worth of gradient.

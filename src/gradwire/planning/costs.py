@@ -110,7 +110,7 @@ NOMINAL_ELEMENT_S = 1e-9
 """The time to compensate, encode and decode an element on one core: 0.4 to 2 ns, by recipe."""
 
 NOMINAL_CODEC = CodecCost(Line(0.0, NOMINAL_ELEMENT_S), Line(0.0, 0.0))
-"""The assumed cost of a codec that has not been measured, for comparing cuts."""
+"""The assumed cost of a codec that has not been measured, for comparing boundaries."""
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,13 @@ class Facts:
     @property
     def bucket_boundaries(self) -> tuple[int, ...]:
         """The boundaries of DDP's buckets, in elements."""
-        return boundaries(self.buckets)
+        return inner_ends(self.buckets)
 
 
-def boundaries(buckets: Sequence[int]) -> tuple[int, ...]:
+def inner_ends(buckets: Sequence[int]) -> tuple[int, ...]:
     """Boundaries between buckets, in elements from the start.
 
-    >>> boundaries((5, 10, 10))
+    >>> inner_ends((5, 10, 10))
     (5, 15)
     """
     return tuple(accumulate(buckets))[:-1]

@@ -1,10 +1,10 @@
 """COVAP's interval I, and segments by which all steps carry equal bytes.
 
 The interval follows from the communication-to-computation ratio (Meng et al. 2023, section III-B). There are
-two ways to cut. `paper_cuts` is the paper's tensor sharding (section III-C): units of 25 MB, and units of at
-least twice the median cut evenly into at most I parts. `balanced_edges` places segments freely, for the
-shortest step by the ready times. `phased_cuts` (`planning.cuts`) then divides each segment into I equal
-units, so that all steps carry equal bytes.
+two ways to cut. `paper_boundaries` is the paper's tensor sharding (section III-C): units of 25 MB, and units
+of at least twice the median cut evenly into at most I parts. `balanced_edges` places segments freely, for the
+shortest step by the ready times. `phased_boundaries` (`planning.boundaries`) then divides each segment into I
+equal units, so that all steps carry equal bytes.
 
 Differences from the paper: its worked example takes 5590260 for the median of VGG-19's six units, but the
 median is 7374592. (5590260 is the median of the four units that are not cut.)
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import median
 
+from gradwire.planning.boundaries import even_boundaries
 from gradwire.planning.costs import BackwardTiming, Line
-from gradwire.planning.cuts import even_cuts
-from gradwire.planning.merge import GroupCost, optimal_cuts
+from gradwire.planning.merge import GroupCost, optimal_boundaries
 from gradwire.planning.step_time import CALL_S, ready_of_element
 
 
@@ -66,10 +66,10 @@ def shards(units: Sequence[int], interval: int) -> tuple[int, ...]:
     return tuple(max(1, min(interval, int(numel // middle) if middle else 1)) for numel in units)
 
 
-def paper_cuts(
+def paper_boundaries(
     numel: Sequence[int], interval: int, unit: int = UNIT, first: int = FIRST_UNIT
 ) -> tuple[int, ...]:
-    """Inner cuts in elements by the paper's rule, for tensors of `numel` in ready order."""
+    """Inner boundaries in elements by the paper's rule, for tensors of `numel` in ready order."""
     units = bucketed(numel, unit, first)
     starts = accumulate(units, initial=0)
     parts = shards(units, interval)
@@ -82,7 +82,7 @@ def paper_cuts(
 
 
 def balanced_edges(backward: BackwardTiming, interval: int, communicate: Line) -> tuple[float, ...]:
-    """The ends of the best segments, as shares of all elements: the `edges` of `phased_cuts`.
+    """The ends of the best segments, as shares of all elements: the `edges` of `phased_boundaries`.
 
     All steps of the interval then carry as much, and each ends as early as possible. A unit costs the
     processor a call. `communicate` is the time of a unit of x elements on the wire.
@@ -104,9 +104,9 @@ def _segments(backward: BackwardTiming, interval: int, communicate: Line) -> lis
     """
     pieces = _divisible(backward, interval)
     wire = Line(communicate.base_s, communicate.slope_s / interval)
-    segments = optimal_cuts(pieces, GroupCost(Line(CALL_S, 0.0), wire))
+    segments = optimal_boundaries(pieces, GroupCost(Line(CALL_S, 0.0), wire))
     ends = list(accumulate(pieces.numel, initial=0))
-    return [0, *(ends[cut] for cut in segments), ends[-1]]
+    return [0, *(ends[boundary] for boundary in segments), ends[-1]]
 
 
 def _divisible(backward: BackwardTiming, interval: int, most: int = 256) -> BackwardTiming:
@@ -114,7 +114,7 @@ def _divisible(backward: BackwardTiming, interval: int, most: int = 256) -> Back
     total = sum(backward.numel)
     unit = max(interval, -(-total // most))
     ready_s = ready_of_element(backward)
-    bounds = [0, *even_cuts((total,), unit), total]
+    bounds = [0, *even_boundaries((total,), unit), total]
     return BackwardTiming(
         backward.before_s,
         tuple(ready_s(stop) for stop in bounds[1:]),

@@ -2,21 +2,21 @@
 
 Groups of tensors in ready order are compressed in h(x) = B_h + γ_h·x and sent in g(x) = B_g + γ_g·x.
 Compression is encoding and decoding. It holds up the backward pass; communication overlaps with both.
-`optimal_cuts` finds the best cuts from these costs. `search_cuts` is the paper's own search, Algorithm 2
-(section 4.3; proofs in 9.3). It needs only the seconds of a grouping, from a cost model or from timed
-iterations. It tries fewer than 50 groupings for two groups.
+`optimal_boundaries` finds the best boundaries from these costs. `search_boundaries` is the paper's own
+search, Algorithm 2 (section 4.3; proofs in 9.3). It needs only the seconds of a grouping, from a cost model
+or from timed iterations. It tries fewer than 50 groupings for two groups.
 
 Differences from the paper: for costs of any form, the paper states that the problem cannot be solved in
 polynomial time (lemma 1), and then assumes linear costs (assumption 5). With linear costs, dynamic
 programming solves it. When group y ends with tensor i, everything before has been computed and y groups of
-S(i) elements have been compressed, wherever the cuts lie. So the wire is free again at C_y(i) = min over j <
-i of max(C_{y−1}(j), B(i) + y·B_h + γ_h·S(i)) + g(S(i) − S(j)). The optimum is min over y of C_y(N), after
-O(N²) steps per y. Communication also overlaps with the compression of later groups; the paper's equation 7
-mentions computation only. The forward pass does not depend on the cuts and is left out.
+S(i) elements have been compressed, wherever the boundaries lie. So the wire is free again at C_y(i) = min
+over j < i of max(C_{y−1}(j), B(i) + y·B_h + γ_h·S(i)) + g(S(i) − S(j)). The optimum is min over y of C_y(N),
+after O(N²) steps per y. Communication also overlaps with the compression of later groups; the paper's
+equation 7 mentions computation only. The forward pass does not depend on the boundaries and is left out.
 
 The search bisects two groups by the sign of F(k+d) − F(k). With d = 1 this is exact on the model, because F
-is the larger of a rising and a falling function of k. For timed iterations, neighbouring cuts differ by less
-than the noise of a step; there d is an eighth of the bracket. The paper publishes no value of α.
+is the larger of a rising and a falling function of k. For timed iterations, neighbouring boundaries differ by
+less than the noise of a step; there d is an eighth of the bracket. The paper publishes no value of α.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.planning.boundaries import Boundaries, even_groups, layer_wise
 from gradwire.planning.costs import NOTHING, BackwardTiming, CodecCost, Line
-from gradwire.planning.cuts import Cuts, even_groups, layer_wise
 from gradwire.planning.step_time import Work, held_up, step_time
 
 Floats = NDArray[np.float64]
@@ -59,7 +59,7 @@ class GroupCost:
         return Line(self.encode.base_s + self.decode.base_s, self.encode.slope_s + self.decode.slope_s)
 
 
-Seconds = Callable[[Cuts], float]
+Seconds = Callable[[Boundaries], float]
 """A function from a grouping to the time of its step, from the beginning of the backward pass."""
 
 
@@ -81,19 +81,19 @@ def seconds_of(backward: BackwardTiming, cost: GroupCost, *, beside: bool = True
         cost.communicate.slope_s,
     )
 
-    def units(cuts: Cuts) -> Iterator[Work]:
+    def units(boundaries: Boundaries) -> Iterator[Work]:
         first = 0
-        for stop in (*cuts, tensors):
+        for stop in (*boundaries, tensors):
             numel = ends[stop] - ends[first]
             yield backward.ready_s[stop - 1], numel, ((element_s * numel, 0.0, startup_s),)
             first = stop
 
     if beside:
-        return lambda cuts: step_time(units(cuts), backward.total_s, codec)
-    return lambda cuts: step_time(*held_up(units(cuts), backward.total_s, cost.compress))
+        return lambda boundaries: step_time(units(boundaries), backward.total_s, codec)
+    return lambda boundaries: step_time(*held_up(units(boundaries), backward.total_s, cost.compress))
 
 
-def optimal_cuts(backward: BackwardTiming, cost: GroupCost, most: int | None = None) -> Cuts:
+def optimal_boundaries(backward: BackwardTiming, cost: GroupCost, most: int | None = None) -> Boundaries:
     """The grouping of least time where the codec holds up the backward pass; no other one is better.
 
     It has at most `most` groups.
@@ -101,7 +101,7 @@ def optimal_cuts(backward: BackwardTiming, cost: GroupCost, most: int | None = N
     Ready times must ascend. O(N²) per number of groups, and numbers that cannot win any more are not tried.
 
     >>> backward = BackwardTiming(0.0, (1.0, 2.0, 3.0), (4, 4, 1), 3.0)
-    >>> optimal_cuts(backward, GroupCost(Line(0.0, 0.0), Line(0.1, 0.25)))
+    >>> optimal_boundaries(backward, GroupCost(Line(0.0, 0.0), Line(0.1, 0.25)))
     (1, 2)
     """
     tensors = len(backward.numel)
@@ -116,18 +116,18 @@ def optimal_cuts(backward: BackwardTiming, cost: GroupCost, most: int | None = N
             break
         found_s = table.extend()
         if found_s < best_s:
-            best_s, best = found_s, table.cuts()
+            best_s, best = found_s, table.boundaries()
     return best
 
 
-def _first_guess(backward: BackwardTiming, cost: GroupCost, most: int) -> tuple[float, Cuts]:
+def _first_guess(backward: BackwardTiming, cost: GroupCost, most: int) -> tuple[float, Boundaries]:
     """The best of the simple groupings: a bound from the start."""
     tensors = len(backward.numel)
     guesses = [even_groups(tensors, parts) for parts in (1, 2, 4, 8) if parts <= most]
     if most == tensors:
         guesses.append(layer_wise(tensors))
     seconds = seconds_of(backward, cost, beside=False)
-    return min((seconds(cuts), cuts) for cuts in guesses)
+    return min((seconds(boundaries), boundaries) for boundaries in guesses)
 
 
 def _require_ascending(backward: BackwardTiming) -> None:
@@ -151,7 +151,8 @@ class _Table:
         self._h = cost.compress
         self._compressed: Floats = ready + self._h.slope_s * self._sizes
         self._slope = cost.communicate.slope_s
-        # The time that a cut before tensor j saves the last group, as an addend; nothing can follow the end.
+        # The time that a boundary before tensor j saves the last group, as an addend; nothing can follow the
+        # end.
         tensors = len(backward.numel)
         saved = np.broadcast_to(-self._slope * self._sizes[:-1], (tensors, tensors))
         self._saved: Floats = np.where(np.tri(tensors, dtype=bool), saved, np.inf)
@@ -195,16 +196,16 @@ class _Table:
         ended = np.maximum(self._rows[groups - 1][:-1], ready) + self._cost.communicate.base_s
         return _floats(np.maximum(ended + self._slope * sizes, self._total_s + compressed))
 
-    def cuts(self) -> Cuts:
+    def boundaries(self) -> Boundaries:
         """The best grouping into as many groups as there are rows."""
         groups = len(self._rows) - 1
-        cut = int(self._last_group(groups).argmin())
+        boundary = int(self._last_group(groups).argmin())
         found = []
         for before in range(groups - 1, 0, -1):
-            found.append(cut)
-            ready = self._compressed[cut] + before * self._h.base_s
-            row = np.maximum(self._rows[before - 1][:cut], ready) - self._slope * self._sizes[:cut]
-            cut = int(row.argmin())
+            found.append(boundary)
+            ready = self._compressed[boundary] + before * self._h.base_s
+            row = np.maximum(self._rows[before - 1][:boundary], ready) - self._slope * self._sizes[:boundary]
+            boundary = int(row.argmin())
         return tuple(reversed(found))
 
 
@@ -216,16 +217,16 @@ _LEVEL = 1 - 1e-12
 """Above rounding (1e-16), below what a single element among 10^9 changes."""
 
 
-def search_cuts(
+def search_boundaries(
     seconds: Seconds, tensors: int, most: int = 2, alpha: float = 0.0, apart: float = 0.0
-) -> Cuts:
+) -> Boundaries:
     """Algorithm 2: the best grouping found into 1, 2, … `most` groups (Y in the paper).
 
     The search ends when one more group makes the step slower, or gains less than the share `alpha`. It makes
     O(N^(Y−2) log N) different calls of `seconds`. See `bisected` for `apart`.
 
     >>> calls = []
-    >>> search_cuts(lambda cuts: calls.append(cuts) or abs(sum(cuts) - 700), tensors=1000)
+    >>> search_boundaries(lambda tried: calls.append(tried) or abs(sum(tried) - 700), tensors=1000)
     (700,)
     >>> len(calls) < 50
     True
@@ -233,7 +234,7 @@ def search_cuts(
     if most < 1 or alpha < 0.0:
         raise ValueError(f"most={most} must be at least 1, and alpha={alpha} at least 0")
     known = cache(seconds)
-    best: Cuts = ()
+    best: Boundaries = ()
     for groups in range(2, min(most, tensors) + 1):
         found = _best_of(known, tensors, groups, apart)
         if known(found) > known(best):
@@ -245,16 +246,17 @@ def search_cuts(
     return best
 
 
-def _best_of(seconds: Seconds, tensors: int, groups: int, apart: float) -> Cuts:
-    """The best grouping, by trying all choices of the first cuts, each with a bisected last cut."""
+def _best_of(seconds: Seconds, tensors: int, groups: int, apart: float) -> Boundaries:
+    """The best grouping, by trying all choices of the first boundaries, each with a bisected last
+    boundary."""
     heads = combinations(range(1, tensors - 1), groups - 2)
     return min((bisected(seconds, tensors, head, apart) for head in heads), key=seconds)
 
 
-def bisected(seconds: Seconds, tensors: int, head: Cuts = (), apart: float = 0.0) -> Cuts:
-    """`head` and one more cut after it, at the minimum of `seconds`; O(log N) calls.
+def bisected(seconds: Seconds, tensors: int, head: Boundaries = (), apart: float = 0.0) -> Boundaries:
+    """`head` and one more boundary after it, at the minimum of `seconds`; O(log N) calls.
 
-    Compared cuts lie the share `apart` of the bracket apart, at least one tensor.
+    Compared boundaries lie the share `apart` of the bracket apart, at least one tensor.
     """
     low, high = (head[-1] if head else 0) + 1, tensors - 1
     while low < high:
@@ -269,7 +271,7 @@ def bisected(seconds: Seconds, tensors: int, head: Cuts = (), apart: float = 0.0
 
 
 def compared(span: int, apart: float) -> tuple[int, int]:
-    """Which two of the `span` + 1 cuts of a bracket are compared: about its middle.
+    """Which two of the `span` + 1 boundaries of a bracket are compared: about its middle.
 
     >>> compared(1, 0.125), compared(10, 0.0), compared(40, 0.125)
     ((0, 1), (4, 5), (17, 22))

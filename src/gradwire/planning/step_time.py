@@ -1,4 +1,4 @@
-"""Model of a step's time, used by `plan`, `simulate`, `auto`, MergeComp's cuts and the report.
+"""Model of a step's time, used by `plan`, `simulate`, `auto`, MergeComp's boundaries and the report.
 
 Three resources run in parallel, each with one job at a time: the backward pass; the worker, which takes jobs
 in the order in which they were posted; and the network, which takes collectives in the order in which they
@@ -84,7 +84,8 @@ def step_time(
     worker_s = wire_s = issued_s = landed_s = 0.0  # when worker and network are free; last issue, last end
     arrived: list[tuple[float, float]] = []  # a heap: when a unit's last round ends, and its decoding
 
-    # A search for cuts calls this thousands of times, and `max` takes three times as long as a condition.
+    # A search for boundaries calls this thousands of times, and `max` takes three times as long as a
+    # condition.
     for ready_s, numel, sent in units:
         if not sent:
             continue

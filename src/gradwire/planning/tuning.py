@@ -28,7 +28,7 @@ class Tuning:
 
     unit_elements: int | None = None
     """Elements of a unit at most, where all gradients come together and no unit hides another; else as the
-    recipe cuts."""
+    recipe boundaries."""
     latency: float = 1.0
     """Latency of the link, as a multiple of the time in which `MESSAGE_BYTES` (`comm.base`) pass."""
 

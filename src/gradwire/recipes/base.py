@@ -14,8 +14,8 @@ from torch import Tensor
 from gradwire.comm.base import Round
 from gradwire.exchange.base import WHOLE, Exchange, first_busy_step
 from gradwire.memory import NoMemory
+from gradwire.planning.boundaries import even_boundaries, fitted_boundaries, ramped_boundaries
 from gradwire.planning.change_detection import THRESHOLD
-from gradwire.planning.cuts import even_cuts, fitted_cuts, ramped_cuts
 from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.recipes.catalogue import MODULES
 from gradwire.step.context import ExchangeContext
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # loaded by what chooses
     from gradwire.planning.choice import ChoiceRow
 
 Cutter = Callable[[Sequence[int]], Sequence[int]]
-"""A function from the sizes of a flat buffer's parameters, in order, to its inner cut points, ascending."""
+"""A function from the sizes of a flat buffer's parameters, in order, to its inner boundaries, ascending."""
 
 Judge = Callable[[StepObservation], "Composition | None"]
 """A function of each step's observations. It returns the composition to run next, or `None` to go on."""
@@ -56,12 +56,13 @@ class Watch:
 
 @dataclass(frozen=True)
 class Composition:
-    """The exchange of a flat buffer, with its cuts; `build` of a recipe returns it.
+    """The exchange of a flat buffer, with its boundaries; `build` of a recipe returns it.
 
-    Without a `cutter`, units of whole matrices are cut while a cut is worth its messages (`fitted_cuts`). In
-    other recipes, a unit is also the range of a selection or of a scale, so other cuts would change the
-    result; there the cuts are fixed (`ramped_cuts`). In rounds of local steps, all gradients come at once.
-    More units would hide nothing and cost latencies, so there are as few as `unit_elements` allows.
+    Without a `cutter`, units of whole matrices are cut while a boundary is worth its messages
+    (`fitted_boundaries`). In other recipes, a unit is also the range of a selection or of a scale, so other
+    boundaries would change the result; there the boundaries are fixed (`ramped_boundaries`). In rounds of
+    local steps, all gradients come at once. More units would hide nothing and cost latencies, so there are as
+    few as `unit_elements` allows.
 
     - `whole_below`: a flat buffer with fewer elements is one unit.
     - `tiny`: the recipe of vectors and tiny tensors, unless a policy says otherwise.
@@ -88,32 +89,33 @@ class Composition:
     warning: str = ""
     whole_below: int = 0
 
-    def cuts(
+    def boundaries(
         self, specs: Sequence[ParameterSpec], world: int, unit_elements: int | None = None
     ) -> Sequence[int]:
-        """Inner cut points, ascending, of a flat buffer of `specs` among `world` ranks.
+        """Inner boundaries, ascending, of a flat buffer of `specs` among `world` ranks.
 
         They follow from these arguments alone.
 
         >>> import torch
         >>> from gradwire.recipes import recipe
         >>> specs = [ParameterSpec(f"{n}", (256, 1024), torch.float32, 1 << 18) for n in range(4)]
-        >>> [len(recipe(text).build().cuts(specs, world=4)) + 1 for text in ("powersgd", "int8", "star_topk")]
+        >>> built = [recipe(text).build() for text in ("powersgd", "int8", "star_topk")]
+        >>> [len(each.boundaries(specs, world=4)) + 1 for each in built]
         [1, 4, 1]
-        >>> len(recipe("int8").build().cuts(specs, world=4, unit_elements=1 << 20)) + 1
+        >>> len(recipe("int8").build().boundaries(specs, world=4, unit_elements=1 << 20)) + 1
         1
         """
         sizes = [spec.numel for spec in specs]
         if self.cutter is None and unit_elements is not None:
-            return even_cuts(sizes, unit_elements)
+            return even_boundaries(sizes, unit_elements)
         if self.cutter is None and sum(sizes) < self.whole_below:
             return ()
         if self.cutter is not None or self.exchange.laws.grain != WHOLE:
-            return (self.cutter or ramped_cuts)(sizes)
+            return (self.cutter or ramped_boundaries)(sizes)
         numel = sum(sizes)
         if not numel:  # there is no unit to ask about
             return ()
-        return fitted_cuts(numel, partial(_announced, self.exchange, specs, world), world)
+        return fitted_boundaries(numel, partial(_announced, self.exchange, specs, world), world)
 
 
 def _announced(

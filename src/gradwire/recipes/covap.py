@@ -4,9 +4,9 @@ Meng et al. 2023, "Near-Linear Scaling Data Parallel Training with Overlapping-A
 
 Differences from the paper:
 
-- By default, cuts give all phases equal bytes (`sharding="balanced"`). If ready times were measured, they are
-  placed for the shortest step, else spread over the whole backward pass. "paper" shards units of at least
-  twice the median instead.
+- By default, boundaries give all phases equal bytes (`sharding="balanced"`). If ready times were measured,
+  they are placed for the shortest step, else spread over the whole backward pass. "paper" shards units of at
+  least twice the median instead.
 - The step of a cycle in which a unit is sent is drawn again every few cycles, so that two turns are 1 to 2I −
   1 steps apart. "paper" is the paper's fixed `order` with equal intervals (its formula; the example in III-A
   counts differently). It never sends a unit whose parameters have gradients in the other steps only.
@@ -29,11 +29,11 @@ from gradwire.exchange.compose import every, forget, remember
 from gradwire.exchange.dense import dense
 from gradwire.exchange.round_robin import Order
 from gradwire.memory import NoMemory, Residual
+from gradwire.planning.boundaries import PHASED_RAMP, phased_boundaries
 from gradwire.planning.collectives import Transfer, time_of
 from gradwire.planning.costs import Line
-from gradwire.planning.cuts import PHASED_RAMP, phased_cuts
 from gradwire.planning.facts import Facts
-from gradwire.planning.interval import balanced_edges, bucketed, interval_for, paper_cuts
+from gradwire.planning.interval import balanced_edges, bucketed, interval_for, paper_boundaries
 from gradwire.recipes.base import Composition, Cutter, Decision, register
 from gradwire.recipes.dense import measured_for
 
@@ -147,7 +147,8 @@ class Options:
 
 
 def compose(interval: int, options: Options, why: str = "as configured") -> Composition:
-    """The filter with its scheduled memory and cuts; at interval 1 nothing is filtered or remembered."""
+    """The filter with its scheduled memory and boundaries; at interval 1 nothing is filtered or
+    remembered."""
     text = options.text(interval)
     if interval == 1:
         return Composition(dense(), why=why, text=text)
@@ -165,9 +166,9 @@ def _cutter(interval: int, options: Options) -> Cutter:
     unit = options.unit_elements
     if options.sharding == "balanced":
         edges = PHASED_RAMP if options.edges is None else options.edges
-        return partial(phased_cuts, interval=interval, edges=edges)
+        return partial(phased_boundaries, interval=interval, edges=edges)
     if options.sharding == "paper":
-        return partial(paper_cuts, interval=interval, unit=unit, first=unit // 25)
+        return partial(paper_boundaries, interval=interval, unit=unit, first=unit // 25)
     return lambda sizes: tuple(accumulate(bucketed(sizes, unit, unit // 25)))[:-1]
 
 

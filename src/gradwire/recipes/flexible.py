@@ -155,8 +155,8 @@ def rounds_of(
     @cache
     def rounds(choice: Choice) -> tuple[Round, ...]:
         exchange = exchange_of(choice.ratio, choice.way, elect, inner)
-        cuts = Composition(exchange, cutter).cuts(specs, watched.world)
-        units = [stop - start for start, stop in pairwise((0, *cuts, sum(watched.sizes)))]
+        boundaries = Composition(exchange, cutter).boundaries(specs, watched.world)
+        units = [stop - start for start, stop in pairwise((0, *boundaries, sum(watched.sizes)))]
         return tuple(chain.from_iterable(exchange.rounds(numel, torch.float32, ctx) for numel in units))
 
     return rounds

@@ -1,7 +1,7 @@
-"""mergecomp: any recipe, with planned cuts.
+"""mergecomp: any recipe, with planned boundaries.
 
 Wang et al. 2021, "MergeComp: A Compression Scheduler for Scalable Communication-Efficient Distributed
-Training". Differences from the paper: by default, the cuts are optimal for a codec that runs beside the
+Training". Differences from the paper: by default, the boundaries are optimal for a codec that runs beside the
 backward pass, as the engine's does (`gradwire.planning.merge_worker`). Beside a training, on shared cores
 with cold caches, a group costs more than its codec costs alone, by an unknown factor. So real steps decide
 between this plan, one for more expensive calls, and one group. In the paper's own cost model, encoding and
@@ -20,19 +20,19 @@ from typing import Literal, get_args
 
 from gradwire.exchange.base import Exchange, steady_rounds
 from gradwire.exchange.compose import forget
-from gradwire.planning.collectives import total_time
-from gradwire.planning.costs import BackwardTiming, Line, Network
-from gradwire.planning.cuts import (
-    Cuts,
-    element_cuts,
+from gradwire.planning.boundaries import (
+    Boundaries,
+    element_boundaries,
     even_groups,
-    fixed_cuts,
-    layer_cuts,
+    fixed_boundaries,
+    layer_boundaries,
     one_unit,
 )
+from gradwire.planning.collectives import total_time
+from gradwire.planning.costs import BackwardTiming, Line, Network
 from gradwire.planning.facts import Facts, StepObservation, Watched
-from gradwire.planning.merge import GroupCost, optimal_cuts, search_cuts, seconds_of
-from gradwire.planning.merge_worker import moved_cuts, worker_cuts
+from gradwire.planning.merge import GroupCost, optimal_boundaries, search_boundaries, seconds_of
+from gradwire.planning.merge_worker import moved_boundaries, worker_boundaries
 from gradwire.planning.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, contest, timed_search
 from gradwire.quantities import counted
 from gradwire.recipes.base import Composition, Decision, Judge, Watch, register
@@ -56,15 +56,16 @@ def mergecomp(
 ) -> Composition:
     """Any recipe in groups of tensors: fewer calls of a codec, and still overlap with backward.
 
-    By default the cuts are found within some 30 steps, five of them dense, and then stay. A run that resumes
-    from an earlier checkpoint stays with one group. `split="timed"` takes at most `steps` steps, and keeps
-    the fastest grouping that it has timed. If they are too few to count three steps of each, fewer count; if
-    they are too few for one, as for three groups of many tensors, neighbouring tensors stay together. The
-    paper's search (`"search"`, `"timed"`) stops when one more group gains less than the share `alpha`. No
-    value is published; 0, the default, is outside the paper's range (0, 1), and never stops for a small gain.
+    By default the boundaries are found within some 30 steps, five of them dense, and then stay. A run that
+    resumes from an earlier checkpoint stays with one group. `split="timed"` takes at most `steps` steps, and
+    keeps the fastest grouping that it has timed. If they are too few to count three steps of each, fewer
+    count; if they are too few for one, as for three groups of many tensors, neighbouring tensors stay
+    together. The paper's search (`"search"`, `"timed"`) stops when one more group gains less than the share
+    `alpha`. No value is published; 0, the default, is outside the paper's range (0, 1), and never stops for a
+    small gain.
 
-    Cuts are chosen by time alone. They may change the loss as well, because a selector chooses within each
-    group; so a decision may trade loss for time (figures in `docs/choosing.md`).
+    Boundaries are chosen by time alone. They may change the loss as well, because a selector chooses within
+    each group; so a decision may trade loss for time (figures in `docs/choosing.md`).
 
     Travels: what the inner recipe sends.
     Paper: Wang et al. 2021, "MergeComp: a compression scheduler for scalable communication-efficient
@@ -84,9 +85,9 @@ def mergecomp(
         raise ValueError("cuts need elements=, the number of elements for which they were made")
     asked = partial(mergecomp, inner, split, groups, alpha=alpha, steps=steps)
     if cuts is not None:
-        return _cut(base, partial(fixed_cuts, cuts=cuts, numel=elements))
+        return _cut(base, partial(fixed_boundaries, boundaries=cuts, numel=elements))
     if split == "layers":
-        return _cut(base, layer_cuts)
+        return _cut(base, layer_boundaries)
     if split == "even":
         return _cut(base, partial(_even, groups=groups))
     if split == "timed":
@@ -112,20 +113,20 @@ def _cut(base: Composition, cutter: Callable[[Sequence[int]], Sequence[int]]) ->
 
 def _even(sizes: Sequence[int], groups: int) -> tuple[int, ...]:
     """The paper's naive split: as many tensors in every group."""
-    return element_cuts(even_groups(len(sizes), groups), sizes)
+    return element_boundaries(even_groups(len(sizes), groups), sizes)
 
 
 Asked = Callable[..., Composition]
 """`mergecomp` with the options that were asked for, to which `cuts` and `elements` are added."""
 
 
-def _fixed(asked: Asked, watched: Watched, cuts: Sequence[int], why: str) -> Composition:
-    found = asked(cuts=element_cuts(tuple(cuts), watched.sizes), elements=sum(watched.sizes))
+def _fixed(asked: Asked, watched: Watched, boundaries: Sequence[int], why: str) -> Composition:
+    found = asked(cuts=element_boundaries(tuple(boundaries), watched.sizes), elements=sum(watched.sizes))
     return replace(found, why=why)
 
 
-def _told(cuts: Sequence[int]) -> str:
-    return counted(len(cuts) + 1, "group")
+def _told(boundaries: Sequence[int]) -> str:
+    return counted(len(boundaries) + 1, "group")
 
 
 def _timed(asked: Asked, groups: int, alpha: float, steps: int, watched: Watched) -> Judge:
@@ -138,8 +139,8 @@ def _trying(search: TimedMerge, trying: Composition, asked: Asked, watched: Watc
 
     Args:
         search: proposes groupings, and observes the times of steps.
-        trying: the composition on trial; its cuts are replaced, its text stays.
-        asked: makes the composition with the final cuts.
+        trying: the composition on trial; its boundaries are replaced, its text stays.
+        asked: makes the composition with the final boundaries.
         watched: elements of the tensors to group.
     """
     takes = f"{search.most_steps} steps at most"
@@ -152,21 +153,21 @@ def _trying(search: TimedMerge, trying: Composition, asked: Asked, watched: Watc
         if trial is None:
             return None
         if trial.is_last:
-            return _fixed(asked, watched, trial.cuts, f"fastest when timed: {_told(trial.cuts)}")
-        found = element_cuts(trial.cuts, watched.sizes)
+            return _fixed(asked, watched, trial.boundaries, f"fastest when timed: {_told(trial.boundaries)}")
+        found = element_boundaries(trial.boundaries, watched.sizes)
         return replace(
             trying,
-            cutter=partial(fixed_cuts, cuts=found, numel=sum(watched.sizes)),
+            cutter=partial(fixed_boundaries, boundaries=found, numel=sum(watched.sizes)),
             watch=Watch(lambda _watched: judge, every=1, ends=True),
-            why=f"timing {_told(trial.cuts)}; the search takes {takes}",
+            why=f"timing {_told(trial.boundaries)}; the search takes {takes}",
         )
 
     return judge
 
 
 def _planned(asked: Asked, inner: str, split: Split, groups: int, alpha: float, facts: Facts) -> Composition:
-    """Composition with planned cuts. The first steps are in one group, because a built flat buffer is needed
-    to plan.
+    """Composition with planned boundaries. The first steps are in one group, because a built flat buffer is
+    needed to plan.
 
     Its text says one group until the decision, because a checkpoint may be saved before.
     """
@@ -178,14 +179,16 @@ def _planned(asked: Asked, inner: str, split: Split, groups: int, alpha: float, 
         if len(watched.sizes) < 2:
             return lambda _shown: _fixed(asked, watched, (), "there is nothing to cut")
         backward, cost = ready_times(facts, watched.sizes), cost_of(base.exchange, facts, watched)
-        cuts, seconds = _best(split, groups, alpha, backward, cost)
+        boundaries, seconds = _best(split, groups, alpha, backward, cost)
         after_s = seconds - backward.total_s
-        why = f"{_told(cuts)}: {after_s * 1e3:.1f} ms are left after backward, by the measured costs"
-        rivals: tuple[Cuts, ...] = (cuts,)
+        why = f"{_told(boundaries)}: {after_s * 1e3:.1f} ms are left after backward, by the measured costs"
+        rivals: tuple[Boundaries, ...] = (boundaries,)
         if split == "planned":
-            rivals = tuple(dict.fromkeys(((), moved_cuts(backward, dearer(cost), cuts), cuts)))
+            rivals = tuple(
+                dict.fromkeys(((), moved_boundaries(backward, dearer(cost), boundaries), boundaries))
+            )
         if len(rivals) == 1:
-            return lambda _shown: _fixed(asked, watched, cuts, why)
+            return lambda _shown: _fixed(asked, watched, boundaries, why)
         return _trying(contest(rivals), single, asked, watched)
 
     return replace(single, watch=Watch(judge_of, every=1, ends=True), why="timing one group")
@@ -193,16 +196,16 @@ def _planned(asked: Asked, inner: str, split: Split, groups: int, alpha: float, 
 
 def _best(
     split: Split, groups: int, alpha: float, backward: BackwardTiming, cost: GroupCost
-) -> tuple[Cuts, float]:
-    """Cuts, and the seconds of a backward pass under the model that they are the best of."""
+) -> tuple[Boundaries, float]:
+    """Boundaries, and the seconds of a backward pass under the model that they are the best of."""
     seconds = seconds_of(backward, cost, beside=split == "planned")
     if split == "planned":
-        cuts = worker_cuts(backward, cost)
+        boundaries = worker_boundaries(backward, cost)
     elif split == "search":
-        cuts = search_cuts(seconds, len(backward.numel), groups, alpha)
+        boundaries = search_boundaries(seconds, len(backward.numel), groups, alpha)
     else:
-        cuts = optimal_cuts(backward, cost)
-    return cuts, seconds(cuts)
+        boundaries = optimal_boundaries(backward, cost)
+    return boundaries, seconds(boundaries)
 
 
 def ready_times(facts: Facts, sizes: Sequence[int]) -> BackwardTiming:

@@ -4,8 +4,8 @@ Papers: efsignsgd by Karimireddy, Rebjock, Stich and Jaggi 2019, onebit by Seide
 `gradwire.contrib.signs_by_vote` has votes of the ranks, without error feedback.
 
 Differences from the papers, for both: every rank's bits are gathered. Vectors and tiny tensors are sent
-densely, unless a policy says otherwise. A parameter divided by a cut has its scale or means in each of the
-two units, unless `layers` keeps it whole.
+densely, unless a policy says otherwise. A parameter divided by a boundary has its scale or means in each of
+the two units, unless `layers` keeps it whole.
 
 - efsignsgd: the paper's server averages the signs. The memory holds gradients, not gradients times learning
   rate, so a schedule of the rate applies to the unsent part in the step in which it is sent.

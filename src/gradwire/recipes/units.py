@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwire.planning.cuts import one_unit, whole_layer_cuts
+from gradwire.planning.boundaries import one_unit, whole_layer_boundaries
 from gradwire.recipes.base import Cutter
 
 
@@ -22,7 +22,7 @@ def layer_cutter(layers: bool) -> Cutter | None:
     >>> layer_cutter(True)((60_000, 20_000, 20_000))
     (60000, 80000)
     """
-    return whole_layer_cuts if _asked("layers", layers) else None
+    return whole_layer_boundaries if _asked("layers", layers) else None
 
 
 def _asked(name: str, value: bool) -> bool:

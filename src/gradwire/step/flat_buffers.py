@@ -1,7 +1,7 @@
 """Flat memory in which unsent gradient lives, keyed by parameter and never by bucket.
 
 Vocabulary: a *slot* is where one parameter lies; a *flat buffer* is a run of slots that share an exchange; a
-*cut* is a boundary between two *units*; a unit is what one exchange agrees on at a time; a *part* is what
+*boundary* lies between two *units*; a unit is what one exchange agrees on at a time; a *part* is what
 a unit holds of one parameter. A *plane* holds one number for each element of a flat buffer, such as what is
 unsent: *committed* planes are what the last good step left, *working* planes are the current step's. The
 *error-fed* gradient is a step's gradient plus what is unsent. To *compensate* is to compute it: line 1
@@ -172,7 +172,7 @@ class FlatBuffer:
         number: int,
         specs: Sequence[ParameterSpec],
         exchange: Exchange,
-        cuts: Sequence[int],
+        boundaries: Sequence[int],
         device: torch.device,
         memory_dtype: torch.dtype | None = None,
     ) -> None:
@@ -192,7 +192,7 @@ class FlatBuffer:
         self.slots = slots_of(specs)
         self.numel = sum(spec.numel for spec in specs)
         self.dtype = specs[0].type_for(self.memory)
-        self.units = units_of(self.slots, cuts, exchange.laws.grain, number)
+        self.units = units_of(self.slots, boundaries, exchange.laws.grain, number)
         self.units_of: dict[str, tuple[Unit, ...]] = {slot.spec.name: () for slot in self.slots}
         for unit in self.units:
             for part in unit.parts:
@@ -357,9 +357,9 @@ def slots_of(specs: Sequence[ParameterSpec]) -> tuple[Slot, ...]:
 
 
 def units_of(
-    slots: Sequence[Slot], cuts: Iterable[int], grain: int, flat_buffer: int = 0
+    slots: Sequence[Slot], boundaries: Iterable[int], grain: int, flat_buffer: int = 0
 ) -> tuple[Unit, ...]:
-    """The units between `cuts`, which move down to a multiple of `grain`, or to the nearest end of a
+    """The units between `boundaries`, which move down to a multiple of `grain`, or to the nearest end of a
     parameter.
 
     Args:
@@ -370,11 +370,11 @@ def units_of(
     """
     ends = [0, *(slot.stop for slot in slots)]
     numel = ends[-1]
-    inner = {cut for cut in cuts if 0 < cut < numel}
+    inner = {boundary for boundary in boundaries if 0 < boundary < numel}
     if grain == WHOLE:
-        inner = {_nearest(ends, cut) for cut in inner}
+        inner = {_nearest(ends, boundary) for boundary in inner}
     else:
-        inner = {cut // grain * grain for cut in inner}
+        inner = {boundary // grain * grain for boundary in inner}
     bounds, starts = sorted({0, numel} | inner), [slot.start for slot in slots]
     return tuple(
         Unit(flat_buffer, index, start, stop, _parts(slots, starts, ends[1:], start, stop))
@@ -382,10 +382,10 @@ def units_of(
     )
 
 
-def _nearest(ends: Sequence[int], cut: int) -> int:
+def _nearest(ends: Sequence[int], boundary: int) -> int:
     """The nearest of ascending `ends`, and the lower one of two as near. 0 < cut < the last."""
-    above = bisect_left(ends, cut)
-    return min(ends[above - 1], ends[above], key=lambda end: abs(end - cut))
+    above = bisect_left(ends, boundary)
+    return min(ends[above - 1], ends[above], key=lambda end: abs(end - boundary))
 
 
 def _parts(

@@ -192,7 +192,7 @@ class InstalledRecipe:
         self._granularity = self.placement.granularity
         self.measuring = self._controller.measuring
         """True while dense steps are measured, before a decision."""
-        self._recipe_number = fingerprint(self.layout.main.text, self.layout.cuts, self.measuring)
+        self._recipe_number = fingerprint(self.layout.main.text, self.layout.boundaries, self.measuring)
         watch = self.layout.main.watch
         goes_by_times = self.measuring or watch is not None
         self._timed_until = math.inf if goes_by_times else self.step + _FIRST
@@ -246,7 +246,7 @@ class InstalledRecipe:
 
     @property
     def fingerprint(self) -> int:
-        """24 bits over step, recipe and cuts, which must agree between ranks before a step counts."""
+        """24 bits over step, recipe and boundaries, which must agree between ranks before a step counts."""
         return fingerprint(self.step, self._recipe_number)
 
     def _hear(self, step: int, rows: Rows) -> Heard:

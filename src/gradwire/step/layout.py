@@ -169,7 +169,7 @@ class Layout:
         return self._coded[key]
 
     @cached_property
-    def cuts(self) -> tuple[int, ...]:
+    def boundaries(self) -> tuple[int, ...]:
         """The elements at which the units of all flat buffers begin."""
         return tuple(unit.start for flat_buffer in self.flat_buffers for unit in flat_buffer.units)
 
@@ -297,7 +297,12 @@ def build(
             )
     flat_buffers = tuple(
         FlatBuffer(
-            number, group, each.exchange, each.cuts(group, world, tuning.unit_elements), device, memory_dtype
+            number,
+            group,
+            each.exchange,
+            each.boundaries(group, world, tuning.unit_elements),
+            device,
+            memory_dtype,
         )
         for number, (each, group) in enumerate(
             (compositions[text], group) for (text, _dtype), group in members.items()

@@ -15,9 +15,9 @@ from gradwire.control.forecast import (
     predicted_step_s,
     specs_of_profile,
 )
+from gradwire.planning.boundaries import even_boundaries
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import FREE, NOMINAL_CODEC, CodecCost, Line, Link
-from gradwire.planning.cuts import even_cuts
 from gradwire.planning.facts import Facts
 from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import load, ready_of
@@ -74,7 +74,7 @@ def test_where_a_round_is_mostly_delay_recipes_are_cut_into_fewer_units(text: st
     assert cut == found(composition.text, FAR)
 
 
-def test_cuts_of_an_unknown_codec_are_compared_as_if_it_took_time() -> None:
+def test_boundaries_of_an_unknown_codec_are_compared_as_if_it_took_time() -> None:
     """Or what happens to hide in few units would count for nothing."""
     near = ClusterForecasts(SPECS, BACKWARD, Cluster(4, Link(1e-3, 3e-8)))
     unknown, free = (near.as_cut("signsgd", each) for each in (None, FREE))
@@ -167,7 +167,7 @@ def test_two_levels_send_less_between_nodes(text: str, share: float) -> None:
 def test_two_levels_divide_what_is_remembered() -> None:
     planes = found("leader_topk(ratio=0.01)", NODES).memory_bytes
     divided = found("leader_topk(ratio=0.01)", NODES, two_levels=True).memory_bytes
-    # Cuts between rows add at most 1/32 of the rows.
+    # Boundaries between rows add at most 1/32 of the rows.
     assert 1 / 2 <= divided / planes <= (1 + 1 / 32) / 2
 
 
@@ -231,7 +231,7 @@ ALIKE = tuple(
 @looped("label", EVERY_RECIPE)
 def test_units_that_are_alike_have_the_rounds_that_each_of_them_has(label: str) -> None:
     composition = replace(
-        recipe(EVERY_RECIPE[label]).build(), cutter=partial(even_cuts, unit_elements=1 << 18)
+        recipe(EVERY_RECIPE[label]).build(), cutter=partial(even_boundaries, unit_elements=1 << 18)
     )
     layout = build(ALIKE, composition, None, torch.device("meta"), 4)
     main, exchange = main_buffer(layout, ALIKE, ()), layout.main.exchange

@@ -19,12 +19,12 @@ SIZES = (5, 3, 9)
     ("memory", "coefficient"), [(Residual(), 1.0), (Residual(start=0.5), 0.5), (LowPass(0.25), 1.0)]
 )
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("cuts", [(), (2, 6, 8)])
+@pytest.mark.parametrize("boundaries", [(), (2, 6, 8)])
 def test_the_gradient_is_found_again_in_an_error_fed_one(
-    memory: Memory, coefficient: float, kept: torch.dtype, cuts: tuple[int, ...]
+    memory: Memory, coefficient: float, kept: torch.dtype, boundaries: tuple[int, ...]
 ) -> None:
     specs = [ParameterSpec(str(n), (size,), torch.float32, size) for n, size in enumerate(SIZES)]
-    flat_buffer = FlatBuffer(0, specs, remember(dense(), memory), cuts, CPU, kept)
+    flat_buffer = FlatBuffer(0, specs, remember(dense(), memory), boundaries, CPU, kept)
     left, gradient = torch.randn(sum(SIZES)), torch.randn(sum(SIZES))
     flat_buffer.committed[UNSENT].copy_(left)
     left = flat_buffer.committed[UNSENT].float()

@@ -12,10 +12,10 @@ import torch
 from gradwire.comm.base import Round
 from gradwire.measure.clock import RoundTime
 from gradwire.measure.link import Traffic
+from gradwire.planning.boundaries import one_unit
 from gradwire.planning.change_detection import StepWatch
 from gradwire.planning.collectives import time_of, total_time
 from gradwire.planning.costs import Link, Network
-from gradwire.planning.cuts import one_unit
 from gradwire.planning.facts import StepObservation, Watched
 from gradwire.planning.flexible import WAYS, Choice, Flexible, Rule, Trigger
 from gradwire.planning.ratio import ALL_GATHER, RING, TREE, RatioCandidate, candidate_ratios

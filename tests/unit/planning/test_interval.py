@@ -7,13 +7,19 @@ from itertools import accumulate, pairwise
 from random import Random
 from statistics import median
 
+from gradwire.planning.boundaries import phased_boundaries
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, Line, Link, Network
-from gradwire.planning.cuts import phased_cuts
-from gradwire.planning.interval import bucketed, paper_cuts, shards
+from gradwire.planning.interval import bucketed, paper_boundaries, shards
 from gradwire.planning.step_time import step_time
 from tests.support.looped import looped
-from tests.support.planning_problems import backward, balanced_cuts, imbalance, step_traffic, units_between
+from tests.support.planning_problems import (
+    backward,
+    balanced_boundaries,
+    imbalance,
+    step_traffic,
+    units_between,
+)
 
 WIRE = Line(0.02, 3e-6)
 MODELS = {
@@ -28,11 +34,11 @@ every_model = looped("of", MODELS.values())
 every_interval = looped("interval", [1, 2, 3, 4, 7])
 
 
-def sizes(cuts: tuple[int, ...], numel: int) -> list[int]:
-    return [stop - start for start, stop in pairwise((0, *cuts, numel))]
+def sizes(boundaries: tuple[int, ...], numel: int) -> list[int]:
+    return [stop - start for start, stop in pairwise((0, *boundaries, numel))]
 
 
-def cycle(of: BackwardTiming, cuts: tuple[int, ...], interval: int) -> list[float]:
+def cycle(of: BackwardTiming, boundaries: tuple[int, ...], interval: int) -> list[float]:
     """Seconds of the steps of one interval."""
     network = Network(Link(WIRE.base_s, WIRE.slope_s / 4))
 
@@ -40,7 +46,7 @@ def cycle(of: BackwardTiming, cuts: tuple[int, ...], interval: int) -> list[floa
         return (Transfer("shift", 4.0 * numel),) if (index + step) % interval == 0 else ()
 
     return [
-        step_time(units_between(of, cuts, partial(rounds, step), 2, network), of.total_s)
+        step_time(units_between(of, boundaries, partial(rounds, step), 2, network), of.total_s)
         for step in range(interval)
     ]
 
@@ -48,8 +54,8 @@ def cycle(of: BackwardTiming, cuts: tuple[int, ...], interval: int) -> list[floa
 @every_model
 @every_interval
 def test_balanced_steps_carry_the_same(of: BackwardTiming, interval: int) -> None:
-    cuts = balanced_cuts(of, interval, WIRE)
-    units = sizes(cuts, sum(of.numel))
+    boundaries = balanced_boundaries(of, interval, WIRE)
+    units = sizes(boundaries, sum(of.numel))
     traffic = step_traffic(units, interval)
     assert min(units) > 0
     assert sum(traffic) == sum(of.numel)
@@ -59,11 +65,12 @@ def test_balanced_steps_carry_the_same(of: BackwardTiming, interval: int) -> Non
 
 @every_model
 @every_interval
-def test_balanced_cuts_end_no_later_than_others(of: BackwardTiming, interval: int) -> None:
-    found = max(cycle(of, balanced_cuts(of, interval, WIRE), interval))
-    fixed = max(cycle(of, phased_cuts(of.numel, interval), interval))
-    sharded = max(cycle(of, paper_cuts(of.numel, interval, unit=100_000), interval))
-    # Segments end at 256ths of the elements: other cuts can be better by what one of those takes on the wire.
+def test_balanced_boundaries_end_no_later_than_others(of: BackwardTiming, interval: int) -> None:
+    found = max(cycle(of, balanced_boundaries(of, interval, WIRE), interval))
+    fixed = max(cycle(of, phased_boundaries(of.numel, interval), interval))
+    sharded = max(cycle(of, paper_boundaries(of.numel, interval, unit=100_000), interval))
+    # Segments end at 256ths of the elements: other boundaries can be better by what one of those takes on the
+    # wire.
     grain = WIRE.slope_s * sum(of.numel) / 256
     assert found <= min(fixed, sharded) + grain
 
@@ -74,14 +81,14 @@ def test_balanced_cuts_end_no_later_than_others(of: BackwardTiming, interval: in
 def test_segments_are_few_where_everything_hides(of: BackwardTiming, share: float, interval: int) -> None:
     # A step's bytes take this share of the backward pass, so only the last unit can be seen.
     wire = Line(2e-4, share * interval * of.total_s / sum(of.numel))
-    segments = (1 + len(balanced_cuts(of, interval, wire))) / interval
+    segments = (1 + len(balanced_boundaries(of, interval, wire))) / interval
     assert segments <= 20
 
 
 @every_model
 def test_without_an_interval_it_is_the_best_grouping_of_pieces(of: BackwardTiming) -> None:
-    cuts = balanced_cuts(of, 1, WIRE)
-    (found,) = cycle(of, cuts, 1)
+    boundaries = balanced_boundaries(of, 1, WIRE)
+    (found,) = cycle(of, boundaries, 1)
     (whole,) = cycle(of, (), 1)
     (layers,) = cycle(of, tuple(accumulate(of.numel))[:-1], 1)
     assert found <= min(whole, layers) + WIRE.slope_s * sum(of.numel) / 256
@@ -104,10 +111,10 @@ def test_shards_are_at_most_the_interval(interval: int) -> None:
         assert number == min(interval, max(1, int(numel // middle)))
 
 
-def test_paper_cuts_divide_evenly() -> None:
+def test_paper_boundaries_divide_evenly() -> None:
     # Units of 10, 40 and 10 under a median of 10: the middle one into three.
-    cuts = paper_cuts([10, 40, 10], 3, unit=10)
-    assert cuts == (10, 23, 36, 50)
+    boundaries = paper_boundaries([10, 40, 10], 3, unit=10)
+    assert boundaries == (10, 23, 36, 50)
 
 
 def test_traffic_by_hand() -> None:

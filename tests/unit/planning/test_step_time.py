@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
+from gradwire.planning.boundaries import element_boundaries
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
-from gradwire.planning.cuts import element_cuts
 from gradwire.planning.step_time import Sent, Tail, UnitWork, held_up, step_time
 from tests.support.looped import looped
 from tests.support.planning_problems import step_held_up_s, units_between
@@ -129,7 +129,7 @@ def test_a_unit_that_rests_costs_nothing() -> None:
     assert step_time([resting], 1.0, cost) == 1.0
 
 
-def test_units_between_element_cuts_are_ready_with_their_last_tensor() -> None:
+def test_units_between_element_boundaries_are_ready_with_their_last_tensor() -> None:
     of = BackwardTiming(0.0, (1.0, 2.0, 4.0), (10, 20, 5), 4.0)
     numbers = []
 
@@ -140,4 +140,4 @@ def test_units_between_element_cuts_are_ready_with_their_last_tensor() -> None:
     units = units_between(of, (10, 15, 31), rounds, 2, SECONDS)
     assert [unit.ready_s for unit in units] == [1.0, 2.0, 4.0, 4.0]
     assert numbers == [(0, 10), (1, 5), (2, 16), (3, 4)]
-    assert element_cuts((1, 2), of.numel) == (10, 30)
+    assert element_boundaries((1, 2), of.numel) == (10, 30)

@@ -20,8 +20,8 @@ def composed(text: str) -> Composition:
 @pytest.mark.parametrize("name", NAMES)
 def test_one_choice_for_the_whole_gradient_or_one_by_unit(name: str) -> None:
     specs = [ParameterSpec("weight", (1 << 12, 1 << 12), torch.float32, 1 << 24)]
-    assert list(composed(name).cuts(specs, world=4)) == []
-    assert len(composed(f"{name}(fused=False)").cuts(specs, world=4)) > 1
+    assert list(composed(name).boundaries(specs, world=4)) == []
+    assert len(composed(f"{name}(fused=False)").boundaries(specs, world=4)) > 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gradwire.memory import NoMemory, Residual
+from gradwire.planning.boundaries import phased_boundaries
 from gradwire.planning.costs import BackwardTiming, Line, Link, Network
-from gradwire.planning.cuts import phased_cuts
 from gradwire.planning.facts import Facts
 from gradwire.planning.step_time import ready_of_element
 from gradwire.recipes import Composition, recipe
@@ -25,7 +25,7 @@ def units(text: str, sizes: tuple[int, ...] = VGG_19) -> list[int]:
     """Elements of each unit of a flat buffer with parameters of `sizes`."""
     built = recipe(text).build()
     specs = [ParameterSpec(f"p{i}", (size,), torch.float32, size) for i, size in enumerate(sizes)]
-    flat_buffer = FlatBuffer(0, specs, built.exchange, built.cuts(specs, 2), torch.device("meta"))
+    flat_buffer = FlatBuffer(0, specs, built.exchange, built.boundaries(specs, 2), torch.device("meta"))
     return [unit.numel for unit in flat_buffer.units]
 
 
@@ -80,18 +80,18 @@ def test_measured_ready_times_place_the_segments() -> None:
     chosen = decided(facts)
     assert chosen.text.startswith("covap(interval=4, edges=(0.")
     again = recipe(chosen.text).build()
-    cuts = [each.cutter((9_900_000,)) for each in (chosen, again)]
-    assert cuts[0] == cuts[1]
-    spread = phased_cuts((9_900_000,), 4)
+    boundaries = [each.cutter((9_900_000,)) for each in (chosen, again)]
+    assert boundaries[0] == boundaries[1]
+    spread = phased_boundaries((9_900_000,), 4)
     line = Line(6e-3, 1.5 * 4.0 * network.link.beta_s)
-    measured_s, spread_s = (worst_end(vgg_like(), each, line) for each in (cuts[0], spread))
+    measured_s, spread_s = (worst_end(vgg_like(), each, line) for each in (boundaries[0], spread))
     assert measured_s <= spread_s
 
 
-def worst_end(backward: BackwardTiming, cuts: Sequence[int], line: Line) -> float:
+def worst_end(backward: BackwardTiming, boundaries: Sequence[int], line: Line) -> float:
     """When the last unit of the slowest of four steps has been sent, one unit after the other."""
     ready_s, total = ready_of_element(backward), sum(backward.numel)
-    bounds, ends = [0, *cuts, total], [0.0] * 4
+    bounds, ends = [0, *boundaries, total], [0.0] * 4
     for number, (start, stop) in enumerate(pairwise(bounds)):
         phase = number % 4
         ends[phase] = max(ends[phase], ready_s(stop)) + line(stop - start)

@@ -12,8 +12,8 @@ from torch import Tensor
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.ar_topk import Election
 from gradwire.exchange.base import run
+from gradwire.planning.boundaries import one_unit
 from gradwire.planning.costs import Link
-from gradwire.planning.cuts import one_unit
 from gradwire.planning.facts import StepObservation, Watched
 from gradwire.planning.flexible import Choice
 from gradwire.planning.ratio import candidate_ratios

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
+from gradwire.planning.boundaries import Boundaries, element_boundaries, even_groups, layer_wise
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
-from gradwire.planning.cuts import Cuts, element_cuts, even_groups, layer_wise
 from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.merge import seconds_of
-from gradwire.planning.merge_worker import moved_cuts, worker_cuts
+from gradwire.planning.merge_worker import moved_boundaries, worker_boundaries
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.mergecomp import cost_of, dearer, ready_times, sending
 from tests.support.planning_problems import step_seconds
@@ -30,7 +30,7 @@ def _built(options: str) -> Composition:
 
 
 @pytest.mark.parametrize(
-    ("options", "cuts"),
+    ("options", "boundaries"),
     [
         ("split='layers'", (100, 300, 350, 750, 900)),
         ("split='even', groups=2", (350,)),
@@ -40,9 +40,9 @@ def _built(options: str) -> Composition:
         ("cuts=(300, 900), elements=999", ()),
     ],
 )
-def test_cuts(options: str, cuts: Sequence[int]) -> None:
+def test_boundaries(options: str, boundaries: Sequence[int]) -> None:
     composition = _built(options)
-    assert tuple(composition.cutter(SIZES)) == tuple(cuts)
+    assert tuple(composition.cutter(SIZES)) == tuple(boundaries)
     inner = recipe(INNER).build()
     assert composition.exchange == inner.exchange
     assert _built(options).text == composition.text
@@ -86,22 +86,28 @@ def _planned(options: str, facts: Facts) -> Composition:
     return found
 
 
-def _grouping(found: Composition) -> Cuts:
-    """Its cuts, counted in tensors."""
-    return next(cuts for cuts in EVERY_GROUPING if element_cuts(cuts, SIZES) == tuple(found.cutter(SIZES)))
+def _grouping(found: Composition) -> Boundaries:
+    """Its boundaries, counted in tensors."""
+    return next(
+        boundaries
+        for boundaries in EVERY_GROUPING
+        if element_boundaries(boundaries, SIZES) == tuple(found.cutter(SIZES))
+    )
 
 
 @pytest.mark.parametrize("per_call_s", [1e-6, 1e-3, 1.0])
-def test_planned_cuts_are_never_worse_beside_backward_than_those_of_the_papers_model(
+def test_planned_boundaries_are_never_worse_beside_backward_than_those_of_the_papers_model(
     per_call_s: float,
 ) -> None:
     facts = _facts(per_call_s)
     found = _planned("split='planned'", facts)
     seconds = seconds_of(ready_times(facts, SIZES), cost_of(found.exchange, facts, Watched(4, SIZES)))
-    took_s = {cuts: seconds(cuts) for cuts in EVERY_GROUPING}
+    took_s = {boundaries: seconds(boundaries) for boundaries in EVERY_GROUPING}
     chosen = took_s[_grouping(found)]
     assert chosen <= took_s[_grouping(_planned("split='exact'", facts))]
-    assert chosen <= min(took_s[cuts] for cuts in (layer_wise(6), *(even_groups(6, k) for k in (1, 2, 3, 4))))
+    assert chosen <= min(
+        took_s[boundaries] for boundaries in (layer_wise(6), *(even_groups(6, k) for k in (1, 2, 3, 4)))
+    )
     # Six tensors are few enough for a search that moves cuts to find the best of all.
     assert chosen == pytest.approx(min(took_s.values()), rel=1e-12)
 
@@ -113,12 +119,12 @@ def test_everybodys_payload_is_decoded_and_ones_own_encoded() -> None:
 
 
 @pytest.mark.parametrize("per_call_s", [1e-6, 1e-3, 1.0])
-def test_exact_cuts_are_the_best_of_all(per_call_s: float) -> None:
+def test_exact_boundaries_are_the_best_of_all(per_call_s: float) -> None:
     facts = _facts(per_call_s)
     found = _planned("split='exact'", facts)
     backward = ready_times(facts, SIZES)
     cost = cost_of(found.exchange, facts, Watched(4, SIZES))
-    best = min(step_seconds(backward, cuts, cost) for cuts in EVERY_GROUPING)
+    best = min(step_seconds(backward, boundaries, cost) for boundaries in EVERY_GROUPING)
     chosen = _grouping(found)
     assert step_seconds(backward, chosen, cost) == pytest.approx(best, rel=1e-12)
     if per_call_s == 1.0:
@@ -227,7 +233,7 @@ def test_a_codec_that_one_rank_cannot_measure_is_planned_for_on_none(
     assert f"could not be measured: {kind.__name__}" in caplog.text
 
 
-def test_timing_real_steps_ends_with_cuts_that_are_written_down() -> None:
+def test_timing_real_steps_ends_with_boundaries_that_are_written_down() -> None:
     def rank(comm: Comm) -> list[str]:
         rig = Rig(comm, f"mergecomp(inner={INNER!r}, split='timed')")
         texts = []
@@ -266,18 +272,18 @@ def test_a_group_more_must_gain_alpha_to_go_on(split: str, alpha: float, groups:
     else:
         watch = _built(f"split='timed', groups=3, alpha={alpha}").watch
         assert watch is not None
-        judge, cuts = watch.judge(Watched(4, SIZES)), Cuts()
+        judge, boundaries = watch.judge(Watched(4, SIZES)), Boundaries()
         for step in range(50):
-            judged = judge(StepObservation(step, 1.0 - 0.1 * len(cuts), 0.0))
+            judged = judge(StepObservation(step, 1.0 - 0.1 * len(boundaries), 0.0))
             if judged is not None:
-                found, cuts = judged, tuple(judged.cutter(SIZES))
+                found, boundaries = judged, tuple(judged.cutter(SIZES))
             if judged is not None and judged.watch is None:
                 break
     assert len(found.cutter(SIZES)) + 1 == groups
 
 
 @pytest.mark.parametrize("tensors", [60, 105, 161])
-def test_timing_real_steps_is_over_before_the_hundredth_and_then_the_cuts_stay(tensors: int) -> None:
+def test_timing_real_steps_is_over_before_the_hundredth_and_then_the_boundaries_stay(tensors: int) -> None:
     watch, sizes = _built("split='timed'").watch, tensors * (10,)
     assert watch is not None
     judge, previous_s = watch.judge(Watched(4, sizes)), 0.0
@@ -299,8 +305,8 @@ def test_calls_that_are_dear_beside_a_training_are_fewer() -> None:
     assert dearer(cost).encode == Line(2e-2, 1e-7)
     assert dearer(cost).communicate == cost.communicate
     backward = ready_times(_facts(2e-3), SIZES)
-    assert len(moved_cuts(backward, dearer(cost), worker_cuts(backward, cost))) < len(
-        worker_cuts(backward, cost)
+    assert len(moved_boundaries(backward, dearer(cost), worker_boundaries(backward, cost))) < len(
+        worker_boundaries(backward, cost)
     )
 
 

@@ -85,7 +85,7 @@ def test_whole_steps_are_those_of_algorithm_1(beta: float, keep: int | None) -> 
     world, steps = 3, 12
 
     def rank(comm: Comm) -> list[Outcome]:
-        rig = Rig(comm, text, unit_elements=10_000)  # one unit: a cut would start its chunks anew
+        rig = Rig(comm, text, unit_elements=10_000)  # one unit: a boundary would start its chunks anew
         return [rig.step(gradients(comm.rank, step)) for step in range(steps)]
 
     ranks = run_ranks(world, rank)

@@ -218,7 +218,7 @@ FIRST = "int8"
 
 
 def _name(plan: str) -> str:
-    """The recipe's, whatever its cuts."""
+    """The recipe's, whatever its boundaries."""
     found = recipe(plan)
     return _name(found.options["inner"]) if found.name == "mergecomp" else found.name
 

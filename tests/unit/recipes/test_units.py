@@ -92,4 +92,4 @@ def test_another_value_than_true_or_false_is_refused(text: str) -> None:
 def test_a_buffer_without_elements_is_not_cut(entry: RecipeEntry) -> None:
     """As where the empty parameters of a model have a type of their own."""
     specs = [ParameterSpec("placeholder", (0, 3), torch.float32, 0)]
-    assert tuple(entry.build().cuts(specs, WORLD)) == ()
+    assert tuple(entry.build().boundaries(specs, WORLD)) == ()

@@ -1,4 +1,4 @@
-"""Slots, cuts, units and planes."""
+"""Slots, boundaries, units and planes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Grained(Gather):
         return replace(super().laws, grain=self.grain)
 
 
-def _flat_buffer(sizes: list[int], cuts: tuple[int, ...], grain: int = 1) -> FlatBuffer:
+def _flat_buffer(sizes: list[int], boundaries: tuple[int, ...], grain: int = 1) -> FlatBuffer:
     exchange = remember(Grained(sparse(top_k(0.5)), grain))
     specs = [_spec(f"p{i}", size) for i, size in enumerate(sizes)]
-    return FlatBuffer(0, specs, exchange, cuts, torch.device("cpu"))
+    return FlatBuffer(0, specs, exchange, boundaries, torch.device("cpu"))
 
 
 def test_parameters_come_in_reverse_registration_order() -> None:
@@ -67,13 +67,13 @@ def test_the_layout_hash_sees_order_names_shapes_and_types(other: list[Parameter
 
 
 @pytest.mark.parametrize(
-    ("sizes", "cuts"),
+    ("sizes", "boundaries"),
     [([5], ()), ([3, 4, 5], (3, 7)), ([3, 4, 5], (1, 5, 11)), ([1, 1, 1], (1, 2)), ([7, 0, 2], (7,))],
 )
 def test_units_tile_the_flat_buffer_and_parts_tile_the_parameters(
-    sizes: list[int], cuts: tuple[int, ...]
+    sizes: list[int], boundaries: tuple[int, ...]
 ) -> None:
-    flat_buffer = _flat_buffer(sizes, cuts)
+    flat_buffer = _flat_buffer(sizes, boundaries)
     covered = list(itertools.chain.from_iterable(range(u.start, u.stop) for u in flat_buffer.units))
     assert covered == list(range(sum(sizes)))
     for slot in flat_buffer.slots:
@@ -93,12 +93,12 @@ def test_a_part_lies_where_its_unit_says() -> None:
         assert offset == unit.stop
 
 
-def test_cuts_fall_on_the_grain_only() -> None:
+def test_boundaries_fall_on_the_grain_only() -> None:
     flat_buffer = _flat_buffer([100], (5, 16, 33, 63), grain=16)
     assert [(unit.start, unit.stop) for unit in flat_buffer.units] == [(0, 16), (16, 32), (32, 48), (48, 100)]
 
 
-def test_cuts_outside_the_flat_buffer_are_no_cuts() -> None:
+def test_boundaries_outside_the_flat_buffer_are_no_boundaries() -> None:
     assert len(_flat_buffer([4], (-1, 0, 4, 9)).units) == 1
 
 

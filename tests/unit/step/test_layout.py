@@ -117,10 +117,10 @@ def test_a_policy_may_not_measure() -> None:
         _layout("topk(ratio=0.1)", {"*": "auto"})
 
 
-def _early(text: str = "topk(ratio=0.1)", cuts: int = 6000, few: int = 0, **other: int) -> Any:
+def _early(text: str = "topk(ratio=0.1)", boundary: int = 6000, few: int = 0, **other: int) -> Any:
     composition, tuning = recipe(text).build(), Tuning(early_bytes=few, **other)
     specs = (_spec("head.bias", 10), _spec("head.weight", 10, 512), _spec("norm", 512), *LATE)
-    cut = replace(composition, cutter=lambda _sizes: [cuts])
+    cut = replace(composition, cutter=lambda _sizes: [boundary])
     return build(specs, cut, None, CPU, 2, tuning=tuning).early
 
 
@@ -129,11 +129,11 @@ LATE = (_spec("body", 512, 64), _spec("stem.bias", 64), _spec("stem", 64, 64))
 
 def test_early_are_the_small_ones_ahead_of_the_last_unit() -> None:
     assert _early() == {"head.bias", "norm"}
-    assert _early(cuts=512 * 74) == {"head.bias", "norm", "stem.bias"}
+    assert _early(boundary=512 * 74) == {"head.bias", "norm", "stem.bias"}
 
 
 def test_nothing_is_early_in_front_of_a_single_unit_or_where_nothing_is_remembered() -> None:
-    assert _early(cuts=0) == _early("dense") == frozenset()
+    assert _early(boundary=0) == _early("dense") == frozenset()
 
 
 def test_too_few_bytes_wait_for_the_tail() -> None:

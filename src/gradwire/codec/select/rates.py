@@ -10,7 +10,8 @@ has the elements j, j + C, j + 2C, …. C is odd, because with a divisor of a ro
 column of the weight. With one of each chunk the choice then holds nine tenths of the top-k's energy, with
 four 0.97 (`benchmarks/results/2026-11-25-scalecom-choice.md`).
 
-Difference from the paper: a parameter that a cut divides has a choice of its own in each of the two units.
+Difference from the paper: a parameter that a boundary divides has a choice of its own in each of the two
+units.
 """
 
 from __future__ import annotations

@@ -7,23 +7,29 @@ from itertools import pairwise
 
 import pytest
 
+from gradwire.planning.boundaries import (
+    Announced,
+    even_boundaries,
+    fitted_boundaries,
+    phased_boundaries,
+    ramped_boundaries,
+)
 from gradwire.planning.collectives import Transfer, algorithm_of
 from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S
-from gradwire.planning.cuts import Announced, even_cuts, fitted_cuts, phased_cuts, ramped_cuts
 from tests.support.looped import looped
 
 SIZES = (0, 1, 7, 1000, 16_384, 100_003, 11_000_000, 143_667_240)
 
 
-def _parts(numel: int, cuts: tuple[int, ...]) -> list[int]:
-    bounds = [0, *cuts, numel]
+def _parts(numel: int, boundaries: tuple[int, ...]) -> list[int]:
+    bounds = [0, *boundaries, numel]
     return [b - a for a, b in pairwise(bounds)]
 
 
 @pytest.mark.parametrize("numel", SIZES)
 @pytest.mark.parametrize("unit", [1000, 1 << 18])
 def test_even_units_differ_by_one_element_at_most_and_none_is_too_large(numel: int, unit: int) -> None:
-    parts = _parts(numel, even_cuts((numel,), unit))
+    parts = _parts(numel, even_boundaries((numel,), unit))
     assert max(parts) <= unit
     assert max(parts) - min(parts) <= 1
     assert sum(parts) == numel
@@ -31,14 +37,14 @@ def test_even_units_differ_by_one_element_at_most_and_none_is_too_large(numel: i
 
 @pytest.mark.parametrize("numel", SIZES)
 def test_ramped_units_hold_8_kilobytes_to_25_megabytes_of_float32(numel: int) -> None:
-    parts = _parts(numel, ramped_cuts((numel,)))
+    parts = _parts(numel, ramped_boundaries((numel,)))
     assert max(parts) <= 25 << 18
     assert len(parts) == 1 or min(parts) >= (1 << 12) // 2
     assert sum(parts) == numel
 
 
 def test_ramped_units_are_small_where_they_show() -> None:
-    first, *middle, last = _parts(11_000_000, ramped_cuts((11_000_000,)))
+    first, *middle, last = _parts(11_000_000, ramped_boundaries((11_000_000,)))
     assert last == pytest.approx(min(first, *middle, last), abs=1), "nothing is left to hide it behind"
     assert first < max(middle), "nothing is under way before it"
 
@@ -53,7 +59,7 @@ def _sending(verbs: Sequence[str], bytes_per_element: float, numel: int) -> Anno
 def test_fitted_units_make_up_the_flat_buffer_and_none_is_above_25_megabytes_of_float32(
     numel: int, world: int
 ) -> None:
-    parts = _parts(numel, fitted_cuts(numel, _sending(["all_reduce"], 4.0, numel), world))
+    parts = _parts(numel, fitted_boundaries(numel, _sending(["all_reduce"], 4.0, numel), world))
     assert max(parts) <= 25 << 18
     assert sum(parts) == numel
     assert min(parts) > 0 or numel == 0
@@ -72,7 +78,7 @@ def test_the_last_unit_takes_longer_than_its_messages_and_half_of_it_would_not(
 
     counts = set()
     for numel in (1000, 20_000, 50_000, 100_000, 200_000, 400_000, 10_000_000):
-        parts = _parts(numel, fitted_cuts(numel, _sending(verbs, 1.0, numel), world))
+        parts = _parts(numel, fitted_boundaries(numel, _sending(verbs, 1.0, numel), world))
         counts.add(len(parts))
         assert len(parts) == 1 or work_s(parts[-1]) > messages_s
         # Where edges are rounded, half a unit may be an element more or less.
@@ -82,12 +88,12 @@ def test_the_last_unit_takes_longer_than_its_messages_and_half_of_it_would_not(
 
 def test_a_few_kilobytes_in_two_rounds_are_one_unit() -> None:
     # A transformer of 1.2 M elements, its factors of rank 1 in float32, four ranks.
-    assert fitted_cuts(1_200_000, lambda _: [Transfer("all_reduce", 20e3)] * 2, 4) == ()
+    assert fitted_boundaries(1_200_000, lambda _: [Transfer("all_reduce", 20e3)] * 2, 4) == ()
 
 
 def test_fitted_units_are_small_where_they_show() -> None:
     numel = 11_000_000
-    first, *middle, last = _parts(numel, fitted_cuts(numel, _sending(["all_reduce"], 4.0, numel), 2))
+    first, *middle, last = _parts(numel, fitted_boundaries(numel, _sending(["all_reduce"], 4.0, numel), 2))
     assert last == pytest.approx(min(first, *middle, last), abs=1), "nothing is left to hide it behind"
     assert first < max(middle), "nothing is under way before it"
 
@@ -95,7 +101,7 @@ def test_fitted_units_are_small_where_they_show() -> None:
 @pytest.mark.parametrize("numel", [100_003, 11_000_000])
 @pytest.mark.parametrize("interval", [1, 2, 3, 4, 7, 20])
 def test_every_phase_carries_the_same_within_a_hundredth(numel: int, interval: int) -> None:
-    parts = _parts(numel, phased_cuts((numel,), interval))
+    parts = _parts(numel, phased_boundaries((numel,), interval))
     assert len(parts) % interval == 0
     phases = [sum(parts[first::interval]) for first in range(interval)]
     assert max(phases) <= 1.01 * min(phases)
@@ -103,7 +109,7 @@ def test_every_phase_carries_the_same_within_a_hundredth(numel: int, interval: i
 
 def test_phased_units_are_spread_over_the_whole_flat_buffer() -> None:
     numel, interval = 11_000_000, 4
-    cuts = phased_cuts((numel,), interval)
-    starts = [0, *cuts][1::interval]
+    boundaries = phased_boundaries((numel,), interval)
+    starts = [0, *boundaries][1::interval]
     assert starts[0] < numel / 16
     assert starts[-1] > numel * 15 / 16 - numel / 16

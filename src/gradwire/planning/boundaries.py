@@ -1,8 +1,8 @@
 """Boundaries of units in a flat buffer, and of groups of tensors.
 
 The first functions return the inner boundaries of a flat buffer, as element offsets; most take the sizes of
-its parameters, in order. The others group tensors in ready order: cut k lies between tensors k and k + 1,
-counted from one.
+its parameters, in order. The others group tensors in ready order: boundary k lies between tensors k and k +
+1, counted from one.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from gradwire.planning.collectives import Sends, messages_of, total_time
 from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S, Link, Network
 
 
-def even_cuts(sizes: Sequence[int], unit_elements: int) -> tuple[int, ...]:
+def even_boundaries(sizes: Sequence[int], unit_elements: int) -> tuple[int, ...]:
     """Equal units of at most `unit_elements` elements, which need not end where parameters end.
 
-    >>> even_cuts((2, 8), 4)
+    >>> even_boundaries((2, 8), 4)
     (3, 6)
     """
     return _even(sum(sizes), unit_elements)
 
 
-def layer_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
+def layer_boundaries(sizes: Sequence[int]) -> tuple[int, ...]:
     """A unit for every parameter.
 
-    >>> layer_cuts((2, 5, 3))
+    >>> layer_boundaries((2, 5, 3))
     (2, 7)
     """
     return tuple(accumulate(sizes[:-1]))
@@ -41,26 +41,29 @@ def one_unit(_sizes: Sequence[int]) -> tuple[int, ...]:
     return ()
 
 
-def whole_layer_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
-    """`ramped_cuts`, each moved to the nearest end of a parameter, so that none is divided.
+def whole_layer_boundaries(sizes: Sequence[int]) -> tuple[int, ...]:
+    """`ramped_boundaries`, each moved to the nearest end of a parameter, so that none is divided.
 
-    >>> ramped_cuts((60_000, 20_000, 20_000)), whole_layer_cuts((60_000, 20_000, 20_000))
+    >>> ramped_boundaries((60_000, 20_000, 20_000)), whole_layer_boundaries((60_000, 20_000, 20_000))
     ((37500, 75000, 93750), (60000, 80000))
     """
     ends = list(accumulate(sizes, initial=0))
     return tuple(
-        sorted({min(ends, key=lambda end: abs(end - cut)) for cut in ramped_cuts(sizes)} - {0, ends[-1]})
+        sorted(
+            {min(ends, key=lambda end: abs(end - boundary)) for boundary in ramped_boundaries(sizes)}
+            - {0, ends[-1]}
+        )
     )
 
 
-def fixed_cuts(sizes: Sequence[int], cuts: Sequence[int], numel: int) -> tuple[int, ...]:
-    """The planned `cuts` for a flat buffer of `numel` elements; another flat buffer, of another dtype say, is
-    one unit.
+def fixed_boundaries(sizes: Sequence[int], boundaries: Sequence[int], numel: int) -> tuple[int, ...]:
+    """The planned `boundaries` for a flat buffer of `numel` elements; another flat buffer, of another dtype
+    say, is one unit.
 
-    >>> fixed_cuts((2, 8), (6,), numel=10), fixed_cuts((4,), (6,), numel=10)
+    >>> fixed_boundaries((2, 8), (6,), numel=10), fixed_boundaries((4,), (6,), numel=10)
     ((6,), ())
     """
-    return tuple(cuts) if sum(sizes) == numel else ()
+    return tuple(boundaries) if sum(sizes) == numel else ()
 
 
 def _even(numel: int, unit_elements: int) -> tuple[int, ...]:
@@ -80,11 +83,11 @@ Announced = Callable[[int], Sequence[Sends]]
 """The collectives of the elements from here to the end of a flat buffer, sent as one unit."""
 
 
-def ramped_cuts(
+def ramped_boundaries(
     sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 12, small: int = 1 << 20
 ) -> tuple[int, ...]:
-    """Cuts for an exchange that overlaps with the backward pass: small units at both ends, large ones in
-    between.
+    """Boundaries for an exchange that overlaps with the backward pass: small units at both ends, large ones
+    in between.
 
     Each collective costs a latency and CPU time, so there are few units: 2, 6, 5, 2 and 1 sixteenths of the
     flat buffer. Units above `largest` elements (25 MB of float32) are divided. The cost of a collective does
@@ -92,9 +95,9 @@ def ramped_cuts(
     elements gets four units of 6, 6, 3 and 1 sixteenths, and one of less than 16 times `smallest` gets at
     most two.
 
-    >>> ramped_cuts((1600,), largest=500, smallest=100, small=1000)
+    >>> ramped_boundaries((1600,), largest=500, smallest=100, small=1000)
     (200, 500, 800, 1300, 1500)
-    >>> ramped_cuts((1600,), smallest=100)
+    >>> ramped_boundaries((1600,), smallest=100)
     (600, 1200, 1500)
     """
     numel = sum(sizes)
@@ -103,20 +106,22 @@ def ramped_cuts(
     return _ramped(numel, _SHORT_RAMP if numel <= small else _RAMPS[0], largest)
 
 
-def fitted_cuts(numel: int, announced: Announced, world: int, largest: int = 25 << 18) -> tuple[int, ...]:
-    """Cuts into as many units as pay for their collectives, for an exchange that overlaps with the backward
-    pass.
+def fitted_boundaries(
+    numel: int, announced: Announced, world: int, largest: int = 25 << 18
+) -> tuple[int, ...]:
+    """Boundaries of as many units as pay for their collectives, for an exchange that overlaps with the
+    backward pass.
 
-    Communication of the last unit cannot be hidden. One more cut halves that unit, but adds the messages of
-    another unit, whose processor time the computation loses. So the number of units grows, up to five, as
+    Communication of the last unit cannot be hidden. One more boundary halves that unit, but adds the messages
+    of another unit, whose processor time the computation loses. So the number of units grows, up to five, as
     long as bytes and arithmetic of the last unit take longer than its messages. All three follow from the
-    announced collectives and nominal costs, so that cuts do not depend on a clock. Units above `largest`
-    elements (25 MB of float32) are divided.
+    announced collectives and nominal costs, so that boundaries do not depend on a clock. Units above
+    `largest` elements (25 MB of float32) are divided.
 
     >>> from gradwire.planning.collectives import Transfer
-    >>> [fitted_cuts(1 << 20, lambda _: [Transfer("all_reduce", kb * 1e3)], world=2) for kb in (5, 50)]
+    >>> [fitted_boundaries(1 << 20, lambda _: [Transfer("all_reduce", kb * 1e3)], world=2) for kb in (5, 50)]
     [(524288,), (131072, 524288, 851968, 983040)]
-    >>> [fitted_cuts(1 << 20, lambda _: [Transfer("all_reduce", kb * 1e3)], world=4) for kb in (5, 50)]
+    >>> [fitted_boundaries(1 << 20, lambda _: [Transfer("all_reduce", kb * 1e3)], world=4) for kb in (5, 50)]
     [(), (131072, 524288, 851968, 983040)]
     """
     world = max(world, 2)  # a rank alone sends nothing, and is cut as the smallest world is
@@ -129,33 +134,35 @@ def fitted_cuts(numel: int, announced: Announced, world: int, largest: int = 25 
     return _ramped(numel, ramp, largest)
 
 
-def coarse_cuts(numel: int) -> tuple[tuple[int, ...], ...]:
+def coarse_boundaries(numel: int) -> tuple[tuple[int, ...], ...]:
     """Five units, or fewer, down to one, however large they are: for links whose delay outweighs bytes.
 
-    >>> coarse_cuts(16)
+    >>> coarse_boundaries(16)
     ((2, 8, 13, 15), (4, 10, 14), (6, 12), (8,), ())
     """
     return tuple(_ramped(numel, ramp, max(numel, 1)) for ramp in _RAMPS)
 
 
 def _ramped(numel: int, ramp: Sequence[int], largest: int) -> tuple[int, ...]:
-    cuts: list[int] = []
+    boundaries: list[int] = []
     for start, stop in pairwise([0, *(numel * edge // 16 for edge in ramp), numel]):
-        cuts += [start + cut for cut in _even(stop - start, largest)]
-        cuts.append(stop)
-    return tuple(cuts[:-1])
+        boundaries += [start + boundary for boundary in _even(stop - start, largest)]
+        boundaries.append(stop)
+    return tuple(boundaries[:-1])
 
 
-def phased_cuts(sizes: Sequence[int], interval: int, edges: Sequence[float] = PHASED_RAMP) -> tuple[int, ...]:
-    """Cuts for an interval I: every phase gets one unit of each segment, spread over the backward pass.
+def phased_boundaries(
+    sizes: Sequence[int], interval: int, edges: Sequence[float] = PHASED_RAMP
+) -> tuple[int, ...]:
+    """Boundaries for an interval I: every phase gets one unit of each segment, spread over the backward pass.
 
     Unit t belongs to phase (-t) mod I, and each segment is divided into I equal units, so all phases carry
     the same bytes. Segments end at the shares `edges` of all elements. The default segments are 2, 4, 4, 3, 2
     and 1 sixteenths: the last ones are small because less of the backward pass is left to overlap with.
 
-    >>> phased_cuts((320,), interval=2)
+    >>> phased_boundaries((320,), interval=2)
     (20, 40, 80, 120, 160, 200, 230, 260, 280, 300, 310)
-    >>> phased_cuts((320,), interval=2, edges=(0.75,))
+    >>> phased_boundaries((320,), interval=2, edges=(0.75,))
     (120, 240, 280)
     """
     numel = sum(sizes)
@@ -168,15 +175,15 @@ def phased_cuts(sizes: Sequence[int], interval: int, edges: Sequence[float] = PH
     return tuple(bounds[:-1])
 
 
-Cuts = tuple[int, ...]
+Boundaries = tuple[int, ...]
 
 
-def layer_wise(tensors: int) -> Cuts:
+def layer_wise(tensors: int) -> Boundaries:
     """A group for every tensor."""
     return tuple(range(1, tensors))
 
 
-def even_groups(tensors: int, parts: int) -> Cuts:
+def even_groups(tensors: int, parts: int) -> Boundaries:
     """Groups of equally many tensors, whatever their sizes: MergeComp's naive split.
 
     >>> even_groups(7, 3)
@@ -186,8 +193,8 @@ def even_groups(tensors: int, parts: int) -> Cuts:
     return tuple(tensors * part // parts for part in range(1, parts))
 
 
-def element_cuts(cuts: Cuts, numel: Sequence[int]) -> tuple[int, ...]:
-    """`cuts` between tensors of `numel` elements each, as cuts between elements, which a flat buffer
-    takes."""
+def element_boundaries(boundaries: Boundaries, numel: Sequence[int]) -> tuple[int, ...]:
+    """`boundaries` between tensors of `numel` elements each, as boundaries between elements, which a flat
+    buffer takes."""
     ends = list(accumulate(numel, initial=0))
-    return tuple(ends[cut] for cut in cuts)
+    return tuple(ends[boundary] for boundary in boundaries)
