@@ -172,7 +172,7 @@ def _captured_at(
 
 
 def captured(asked: PlacementName, *, streams: bool = False) -> dict[str, Any]:
-    """A graph on all ranks, while over streams the step before is not resolved."""
+    """A graph on all ranks, while over streams the step before is not committed."""
     device = Simulated() if asked == "host" else Near()
     there = _captured_at(2, device, asked, streams=streams)
     return {"there": there, "here": _captured_at(None, None)}

@@ -98,7 +98,7 @@ def resumes(recipe: str, placed: str, **options: Any) -> dict[str, Any]:
         numbers = [first.wire.save(folder)]
         model = {name: each.clone() for name, each in first.model.module.state_dict().items()}
         first.steps(range(SAVED, STEPS - 1))
-        # Over streams the last of these steps is not resolved when the state of an earlier one comes.
+        # Over streams the last of these steps is not committed when the state of an earlier one comes.
         first.model.module.load_state_dict(model)
         numbers.append(first.wire.load(folder) or 0)
         rewound = first.steps(range(SAVED, STEPS))

@@ -59,7 +59,7 @@ def test_gradients_of_the_cpu_are_read_where_they_are() -> None:
     assert placement.transfer.start(0, x).buffer is x
     assert placement.transfer.read(x) is placement.transfer.copy_to(x, x.device) is x
     assert placement.transfer.pinned_bytes == placement.transfer.copied_s() == 0
-    assert placement.resolve == "now"
+    assert placement.commits == "now"
     assert isinstance(placement.transfer, BufferTransfer)
     assert torch.equal(placement.fetch(x.sum())(), torch.tensor(3.0))
 

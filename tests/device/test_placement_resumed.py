@@ -17,7 +17,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 @looped(("name", "placed"), SAVES)
-def test_what_is_saved_before_its_step_is_resolved_resumes_with_the_cpus_bits(
+def test_what_is_saved_before_its_step_is_committed_resumes_with_the_cpus_bits(
     results: Results, name: str, placed: str
 ) -> None:
     for rank in value(results, f"{placed} resumes {name}"):

@@ -180,17 +180,17 @@ def trained(
             if step == 1 and comm.rank == 1:
                 grads["last.weight"][3] = torch.nan
             means.append(rig.step(grads).flat().nan_to_num(7.0))
-        rig.engine.resolve()
+        rig.engine.commit_deferred()
         memory = flat(rig.memory) if rig.memory else torch.empty(0)
         return torch.stack(means), memory, device.races
 
 
-def test_what_a_late_step_took_is_the_devices_time_and_ends_before_it_is_resolved(
+def test_what_a_late_step_took_is_the_devices_time_and_ends_before_its_outcome_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ticks = count()
     monkeypatch.setattr("tests.support.simulated.time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    # All that the host would say: a step is resolved when the next one begins, after an evaluation perhaps.
+    # All that the host would say: a step is committed when the next one begins, after an evaluation perhaps.
     monkeypatch.setattr("gradwire.step.step.now_s", lambda: 1e9)
     took: list[float] = []
 
@@ -199,12 +199,12 @@ def test_what_a_late_step_took_is_the_devices_time_and_ends_before_it_is_resolve
         with device.using(device.new_stream()):
             rig = Rig(
                 comm, "topk(ratio=0.1)", place=lambda _post: stream(comm, comm, device),
-                resolved=lambda step: took.append(step.lasted_s()),
+                outcome_known=lambda step: took.append(step.lasted_s()),
             )  # fmt: skip
             for step in range(2):
                 rig.engine.watch.begin()
                 rig.step(gradients(comm.rank, step))
-            rig.engine.resolve()
+            rig.engine.commit_deferred()
 
     run_ranks(1, body)
     assert len(took) == 2
@@ -400,7 +400,7 @@ def test_whole_steps_never_make_the_host_wait(recipe: str) -> None:
     expected = run_ranks(WORLD, here)[0]
     for reads, means, counted in run_ranks(WORLD, lambda comm: stepped(recipe, comm)):
         assert not reads
-        assert counted == [0, 1, 2, 2]  # each is resolved when the next one begins
+        assert counted == [0, 1, 2, 2]  # each is committed when the next one begins
         for mean, other in zip(means, expected, strict=True):
             # Kernels and references sum in other orders, as in `tests/laws/test_reference_path.py`.
             largest = float(other.abs().nan_to_num(0.0).max())

@@ -25,7 +25,7 @@ DROPPED, OPEN = Fates(dropped=ALL, made=False), Fates(open=ALL, made=False)
 VARIANTS = {
     "flat": {},
     "bfloat16 memory": {"memory_dtype": torch.bfloat16},
-    "resolved late": {"resolve": "late"},
+    "committed late": {"commits": "late"},
     "nodes": {"per_node": 2},
 }
 every_recipe = partial(looped, "name", by=kind, few=1)

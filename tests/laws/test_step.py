@@ -200,7 +200,7 @@ def test_a_step_that_is_not_finite_counts_in_no_recipe(name: str) -> None:
                 grads["middle.weight"][7] += bad
             outcome = rig.step(grads)
             counted.add(outcome.step)
-            counted.resolved(outcome.step)
+            counted.outcome_known(outcome.step)
             assert outcome.error is None
             assert outcome.step.committed == (bad == 0.0)
             assert rig.engine.step == number + outcome.step.committed

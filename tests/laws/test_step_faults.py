@@ -18,7 +18,7 @@ from gradwire.exchange.round_robin import round_robin
 from gradwire.kernels.compensation import Findings
 from gradwire.laws import Laws
 from gradwire.memory import Gradients, Memory, Planes
-from gradwire.placement import Resolve
+from gradwire.placement import CommitTime
 from gradwire.planning.boundaries import even_boundaries
 from gradwire.recipes import recipe
 from gradwire.step.arrival import Arrival
@@ -186,14 +186,14 @@ def test_a_decoder_of_any_bytes_that_fails_fails_alone_and_no_rank_goes_on_witho
         assert not following.step.committed
 
 
-@looped("resolve", ["now", "late"])
+@looped("commits", ["now", "late"])
 def test_a_rank_that_fails_unheard_in_a_step_that_counts_on_no_rank_goes_on_with_the_others(
-    resolve: Resolve,
+    commits: CommitTime,
 ) -> None:
     """All ranks are at the same step still, so there is nothing to be told."""
 
     def rank(comm: Comm) -> tuple[Outcome, Outcome]:
-        rig = _with_accident(comm, "int8", "decode", on_rank=1, resolve=resolve)
+        rig = _with_accident(comm, "int8", "decode", on_rank=1, commits=commits)
         rig.step(gradients(comm.rank, 0), ONE_BUCKET)
         broken = gradients(comm.rank, 1)
         if comm.rank == 0:
@@ -202,7 +202,7 @@ def test_a_rank_that_fails_unheard_in_a_step_that_counts_on_no_rank_goes_on_with
         for flat_buffer in rig.engine.layout.flat_buffers:
             object.__setattr__(flat_buffer.exchange, "where", "nowhere")
         following = rig.step(gradients(comm.rank, 1), ONE_BUCKET)
-        rig.engine.resolve()
+        rig.engine.commit_deferred()
         return failed, following
 
     for number, (failed, following) in enumerate(run_ranks(3, rank)):
@@ -213,12 +213,12 @@ def test_a_rank_that_fails_unheard_in_a_step_that_counts_on_no_rank_goes_on_with
         assert following.step.committed
 
 
-@looped("resolve", ["now", "late"])
-def test_ranks_that_share_a_replica_hear_of_any_decoder_in_its_step(resolve: Resolve) -> None:
+@looped("commits", ["now", "late"])
+def test_ranks_that_share_a_replica_hear_of_any_decoder_in_its_step(commits: CommitTime) -> None:
     """They gather means after the status vote, and would wait for the one that failed."""
 
     def rank(comm: Comm) -> BaseException | None:
-        rig = _with_accident(comm, "int8", "decode", on_rank=1, per_node=2, resolve=resolve)
+        rig = _with_accident(comm, "int8", "decode", on_rank=1, per_node=2, commits=commits)
         rig.step(gradients(comm.rank, 0), ONE_BUCKET)
         return rig.step(gradients(comm.rank, 1), ONE_BUCKET).error
 

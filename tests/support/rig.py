@@ -17,7 +17,7 @@ from gradwire.comm import Comm, ThreadComm
 from gradwire.control.controller import controller_for
 from gradwire.measure.clock import now_s
 from gradwire.memory import UNSENT
-from gradwire.placement import Placement, Post, Resolve, device_at
+from gradwire.placement import CommitTime, Placement, Post, device_at
 from gradwire.planning.boundaries import even_boundaries
 from gradwire.planning.tuning import USUAL
 from gradwire.recipes import recipe
@@ -139,30 +139,30 @@ class Rig:
         dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32,
         shapes: Mapping[str, tuple[int, ...]] = SHAPES,
         control: Comm | None = None,
-        resolve: Resolve = "now",
+        commits: CommitTime = "now",
         place: Callable[[Post], Placement] | None = None,
         wrap: Callable[[Comm], Comm] = lambda comm: comm,
         **options: Any,
     ) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
-        self._concluded: list[Step] = []
+        self._finished: list[Step] = []
         self._ended = threading.Event()
-        post, concluded = self._jobs.append, self._conclude
+        post, finished = self._jobs.append, self._note_finished
         known, everyone = specs(dtype, shapes), comm
         if place is None:
             inside, comm = (None, comm) if per_node == 1 else parted(comm, per_node)
             inside, comm = None if inside is None else wrap(inside), wrap(comm)
             control, device = control or (comm if inside is None else wrap(everyone)), device_at(WHERE)
-            placement = Placement("rig", comm, control, post, device, device, resolve=resolve, inside=inside)
+            placement = Placement("rig", comm, control, post, device, device, commits=commits, inside=inside)
         else:
             placement = place(post)
         self._placement = placement
         self.level: NodeReducer | None = None
         if placement.inside is not None:
             self.level = NodeReducer(known, placement.inside.world)
-            known, concluded = self.level.specs, partial(self.level.conclude, deliver=concluded)
+            known, finished = self.level.specs, partial(self.level.finish, deliver=finished)
         env = EngineEnvironment(
-            placement, controller_for=controller_for, concluded=concluded, **{"tuning": TUNING} | options
+            placement, controller_for=controller_for, finished=finished, **{"tuning": TUNING} | options
         )
         self.engine = Reducer(known, recipe(text), env)
         if self.level is not None:
@@ -221,11 +221,11 @@ class Rig:
         if self._placement.wait is not None:
             self._placement.wait(self._ended, lambda: None)
         self._placement.transfer.join()
-        assert len(self._concluded) == 1, "a step must be concluded exactly once"
-        return Outcome(_means(arrivals), self._concluded.pop(), self.memory)
+        assert len(self._finished) == 1, "a step must be finished exactly once"
+        return Outcome(_means(arrivals), self._finished.pop(), self.memory)
 
-    def _conclude(self, step: Step) -> None:
-        self._concluded.append(step)
+    def _note_finished(self, step: Step) -> None:
+        self._finished.append(step)
         self._ended.set()
 
     def _run(self, *jobs: Callable[[], None]) -> None:

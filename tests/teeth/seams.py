@@ -103,7 +103,7 @@ SEAMS = (
     ),
     Seam(
         "What is unsent is forgotten while a rank cannot add it to its gradients.",
-        "conclude",
+        "hand_over",
         "prepared = on_all_ranks(…)",
         "prepared = ready()",
     ),
@@ -292,7 +292,7 @@ SEAMS = (
     Seam(
         "A checkpoint has the memory of gradients that no optimizer has used.",
         "checkpoint.state:_copied",
-        "engine.resolve()",
+        "engine.commit_deferred()",
         "pass",
     ),
     Seam(

@@ -339,10 +339,10 @@ def _assemble(
     if asked.guard_every:
         env.observers.append(Guard(lambda: source.known.held, asked.guard_every, source.is_uneven, read))
 
-    def concluded(step: Step) -> None:
-        backward.deliver(step) if level is None else level.conclude(step, backward.deliver)
+    def finished(step: Step) -> None:
+        backward.deliver(step) if level is None else level.finish(step, backward.deliver)
 
-    env = replace(env, concluded=concluded, resolved=lambda step: backward.note(step))
+    env = replace(env, finished=finished, outcome_known=lambda step: backward.note(step))
     engine = Reducer(source.specs if level is None else level.specs, chosen, env)
     if level is not None:
         level.join(engine)

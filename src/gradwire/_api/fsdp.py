@@ -521,7 +521,7 @@ class FSDPWire(Wire):
 
         optimizers, text = on_all_ranks(given, "switch_optimizer", self._control)
         require_same_optimizer(text, self._control)
-        self._traffic.settle()
+        self._traffic.roll_back_unused()
         self._traffic.steps.change(optimizers, self._model)
 
     def drop_step(self) -> None:

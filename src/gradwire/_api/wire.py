@@ -252,7 +252,7 @@ class Wire:
         """
         from gradwire.telemetry.chrome import chrome_trace, write_trace
 
-        self._backward.resolve()
+        self._backward.commit_deferred()
         history, rank = self._backward.history, self._engine.env.control.rank
         write_trace(path, chrome_trace(history.spans, history.started_s, rank))
 
@@ -517,12 +517,12 @@ class Wire:
                 raise failure
             return prepare()
 
-        def conclude() -> T:
+        def hand_over() -> T:
             prepared = on_all_ranks(ready, "add what is unsent to its gradients", engine.env.control)
             forget_unsent(engine)
             return prepared
 
-        prepared = self._backward.call(conclude)
+        prepared = self._backward.call(hand_over)
         for add in additions:
             add()
         self._backward.steps.exchange_begins(None, compresses=False)

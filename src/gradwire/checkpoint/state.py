@@ -99,7 +99,7 @@ def _on_host(state: dict[str, Any]) -> dict[str, Any]:
 
 def _copied(engine: Reducer) -> dict[str, Any]:
     """The engine's state, copied on the device of the memory."""
-    engine.resolve()
+    engine.commit_deferred()
     layout = engine.layout
     if layout.alone:
         # As it would be in company, where the run may go on.
@@ -209,7 +209,7 @@ def load(engine: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: bo
 
     Raises `ValueError` if a state is damaged or does not belong here, and `RanksDisagree` on the other ranks.
     """
-    engine.resolve()
+    engine.commit_deferred()
     mean = not all_fit(engine, saved) or mean
     ready, refusal = _prepared(engine, saved, missing, mean)
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}

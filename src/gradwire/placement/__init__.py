@@ -2,7 +2,7 @@
 between them.
 """
 
-from gradwire.placement.base import Placement, Post, Resolve, host, staged, stream
+from gradwire.placement.base import CommitTime, Placement, Post, host, staged, stream
 from gradwire.placement.comms import StagedComm, StreamComm, by_the_host, through_a_device
 from gradwire.placement.device import Accelerator, Device, HostDevice, device_at, fetch
 from gradwire.placement.inline import Inline
@@ -17,13 +17,13 @@ from gradwire.placement.transfer import (
 __all__ = [
     "Accelerator",
     "BufferTransfer",
+    "CommitTime",
     "CopyTransfer",
     "Device",
     "HostDevice",
     "Inline",
     "Placement",
     "Post",
-    "Resolve",
     "StagedComm",
     "StreamComm",
     "StreamTransfer",

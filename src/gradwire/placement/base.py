@@ -24,7 +24,7 @@ Post: TypeAlias = Callable[[Job], None]
 PostAfter: TypeAlias = Callable[[Job, Callable[[Waited], None]], None]
 Wait: TypeAlias = Callable[[threading.Event, Job], None]
 """Block until an event is set; call a function twice a second meanwhile, which ends the wait by raising."""
-Resolve: TypeAlias = Literal["now", "late"]
+CommitTime: TypeAlias = Literal["now", "late"]
 """Time at which the host reads whether a step was finite, and commits it: before the step ends, or when the
 next one begins, so that it need not wait for the device."""
 
@@ -50,7 +50,7 @@ class Placement:
     device: Device = field(default_factory=HostDevice)
     memory: Device = field(default_factory=HostDevice)
     transfer: BufferTransfer = field(default_factory=BufferTransfer)
-    resolve: Resolve = "now"
+    commits: CommitTime = "now"
     post_later: Post | None = None
     """Runs a function as `post` does, called by any thread, such as one of gloo's. `None` if `post` can be
     called so."""
@@ -64,9 +64,9 @@ class Placement:
     everyone: Comm | None = None
 
     @property
-    def resolves_late(self) -> bool:
-        """True if a step is resolved when the next one begins."""
-        return self.resolve == "late"
+    def commits_late(self) -> bool:
+        """True if a step is committed when the next one begins."""
+        return self.commits == "late"
 
     @property
     def checksum_bytes(self) -> float:
@@ -187,7 +187,7 @@ def stream(
         device,
         memory=device,
         transfer=transfer,
-        resolve="late",
+        commits="late",
         post_later=post.later,
         wait=post.wait,
         inside=None if inside is None else StreamComm(inside),

@@ -140,7 +140,7 @@ class LocalSteps(Source):
             self._own.values(),
             self._turn,
             before_pass=self._before_pass,
-            before_step=self.settle,
+            before_step=self.note_changes,
             after_step=self._loads.stepped,
         )
         self._left_at = 0
@@ -352,7 +352,7 @@ class LocalSteps(Source):
         """Within it the model has θ₀; afterwards this replica's own parameters and buffers, bit for bit."""
         if self._shown is not None:
             raise GradwireError("the model has the shared parameters already")
-        self.settle()
+        self.note_changes()
         self._loads.look()
         with torch.no_grad():
             self._shown = {name: each.clone() for name, each in self._buffers_here().items()}
@@ -384,11 +384,11 @@ class LocalSteps(Source):
 
     def _before_pass(self, first: bool) -> None:
         """A forward pass that trains is about to change buffers: the `first` one since a step, or another."""
-        self.settle()
+        self.note_changes()
         if first:
             self._loads.look()
 
-    def settle(self) -> None:
+    def note_changes(self) -> None:
         """Where something was loaded since the last step, θ₀ becomes that.
 
         It is agreed on when the next round has left. A round under way is about the old θ₀: it is awaited,
@@ -460,7 +460,7 @@ class LocalSteps(Source):
         """Another step has been attempted."""
         if self._shown is not None:
             raise GradwireError("a step was made inside wire.shared_parameters(), which is for evaluation")
-        self.settle()
+        self.note_changes()
         count = self.attempts.count
         if self._lands_at is not None and count >= self._lands_at:
             self.arrive()
@@ -528,7 +528,7 @@ class LocalSteps(Source):
 
     def arrive_now(self) -> None:
         """Land what is under way before it is due."""
-        self.settle()
+        self.note_changes()
         if self._lands_at is not None:
             self.arrive()
 
@@ -541,7 +541,7 @@ class LocalSteps(Source):
         self._lands_at, lands = None, False
         try:
             if self._resumed is None:
-                self._backward.wait_resolved()
+                self._backward.wait_for_outcome()
                 self._loaded = {}  # all ranks have told
             lands = self._has_means
         finally:

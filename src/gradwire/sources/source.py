@@ -48,9 +48,9 @@ class Source(ABC):
 
     A step asks six methods of it: `begin` has registered hooks; then `is_exchanging`, `side_broadcast`,
     `step_ended`, `release` and `complete`. Beside them it answers while attaching (`group`, `over`,
-    `members`, `check`, `suits`, `applying`, `facts`, `replicas_of`) and between steps (`settle`, `no_sync`,
-    `is_uneven`, `adding`, `may_differ`, `retire`). All but `begin` and `group` have an answer here that suits
-    most sources.
+    `members`, `check`, `suits`, `applying`, `facts`, `replicas_of`) and between steps (`note_changes`,
+    `no_sync`, `is_uneven`, `adding`, `may_differ`, `retire`). All but `begin` and `group` have an answer here
+    that suits most sources.
 
     A source holds its model weakly, because the engine's thread refers to the source and has to end with the
     model. It may keep the parameters.
@@ -210,7 +210,7 @@ class Source(ABC):
 
     # -- between steps
 
-    def settle(self) -> None:
+    def note_changes(self) -> None:
         """Take note of changes to the model since the last step: a call is about to read it."""
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -7,11 +7,11 @@ state machine: `Backward` is the side of the training thread, `Reducer` the side
 `Reducer._advance` has the algorithm in six numbered lines.
 
 **The path ends at `Backward.deliver`.** `gradwire.attach` (`_assemble` in `_api/attach.py`) ties the two
-sides together: it makes the `EngineEnvironment`, whose `concluded` is `Backward.deliver` and whose `resolved`
-is `Backward.note`. The reducer calls these for each step. `deliver` sets the event for which the training
-thread waits, and lets the source set DDP's futures. So the backward pass ends, with means in `p.grad`. An
-optimizer that steps is noted by fates.py. The commit of the step is final when the next `Backward.open` finds
-that optimizers have used its means.
+sides together: it makes the `EngineEnvironment`, whose `finished` is `Backward.deliver` and whose
+`outcome_known` is `Backward.note`. The reducer calls these for each step. `deliver` sets the event for which
+the training thread waits, and lets the source set DDP's futures. So the backward pass ends, with means in
+`p.grad`. An optimizer that steps is noted by fates.py. The commit of the step is final when the next
+`Backward.open` finds that optimizers have used its means.
 
 The other files are in the order in which a gradient gets to them:
 
@@ -45,15 +45,16 @@ feature that is off is in neither list, and no step asks for it.
 
 Words for the outcome of a step:
 
-- It is *concluded* when its means are on their way to the model, or when it has failed: see `Outcome`.
-- It is *resolved* when the host knows whether it counts: most often before it is concluded. A *late* step is
-  *deferred*: it is resolved when the next one begins, so that the host need not wait for a device.
-- It is *settled* when optimizers have used its means, or have left them out. Until then a commit can be
-  undone. Parameters whose gradient no optimizer has used yet are *open*.
+- It is *finished* when its means are on their way to the model, or when it has failed: see `Outcome`.
+- It is *committed*, or forgotten, when the host knows whether it counts: most often before it is finished. A
+  *late* step is *deferred*: its outcome is known when the next one begins, so that the host need not wait for
+  a device.
+- It is *final* when optimizers have used its means, and *rolled back* when they have left them out. Until
+  then a commit can be undone. Parameters whose gradient no optimizer has used yet are *open*.
 - A mean *lands* when it is written to the place from which the gradients came. A backward pass is *complete*
   when the training thread has what the step has brought.
 - A unit *rests* in a step in which its exchange sends nothing. A slot is *idle* in a step in which its
   gradient is zero throughout: its memory stays as it is.
-- `finish` has two objects: an exchange's `finish` decodes its mean (line 4), and `Reducer._finish` is line 6.
-  `Backward.close` ends the intake of gradients.
+- `finish` has two objects: an exchange's `finish` decodes its mean (line 4), and `Reducer._finish` is line 6,
+  which ends in `_finish_running`, or in `_defer`. `Backward.close` ends the intake of gradients.
 """

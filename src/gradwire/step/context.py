@@ -61,16 +61,16 @@ class WayBack(Generic[V]):
     """The values that open parameters had before their first exchange that is still open, by name and kind.
 
     >>> way_back = WayBack[int]()
-    >>> way_back.settle("w", Fates(open=frozenset({"w"}), made=False), {"unsent": 1})
+    >>> way_back.roll_back("w", Fates(open=frozenset({"w"}), made=False), {"unsent": 1})
     {}
-    >>> way_back.settle("w", Fates(dropped=frozenset({"w"}), made=False), {"unsent": 2})
+    >>> way_back.roll_back("w", Fates(dropped=frozenset({"w"}), made=False), {"unsent": 2})
     {'unsent': 1}
     """
 
     def __init__(self) -> None:
         self.held: dict[str, dict[str, V]] = {}
 
-    def settle(
+    def roll_back(
         self,
         name: str,
         fates: Fates,
@@ -133,10 +133,10 @@ class ExchangeState:
         """Make the last commit final, except for open parameters."""
         self._replaced = {}
 
-    def settle(self, fates: Fates) -> None:
-        """Undo the last commit, and earlier open ones, for dropped parameters: see `FlatBuffer.settle`."""
+    def roll_back(self, fates: Fates) -> None:
+        """Undo the last commit, and earlier open ones, for dropped parameters: see `FlatBuffer.roll_back`."""
         for name in self._replaced.keys() | self._way_back.held.keys():
-            before = self._way_back.settle(name, fates, self._replaced.get(name, {}))
+            before = self._way_back.roll_back(name, fates, self._replaced.get(name, {}))
             for kind, old in before.items():
                 self._put_back(kind, name, old)
         self._replaced = {}

@@ -152,9 +152,9 @@ class EngineEnvironment:
 
     usual: Placement
     controller_for: ControllerFor = field(kw_only=True)
-    concluded: Callable[[Step], None] = lambda _step: None
+    finished: Callable[[Step], None] = lambda _step: None
     """Called once per step, when its means are on their way into the buffers, or with its error."""
-    resolved: Callable[[Step], None] = lambda _step: None
+    outcome_known: Callable[[Step], None] = lambda _step: None
     """Function called once per step without an error, when its outcome is known: at most one step later."""
     on_host: Placement | None = None
     """Placement of layouts that read numbers on the host, if `usual` is on a device."""

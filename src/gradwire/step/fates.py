@@ -239,14 +239,14 @@ class Steps:
             return None
         return Fates(frozenset(dropped), self._open, made=bool(final))
 
-    def settled(self, fates: Fates, *, is_dropped: bool) -> None:
-        """Note that memory was settled by `fates`; `is_dropped` if a whole step was left out."""
+    def rolled_back(self, fates: Fates, *, is_dropped: bool) -> None:
+        """Note that memory was rolled back by `fates`; `is_dropped` if a whole step was left out."""
         self._cleared |= fates.dropped
         self.dropped += is_dropped
         self.in_a_row += is_dropped
 
     def exchange_begins(self, fates: Fates | None, *, compresses: bool) -> None:
-        """Note that an exchange begins, and that `fates` of earlier ones have been settled."""
+        """Note that an exchange begins, after memory was rolled back by the `fates` of earlier ones."""
         goes_on = fates is not None and not fates.made and bool(fates.open)
         self._passes = self._passes + compresses if goes_on else 1
         self._is_pending, self._has_looked, self._is_dropping, self._is_local = True, False, False, False

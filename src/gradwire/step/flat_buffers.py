@@ -164,7 +164,7 @@ class FlatBuffer:
     parameter.
 
     A commit can be undone until the next compensation, because the planes that it replaced still exist. Slots
-    that stay open longer have copies of their earlier planes: `settle`.
+    that stay open longer have copies of their earlier planes: `roll_back`.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class FlatBuffer:
                 self._replaced[name] = _exchanged(old, new)
 
     def forget_unsent(self) -> None:
-        """Set the unsent gradient to zero: `flush` has handed it over. `settle` can undo that, too."""
+        """Set the unsent gradient to zero: `flush` has handed it over. `roll_back` can undo that, too."""
         self._replaced = {UNSENT: self.committed[UNSENT].clone()}
         self.committed[UNSENT].zero_()
 
@@ -300,7 +300,7 @@ class FlatBuffer:
         self._replaced = {}
         self.kept.begin()
 
-    def settle(self, fates: Fates) -> None:
+    def roll_back(self, fates: Fates) -> None:
         """Undo the last commit, and earlier open ones, for dropped parameters; keep a way back for open ones.
 
         Only slots of dropped and of open parameters are copied.
@@ -308,11 +308,11 @@ class FlatBuffer:
         for slot in self.slots:
             here = slice(slot.start, slot.stop)
             replaced = {plane: old[here] for plane, old in self._replaced.items()}
-            before = self._way_back.settle(slot.spec.name, fates, replaced, torch.clone)
+            before = self._way_back.roll_back(slot.spec.name, fates, replaced, torch.clone)
             for plane, old in before.items():
                 self.committed[plane][here] = old
         self._replaced = {}
-        self.kept.settle(fates)
+        self.kept.roll_back(fates)
 
     @property
     def open_names(self) -> Set[str]:

@@ -68,7 +68,7 @@ class History:
         by_rank = step.computing_by_rank_s
         self._costs.append(Cost(*bytes_, *times, 0.0, step.before_s, step.inside_bytes, by_rank))
 
-    def resolved(self, step: Step) -> None:
+    def outcome_known(self, step: Step) -> None:
         """Note whether a step counts."""
         self.skipped += step.outcome is Outcome.NOT_FINITE
 

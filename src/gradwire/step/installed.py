@@ -208,14 +208,14 @@ class InstalledRecipe:
         """Forget exchanges that wait for an optimizer."""
         self._is_counted = self._is_open = False
 
-    def settle(self, fates: Fates) -> bool:
+    def roll_back(self, fates: Fates) -> bool:
         """Make commits final, undo them, or keep them open. Returns whether a whole step was undone.
 
         `step` counts optimizer steps. An exchange is taken to make one until this says that it has not.
         Several exchanges before an optimizer steps have one number, and go back together.
         """
         for flat_buffer in self.layout.flat_buffers:
-            flat_buffer.settle(fates)
+            flat_buffer.roll_back(fates)
         is_dropped = not (fates.made or fates.open) and (self._is_counted or self._is_open)
         if fates.made:
             self.step += self._is_open and not self._is_counted

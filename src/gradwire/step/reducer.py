@@ -78,7 +78,7 @@ class GradientSource(Protocol):
     def complete(self) -> None:
         """Training thread: bring to the model what a step has brought, once the backward pass is over."""
 
-    def settle(self) -> None:
+    def note_changes(self) -> None:
         """Training thread: bring the model up to date, before a call that reads it."""
 
 
@@ -192,7 +192,7 @@ class Backward:
         if not self._ended.is_set():
             self._refuse_what_broke_off()
         self.calls.require_order()
-        self._settle_before()
+        self._finish_previous()
         self.calls.steps += 1
         self._ended.clear()
         self._all_given = self._is_complete = False
@@ -201,16 +201,16 @@ class Backward:
         self._posts_at_end = self.engine.is_serial or not self.overlap
         self._line_up(partial(self._stage.begin_step, now_s()))
 
-    def _settle_before(self) -> None:
+    def _finish_previous(self) -> None:
         """Training thread: commit or undo the exchange before, and install the recipe that follows."""
-        fates = self.settle()
+        fates = self.roll_back_unused()
         unheard = ", ".join(each for each in (self._broke_off, self._unheard) if each)
         # Over a broken transport this step fails like all that follow, and the others may be gone.
         if unheard and self.engine.broken is None:
             # Schedules and random numbers go by steps: ranks that count differently must not exchange.
             self._broke_off = self._unheard = ""
             self.calls.begin(unheard, self.engine.step)
-        if not self.engine.is_resolved:
+        if not self.engine.is_caught_up:
             self.call(self.engine.catch_up)
             if self.engine.running != self.event_log.running:
                 self.event_log.changed()
@@ -246,7 +246,7 @@ class Backward:
         """Training thread: go on. Nothing waits for the step here, so its error waits for the next `open`."""
 
     def all_brought(self) -> None:
-        """Training thread: end the intake outside a backward pass; `wait_resolved` waits for the step."""
+        """Training thread: end the intake outside a backward pass; `wait_for_outcome` waits for the step."""
         self._line_up(self._stage.all_ready)
         self._post_waiting()
         self._all_given = True
@@ -259,11 +259,12 @@ class Backward:
         last = self._tell if self._error is None else self._raise_pending
         Variable._execution_engine.queue_callback(last)
 
-    def wait_resolved(self) -> None:
-        """Training thread: wait outside a backward pass until the step is resolved. Raises its error."""
+    def wait_for_outcome(self) -> None:
+        """Training thread: wait outside a backward pass until the step's outcome is known. Raises its
+        error."""
         self._wait_and_complete()
         self._raise_pending()
-        self.resolve()
+        self.commit_deferred()
         self._tell()
 
     def _wait_and_complete(self) -> None:
@@ -327,7 +328,7 @@ class Backward:
 
     def note(self, step: Step) -> None:
         """Worker: log that a step counts or not, and the news that came with it."""
-        self.history.resolved(step)
+        self.history.outcome_known(step)
         if not step.committed:
             self.event_log.skipped(step.number, self.history.skipped)
         if len(self.engine.health.complaints) != self.event_log.complaints:
@@ -361,19 +362,19 @@ class Backward:
         """True if every step has ended, and the collectives of all ranks are paired. On any thread."""
         return self._all_given and self._ended.is_set() and self.engine.broken is None
 
-    def settle(self) -> Fates | None:
+    def roll_back_unused(self) -> Fates | None:
         """Training thread: undo exchanges whose gradients no optimizer has used.
 
         Other ranks hear of that when the next exchange or call begins. Returns the fates by which memory was
-        settled, and `None` if all is final.
+        rolled back, and `None` if all is final.
         """
         fates = self.steps.fates()
         if fates is None:
             return None
-        self.resolve()
+        self.commit_deferred()
         was_counted = self.engine.is_counted
-        is_dropped = self.call(partial(self.engine.settle, fates))
-        self.steps.settled(fates, is_dropped=is_dropped)
+        is_dropped = self.call(partial(self.engine.roll_back, fates))
+        self.steps.rolled_back(fates, is_dropped=is_dropped)
         if is_dropped:
             self._unheard = _LEFT_OUT
             if self.engine.broken is None:  # or `backward()` has raised, and the user knows why
@@ -382,18 +383,18 @@ class Backward:
             self._unheard = _BEFORE_THE_STEP
         return fates
 
-    def resolve(self) -> None:
+    def commit_deferred(self) -> None:
         """Training thread: let the worker commit the last step, if that is still to be done."""
-        if not self.engine.is_resolved:
-            self.call(self.engine.resolve)
+        if not self.engine.is_caught_up:
+            self.call(self.engine.commit_deferred)
 
     def up_to_date(self) -> None:
         """Training thread: count the steps that optimizers have made so far, on this rank alone."""
-        self._source.settle()
-        self.resolve()
+        self._source.note_changes()
+        self.commit_deferred()
         self.steps.note_cleared()
-        if self.settle() is None:
-            self.call(lambda: self.engine.settle(Fates()))
+        if self.roll_back_unused() is None:
+            self.call(lambda: self.engine.roll_back(Fates()))
 
     def rest(self) -> None:
         """Training thread: wait until no step is running, before anything else is asked of other ranks.
@@ -441,7 +442,7 @@ class Reducer(InstalledRecipe):
 
     All of it runs on one thread at a time, so that every rank issues the same collectives in the same order:
     on the worker, or on the training thread where collectives are work in a stream. `begin_step`,
-    `bucket_ready` and `all_ready` do not raise the errors of a step: `EngineEnvironment.concluded` gets the
+    `bucket_ready` and `all_ready` do not raise the errors of a step: `EngineEnvironment.finished` gets the
     step with its outcome.
     """
 
@@ -457,7 +458,7 @@ class Reducer(InstalledRecipe):
         """Install a recipe, and work out everything that its steps have in common."""
         super().restore(saved)
         flat_buffers = self.layout.flat_buffers
-        is_late = self.placement.resolves_late and not self.measuring
+        is_late = self.placement.commits_late and not self.measuring
         self._step_type = LateStep if is_late else ShardedStep if self._is_sharded else Step
         self._decide = self._defer if is_late else self._decide_now
         """Ends a step after its vote, unless it has failed."""
@@ -537,7 +538,7 @@ class Reducer(InstalledRecipe):
 
     def begin_step(self, at_s: float) -> None:
         """Worker: begin a step whose first gradients are there since `at_s`."""
-        if not self.is_resolved:
+        if not self.is_caught_up:
             self.catch_up()
         self._is_counted = False
         for flat_buffer in self.layout.flat_buffers:
@@ -683,12 +684,12 @@ class Reducer(InstalledRecipe):
             if left == 0 and step.outcome is Outcome.RUNNING:
                 self._vote(step)  # 5. does the step count, on all ranks?
             if step.outstanding == 0 and step.outcome is Outcome.VOTED:
-                self._finish(step)  # 6. unsent = x; of a late step in `resolve`
+                self._finish(step)  # 6. unsent = x; of a late step in `commit_deferred`
         except TransportError as error:
             self.broken = error
-            self._conclude(step, Outcome.FAILED, error)
+            self._finish_running(step, Outcome.FAILED, error)
         except DAMAGED as error:  # in the vote itself or beside it, on all ranks
-            self._conclude(step, Outcome.FAILED, error)
+            self._finish_running(step, Outcome.FAILED, error)
 
     def _compensate(self, step: Step, bucket: Arrival, share: BufferShare) -> None:
         """Worker, 1: add the gradients of a bucket to the unsent gradient of a flat buffer."""
@@ -942,7 +943,7 @@ class Reducer(InstalledRecipe):
             step.has_failed_unheard = error is None and step.counts(votes)
             error = step.error  # a rank that disagrees may well fail, but that is not why
         if error is not None:
-            self._conclude(step, Outcome.FAILED, error)
+            self._finish_running(step, Outcome.FAILED, error)
         else:
             self._decide(step, votes)
 
@@ -955,14 +956,15 @@ class Reducer(InstalledRecipe):
         elif self._poisons:
             step.poison()
         outcome = self._commit(step, votes, finite)
-        if self._following is not None and self.layout.is_plain:  # a memory has to be settled first
+        if self._following is not None and self.layout.is_plain:  # a memory has to be final first
             self.follow(self._following)
-        self._conclude(step, outcome)
+        self._finish_running(step, outcome)
 
     def _defer(self, step: Step, votes: Votes) -> None:
         """Worker: end a late step for the model, before the host knows whether it counts.
 
-        A device is asked for that and not waited for: `resolve` reads its answer when the next step begins.
+        A device is asked for that and not waited for: `commit_deferred` reads its answer when the next step
+        begins.
         """
         finite = step.all_finite()
         if self.shard is not None:
@@ -975,7 +977,7 @@ class Reducer(InstalledRecipe):
         step.outcome, step.is_over, counts = Outcome.DEFERRED, True, self.placement.fetch(finite)
         self._now = None
         self._deferred = lambda: self._end_deferred(step, votes, counts)
-        self.env.concluded(step)
+        self.env.finished(step)
 
     def _end_deferred(self, step: Step, votes: Votes, counts: Callable[[], Tensor]) -> None:
         """Worker: commit a deferred step, or forget it. If it has failed since, it stays failed.
@@ -1013,14 +1015,14 @@ class Reducer(InstalledRecipe):
         self.facts = self._controller.facts or self.facts
         self.is_serial = self._controller.is_serial
 
-    def _conclude(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
-        """Worker: end the running step, and conclude it."""
+    def _finish_running(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
+        """Worker: give the running step its outcome, and finish it for the model."""
         self._now = None
         self._end(step, outcome, error)
-        self.env.concluded(step)
+        self.env.finished(step)
 
     def _end(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
-        """Worker: give a step its final outcome; unless it has failed, it is resolved."""
+        """Worker: give a step its final outcome, which is then known, unless the step has failed."""
         step.end(outcome, error)
         if outcome is not Outcome.FAILED and step.is_timed:
             self.traffic.note(step.trace.rounds)
@@ -1029,30 +1031,32 @@ class Reducer(InstalledRecipe):
         for flat_buffer in self.layout.flat_buffers:
             flat_buffer.kept.discard()
         if outcome is not Outcome.FAILED:
-            self.env.resolved(step)
+            self.env.outcome_known(step)
 
     # -- between steps
 
     @property
-    def is_resolved(self) -> bool:
-        """True if `resolve` has nothing to do. On any thread."""
+    def is_caught_up(self) -> bool:
+        """True if `catch_up` has nothing to do: no step is deferred, and no other recipe follows. On any
+        thread."""
         return self._deferred is None and self._following is None
 
-    def resolve(self) -> None:
+    def commit_deferred(self) -> None:
         """Worker: commit the last step, or forget it; needs no other rank, and may wait for the device."""
         deferred, self._deferred = self._deferred, None
         if deferred is not None:
             deferred()
 
     def catch_up(self, fates: Fates | None = None) -> bool:
-        """Worker: `resolve`, `settle`, and change what runs, on all ranks. An error ends all later steps.
+        """Worker: `commit_deferred`, `roll_back`, and change what runs, on all ranks. An error ends all later
+        steps.
 
         Without `fates` all is final, as after most steps. Returns whether a step was dropped.
         """
         is_dropped = False
         try:
-            self.resolve()
-            is_dropped = fates is not None and self.settle(fates)
+            self.commit_deferred()
+            is_dropped = fates is not None and self.roll_back(fates)
             self.follow(self._following) if self._following is not None else None
         except BaseException as error:  # of the device, for instance
             self.crash(error)

@@ -552,7 +552,7 @@ class ShardedStep(Step):
 
 
 class LateStep(Step):
-    """A step that is resolved only when the next one begins: the host reads nothing that a device computes.
+    """A step that is committed only when the next one begins: the host reads nothing that a device computes.
 
     `InstalledRecipe.late` is another matter: how much gradient waits in memory.
     """

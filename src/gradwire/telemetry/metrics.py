@@ -28,7 +28,7 @@ BOTH = {
 
 def metrics_of(backward: Backward, source: Source, loss_scale: float) -> dict[str, float]:
     """The numbers of `Wire.metrics`, by name. Between steps, on the thread that trains."""
-    backward.resolve()
+    backward.commit_deferred()
     engine, history = backward.engine, backward.history
     found: dict[str, float] = {
         "step": engine.step,

@@ -186,7 +186,7 @@ def test_only_steps_without_an_error_count_as_skipped() -> None:
     failed.outcome = Outcome.FAILED
     for step in (_step(), failed, _step(committed=False)):
         history.add(step)
-        history.resolved(step)
+        history.outcome_known(step)
     assert history.skipped == 1
 
 

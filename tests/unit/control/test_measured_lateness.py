@@ -28,7 +28,7 @@ later."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "flat": {},
     "bfloat16 memory": {"memory_dtype": torch.bfloat16},
-    "resolved late": {"resolve": "late"},
+    "committed late": {"commits": "late"},
     "nodes": {"per_node": 2},
 }
 HALVED = "covap(interval=2, init_value=0.5, ascend_steps=100, ascend_range=0.1)"
@@ -129,7 +129,7 @@ def test_rows_are_alike_in_length_on_all_ranks(
     assert all(widths == written[0] for widths in written.values())
 
 
-@pytest.mark.parametrize("variant", rest(VARIANTS, but=["resolved late"]))
+@pytest.mark.parametrize("variant", rest(VARIANTS, but=["committed late"]))
 @pytest.mark.parametrize("text", ["topk(ratio=0.1)", "covap(interval=2)"])
 def test_a_step_that_is_left_out_does_not_disturb_lateness(text: str, variant: str) -> None:
     world = 4 if variant == "nodes" else 2

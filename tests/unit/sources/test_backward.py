@@ -19,7 +19,7 @@ from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.control.controller import controller_for
 from gradwire.errors import GradwireError, TransportError
 from gradwire.measure.clock import now_s
-from gradwire.placement import HostDevice, Placement, Resolve, host
+from gradwire.placement import CommitTime, HostDevice, Placement, host
 from gradwire.placement.transfer import BufferTransfer, TransferredBuffer
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
@@ -54,7 +54,7 @@ class ByName(Source):
         """Its steps are made by `one_step`."""
 
     def step_ended(self, step: Step) -> None:
-        self.calls.append(f"settle {step.committed}")
+        self.calls.append(f"ended {step.committed}")
         self.last_arrival_s = step.last_arrival_s
 
     def release(self) -> None:
@@ -84,21 +84,21 @@ def attached(
     env = EngineEnvironment(
         placement,
         controller_for=controller_for,
-        concluded=lambda step: backward.deliver(step),
-        resolved=lambda step: backward.note(step),
+        finished=lambda step: backward.deliver(step),
+        outcome_known=lambda step: backward.note(step),
     )
     backward = side(source, worker, Reducer(source.specs, recipe(text), env))
     return backward
 
 
-@pytest.mark.parametrize("resolve", ["now", "late"])
+@pytest.mark.parametrize("commits", ["now", "late"])
 @pytest.mark.parametrize("text", ["dense", "topk(ratio=0.1)"])
-def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Resolve) -> None:
+def test_any_source_brings_gradients_and_gets_means_back(text: str, commits: CommitTime) -> None:
     def rank(comm: Comm) -> dict[str, Tensor]:
         source = ByName()
         worker = Worker(crashed=lambda error: backward.engine.crash(error))
 
-        placement = replace(host(comm, worker.post), resolve=resolve)
+        placement = replace(host(comm, worker.post), commits=commits)
         backward = attached(source, worker, placement, text)
         order = sorted(range(len(source.specs)), key=lambda index: (index * (comm.rank + 2)) % 7)
         try:
@@ -107,7 +107,7 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str, resolve: Res
         finally:
             worker.stop()
         # The thread that trains goes on before the engine's releases the step.
-        assert source.calls[0] == f"settle {resolve == 'now'}"
+        assert source.calls[0] == f"ended {commits == 'now'}"
         assert backward.engine.step == 1, "known at the latest when the step has to rest"
         assert sorted(source.calls[1:]) == ["complete", "release"]
         return means
@@ -212,8 +212,8 @@ def _engine(**other: Any) -> Any:
         "layout": SimpleNamespace(is_plain=True),
         "watch": SimpleNamespace(end=print),
         "broken": None,
-        "is_resolved": True,
-        "settle": print,
+        "is_caught_up": True,
+        "roll_back": print,
     }
     return SimpleNamespace(**{**usual, **other})
 
@@ -301,7 +301,7 @@ def test_over_a_broken_transport_neither_ranks_nor_the_user_are_told_of_a_step_t
     broken: TransportError | None,
 ) -> None:
     told: list[str] = []
-    engine = {"settle": lambda _fates: True, "is_counted": True, "step": 3, "resolve": print}
+    engine = {"roll_back": lambda _fates: True, "is_counted": True, "step": 3, "commit_deferred": print}
     backward = _backward(broken=broken, **engine)
     backward.steps = LeftOut({}, (), HostDevice())
     backward.calls.begin = lambda what, step: told.append(f"{what} at {step}")  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ def test_places_of_codes_are_kept_for_the_buckets_that_come_and_not_for_those_th
     """DDP makes other buckets in its second step, and under `join()`."""
 
     def rank(comm: Comm) -> tuple[list[int], bool]:
-        rig, other = Rig(comm, "int8", resolve="late"), Rig(comm, "int8")
+        rig, other = Rig(comm, "int8", commits="late"), Rig(comm, "int8")
         counts, are_same = [], True
         for step in range(8):
             grads, buckets = gradients(comm.rank, step), (ALONE, REVERSED)[step % 2]

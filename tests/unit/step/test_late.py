@@ -1,4 +1,4 @@
-"""A step that is resolved when the next one begins leaves the same bits as one that is resolved at once."""
+"""A step that is committed when the next one begins leaves the same bits as one that is committed at once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_late_is_now(text: str, run: str) -> None:
     bad = RUNS[run]
 
     def rank(comm: Comm) -> None:
-        now, late = Rig(comm, text, unit_elements=1500), Rig(comm, text, unit_elements=1500, resolve="late")
+        now, late = Rig(comm, text, unit_elements=1500), Rig(comm, text, unit_elements=1500, commits="late")
         for step in range(STEPS):
             grads = brought(comm.rank, step, bad)
             expected, found = now.step(grads), late.step(grads)
@@ -71,10 +71,10 @@ def test_late_is_now(text: str, run: str) -> None:
             assert found.step.outcome is Outcome.DEFERRED, "not known yet"
             assert bits(flat(found.mean)) == bits(flat(expected.mean))
             if step % 4 == 3:  # somebody asks between steps
-                late.engine.resolve()
+                late.engine.commit_deferred()
                 assert found.step.outcome is expected.step.outcome
                 same_memory(now, late)
-        late.engine.resolve()
+        late.engine.commit_deferred()
         same_memory(now, late)
         counted = STEPS - len(bad)
         assert now.engine.step == counted
@@ -93,12 +93,12 @@ def same_memory(now: Rig, late: Rig) -> None:
 def test_the_table_may_travel_over_a_comm_of_its_own() -> None:
     def rank(comm: Comm) -> list[int]:
         control = MeteredComm(comm)
-        rig = Rig(comm, "int8", control=control, resolve="late")
+        rig = Rig(comm, "int8", control=control, commits="late")
         good = rig.step(brought(comm.rank, 0, {})).step
         bad = rig.step(brought(comm.rank, 1, {1: 1})).step
         assert good.outcome is Outcome.COMMITTED
         assert bad.outcome is Outcome.DEFERRED
-        rig.engine.resolve()
+        rig.engine.commit_deferred()
         assert bad.outcome is Outcome.NOT_FINITE
         assert good.metered_bytes == good.predicted_bytes
         assert rig.engine.step == 1
@@ -111,7 +111,7 @@ def test_the_table_may_travel_over_a_comm_of_its_own() -> None:
 
 def test_a_state_that_is_saved_between_steps_has_all_of_the_last_one() -> None:
     def rank(comm: Comm) -> None:
-        now, late = Rig(comm, "topk(ratio=0.1)"), Rig(comm, "topk(ratio=0.1)", resolve="late")
+        now, late = Rig(comm, "topk(ratio=0.1)"), Rig(comm, "topk(ratio=0.1)", commits="late")
         for rig in (now, late):
             rig.step(brought(comm.rank, 0, {}))
         saved = [state.save(rig.engine) for rig in (now, late)]
@@ -121,13 +121,13 @@ def test_a_state_that_is_saved_between_steps_has_all_of_the_last_one() -> None:
     run_ranks(2, rank)
 
 
-def test_a_state_that_is_loaded_replaces_what_is_not_resolved() -> None:
+def test_a_state_that_is_loaded_replaces_what_is_deferred() -> None:
     def rank(comm: Comm) -> None:
-        rig = Rig(comm, "topk(ratio=0.1)", resolve="late")
+        rig = Rig(comm, "topk(ratio=0.1)", commits="late")
         saved = state.save(rig.engine)
         rig.step(brought(comm.rank, 0, {}))
         state.load(rig.engine, saved)
-        rig.engine.resolve()  # nothing is left of the step before
+        rig.engine.commit_deferred()  # nothing is left of the step before
         assert rig.engine.step == 0
         assert not any(values.any() for values in rig.memory.values())
 
@@ -138,7 +138,7 @@ def test_a_failure_is_told_in_its_own_step() -> None:
     full = OSError("no room")
 
     def rank(comm: Comm) -> BaseException | None:
-        rig = Rig(comm, "topk(ratio=0.1)", resolve="late")
+        rig = Rig(comm, "topk(ratio=0.1)", commits="late")
         rig.step(brought(comm.rank, 0, {}))
         if comm.rank == 0:
 
@@ -156,7 +156,7 @@ def test_a_failure_is_told_in_its_own_step() -> None:
     assert isinstance(other, PeerFailed)
 
 
-def test_a_device_that_fails_while_a_step_is_resolved_ends_the_next_one(
+def test_a_device_that_fails_while_a_step_is_committed_ends_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def lost() -> Tensor:
@@ -165,7 +165,7 @@ def test_a_device_that_fails_while_a_step_is_resolved_ends_the_next_one(
     monkeypatch.setattr(Placement, "fetch", lambda _placement, _value: lost)
 
     def rank(comm: Comm) -> None:
-        rig = Rig(comm, "int8", resolve="late")
+        rig = Rig(comm, "int8", commits="late")
         assert rig.step(brought(comm.rank, 0, {})).step.outcome is Outcome.DEFERRED
         error = rig.step(brought(comm.rank, 1, {})).error
         assert isinstance(error, TransportError)
@@ -174,9 +174,9 @@ def test_a_device_that_fails_while_a_step_is_resolved_ends_the_next_one(
     run_ranks(1, rank)
 
 
-def test_while_dense_steps_measure_each_is_resolved_at_once() -> None:
+def test_while_dense_steps_measure_each_is_committed_at_once() -> None:
     def rank(comm: Comm) -> None:
-        rig = Rig(comm, "auto", resolve="late")
+        rig = Rig(comm, "auto", commits="late")
         assert rig.engine.measuring
         assert rig.step(brought(comm.rank, 0, {})).step.committed
 
@@ -184,22 +184,22 @@ def test_while_dense_steps_measure_each_is_resolved_at_once() -> None:
 
 
 def test_one_rank_may_ask_by_itself_and_what_follows_waits_for_all() -> None:
-    """A report resolves the last step on the rank that prints it; to change what runs takes all ranks."""
+    """A report commits the last step on the rank that prints it; to change what runs takes all ranks."""
 
     def rank(comm: Comm) -> tuple[str, float]:
-        rig = Rig(comm, "topk(ratio=0.1)", resolve="late")
+        rig = Rig(comm, "topk(ratio=0.1)", commits="late")
         watch = Watch(lambda _watched: lambda _shown: dense(), every=1)
         rig.engine.install(replace(recipe("topk(ratio=0.1)").build(), watch=watch))
         rig.step(brought(comm.rank, 0, {}))
         if comm.rank == 0:
-            rig.engine.resolve()
+            rig.engine.commit_deferred()
             assert rig.engine.step == 1
-            assert not rig.engine.is_resolved, "something else is to run"
+            assert not rig.engine.is_caught_up, "something else is to run"
         comm.all_gather(torch.empty(comm.world, 1), torch.ones(1)).wait()  # of the user's
         left = sum(float(values.abs().sum()) for values in rig.memory.values())
         rig.step(brought(comm.rank, 1, {}))
         return rig.engine.layout.main.text, left
 
-    (first, left), (second, _unresolved) = run_ranks(2, rank)
+    (first, left), (second, _deferred) = run_ranks(2, rank)
     assert left > 0.0, "what is unsent has to be sent first, which takes a collective"
     assert first == second == "local_every(interval=1)"

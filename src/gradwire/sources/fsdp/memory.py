@@ -50,7 +50,7 @@ class Unsent:
         """True if everything was sent without a memory, and an optimizer has used it."""
         return self._is_empty and not self._is_pending
 
-    def settle(self, fates: Fates | None) -> None:
+    def roll_back(self, fates: Fates | None) -> None:
         """Make the last scatters final, undo them, or keep that open, by parameter; `None`: all are final."""
         if not self._is_pending:
             return

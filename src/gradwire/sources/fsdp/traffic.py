@@ -150,7 +150,7 @@ class Traffic:
 
     def change(self, wished: Wished, memory: Sequence[Unsent | None]) -> None:
         """Send something else from now on. All modules gather anew."""
-        self.settle()
+        self.roll_back_unused()
         self.wished, self._earlier_bytes = wished, self.sent_bytes
         for account in self._accounts:
             account.begin_anew()
@@ -204,14 +204,14 @@ class Traffic:
             queue(partial(queue, end))  # after FSDP2's own, which may scatter, too
 
     def _begins(self) -> Tensor | None:
-        """Begin a scatter; returns the loss scale of its backward pass. The first one settles earlier
-        steps.
+        """Begin a scatter; returns the loss scale of its backward pass. The first one rolls back unused
+        earlier steps.
         """
         self._entered()  # where no output of the model leads to it
         if not self._has_scattered:
             self._has_scattered = True
             self.steps.backward_begins(exchanges=True)
-            fates = self.settle()
+            fates = self.roll_back_unused()
             goes_on = fates is not None and not fates.made and bool(fates.open)
             self.step += not goes_on
             self._is_counted = True
@@ -239,12 +239,12 @@ class Traffic:
         self.step, self.draws = step, draws
         self._is_open = self._is_counted = False
 
-    def settle(self) -> Fates | None:
+    def roll_back_unused(self) -> Fates | None:
         """Undo in the memory what optimizers have left out since the last scatters."""
         fates = self.steps.fates()
         for scatter in self.scatters:
             if (unsent := scatter.unsent) is not None:
-                unsent.settle(fates)
+                unsent.roll_back(fates)
                 if unsent.is_done and not scatter.scattering.feedback:
                     scatter.unsent = None
         self._is_open = fates is not None and not fates.made and bool(fates.open)
@@ -253,13 +253,13 @@ class Traffic:
         is_dropped = self._is_counted and not fates.made and not fates.open
         if is_dropped:
             self.step, self.dropped, self._is_counted = self.step - 1, self.dropped + 1, False
-        self.steps.settled(fates, is_dropped=is_dropped)
+        self.steps.rolled_back(fates, is_dropped=is_dropped)
         return fates
 
     def up_to_date(self) -> None:
         """Count the steps that optimizers have made so far, and drop unused ones."""
         self.steps.note_cleared()
-        self.settle()
+        self.roll_back_unused()
 
     @property
     def made(self) -> int:

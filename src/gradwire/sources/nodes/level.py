@@ -132,7 +132,7 @@ class NodeReducer:
         return self._engine
 
     def join(self, engine: Reducer) -> None:
-        """Connect to `engine`, made with `self.specs`. The engine ends its steps by `conclude`."""
+        """Connect to `engine`, made with `self.specs`. The engine ends its steps by `finish`."""
         self._engine = engine
 
     def begin_step(self, at_s: float) -> None:
@@ -212,7 +212,7 @@ class NodeReducer:
             now.closed = False
             self.engine.all_ready()
 
-    def conclude(self, step: Step, deliver: Callable[[Step], None]) -> None:
+    def finish(self, step: Step, deliver: Callable[[Step], None]) -> None:
         """Gather the means of a step with an outcome, which is equal on all ranks; then `deliver` it."""
         now, self._running = self._pass, None
         try:
