@@ -238,7 +238,7 @@ class MovingWire(OuterWire):
             wire.detach()
             torch.save(model.state_dict(), "model.pt")
         """
-        self._local.arrive_now()
+        self._local.land_now()
         self._local.retire()
         self._membership.close()
 

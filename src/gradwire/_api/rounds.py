@@ -103,15 +103,15 @@ class OuterWire(Wire):
         """
         yield
         local = self._local
-        local.arrive_now()
+        local.land_now()
         all_finished: bool | None = False
         while not all_finished:
-            local.leave(finished=True)
+            local.send_round(finished=True)
             lands, all_finished = local.receive()
             if all_finished is None:
                 raise GradwireError(_NO_RESULT)
             if lands:
-                local.conclude()
+                local.outer_step()
         local.attempts.forget(-(-local.attempts.count // local.every) * local.every)
 
     def drop_step(self) -> None:
@@ -173,11 +173,11 @@ class OuterWire(Wire):
             torch.save(model.state_dict(), "model.pt")
         """
         local = self._local
-        local.arrive_now()
+        local.land_now()
         self._backward.together("detach()", local.agree)
         lands = local.has_learned
         if lands:
-            local.leave()
+            local.send_round()
             _lands, all_finished = local.receive()
             if all_finished is None:
                 raise GradwireError(_NO_RESULT)
@@ -185,8 +185,8 @@ class OuterWire(Wire):
         retired = self._flush("detach()", self._engine.retired)
         self._backward.call(lambda: self._engine.restore(retired))
         if lands:
-            local.conclude()
-        local.moor()
+            local.outer_step()
+        local.sync_from_shared()
         local.retire()
 
     def log_to(self, target: Any, *, every: int = 1) -> None:

@@ -349,7 +349,7 @@ class Membership:
                 self._run_engine()
                 if self._flying >= 0:  # from a save
                     self.land(self._flying) if self._source.receive()[0] else None
-                self._source.leave()
+                self._source.send_round()
         except TransportError as error:
             failure = error
         self.site.agree(failure)
@@ -402,7 +402,7 @@ class Membership:
 
     def land(self, number: int) -> None:
         """Step the shared parameters, and go on from them."""
-        self._source.conclude()
+        self._source.outer_step()
         self._rounds, self._number = self._rounds + 1, number
         self._is_established = True
         self.committed += 1

@@ -128,7 +128,7 @@ class MovingSteps(LocalSteps):
         self.made, self._round_at = self.steps_since_round, self.attempts.count
         self._take()
 
-    def arrive(self) -> bool:
+    def land_round(self) -> bool:
         """Let the membership wait for the round that is under way."""
         return self._end()
 
@@ -146,22 +146,22 @@ class MovingSteps(LocalSteps):
         """This replica's weight in the mean, as (attempted steps, steps of a whole round)."""
         return self.steps, self.every
 
-    def leave(self, *, finished: bool = False) -> None:
-        """Send Δ as `LocalSteps.leave` does, and note how many attempted steps it contains."""
-        self._leaves_at = self.attempts.count
-        super().leave(finished=finished)
+    def send_round(self, *, finished: bool = False) -> None:
+        """Send Δ as `LocalSteps.send_round` does, and note how many attempted steps it contains."""
+        self._carries_to = self.attempts.count
+        super().send_round(finished=finished)
 
-    def conclude(self) -> None:
+    def outer_step(self) -> None:
         """Note that the round has landed: the steps that it carried are counted."""
-        super().conclude()
-        self._counted_at = self._leaves_at
+        super().outer_step()
+        self._counted_at = self._carries_to
 
     def drop(self) -> None:
         """Discard the result of the round, because another rank of this replica failed to receive it."""
         for each in self.parameters.values():
             each.grad = None
-        self._stay()
-        self._left_at = -1
+        self._restore_baselines()
+        self._sent_at = -1
         self._lands_at = None
 
     # -- the state that all members share
@@ -173,7 +173,7 @@ class MovingSteps(LocalSteps):
     def _take_up(self, saved: Mapping[str, Any], *, whole: bool) -> None:
         super()._take_up(saved, whole=whole)
         self._counted_at, self._round_at = saved["counted_at"], saved["round_at"]
-        self._leaves_at = self._round_at
+        self._carries_to = self._round_at
 
     def _said(self) -> tuple[float, int, int]:
         """As `LocalSteps._said`. A round that was saved with its mean needs no other ranks."""
@@ -191,7 +191,7 @@ class MovingSteps(LocalSteps):
         """CRC-32 of θ₀ and of the outer optimizer's state."""
         state = self.outer.state_dict()["state"]
         moments = [each for _, of in sorted(state.items()) for _, each in sorted(of.items())]
-        tensors = [self.parameters[name].detach() for name in self._anchors]
+        tensors = [self.parameters[name].detach() for name in self._baselines]
         tensors += [each for each in moments if isinstance(each, torch.Tensor)]
         return zlib.crc32(str([checksum(each) for each in tensors]).encode())
 
@@ -214,8 +214,8 @@ class MovingSteps(LocalSteps):
         self._buffer_means.restore(reshaped=True)
         self._lands_at = self._resumed = None
         self._unsound, self._loaded = 0, {}
-        self._left_at = self._counted_at = self.attempts.count
-        self.moor()
+        self._sent_at = self._counted_at = self.attempts.count
+        self.sync_from_shared()
         self._loads.taken_up(self._buffers_here())
 
 

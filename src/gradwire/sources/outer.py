@@ -62,9 +62,9 @@ PATIENCE = 3
 class LocalSteps(Source):
     """Δ of a replica's parameters, in buckets as those of plain modules.
 
-    `parameters` are the shared ones, θ₀, which the outer optimizer steps. Δ is measured from an *anchor*:
+    `parameters` are the shared ones, θ₀, which the outer optimizer steps. Δ is measured from a *baseline*:
     what has landed, in the parameter's own type. For parameters in full precision that land at once, it is θ₀
-    itself. From leaving until landing, the anchor of one that lands later holds what was sent.
+    itself. For one that lands later, the baseline holds what was sent until it has landed.
     """
 
     kind = "local steps"
@@ -118,15 +118,15 @@ class LocalSteps(Source):
         self.parameters = {
             spec.name: nn.Parameter(self._room(spec), spec.name in self._own) for spec in self.specs
         }
-        self._anchors: dict[str, Tensor] = {}
-        self._moored: set[str] = set()
-        """Names of those whose anchor is θ₀ itself."""
+        self._baselines: dict[str, Tensor] = {}
+        self._shared_baselines: set[str] = set()
+        """Names of the parameters whose baseline is θ₀ itself."""
         for name, each in self._own.items():
             shared = self.parameters[name].detach()
             differs = each.dtype != shared.dtype or delay > 0
-            self._anchors[name] = shared.clone() if differs else shared
+            self._baselines[name] = shared.clone() if differs else shared
             if not differs:
-                self._moored.add(name)
+                self._shared_baselines.add(name)
         self._floating = [name for name, each in inner.named_buffers() if each.is_floating_point()]
         self._buffer_means = BufferMeans(self._buffers_here, self.device)
         groups = enumerate(assigned(self.specs, CAP_BYTES))
@@ -138,13 +138,13 @@ class LocalSteps(Source):
         """Checksums by name of all that was loaded and is not agreed on by all ranks."""
         self.attempts = Attempts(
             self._own.values(),
-            self._turn,
+            self._step_attempted,
             before_pass=self._before_pass,
             before_step=self.note_changes,
             after_step=self._loads.stepped,
         )
-        self._left_at = 0
-        """Attempted steps when the last round left."""
+        self._sent_at = 0
+        """Attempted steps when the last round was sent; -1 if what it carried is still to be brought."""
         self._lands_at: int | None = None
         """Attempted steps at which the round that is under way lands."""
         self._step: Step | None = None
@@ -295,9 +295,9 @@ class LocalSteps(Source):
         module = self.module
         self._trained = Known(dict(module.named_parameters()), list(self._own), self._left_out)
         with torch.no_grad():
-            for _name, own, shared, anchor in self._tensors():
+            for _name, own, shared, baseline in self._tensors():
                 shared.copy_(own)
-                anchor.copy_(shared)
+                baseline.copy_(shared)
         self._buffer_means.begin()
         self._outer_began = deepcopy(self.outer.state_dict()["state"])
         self._loads.watch(module, self._floating)
@@ -315,15 +315,15 @@ class LocalSteps(Source):
         return tensor.detach() if self._shards is None else self._shards.local(tensor).detach()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-        """Name, this replica's own tensor, θ₀ and anchor, of each parameter.
+        """Name, this replica's own tensor, θ₀ and baseline, of each parameter.
 
         θ₀ is looked up: an outer optimizer may put other memory behind it (`p.data = p.data - lr * p.grad`).
         """
-        for name in self._anchors:
+        for name in self._baselines:
             shared = self.parameters[name].detach()
-            if name in self._moored:
-                self._anchors[name] = shared
-            yield name, self._here(self._own[name]), shared, self._anchors[name]
+            if name in self._shared_baselines:
+                self._baselines[name] = shared
+            yield name, self._here(self._own[name]), shared, self._baselines[name]
 
     def _buffers_here(self) -> dict[str, Tensor]:
         """The floating buffers, as they are now: modules put new tensors in their place."""
@@ -331,10 +331,10 @@ class LocalSteps(Source):
         return {name: buffers[name] for name in self._floating if name in buffers}
 
     @torch.no_grad()
-    def moor(self) -> None:
-        """This replica goes on from θ₀, which is now its anchor."""
-        for _name, own, shared, anchor in self._tensors():
-            _land(own, shared, anchor)
+    def sync_from_shared(self) -> None:
+        """Go on from θ₀: it becomes this replica's parameters and its baseline."""
+        for _name, own, shared, baseline in self._tensors():
+            _land(own, shared, baseline)
         self._buffer_means.restore()
         self._written()
 
@@ -356,7 +356,7 @@ class LocalSteps(Source):
         self._loads.look()
         with torch.no_grad():
             self._shown = {name: each.clone() for name, each in self._buffers_here().items()}
-            for name, own, shared, _anchor in self._tensors():
+            for name, own, shared, _baseline in self._tensors():
                 self._shown[name] = own.clone()
                 own.copy_(shared)
             self._buffer_means.restore()
@@ -366,7 +366,7 @@ class LocalSteps(Source):
         finally:
             kept, self._shown = self._shown, None
             with torch.no_grad():
-                for name, own, _shared, _anchor in self._tensors():
+                for name, own, _shared, _baseline in self._tensors():
                     own.copy_(kept[name])
                 for name, each in self._buffers_here().items():
                     if name in kept:
@@ -391,8 +391,8 @@ class LocalSteps(Source):
     def note_changes(self) -> None:
         """Where something was loaded since the last step, θ₀ becomes that.
 
-        It is agreed on when the next round has left. A round under way is about the old θ₀: it is awaited,
-        and thrown away.
+        It is agreed on when the next round has been sent. A round under way is about the old θ₀: it is
+        awaited, and thrown away.
         """
         if self._loads.is_pending:
             self.attempts.written()
@@ -402,8 +402,8 @@ class LocalSteps(Source):
         try:
             if thrown_away:
                 self.receive()
-                self._stay()
-                self._left_at = -1  # what was learned of other parameters is still to be brought
+                self._restore_baselines()
+                self._sent_at = -1  # what was learned of other parameters is still to be brought
         finally:
             self._begin_from(loaded)
             is_whole = self._own.keys() | self._buffer_means.base.keys() <= loaded.keys()
@@ -414,10 +414,10 @@ class LocalSteps(Source):
         """θ₀ is what this replica has of the `loaded` names; momentum and memory are about another one."""
         for each in self.parameters.values():
             each.grad = None
-        for name, own, shared, anchor in self._tensors():
+        for name, own, shared, baseline in self._tensors():
             if name in loaded:
                 shared.copy_(own)
-                anchor.copy_(shared)
+                baseline.copy_(shared)
         self._buffer_means.begin(loaded)
         groups = self.outer.state_dict()["param_groups"]
         self.outer.load_state_dict({"state": deepcopy(self._outer_began), "param_groups": groups})
@@ -444,7 +444,7 @@ class LocalSteps(Source):
         number = (number_of(sorted(self._loaded.items())) or 1.0) if self._loaded else 0.0
         return float(place), number
 
-    # -- when a round leaves and lands
+    # -- when a round is sent and lands
 
     @property
     def is_mid_round(self) -> bool:
@@ -453,17 +453,17 @@ class LocalSteps(Source):
 
     @property
     def has_learned(self) -> bool:
-        """Whether steps were attempted since the last round left."""
-        return self.attempts.count > self._left_at
+        """Whether steps were attempted since the last round was sent."""
+        return self.attempts.count > self._sent_at
 
-    def _turn(self) -> None:
-        """Another step has been attempted."""
+    def _step_attempted(self) -> None:
+        """Count another attempted step: land the round that is due, and send the next."""
         if self._shown is not None:
             raise GradwireError("a step was made inside wire.shared_parameters(), which is for evaluation")
         self.note_changes()
         count = self.attempts.count
         if self._lands_at is not None and count >= self._lands_at:
-            self.arrive()
+            self.land_round()
         if self.is_due():
             self.take_round()
 
@@ -472,17 +472,17 @@ class LocalSteps(Source):
         return self.attempts.count % self.every == 0
 
     def take_round(self) -> None:
-        """Let a round leave, and land if it is to land at once."""
-        self.leave()
+        """Send a round, and land it if it is to land at once."""
+        self.send_round()
         if self.delay == 0:
-            self.arrive()
+            self.land_round()
 
     def share(self) -> tuple[int, int]:
         """The weight of this replica's Δ in the mean, as a fraction of that of a usual one."""
         return 1, 1
 
-    def leave(self, *, finished: bool = False) -> None:
-        """A round begins: bring Δ, and do not wait. Raises what `Backward.open` does.
+    def send_round(self, *, finished: bool = False) -> None:
+        """Send Δ of this replica, and do not wait. Raises what `Backward.open` does.
 
         A replica that has attempted nothing since the last one does not count.
         """
@@ -509,28 +509,29 @@ class LocalSteps(Source):
         self._buffer_means.pack(backward.placement.transfer, counts=counts)
         if self.delay:
             for name, own in self._own.items():
-                self._anchors[name].copy_(self._here(own))
-        self._left_at, self._lands_at = count, count + self.delay
+                self._baselines[name].copy_(self._here(own))
+        self._sent_at, self._lands_at = count, count + self.delay
         for bucket in self._buckets:
             bucket.failure, failure = failure, None
             backward.submit(bucket.arrival)
         backward.all_brought()
 
-    def arrive(self) -> bool:
-        """Wait for the round that is under way, and go on from what it brings; whether all have finished.
+    def land_round(self) -> bool:
+        """Wait for the round that is under way, and go on from what it brings. Returns whether all have
+        finished.
 
         Raises the round's error. Then no rank lands, as where something was not finite.
         """
         lands, all_finished = self.receive()
         if lands:
-            self.conclude()
+            self.outer_step()
         return bool(all_finished)
 
-    def arrive_now(self) -> None:
+    def land_now(self) -> None:
         """Land what is under way before it is due."""
         self.note_changes()
         if self._lands_at is not None:
-            self.arrive()
+            self.land_round()
 
     def receive(self) -> tuple[bool, bool | None]:
         """Wait for the round: the mean Δ becomes the gradient of θ₀.
@@ -547,8 +548,8 @@ class LocalSteps(Source):
         finally:
             self._resumed = None
             if not lands:
-                self._stay()
-                self._left_at = -1  # what was learned is still to be brought
+                self._restore_baselines()
+                self._sent_at = -1  # what was learned is still to be brought
         if not lands:
             _LOG.warning(
                 "a round ended without a result, as something was not finite; the next brings it all"
@@ -556,7 +557,7 @@ class LocalSteps(Source):
             return False, None
         counted, finished, world = self._said()
         if not counted:
-            self._stay()
+            self._restore_baselines()
         for name, view in self._views() if counted else ():
             if counted != world:
                 view.mul_(world / counted)
@@ -573,12 +574,12 @@ class LocalSteps(Source):
         return weight / self.share()[1], finished, world
 
     @torch.no_grad()
-    def conclude(self) -> None:
+    def outer_step(self) -> None:
         """The outer optimizer steps, and this replica goes on from θ₀′."""
         self._buffer_means.land()
         self.outer.step()
-        for _name, own, shared, anchor in self._tensors():
-            (_join if self.delay else _land)(own, shared, anchor)
+        for _name, own, shared, baseline in self._tensors():
+            (_join if self.delay else _land)(own, shared, baseline)
         for each in self.parameters.values():
             each.grad = None
         self._written()
@@ -597,11 +598,11 @@ class LocalSteps(Source):
         self._step = step
 
     @torch.no_grad()
-    def _stay(self) -> None:
-        """Nothing lands: the next Δ is measured from θ₀ again, as it was before this round left."""
+    def _restore_baselines(self) -> None:
+        """Measure the next Δ from θ₀ again, as before the round was sent: nothing lands."""
         if self.delay:
-            for _name, own, shared, anchor in self._tensors():
-                anchor.copy_(shared.to(own.dtype))
+            for _name, own, shared, baseline in self._tensors():
+                baseline.copy_(shared.to(own.dtype))
 
     # -- what is brought
 
@@ -628,8 +629,8 @@ class LocalSteps(Source):
                 bucket.buffer.zero_()
         views = dict(self._views())
         found = ""
-        for name, own, _shared, anchor in self._tensors():
-            torch.sub(anchor, own.to(anchor.device), out=views[name])
+        for name, own, _shared, baseline in self._tensors():
+            torch.sub(baseline, own.to(baseline.device), out=views[name])
             if views[name].numel():
                 low, high = views[name].aminmax()
                 if not (abs(float(low)) < LARGEST_GRADIENT and abs(float(high)) < LARGEST_GRADIENT):
@@ -646,7 +647,7 @@ class LocalSteps(Source):
 
     def _begin_anew(self, name: str) -> BaseException | None:
         """Take θ₀ back, as `name` is not finite. Returns the error of a replica that did so too often."""
-        self.moor()
+        self.sync_from_shared()
         for optimizer in self._inner:
             _make_finite(optimizer)
         self._unsound += 1
@@ -675,7 +676,7 @@ class LocalSteps(Source):
 
     def save(self) -> dict[str, Any]:
         """Of this replica: its parameters, buffers and optimizers, θ₀, and the round that is under way."""
-        own = {name: each for name, each, _shared, _anchor in self._tensors()}
+        own = {name: each for name, each, _shared, _baseline in self._tensors()}
         flight = None
         if self._lands_at is not None:
             counted, _finished, world = self._said() if self._has_means else (0.0, 0, 1)
@@ -686,9 +687,9 @@ class LocalSteps(Source):
         return {
             **self._save_shared(),
             "own": own | dict(self.module.named_buffers()),
-            "anchors": self._anchors,
+            "anchors": self._baselines,
             "inner": [_local_state(optimizer) for optimizer in self._inner],
-            "left_at": self._left_at,
+            "left_at": self._sent_at,
             "unsound": self._unsound,
             "loaded": self._loaded,
             "flight": flight,
@@ -700,7 +701,7 @@ class LocalSteps(Source):
         return self._resumed if self._resumed is not None else bool(self._step and self._step.committed)
 
     def _save_shared(self) -> dict[str, Any]:
-        shared = {name: self.parameters[name].detach() for name in self._anchors}
+        shared = {name: self.parameters[name].detach() for name in self._baselines}
         return {
             "attempts": self.attempts.count,
             "shared": shared,
@@ -720,7 +721,7 @@ class LocalSteps(Source):
 
     def prepared(self, saved: Mapping[str, Any], *, own: bool) -> tuple[str, Callable[[], None]]:
         """A function that takes `saved` up: of another rank's state, or a mean, θ₀ and optimizers only."""
-        _require_like("shared parameters", saved["shared"], {n: self.parameters[n] for n in self._anchors})
+        _require_like("shared parameters", saved["shared"], {n: self.parameters[n] for n in self._baselines})
         # A state from before buffers travelled beside a round fits a model without floating ones.
         base = _require_names("buffers", saved.get("buffers", {}), self._buffer_means.base)
         _require_fits("the outer optimizer", saved["optimizer"], self.outer)
@@ -736,12 +737,12 @@ class LocalSteps(Source):
             found = _require_names(
                 "parameters and buffers", saved["own"], self._own | dict(self.module.named_buffers())
             )
-            own_parameters = {name: each for name, each, _shared, _anchor in self._tensors()}
+            own_parameters = {name: each for name, each, _shared, _baseline in self._tensors()}
             _require_like("parameters", {name: found[name] for name in self._own}, own_parameters)
-            _require_like("anchors", saved["anchors"], self._anchors)
+            _require_like("baselines", saved["anchors"], self._baselines)
         flight = saved.get("flight")
         if flight is not None and flight["means"] is not None:
-            _require_like("means", flight["means"], {n: self.parameters[n] for n in self._anchors})
+            _require_like("means", flight["means"], {n: self.parameters[n] for n in self._baselines})
         whole = own and "own" in saved
         shapes = number_of([each.shape for each in base.values()])
         text = f"{saved['attempts'] % self.every} steps after a round, {flight is not None} {whole} {shapes}"
@@ -765,21 +766,21 @@ class LocalSteps(Source):
             self._lands_at, self._resumed = flight["lands_at"], flight["means"] is not None
         if whole:
             buffers = dict(self.module.named_buffers())
-            tensors = buffers | {name: own for name, own, _shared, _anchor in self._tensors()}
+            tensors = buffers | {name: own for name, own, _shared, _baseline in self._tensors()}
             for name, each in saved["own"].items():
                 put(tensors[name], each)
             for name, each in saved["anchors"].items():
-                self._anchors[name].copy_(each)
+                self._baselines[name].copy_(each)
             self._written()
-            self._left_at, self._unsound = saved["left_at"], saved["unsound"]
+            self._sent_at, self._unsound = saved["left_at"], saved["unsound"]
             self._loaded = dict(saved.get("loaded", {}))
         else:
             self._buffer_means.restore(reshaped=True)
-            self.moor()
-            self.arrive_now()
-            self.moor()
+            self.sync_from_shared()
+            self.land_now()
+            self.sync_from_shared()
             count -= count % self.every
-            self._left_at, self._unsound, self._loaded = count, 0, {}
+            self._sent_at, self._unsound, self._loaded = count, 0, {}
         self.attempts.forget(count)
         self._loads.taken_up(self._buffers_here())
 
@@ -815,15 +816,15 @@ def _own_part(spec: ParameterSpec, parts: int) -> ParameterSpec:
     return part
 
 
-def _land(own: Tensor, shared: Tensor, anchor: Tensor) -> None:
+def _land(own: Tensor, shared: Tensor, baseline: Tensor) -> None:
     """θ := θ₀′, rounded to the parameter's type; Δ is measured from that."""
     own.copy_(shared)
-    if anchor.data_ptr() != shared.data_ptr():
-        anchor.copy_(own)
+    if baseline.data_ptr() != shared.data_ptr():
+        baseline.copy_(own)
 
 
-def _join(own: Tensor, shared: Tensor, anchor: Tensor) -> None:
-    """θ := θ + (θ₀′ − θ_sent), where the anchor holds θ_sent; Δ is measured from where θ would be, had it
+def _join(own: Tensor, shared: Tensor, baseline: Tensor) -> None:
+    """θ := θ + (θ₀′ − θ_sent), where the baseline holds θ_sent; Δ is measured from where θ would be, had it
     learned nothing since.
 
     >>> own, sent = torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0])
@@ -831,11 +832,11 @@ def _join(own: Tensor, shared: Tensor, anchor: Tensor) -> None:
     >>> own, sent
     (tensor([11., 20.]), tensor([10., 20.]))
     """
-    before = own.to(anchor.device, anchor.dtype, copy=True)
-    stays = before == anchor
-    own.copy_(torch.where(stays, shared, before + (shared - anchor)))
-    after = own.to(anchor.device, anchor.dtype)
-    anchor.copy_(torch.where(stays, after, anchor + (after - before)))
+    before = own.to(baseline.device, baseline.dtype, copy=True)
+    stays = before == baseline
+    own.copy_(torch.where(stays, shared, before + (shared - baseline)))
+    after = own.to(baseline.device, baseline.dtype)
+    baseline.copy_(torch.where(stays, after, baseline + (after - before)))
 
 
 def _make_finite(optimizer: torch.optim.Optimizer) -> None:
