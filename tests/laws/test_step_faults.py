@@ -21,8 +21,8 @@ from gradwire.memory import Gradients, Memory, Planes
 from gradwire.placement import CommitTime
 from gradwire.planning.boundaries import even_boundaries
 from gradwire.recipes import recipe
-from gradwire.step.arrival import Arrival
 from gradwire.step.context import ExchangeContext
+from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.layout import Layout
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
@@ -293,11 +293,11 @@ def test_an_error_of_our_own_ends_the_step_instead_of_hanging(
         rig = Rig(comm, "topk(ratio=0.1)")
         honest, seen = Layout.bucket_plan, []
 
-        def broken(layout: Layout, arrival: Arrival) -> Any:
-            seen.append(arrival)
+        def broken(layout: Layout, gradient_bucket: GradientBucket) -> Any:
+            seen.append(gradient_bucket)
             if len(seen) == bucket + 1:
                 raise KeyError("a mistake in the engine")
-            return honest(layout, arrival)
+            return honest(layout, gradient_bucket)
 
         monkeypatch.setattr(Layout, "bucket_plan", broken)
         return rig.step(gradients(0, 0))

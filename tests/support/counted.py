@@ -29,7 +29,7 @@ from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.kernels import dispatch
 from gradwire.kernels.compensation import Findings
 from gradwire.placement import Placement, Post, stream
-from gradwire.step.arrival import Arrival
+from gradwire.step.gradient_bucket import GradientBucket
 from tests.support import rig
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, Far, There, inside
 from tests.support.simulated import Clock, Near
@@ -191,14 +191,14 @@ def _fill(result: Any, found: Any) -> None:
 @contextmanager
 def same_buckets() -> Iterator[None]:
     """Rigs bring gradients in the same memory in every step, as DDP does."""
-    made, kept = rig._arrival, dict[tuple[int, int], Tensor]()
+    made, kept = rig._gradient_bucket, dict[tuple[int, int], Tensor]()
 
-    def arrival(grads: Mapping[str, Tensor], names: Sequence[str], index: int) -> Arrival:
+    def gradient_bucket(grads: Mapping[str, Tensor], names: Sequence[str], index: int) -> GradientBucket:
         new = made(grads, names, index)
         bucket = kept.setdefault((threading.get_ident(), index), new.buffer)
         return replace(new, buffer=bucket if bucket is new.buffer else bucket.copy_(new.buffer))
 
-    with patch.object(rig, "_arrival", arrival):
+    with patch.object(rig, "_gradient_bucket", gradient_bucket):
         yield
 
 

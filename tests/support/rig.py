@@ -22,9 +22,9 @@ from gradwire.planning.boundaries import even_boundaries
 from gradwire.planning.tuning import USUAL
 from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeReducer
-from gradwire.step.arrival import Arrival
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of
+from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.reducer import Reducer
 from gradwire.step.step import Step
 from tests.support.where import WHERE
@@ -207,8 +207,8 @@ class Rig:
         `order` are the indices of the buckets in the order of arrival, by default one after the other.
         `failures` are why buckets could not be brought, by index.
         """
-        arrivals = [
-            replace(_arrival(grads, names, index), failure=failures.get(index))
+        gradient_buckets = [
+            replace(_gradient_bucket(grads, names, index), failure=failures.get(index))
             for index, names in enumerate(buckets)
         ]
         *early, last = range(len(buckets)) if order is None else order
@@ -216,13 +216,13 @@ class Rig:
         self._placement.transfer.follow()
         self._run(partial(self._taker.begin_step, now_s()))
         for index in early:
-            self._run(partial(self._taker.bucket_ready, arrivals[index]))
-        self._run(partial(self._taker.bucket_ready, arrivals[last]), self._taker.all_ready)
+            self._run(partial(self._taker.bucket_ready, gradient_buckets[index]))
+        self._run(partial(self._taker.bucket_ready, gradient_buckets[last]), self._taker.all_ready)
         if self._placement.wait is not None:
             self._placement.wait(self._ended, lambda: None)
         self._placement.transfer.join()
         assert len(self._finished) == 1, "a step must be finished exactly once"
-        return Outcome(_means(arrivals), self._finished.pop(), self.memory)
+        return Outcome(_means(gradient_buckets), self._finished.pop(), self.memory)
 
     def _note_finished(self, step: Step) -> None:
         self._finished.append(step)
@@ -249,14 +249,14 @@ def _entries(names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Slot, ...]
     )
 
 
-def _arrival(grads: Mapping[str, Tensor], names: Sequence[str], index: int) -> Arrival:
+def _gradient_bucket(grads: Mapping[str, Tensor], names: Sequence[str], index: int) -> GradientBucket:
     sizes = tuple(grads[name].numel() for name in names)
-    return Arrival(torch.cat([grads[name] for name in names]), _entries(tuple(names), sizes), index)
+    return GradientBucket(torch.cat([grads[name] for name in names]), _entries(tuple(names), sizes), index)
 
 
-def _means(arrivals: Sequence[Arrival]) -> dict[str, Tensor]:
+def _means(gradient_buckets: Sequence[GradientBucket]) -> dict[str, Tensor]:
     return {
-        entry.spec.name: arrival.buffer[entry.start : entry.stop].clone()
-        for arrival in arrivals
-        for entry in arrival.entries
+        entry.spec.name: bucket.buffer[entry.start : entry.stop].clone()
+        for bucket in gradient_buckets
+        for entry in bucket.entries
     }

@@ -159,7 +159,7 @@ SEAMS = (
     Seam(
         "A rank that refuses its changed parameters tells nobody.",
         "refuse_changed",
-        "backward.calls.leave(…)",
+        "backward.calls.give_up_step(…)",
         "pass",
     ),
     Seam(

@@ -94,7 +94,7 @@ class Calls:
             board.clear(self._told.popleft())
             board.clear(self._told.popleft())
 
-    def leave(self, what: str) -> None:
+    def give_up_step(self, what: str) -> None:
         """Give up a step before it begins, because this rank is in `what`.
 
         Ranks that are in the step take it for a call. If all ranks give it up, nothing is lost.

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.step.arrival import Arrival
 from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of
+from gradwire.step.gradient_bucket import GradientBucket
 
 CAP_BYTES = 25 * 2**20
 """DDP's own default."""
@@ -135,6 +135,6 @@ class Bucket:
         return gradient.layout == torch.strided and lies_at(gradient, self.views[name])
 
     @property
-    def arrival(self) -> Arrival:
+    def gradient_bucket(self) -> GradientBucket:
         """The bucket as the engine takes it."""
-        return Arrival(self.buffer, self.entries, self.index, failure=self.failure)
+        return GradientBucket(self.buffer, self.entries, self.index, failure=self.failure)

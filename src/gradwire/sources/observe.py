@@ -256,7 +256,7 @@ def refuse_changed(backward: Backward, source: Source) -> None:
         source.known.require(source.current())
         source.known.see(module)
     except ValueError as error:
-        backward.calls.leave(f"a forward pass that it refuses ({error})")
+        backward.calls.give_up_step(f"a forward pass that it refuses ({error})")
         raise
 
 

@@ -513,7 +513,7 @@ class LocalSteps(Source):
         self._sent_at, self._lands_at = count, count + self.delay
         for bucket in self._buckets:
             bucket.failure, failure = failure, None
-            backward.submit(bucket.arrival)
+            backward.submit(bucket.gradient_bucket)
         backward.all_brought()
 
     def land_round(self) -> bool:

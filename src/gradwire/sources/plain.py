@@ -239,7 +239,7 @@ class PlainParameters(Source):
             return  # a hook that is to run after this one may put another gradient there: see `_finish`
         self._fill(bucket, name)
         if not bucket.missing:
-            self._backward.submit(bucket.arrival)
+            self._backward.submit(bucket.gradient_bucket)
 
     def _is_new(self, name: str, parameter: Tensor) -> bool:
         """True if a gradient was `None` before this pass.
@@ -295,7 +295,7 @@ class PlainParameters(Source):
         for bucket in left:
             for name in sorted(bucket.missing):
                 self._fill(bucket, name)
-            self._backward.submit(bucket.arrival)
+            self._backward.submit(bucket.gradient_bucket)
         if self._packed is not None:
             self._packed.look(list(self.model.buffers()), self._backward.placement.device)
         self._backward.close()

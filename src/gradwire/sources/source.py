@@ -35,8 +35,8 @@ class Source(ABC):
     From `begin` on, a source calls `Backward.open`, `submit` and `close` in every backward pass whose
     gradients are to be exchanged, on the thread of that pass. It promises:
 
-    - Each `Arrival` is one dense flat tensor of one dtype, of gradients on `device`. Element i of an entry is
-      element i of the parameter as `ParameterSpec.shaped` has it.
+    - Each `GradientBucket` is one dense flat tensor of one dtype, of gradients on `device`. Element i of an
+      entry is element i of the parameter as `ParameterSpec.shaped` has it.
     - Every parameter of `specs` comes exactly once per step, in a single entry. One without a gradient in
       this step comes as zeros: the engine takes gradients that are all zero for idle, and leaves their memory
       as it is.

@@ -17,9 +17,10 @@ The other files are in the order in which a gradient gets to them:
 
 - worker.py: the thread, with its queue of jobs. on_device.py is the training thread's side where a device
   computes: another thread waits for gradients then.
-- arrival.py: a gradient bucket, and the place of each gradient in it. A `BufferShare` of it goes to a flat
-  buffer, which has a memory. A `DirectShare` bypasses the flat buffers, as biases do beside most recipes: an
-  exchange works in the bucket itself. A small direct share beside flat buffers travels with the vote.
+- gradient_bucket.py: a gradient bucket, and the place of each gradient in it. A `BufferShare` of it goes to a
+  flat buffer, which has a memory. A `DirectShare` bypasses the flat buffers, as biases do beside most
+  recipes: an exchange works in the bucket itself. A small direct share beside flat buffers travels with the
+  vote.
 - layout.py: flat buffers, made of recipe and policy before the first step. shards.py: the part of each
   parameter that a rank holds, where ranks share a replica.
 - flat_buffers.py: a flat buffer, in which x lies. Its `Memory` (`gradwire/memory.py`) compensates gradients

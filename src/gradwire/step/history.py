@@ -62,8 +62,8 @@ class History:
         if step.is_timed:
             self._compress_s = step.trace.compress_s
             self.spans, self.started_s = step.trace.spans, step.started_s
-            self.spans.append(Span("backward", "", step.started_s, step.last_arrival_s))
-        backward_s = step.last_arrival_s - step.started_s
+            self.spans.append(Span("backward", "", step.started_s, step.last_gradient_s))
+        backward_s = step.last_gradient_s - step.started_s
         bytes_, times = (step.metered_bytes, step.predicted_bytes), (self._compress_s, backward_s)
         by_rank = step.computing_by_rank_s
         self._costs.append(Cost(*bytes_, *times, 0.0, step.before_s, step.inside_bytes, by_rank))

@@ -26,8 +26,8 @@ from gradwire.recipes import Composition
 from gradwire.recipes.dense import dense as plain
 from gradwire.recipes.parse import short, steady
 from gradwire.step.ahead import CodedBuffer, coded_buffer
-from gradwire.step.arrival import Arrival, BucketPlan, Route, bucket_plan, route_of
 from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Slot, Unit
+from gradwire.step.gradient_bucket import BucketPlan, GradientBucket, Route, bucket_plan, route_of
 
 Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
 """Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default, and
@@ -137,7 +137,7 @@ class Layout:
         flat_buffer, slot = self.slots[name]
         return flat_buffer.committed[plane][slot.start : slot.stop]
 
-    def bucket_plan(self, bucket: Arrival) -> BucketPlan:
+    def bucket_plan(self, bucket: GradientBucket) -> BucketPlan:
         """The flat buffers and units of a bucket's gradients; computed anew only if the bucket has
         changed."""
         known = self._bucket_plans.get(bucket.index)
@@ -147,7 +147,7 @@ class Layout:
             self._bucket_plans[bucket.index] = known
         return known
 
-    def route(self, unit: Unit, taken: Mapping[int, Arrival]) -> Route:
+    def route(self, unit: Unit, taken: Mapping[int, GradientBucket]) -> Route:
         """Route of a unit in the buckets `taken` in; computed again only if a bucket has changed."""
         key = unit.flat_buffer, unit.index
         known = self._routes.get(key)

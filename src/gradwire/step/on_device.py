@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from gradwire.errors import GradwireError
 from gradwire.placement import TransferredBuffer, Waited
-from gradwire.step.arrival import Arrival
+from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.reducer import Backward
 from gradwire.step.step import Step
 from gradwire.step.worker import Job, wait_until
@@ -52,7 +52,7 @@ class DeviceBackward(Backward):
         """Raises `GradwireError` as well where this pass is captured into a graph."""
         self._raise_pending()
         if self._is_captured:
-            self.calls.leave("a backward pass that is captured into a graph")
+            self.calls.give_up_step("a backward pass that is captured into a graph")
             raise GradwireError(_CAPTURED)
         self._transferred, self._waits = [], []
         super().open()
@@ -63,7 +63,7 @@ class DeviceBackward(Backward):
     def _is_captured(self) -> bool:
         return self._placement.device.is_capturing()
 
-    def submit(self, bucket: Arrival) -> None:
+    def submit(self, bucket: GradientBucket) -> None:
         """Hand the bucket to the worker once it is computed, and copied if it has to be."""
         if self.engine.is_serial and not self._placement.memory.is_host:
             # The host runs ahead of a device, and elsewhere a copy tells when the gradient was there.
@@ -87,7 +87,7 @@ class DeviceBackward(Backward):
             else:
                 post(partial(_once_there, ready, job))
 
-    def _take(self, bucket: Arrival, transferred: TransferredBuffer, waited: Waited) -> None:
+    def _take(self, bucket: GradientBucket, transferred: TransferredBuffer, waited: Waited) -> None:
         """Worker: take in a bucket after its wait.
 
         Args:

@@ -44,12 +44,12 @@ from gradwire.measure.metered import MeteredComm
 from gradwire.memory import Gradients
 from gradwire.placement import HostDevice, Placement
 from gradwire.recipes import Recipe
-from gradwire.step.arrival import Arrival, BufferShare, DirectShare
 from gradwire.step.context import ExchangeContext, Fates
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.event_log import EventLog
 from gradwire.step.fates import NONE_WRITTEN, Steps, Written
 from gradwire.step.flat_buffers import UNSCALED, FlatBuffer, ParameterSpec, Unit
+from gradwire.step.gradient_bucket import BufferShare, DirectShare, GradientBucket
 from gradwire.step.history import History
 from gradwire.step.installed import InstalledRecipe, Snapshot
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
@@ -88,7 +88,7 @@ class Stage(Protocol):
     def begin_step(self, at_s: float) -> None:
         """Worker: begin a step whose first gradients are there since `at_s`."""
 
-    def bucket_ready(self, bucket: Arrival, /) -> None:
+    def bucket_ready(self, bucket: GradientBucket, /) -> None:
         """Worker: take in a gradient bucket of the running step."""
 
     def all_ready(self) -> None:
@@ -216,7 +216,7 @@ class Backward:
                 self.event_log.changed()
         self.steps.exchange_begins(fates, compresses=not self.engine.layout.is_plain)
 
-    def submit(self, bucket: Arrival) -> None:
+    def submit(self, bucket: GradientBucket) -> None:
         """Training thread: hand a gradient bucket to the worker, who owns it until the step has ended."""
         self._line_up(partial(self._stage.bucket_ready, bucket))
         if not self._posts_at_end:
@@ -352,7 +352,7 @@ class Backward:
         if not self._has_left:
             self._has_left = True
             self.calls.steps -= 1
-            self.calls.leave(_AFTER_A_PART)
+            self.calls.give_up_step(_AFTER_A_PART)
         raise GradwireError(_BROKE_OFF)
 
     # -- between steps
@@ -625,7 +625,7 @@ class Reducer(InstalledRecipe):
         # Where the host reads which of them are zero, to leave these out, it does so before they are encoded.
         step.coded = {} if step.unit_observers else self._coded
 
-    def bucket_ready(self, bucket: Arrival) -> None:
+    def bucket_ready(self, bucket: GradientBucket) -> None:
         """Worker: take in a gradient bucket of the running step.
 
         Buckets have their turn by index, and one that comes too early waits: so all ranks issue the same
@@ -635,14 +635,14 @@ class Reducer(InstalledRecipe):
         assert step is not None, "begin the step first"
         if bucket.failure is not None:
             step.fail(bucket.failure, f"bringing of buffer {bucket.index}")
-        step.arrive(bucket)
+        step.add_bucket(bucket)
         self._advance(step)
 
     def all_ready(self) -> None:
         """Worker: go on after the last gradient bucket of the running step."""
         step = self._now
         assert step is not None, "begin the step first"
-        step.all_arrived = True
+        step.all_ready = True
         for coded in step.coded.values():
             coded.close()
         for flat_buffer in self._marked:
@@ -675,7 +675,7 @@ class Reducer(InstalledRecipe):
                 taken(step, plan.names)
         while step.received:
             self.unless_broken(self._decode, step, step.received.popleft())  # 4. mean of the payloads
-        if step.is_over or not step.all_arrived:
+        if step.is_over or not step.all_ready:
             return
         try:
             if self.broken is not None:
@@ -691,7 +691,7 @@ class Reducer(InstalledRecipe):
         except DAMAGED as error:  # in the vote itself or beside it, on all ranks
             self._finish_running(step, Outcome.FAILED, error)
 
-    def _compensate(self, step: Step, bucket: Arrival, share: BufferShare) -> None:
+    def _compensate(self, step: Step, bucket: GradientBucket, share: BufferShare) -> None:
         """Worker, 1: add the gradients of a bucket to the unsent gradient of a flat buffer."""
         flat_buffer, seen = share.flat_buffer, None
         scale = 1.0 / step.scaled[flat_buffer.number].divided_out
@@ -770,7 +770,7 @@ class Reducer(InstalledRecipe):
         except BaseException as error:
             step.fail(error, f"look at {unit}")
 
-    def _compress_direct(self, step: Step, bucket: Arrival, share: DirectShare) -> None:
+    def _compress_direct(self, step: Step, bucket: GradientBucket, share: DirectShare) -> None:
         """Worker, 2 and 3: start the exchange of a direct share in place; a small one waits for the vote.
 
         It belongs to no flat buffer: the flat buffer of its context is -1.

@@ -28,9 +28,9 @@ from gradwire.measure.clock import BackwardWatch, Compressing, Trace, now_s
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times
 from gradwire.step.ahead import CodedBuffer
-from gradwire.step.arrival import Arrival, BufferShare, InTurn, Route
 from gradwire.step.context import ExchangeContext, refuse
 from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Scaled, Slot, Unit
+from gradwire.step.gradient_bucket import BufferShare, GradientBucket, InTurn, Route
 from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.status_vote import SmallReduce, StatusVote, Votes
 
@@ -146,10 +146,10 @@ class Step:
     """Called with every unit of this step."""
     told: tuple[float, ...] = ()
     """Numbers of observers, in front of the facts in this rank's row."""
-    arrivals: list[Arrival] = field(default_factory=list)
-    turns: deque[Arrival] = field(default_factory=deque)
+    gradient_buckets: list[GradientBucket] = field(default_factory=list)
+    turns: deque[GradientBucket] = field(default_factory=deque)
     """Buckets in turn by index, for the reducer to take."""
-    taken: dict[int, Arrival] = field(default_factory=dict)
+    taken: dict[int, GradientBucket] = field(default_factory=dict)
     """Buckets that have been taken, by index. Means land in them."""
     scaled: Sequence[Scaled] = ()
     """The way of the loss scale through each flat buffer."""
@@ -169,7 +169,7 @@ class Step:
     """True if the model's buffers were out of date on some rank, and are not used."""
     small: list[SmallReduce] = field(default_factory=list)
     """The all-reduces of small gradients."""
-    all_arrived: bool = False
+    all_ready: bool = False
     coded: Mapping[int, CodedBuffer] = field(default_factory=dict)
     """Flat buffers whose gradients are encoded as they come, by number."""
     received: deque[InFlight] = field(default_factory=deque)
@@ -193,7 +193,7 @@ class Step:
     predicted_bytes: float = 0.0
     inside_bytes: float = 0.0
     """Sent within the node; all other bytes go between nodes."""
-    last_arrival_s: float = 0.0
+    last_gradient_s: float = 0.0
     computing_by_rank_s: tuple[float, ...] = ()
     """`computing_s` of all ranks; empty without a status vote."""
     compiled_before_s: float = field(default_factory=compiled_s)
@@ -264,11 +264,11 @@ class Step:
                 return error
         return None
 
-    def arrive(self, arrival: Arrival) -> None:
+    def add_bucket(self, bucket: GradientBucket) -> None:
         """Take in a gradient bucket, whose turn may come later."""
-        self.arrivals.append(arrival)
-        self.last_arrival_s = max(self.last_arrival_s, arrival.at_s)
-        self._in_turn.add(arrival)
+        self.gradient_buckets.append(bucket)
+        self.last_gradient_s = max(self.last_gradient_s, bucket.at_s)
+        self._in_turn.add(bucket)
         self.turns.extend(self._in_turn.next_turns())
 
     def times(self, specs: Sequence[ParameterSpec], watch: BackwardWatch) -> Times:
@@ -276,11 +276,13 @@ class Step:
 
         A parameter that was not watched was ready with its bucket, or, in no bucket, at the end.
         """
-        arrived_s = {
-            entry.spec.name: each.at_s - self.started_s for each in self.arrivals for entry in each.entries
+        bucket_ready_s = {
+            entry.spec.name: each.at_s - self.started_s
+            for each in self.gradient_buckets
+            for entry in each.entries
         }
-        backward_s = self.last_arrival_s - self.started_s
-        known = {**arrived_s, **watch.ready_s()}
+        backward_s = self.last_gradient_s - self.started_s
+        known = {**bucket_ready_s, **watch.ready_s()}
         ready = tuple(min(known.get(spec.name, backward_s), backward_s) for spec in specs)
         durations_s = tuple(round_.seconds for round_ in self.trace.rounds)
         return Times(backward_s, durations_s, self.before_s, ready, watch.busy(), watch.spent_since_s())
@@ -292,7 +294,7 @@ class Step:
     @property
     def computing_s(self) -> float:
         """Seconds from the end of the step before to the last gradient: all that this rank did by itself."""
-        return self.before_s + self.last_arrival_s - self.started_s
+        return self.before_s + self.last_gradient_s - self.started_s
 
     def exposed(self, took_s: float) -> float:
         """The share of the time since the step before in which this rank had nothing left to compute.
@@ -523,7 +525,7 @@ class Step:
     @property
     def device(self) -> torch.device:
         """The device of the gradients."""
-        return self.arrivals[0].buffer.device
+        return self.gradient_buckets[0].buffer.device
 
     def end(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """Take the final outcome. After a failure the means are NaN: half of a step is no gradient."""
@@ -535,12 +537,12 @@ class Step:
 
     def poison(self) -> None:
         """Overwrite all means with NaN, as all ranks do, so that every GradScaler skips."""
-        for arrival in self.arrivals:
-            arrival.poison()
+        for bucket in self.gradient_buckets:
+            bucket.poison()
 
     def poison_unless(self, finite: Tensor) -> None:
         """Poison the means if `finite`, a bool of no dimension, is false; the host does not read it."""
-        poison([arrival.buffer for arrival in self.arrivals], ~finite)
+        poison([bucket.buffer for bucket in self.gradient_buckets], ~finite)
 
 
 class ShardedStep(Step):

@@ -179,7 +179,7 @@ def test_a_rank_that_ends_its_step_later_than_others_is_waited_for() -> None:
 def test_a_rank_that_gives_a_step_up_is_named_by_those_in_the_step() -> None:
     def use(calls: Calls, rank: int) -> None:
         if rank == 1:
-            calls.leave("a graph")
+            calls.give_up_step("a graph")
             return
         with pytest.raises(RanksDisagree) as caught:
             _in_a_step(calls)
@@ -194,7 +194,7 @@ def test_a_rank_that_gives_a_step_up_is_named_by_those_in_the_step() -> None:
 
 def test_a_step_that_all_ranks_gave_up_is_not_held_against_the_next() -> None:
     def use(calls: Calls, rank: int) -> None:
-        calls.leave("a graph")
+        calls.give_up_step("a graph")
         calls.steps += 1
         for _ in range(1000 * rank):
             calls.look()

@@ -45,7 +45,7 @@ def _step(plan: str = "dense", committed: bool = True, metered_bytes: float = 8.
     step = Step(0, plan, 10.0)
     step.outcome = Outcome.COMMITTED if committed else Outcome.NOT_FINITE
     step.metered_bytes = step.predicted_bytes = metered_bytes
-    step.last_arrival_s = 10.5
+    step.last_gradient_s = 10.5
     return step
 
 

@@ -24,11 +24,11 @@ from gradwire.placement.transfer import BufferTransfer, TransferredBuffer
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.source import Source
-from gradwire.step.arrival import Arrival
 from gradwire.step.context import Fates
 from gradwire.step.environment import EngineEnvironment
 from gradwire.step.fates import Steps
 from gradwire.step.flat_buffers import Slot
+from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.on_device import DeviceBackward
 from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.step import Step
@@ -44,7 +44,7 @@ class ByName(Source):
     def __init__(self) -> None:
         self.specs = specs()
         self.calls: list[str] = []
-        self.last_arrival_s = 0.0
+        self.last_gradient_s = 0.0
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -55,7 +55,7 @@ class ByName(Source):
 
     def step_ended(self, step: Step) -> None:
         self.calls.append(f"ended {step.committed}")
-        self.last_arrival_s = step.last_arrival_s
+        self.last_gradient_s = step.last_gradient_s
 
     def release(self) -> None:
         self.calls.append("release")
@@ -66,15 +66,15 @@ class ByName(Source):
     def one_step(self, backward: Backward, grads: dict[str, Tensor], order: list[int]) -> dict[str, Tensor]:
         """In any order of arrival; returns the means."""
         backward.open()
-        arrivals = [
-            Arrival(grads[spec.name].clone(), (Slot(spec, 0),), index)
+        gradient_buckets = [
+            GradientBucket(grads[spec.name].clone(), (Slot(spec, 0),), index)
             for index, spec in enumerate(self.specs)
         ]
         for index in order:
-            backward.submit(arrivals[index])
+            backward.submit(gradient_buckets[index])
         backward.close()
         backward.rest()
-        return {arrival.entries[0].spec.name: arrival.buffer for arrival in arrivals}
+        return {bucket.entries[0].spec.name: bucket.buffer for bucket in gradient_buckets}
 
 
 def attached(
@@ -168,7 +168,7 @@ def test_what_has_come_is_decoded_while_a_device_still_computes() -> None:
         backward = attached(source, worker, placement, "topk(ratio=0.1)", DeviceBackward)
         try:
             source.one_step(backward, gradients(comm.rank, 0), list(range(len(source.specs))))
-            assert source.last_arrival_s > heard.decoded_s > 0.0, (
+            assert source.last_gradient_s > heard.decoded_s > 0.0, (
                 "when it was there, not when it was enqueued"
             )
             return backward.engine.step == 1
@@ -226,7 +226,7 @@ def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -
 
 
 def _bring(backward: Backward, index: int) -> None:
-    backward.submit(Arrival(torch.zeros(1), (), index))
+    backward.submit(GradientBucket(torch.zeros(1), (), index))
 
 
 def _whole_pass(backward: Backward) -> None:

@@ -42,41 +42,43 @@ def _model() -> tuple[nn.Module, BucketMap]:
 
 def test_entries_lie_one_after_the_other() -> None:
     model, buckets = _model()
-    arrival = buckets.arrival(FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6), last=True))
-    places = [(entry.spec.name, entry.start, entry.stop) for entry in arrival.entries]
+    gradient_bucket = buckets.gradient_bucket(
+        FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6), last=True)
+    )
+    places = [(entry.spec.name, entry.start, entry.stop) for entry in gradient_bucket.entries]
     assert places == [("1.weight", 0, 3), ("0.bias", 3, 6)]
-    assert arrival.index == 0
+    assert gradient_bucket.index == 0
 
 
 def test_rebuilt_buckets_are_looked_at_anew() -> None:
     model, buckets = _model()
-    buckets.arrival(FakeBucket(0, [model[0].bias, model[1].weight], torch.zeros(6)))
-    arrival = buckets.arrival(FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6)))
-    assert [entry.spec.name for entry in arrival.entries] == ["1.weight", "0.bias"]
+    buckets.gradient_bucket(FakeBucket(0, [model[0].bias, model[1].weight], torch.zeros(6)))
+    gradient_bucket = buckets.gradient_bucket(FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6)))
+    assert [entry.spec.name for entry in gradient_bucket.entries] == ["1.weight", "0.bias"]
 
 
 def test_a_bucket_without_parameters_is_the_one_seen_last() -> None:
     model, buckets = _model()
-    expected = buckets.arrival(FakeBucket(0, [model[1].weight], torch.zeros(3))).entries
-    assert buckets.arrival(FakeBucket(0, [], torch.zeros(3))).entries == expected
+    expected = buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(3))).entries
+    assert buckets.gradient_bucket(FakeBucket(0, [], torch.zeros(3))).entries == expected
 
 
 def test_a_buffer_of_another_size_is_refused() -> None:
     model, buckets = _model()
     with pytest.raises(ValueError, match="bucket 0 of 7 elements is sparse or does not match"):
-        buckets.arrival(FakeBucket(0, [model[1].weight], torch.zeros(7)))
+        buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(7)))
 
 
 def test_a_sparse_buffer_is_refused() -> None:
     model, buckets = _model()
     with pytest.raises(ValueError, match="sparse=False"):
-        buckets.arrival(FakeBucket(0, [model[1].weight], torch.zeros(3).to_sparse()))
+        buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(3).to_sparse()))
 
 
 def test_a_tied_parameter_goes_by_its_first_name() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     buckets = BucketMap(model, specs_of(model))
-    arrival = buckets.arrival(FakeBucket(0, [model[1].weight], torch.zeros(4)))
-    [entry] = arrival.entries
+    gradient_bucket = buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(4)))
+    [entry] = gradient_bucket.entries
     assert (entry.spec.name, entry.start, entry.stop) == ("0.weight", 0, 4)

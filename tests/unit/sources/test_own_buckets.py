@@ -41,8 +41,8 @@ def test_gradients_are_copied_unless_they_lie_there_and_none_is_zero() -> None:
     assert bucket.missing == {"p0"}
     bucket.buffer[:2] = 7
     bucket.fill("p0", None)
-    assert bucket.arrival.buffer.tolist() == [0, 0, 1, 2, 3]
-    assert bucket.arrival.failure is None
+    assert bucket.gradient_bucket.buffer.tolist() == [0, 0, 1, 2, 3]
+    assert bucket.gradient_bucket.failure is None
 
 
 def test_the_order_in_memory_is_the_parameters() -> None:
@@ -64,7 +64,7 @@ def test_rows_that_fill_up_a_shard_are_zero_in_every_step() -> None:
 def test_a_sparse_gradient_fails_the_step_and_not_the_hook() -> None:
     bucket = Bucket(0, specs(3), CPU)
     bucket.fill("p0", torch.zeros(3).to_sparse())
-    assert "is sparse" in str(bucket.arrival.failure)
+    assert "is sparse" in str(bucket.gradient_bucket.failure)
 
 
 @pytest.fixture

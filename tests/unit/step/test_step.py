@@ -12,8 +12,8 @@ from gradwire.codec.sparse import sparse
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
-from gradwire.step.arrival import Arrival, route_of
 from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, slots_of
+from gradwire.step.gradient_bucket import GradientBucket, route_of
 from gradwire.step.step import Outcome, Step
 from tests.support.rig import Rig, gradients
 
@@ -30,7 +30,7 @@ def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:
             [ParameterSpec(name, (size,), torch.float32, size) for name, size in bucket.items()]
         )
         buffers.append(torch.zeros(sum(bucket.values())))
-        step.arrive(Arrival(buffers[-1], entries, len(buffers) - 1))
+        step.add_bucket(GradientBucket(buffers[-1], entries, len(buffers) - 1))
     assert len(step.turns) == len(buckets)
     step.taken.update((each.index, each) for each in step.turns)
     return step, buffers

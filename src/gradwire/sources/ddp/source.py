@@ -20,8 +20,8 @@ from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.source import Source
-from gradwire.step.arrival import Arrival
 from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of, specs_of
+from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.reducer import Backward
 from gradwire.step.step import SideBroadcast, Step
 from gradwire.untraced import untraced
@@ -59,7 +59,7 @@ class BucketMap:
         self._keys: dict[int, list[int]] = {}
         self._homes: dict[int, _Homes] = {}
 
-    def arrival(self, bucket: GradBucket) -> Arrival:
+    def gradient_bucket(self, bucket: GradBucket) -> GradientBucket:
         """Describe `bucket`. Raises `ValueError` if the buffer does not hold its parameters densely.
 
         Under `backward(create_graph=True)` the buffer has a graph; it is detached, because the mean over
@@ -82,7 +82,7 @@ class BucketMap:
             self._keys[index] = key
         if self._are_views and parameters and failure is None:
             self._bring_home(buffer, parameters, self._homes_of(buffer, index, entries))
-        return Arrival(buffer, entries, index, failure=failure)
+        return GradientBucket(buffer, entries, index, failure=failure)
 
     def _homes_of(self, buffer: Tensor, index: int, entries: tuple[Slot, ...]) -> _Homes:
         """Memory in which the gradients of a bucket belong; computed again if DDP has made other buckets."""
@@ -253,13 +253,13 @@ class DDPBuckets(Source):
             backward.open()
             for buffers in self._carried:
                 buffers.pack(backward.placement.transfer, backward.engine.is_serial)
-        arrival = self._buckets.arrival(bucket)
+        gradient_bucket = self._buckets.gradient_bucket(bucket)
         future = backward.placement.device.new_future()
         self._futures.append((future, bucket.buffer()))
         is_last = bucket.is_last()  # it gives up the interpreter's lock, for which the worker would compete
         for buffers in self._carried if is_last else ():
             buffers.look(backward.placement.device)
-        backward.submit(arrival)
+        backward.submit(gradient_bucket)
         if is_last:
             backward.close()
         return future

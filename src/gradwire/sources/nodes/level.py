@@ -23,8 +23,8 @@ from gradwire.comm import Pending
 from gradwire.errors import DAMAGED, TransportError
 from gradwire.measure.metered import MeteredComm
 from gradwire.placement import Placement
-from gradwire.step.arrival import Arrival, InTurn
 from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of
+from gradwire.step.gradient_bucket import GradientBucket, InTurn
 from gradwire.step.reducer import Reducer
 from gradwire.step.shards import shards_of
 from gradwire.step.step import Outcome, Step
@@ -88,7 +88,7 @@ class Packing:
 class _Buffer:
     """A buffer in flight: `rows` has the neighbours' parts of this rank's shard, and later all means."""
 
-    arrival: Arrival
+    bucket: GradientBucket
     packing: Packing
     rows: Tensor
     under_way: Pending
@@ -101,7 +101,7 @@ class _Pass:
 
     placement: Placement
     inside: MeteredComm
-    arrivals: list[Arrival] = field(default_factory=list)
+    gradient_buckets: list[GradientBucket] = field(default_factory=list)
     in_turn: InTurn = field(default_factory=InTurn)
     buffers: list[_Buffer] = field(default_factory=list)
     outstanding: int = 0
@@ -148,11 +148,11 @@ class NodeReducer:
         assert self._running is not None, "opened first"
         return self._running
 
-    def bucket_ready(self, arrival: Arrival) -> None:
+    def bucket_ready(self, bucket: GradientBucket) -> None:
         """Sum the buffers in turn by index, inside the node."""
         now = self._pass
-        now.arrivals.append(arrival)
-        now.in_turn.add(arrival)
+        now.gradient_buckets.append(bucket)
+        now.in_turn.add(bucket)
         for following in now.in_turn.next_turns():
             now.outstanding += 1
             self.engine.unless_broken(self._scatter, now, following)
@@ -162,31 +162,31 @@ class NodeReducer:
         self._pass.closed = True
         self._close_when_summed(self._pass)
 
-    def _packing(self, arrival: Arrival) -> Packing:
-        known = self._packings.get(arrival.index)
-        if known is None or known.source is not arrival.entries:
-            shards = [self._named[entry.spec.name] for entry in arrival.entries]
-            known = self._packings[arrival.index] = Packing(arrival.entries, shards, self._parts)
+    def _packing(self, bucket: GradientBucket) -> Packing:
+        known = self._packings.get(bucket.index)
+        if known is None or known.source is not bucket.entries:
+            shards = [self._named[entry.spec.name] for entry in bucket.entries]
+            known = self._packings[bucket.index] = Packing(bucket.entries, shards, self._parts)
         return known
 
-    def _scatter(self, now: _Pass, arrival: Arrival) -> None:
+    def _scatter(self, now: _Pass, bucket: GradientBucket) -> None:
         """Send each neighbour its part; if that fails, send zeros, because the neighbours wait for bytes."""
         rows: Tensor | None = None
         try:
-            packing = self._packing(arrival)
-            rows = packing.rows(arrival.buffer)
+            packing = self._packing(bucket)
+            rows = packing.rows(bucket.buffer)
             shard = rows.new_empty(packing.numel)
-            under_way = now.inside.all_to_all(rows, packing.pack(arrival.buffer))
+            under_way = now.inside.all_to_all(rows, packing.pack(bucket.buffer))
         except TransportError:
             raise
         except BaseException as error:  # of memory, for instance
-            arrival = replace(arrival, failure=arrival.failure or error)
-            packing = self._packing(arrival)
+            bucket = replace(bucket, failure=bucket.failure or error)
+            packing = self._packing(bucket)
             # Nothing of this step is read any more: what comes may overwrite what is sent, to save memory.
-            rows = packing.rows(arrival.buffer) if rows is None else rows
-            shard = arrival.buffer[: packing.numel]
+            rows = packing.rows(bucket.buffer) if rows is None else rows
+            shard = bucket.buffer[: packing.numel]
             under_way = now.inside.all_to_all(rows, rows.zero_())
-        now.buffers.append(buffer := _Buffer(arrival, packing, rows, under_way, shard))
+        now.buffers.append(buffer := _Buffer(bucket, packing, rows, under_way, shard))
         under_way.then(lambda: now.placement.post(lambda: self._summed(now, buffer)))
 
     def _summed(self, now: _Pass, buffer: _Buffer) -> None:
@@ -195,14 +195,16 @@ class NodeReducer:
             return  # the step has ended without them
         now.outstanding -= 1
         try:
-            arrival = buffer.arrival
-            failure = damage(buffer.under_way) or arrival.failure
+            bucket = buffer.bucket
+            failure = damage(buffer.under_way) or bucket.failure
             try:
                 _mean(buffer.rows, buffer.shard)
             except BaseException as error:  # ranks with the same shard wait for it
                 failure = failure or error
             entries = buffer.packing.entries
-            self.engine.bucket_ready(Arrival(buffer.shard, entries, arrival.index, arrival.at_s, failure))
+            self.engine.bucket_ready(
+                GradientBucket(buffer.shard, entries, bucket.index, bucket.at_s, failure)
+            )
         except BaseException as error:  # or the step would never be closed
             self.engine.crash(error)
         self._close_when_summed(now)
@@ -223,8 +225,8 @@ class NodeReducer:
             step.outcome, step.error = Outcome.FAILED, error
         if step.error is not None:
             # Half of a mean must not pass for a gradient.
-            for arrival in now.arrivals:
-                arrival.poison()
+            for bucket in now.gradient_buckets:
+                bucket.poison()
         step.inside_bytes = now.inside.wire_bytes
         deliver(step)
 
@@ -247,7 +249,7 @@ class NodeReducer:
         failures = []
         for pending, each in zip(under_way, now.buffers, strict=True):
             failures.append(damage(pending))
-            each.packing.unpack(each.rows, each.arrival.buffer)
+            each.packing.unpack(each.rows, each.bucket.buffer)
         require_undamaged(failures, now.placement.control)
 
 

@@ -24,7 +24,7 @@ from gradwire.step.plan import ExchangePlan
 
 
 @dataclass(frozen=True)
-class Arrival:
+class GradientBucket:
     """A gradient bucket, ready since `at_s`: a flat tensor of gradients, in which their means land.
 
     It is no *flat buffer*: that is memory of the engine's, and keyed by parameter. The buckets of a step are
@@ -62,7 +62,7 @@ class InTurn:
 
     >>> buckets = InTurn()
     >>> for index in (1, 2, 0):
-    ...     buckets.add(Arrival(torch.zeros(1), (), index))
+    ...     buckets.add(GradientBucket(torch.zeros(1), (), index))
     ...     print([each.index for each in buckets.next_turns()])
     []
     []
@@ -70,19 +70,19 @@ class InTurn:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Arrival] = {}
+        self._waiting: dict[int, GradientBucket] = {}
         self._turn = 0
 
-    def add(self, arrival: Arrival) -> None:
+    def add(self, bucket: GradientBucket) -> None:
         """Add a bucket, whose turn may come later."""
-        self._waiting[arrival.index] = arrival
+        self._waiting[bucket.index] = bucket
 
-    def next_turns(self) -> Iterator[Arrival]:
+    def next_turns(self) -> Iterator[GradientBucket]:
         """The buckets whose turn it is; each one is handed out once."""
         while self._turn in self._waiting:
-            arrival = self._waiting.pop(self._turn)
+            bucket = self._waiting.pop(self._turn)
             self._turn += 1
-            yield arrival
+            yield bucket
 
     @property
     def is_empty(self) -> bool:
@@ -194,7 +194,7 @@ Route: TypeAlias = tuple[tuple[int, int, int], ...]
 in it, elements)."""
 
 
-def route_of(unit: Unit, taken: Mapping[int, Arrival]) -> Route:
+def route_of(unit: Unit, taken: Mapping[int, GradientBucket]) -> Route:
     """Route of a unit whose gradients all lie in `taken` buckets; neighbouring stretches are joined.
 
     >>> import torch
@@ -202,7 +202,7 @@ def route_of(unit: Unit, taken: Mapping[int, Arrival]) -> Route:
     >>> specs = [ParameterSpec(name, (size,), torch.float32, size) for name, size in (("v", 2), ("w", 3))]
     >>> (unit,) = units_of(slots_of(specs), (), 1)
     >>> entries = tuple(Slot(spec, start) for spec, start in zip(specs, (1, 3)))
-    >>> route_of(unit, {4: Arrival(torch.zeros(6), entries, 4)})
+    >>> route_of(unit, {4: GradientBucket(torch.zeros(6), entries, 4)})
     ((4, 1, 5),)
     """
     found = {entry.spec.name: (index, entry) for index, each in taken.items() for entry in each.entries}
