@@ -89,7 +89,7 @@ def _energy(x: Tensor) -> float:
 def watch(trainer: Trainer) -> Watched | None:
     """Look over the shoulder of what remembers, if there is such a flat buffer."""
     assert trainer.wire is not None
-    for flat_buffer in trainer.wire._engine.layout.flat_buffers:
+    for flat_buffer in trainer.wire._reducer.layout.flat_buffers:
         flat_buffer.exchange = watched = Watched(flat_buffer.exchange)
         return watched
     return None

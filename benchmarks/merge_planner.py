@@ -4,9 +4,9 @@ Networks' tensors become ready in reverse order, by their multiply-adds; codecs 
 machine (measured here on one thread for 2^8 … 2^20 elements and fitted by B + γ·x, encode and decode
 apart, or read from `--costs`); the link is the α and β of the options. All ways to cut are compared under
 two models of a step: MergeComp's, in which encoding and decoding hold up the backward pass and whose optimum
-the dynamic program is, and that of this package's engine, in which a worker beside it encodes and decodes.
+the dynamic program is, and that of this package's reducer, in which a worker beside it encodes and decodes.
 There, and as a check of the former, the optimum is found by brute force on the same network with
-neighbouring tensors joined until 13 are left; at full size the engine's plan stands beside one that was
+neighbouring tensors joined until 13 are left; at full size the reducer's plan stands beside one that was
 searched for 25 times as long.
 
 Planning is timed on a network of 314 tensors, every repetition on other ready times, by the thread's own
@@ -150,7 +150,7 @@ def compared(of: BackwardTiming, cost: GroupCost) -> dict[str, Any]:
 
 
 def line(network: str, codec: str, row: dict[str, Any]) -> str:
-    """A network and a codec as text: seconds over the exact plan's, and over the engine's."""
+    """A network and a codec as text: seconds over the exact plan's, and over the reducer's."""
     names = list(row["inline_s"])
     inside = "".join(f"{row['inline_s'][name] / row['inline_s']['exact']:>7.3f}" for name in names)
     beside = "".join(f"{row['worker_s'][name] / row['worker_s']['worker']:>7.3f}" for name in names)

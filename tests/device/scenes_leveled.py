@@ -80,7 +80,7 @@ def with_groups_apart() -> dict[str, Any]:
         inputs, targets = batch(0)
         with watched(device, wire):
             nn.functional.mse_loss(ddp(inputs), targets).backward()
-        placed = wire.attached.backward.engine.env
+        placed = wire.attached.backward.reducer.env
         groups = {wire.attached.source.group} | {
             each.group.group_name
             for each_place in (placed.usual, placed.on_host)

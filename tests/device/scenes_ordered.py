@@ -30,7 +30,7 @@ from gradwire.sources.buffer_means import BufferMeans
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.ddp.source import DDPBuckets
 from gradwire.step.context import Replicated
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.step import Step
 from gradwire.tools.guard import Guard
 from tests.device.scenes_placed import Branches, on, watched
@@ -94,7 +94,7 @@ def compared() -> list[str]:
 
         return TransferredBuffer(there.buffer, ready)
 
-    def noted(self: Guard, step: Step, env: EngineEnvironment) -> None:
+    def noted(self: Guard, step: Step, env: ReducerEnvironment) -> None:
         before(self, step, env)
         opened.set()
 
@@ -228,7 +228,7 @@ def looked_at() -> list[str]:
 
 
 def looked_at_there() -> list[str]:
-    """A parameter is cut for the engine, which works on the device."""
+    """A parameter is cut for the reducer, which works on the device."""
     device = Near()
     transfer = StreamTransfer(device)
     with device.watching():

@@ -60,7 +60,7 @@ def on(device: Simulated, *, streams: bool = False) -> Iterator[None]:
 
 @contextmanager
 def watched(device: Simulated, wire: gradwire.Wire) -> Iterator[None]:
-    """The training thread computes on the device, and the engine's where the memory is."""
+    """The training thread computes on the device, and the reducer's where the memory is."""
     held, worker = ExitStack(), wire.attached.worker
     home: Home = "host" if wire.report().placement == "host" else "device"
     worker.call(lambda: held.enter_context(device.watching(home)))

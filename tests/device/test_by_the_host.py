@@ -85,12 +85,12 @@ def stepped(comm: Comm, text: str, spoilt: str = "") -> Stepped:
     The gradient that is `spoilt` by name is not finite on the last rank.
     """
     source, device, over = ByName(), Simulated(), Transport(comm)
-    worker, held = Worker(crashed=lambda error: backward.engine.crash(error)), ExitStack()
+    worker, held = Worker(crashed=lambda error: backward.reducer.crash(error)), ExitStack()
     transfer = Computing(device, len(source.specs) - 1)
     placement = replace(host(over, worker.post, device, post_after=worker.post_after), transfer=transfer)
     backward = attached(source, worker, placement, text, DeviceBackward)
     cut = replace(recipe(text).build(), cutter=partial(even_boundaries, unit_elements=2500))
-    backward.call(lambda: backward.engine.install(cut))
+    backward.call(lambda: backward.reducer.install(cut))
     grads = gradients(comm.rank, 0)
     if spoilt and comm.rank == comm.world - 1:
         grads[spoilt][0] = torch.nan
@@ -98,7 +98,7 @@ def stepped(comm: Comm, text: str, spoilt: str = "") -> Stepped:
     try:
         with device.watching("device"):
             means = source.one_step(backward, grads, list(range(len(source.specs))))
-        return Stepped(means, backward.engine.step, device.races)
+        return Stepped(means, backward.reducer.step, device.races)
     finally:
         worker.call(held.close)
         worker.stop()

@@ -39,8 +39,8 @@ def trained(recipe: str, comm: Comm, cell: str) -> tuple[Tensor, Tensor, int]:
         if step == 1 and comm.rank == 1:
             grads["last.weight"][3] = torch.nan
         means.append(rig.step(grads).flat().nan_to_num(7.0))
-    rig.engine.commit_deferred()
-    return torch.stack(means), flat(rig.memory) if rig.memory else torch.empty(0), rig.engine.step
+    rig.reducer.commit_deferred()
+    return torch.stack(means), flat(rig.memory) if rig.memory else torch.empty(0), rig.reducer.step
 
 
 @looped("recipe", ["dense", "topk(ratio=0.1)", "int8", "leader_topk"], few=3)

@@ -55,7 +55,7 @@ def coded(comm: ThreadComm, *, streamed: bool) -> list[tuple[str, int]]:
 
     rig = Rig(comm, "topk(ratio=0.1)", place=place, unit_elements=2500)
     units = {
-        str(unit): unit.index for flat_buffer in rig.engine.layout.flat_buffers for unit in flat_buffer.units
+        str(unit): unit.index for flat_buffer in rig.reducer.layout.flat_buffers for unit in flat_buffer.units
     }
     found = rig.step(gradients(comm.rank, 0), ALONE).step.trace.spans
     return [(each.what, units[each.unit]) for each in found if each.unit in units and each.what != "wire"]

@@ -47,7 +47,7 @@ from tests.support.simulated import Near, Simulated
 
 
 def nothing(job: Any) -> None:
-    """An engine's thread that never runs."""
+    """An worker's thread that never runs."""
 
 
 def test_gradients_of_the_cpu_are_read_where_they_are() -> None:
@@ -94,7 +94,7 @@ def test_the_last_copies_are_timed_both_ways() -> None:
     assert 0.0 < out_s < copies.copied_s()
 
 
-def test_what_cannot_be_pinned_is_heard_of_by_the_engines_thread() -> None:
+def test_what_cannot_be_pinned_is_heard_of_by_the_worker() -> None:
     class Full(Simulated):
         def pinned(self, like: Tensor) -> Tensor:
             raise MemoryError("no pages left to lock")
@@ -299,7 +299,7 @@ def test_what_runs_next_may_run_elsewhere_and_memory_goes_along(
     seen = []
     for text in ("topk(ratio=0.1)", "threshold(threshold=0.01)", "topk(ratio=0.2)"):
         before = wire.state_dict()["rank0"]["memory"]
-        backward.call(lambda text=text: backward.engine.install(gradwire.recipe(text).build()))
+        backward.call(lambda text=text: backward.reducer.install(gradwire.recipe(text).build()))
         after = wire.state_dict()["rank0"]["memory"]
         assert all(torch.equal(after[name], values) for name, values in before.items())
         ddp(torch.ones(2, 64)).sum().backward()
@@ -343,9 +343,9 @@ def test_each_recipe_runs_where_its_numbers_are_read_whatever_was_measured(
     monkeypatch.setattr("gradwire.measure.codec.measure_codec", measure)
     wire = gradwire.attach(ddp, recipe="int8", placement=asked)
     backward = wire.attached.backward
-    numel = tuple(spec.numel for spec in backward.engine.specs)
+    numel = tuple(spec.numel for spec in backward.reducer.specs)
     known = BackwardTiming(0.0, (0.5, 1.0), numel, 1.0)
-    backward.engine.facts = Facts(1.0, 1.0, 2, known, Network(Link(alpha_s=1e-3, beta_s=1e-6)))
+    backward.reducer.facts = Facts(1.0, 1.0, 2, known, Network(Link(alpha_s=1e-3, beta_s=1e-6)))
     seen = []
     for text in ("topk(ratio=0.1)", "threshold(threshold=0.01)", "int8", "dense"):
         wire.switch(text)
@@ -380,7 +380,7 @@ def test_a_trial_of_auto_runs_where_its_numbers_are_read(
                 on_host=host(comm, Inline(), device),
             )  # fmt: skip
             for step in range(40):
-                where = rig.engine.placement.name
+                where = rig.reducer.placement.name
                 plan = rig.step(gradients(comm.rank, step)).step.recipe
                 seen.add((tried in plan, where))
                 if tried in plan:
@@ -431,7 +431,7 @@ def test_two_threads_may_use_one_stream_of_an_accelerator(monkeypatch: pytest.Mo
     assert seen == ["copies 0", "own 0"]
 
 
-def test_the_thread_of_the_engine_stays_on_the_device_of_the_model() -> None:
+def test_the_worker_stays_on_the_device_of_the_model() -> None:
     """Its events would otherwise be recorded from the first GPU, and leave a context there."""
     seen: list[str] = []
     worker = Worker(print, begun=lambda: seen.append("began"))

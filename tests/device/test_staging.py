@@ -78,7 +78,7 @@ def trained(
 
 
 @looped("recipe", ["dense", "topk(ratio=0.1)", "int8", "powersgd", "leader_topk", "covap(interval=2)"], few=3)
-def test_an_engine_that_is_staged_leaves_the_same_bits(recipe: str) -> None:
+def test_a_reducer_that_is_staged_leaves_the_same_bits(recipe: str) -> None:
     there = run_ranks(WORLD, lambda comm: trained(recipe, comm, Near(), "staged"))
     here = run_ranks(WORLD, lambda comm: trained(recipe, comm, Near(), "host"))
     for (means, memory, races), (other_means, other_memory, _races) in zip(there, here, strict=True):
@@ -128,7 +128,8 @@ def test_checksums_are_counted_once_whatever_a_message_goes_through() -> None:
 
 
 def brought(device: Simulated, *, follows: bool = True) -> list[str]:
-    """One gradient of the default stream is brought, reduced in the engine's, and read in the default one."""
+    """One gradient of the default stream is brought, reduced in the reducer's, and read in the default
+    one."""
     transfer = StreamTransfer(device, follows=follows)
     with device.watching():
         gradient = torch.ones(4)
@@ -142,7 +143,7 @@ def brought(device: Simulated, *, follows: bool = True) -> list[str]:
     return device.races
 
 
-def test_the_engine_s_stream_comes_after_the_gradient_and_before_its_reader() -> None:
+def test_the_reducers_stream_comes_after_the_gradient_and_before_its_reader() -> None:
     assert brought(Near()) == []
     assert "mul_ on the stream 1 against aten::ones" in brought(Near("wait_event"))[0]
     assert brought(Near(), follows=False) == []

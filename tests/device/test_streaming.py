@@ -180,7 +180,7 @@ def trained(
             if step == 1 and comm.rank == 1:
                 grads["last.weight"][3] = torch.nan
             means.append(rig.step(grads).flat().nan_to_num(7.0))
-        rig.engine.commit_deferred()
+        rig.reducer.commit_deferred()
         memory = flat(rig.memory) if rig.memory else torch.empty(0)
         return torch.stack(means), memory, device.races
 
@@ -202,9 +202,9 @@ def test_what_a_late_step_took_is_the_devices_time_and_ends_before_its_outcome_i
                 outcome_known=lambda step: took.append(step.lasted_s()),
             )  # fmt: skip
             for step in range(2):
-                rig.engine.watch.begin()
+                rig.reducer.watch.begin()
                 rig.step(gradients(comm.rank, step))
-            rig.engine.commit_deferred()
+            rig.reducer.commit_deferred()
 
     run_ranks(1, body)
     assert len(took) == 2
@@ -224,7 +224,7 @@ RECIPES = [
 
 
 @looped("recipe", RECIPES, few=3)
-def test_an_engine_that_enqueues_leaves_the_same_bits(recipe: str) -> None:
+def test_a_reducer_that_enqueues_leaves_the_same_bits(recipe: str) -> None:
     there = run_ranks(WORLD, lambda comm: trained(recipe, comm, enqueued=True))
     here = run_ranks(WORLD, lambda comm: trained(recipe, comm, enqueued=False))
     for (means, memory, races), (other_means, other_memory, _races) in zip(there, here, strict=True):
@@ -277,7 +277,7 @@ def stepped(recipe: str, comm: ThreadComm, per_node: int = 1) -> tuple[list[str]
         for step in range(STEPS):
             found = rig.step({name: There(values) for name, values in graded(comm.rank, step).items()})
             means.append(flat({name: mean.inner for name, mean in found.mean.items()}))
-            counted.append(rig.engine.step)
+            counted.append(rig.reducer.step)
             if step == 0:
                 elsewhere.reads.clear()
         return list(elsewhere.reads), means, counted
@@ -335,7 +335,7 @@ def test_a_rehearsal_leaves_no_trace(recipe: str) -> None:
         rig, found = Rig(comm, recipe), []
         for step in range(2):
             if rehearses:
-                rehearse(rig.engine.layout, WORLD)
+                rehearse(rig.reducer.layout, WORLD)
             found.append(rig.step(gradients(comm.rank, step)).flat())
             found.extend(rig.planes.values())
         return found

@@ -89,11 +89,11 @@ def _backward(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) ->
 def fails_on_one_rank() -> dict[str, Any]:
     """All ranks make a call in which rank 1 alone fails, after all have come to it; then training goes on."""
     ddp, optimizer, wire = _attached()
-    engine, none = wire.attached.backward.engine, Mock(side_effect=MemoryError("none left"))
+    reducer, none = wire.attached.backward.reducer, Mock(side_effect=MemoryError("none left"))
     harmed: dict[str, tuple[Callable[[], object], Any]] = {
         "flush": (wire.flush, patch.object(wire.attached.source, "adding", none)),
-        "detach": (wire.detach, patch.object(engine, "retired", none)),
-        "switch": (partial(wire.switch, "int8"), patch.object(engine, "successor", none)),
+        "detach": (wire.detach, patch.object(reducer, "retired", none)),
+        "switch": (partial(wire.switch, "int8"), patch.object(reducer, "successor", none)),
         "diagnose, before": (wire.diagnose, patch("gradwire.tools.diagnose._direction", none)),
         "diagnose, a choice": (wire.diagnose, patch("gradwire.kernels.topk.topk_indices", none)),
     }

@@ -58,9 +58,9 @@ def left_alone() -> dict[str, list[str]]:
         os.kill(os.getpid(), signal.SIGKILL)
     # DDP before the others: it must survive the first error, not one that is there already.
     backward = _seen(lambda: _train(plain))
-    engine = _seen(lambda: _train(attached))
+    reducer = _seen(lambda: _train(attached))
     del wire
-    return _sums(group) | {"backward": backward, "attached": engine}
+    return _sums(group) | {"backward": backward, "attached": reducer}
 
 
 SCENES: dict[str, Callable[[], Any]] = {"left alone": left_alone}

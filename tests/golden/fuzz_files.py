@@ -51,9 +51,9 @@ def of_states(count: int, seed: int) -> Counter[str]:
         for _ in range(random.randrange(1, 3)):
             _damage(saved, random)
         try:
-            state.load(rig.engine, saved)
+            state.load(rig.reducer, saved)
             said = "taken"
-            state.load(rig.engine, deepcopy(good))
+            state.load(rig.reducer, deepcopy(good))
         except ValueError:
             said = "refused"
         assert all(torch.equal(tensor, before[key]) for key, tensor in rig.planes.items()), saved
@@ -72,7 +72,7 @@ def _rig() -> tuple[Rig, dict[str, Any]]:
         return rig
 
     [rig] = run_ranks(1, rank)
-    return rig, state.save(rig.engine)
+    return rig, state.save(rig.reducer)
 
 
 def _damage(saved: dict[Any, Any], random: Random) -> None:
@@ -100,13 +100,13 @@ def of_saved_files(count: int, seed: int) -> Counter[str]:
     before = rig.planes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        file_set.save(file_set.of_engine(rig.engine), folder)
+        file_set.save(file_set.of_reducer(rig.reducer), folder)
         [path] = [each for each in folder.iterdir() if each.is_file()]
         whole = path.read_bytes()
         for _ in range(count):
             path.write_bytes(_mutated(whole, random))
             try:
-                file_set.load(file_set.of_engine(rig.engine), folder, "refuse")
+                file_set.load(file_set.of_reducer(rig.reducer), folder, "refuse")
                 found["file: taken"] += 1
                 assert all(torch.equal(tensor, before[key]) for key, tensor in rig.planes.items())
             except ValueError:

@@ -34,7 +34,7 @@ from gradwire.recipes import Composition, recipe
 from gradwire.recipes.auto import comparison_of
 from gradwire.recipes.dense import dense
 from gradwire.recipes.parse import steady
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout, build
 
@@ -196,7 +196,7 @@ def forecast(name: str) -> dict[str, Any]:
         decision = recipe("auto").build().next
         assert decision is not None
         env, decision = (
-            EngineEnvironment(placement, controller_for=controller_for),
+            ReducerEnvironment(placement, controller_for=controller_for),
             replace(decision, decide=decide),
         )
         controller = AutoController(decision, run.specs, env, placement, BackwardWatch(), layout_of)

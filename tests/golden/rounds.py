@@ -1,6 +1,6 @@
 """The rounds that every recipe announces in its first steps, on worlds of 1 to 4 threads.
 
-They are a golden file (`test_shape.py`). `Announcing` is the only place that reads them off an engine.
+They are a golden file (`test_shape.py`). `Announcing` is the only place that reads them off a reducer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Announcing(Rig):
     def __init__(self, comm: Comm, text: str, *, unit_elements: int | None) -> None:
         super().__init__(comm, text, unit_elements=unit_elements)
         self.announced: list[str] = []
-        unless_broken = self.engine.unless_broken
+        unless_broken = self.reducer.unless_broken
 
         def noted(do: Callable[..., None], *arguments: Any) -> None:
             for each in arguments:
@@ -35,7 +35,7 @@ class Announcing(Rig):
                     self.announced.append(f"{each.plan.label}: {spelled(each.agreed.rounds)}")
             unless_broken(do, *arguments)
 
-        self.engine.unless_broken = noted  # type: ignore[method-assign]
+        self.reducer.unless_broken = noted  # type: ignore[method-assign]
 
 
 def spelled(rounds: tuple[Round, ...]) -> str:

@@ -2,7 +2,7 @@
 
 This is the oracle of a restructuring. Gradients go in where a user's do, by a backward pass of an attached
 model. Means are read from `p.grad`, memory from `wire.state_dict()`. Ranks are processes over gloo. Nothing
-here knows the engine: of gradwire it uses `attach`, the wire's methods, and in `in_small_units` a recipe's
+here knows the reducer: of gradwire it uses `attach`, the wire's methods, and in `in_small_units` a recipe's
 boundaries. So it runs on the source tree of another commit as well, and `same.py` compares the two.
 
 Hashes differ between processors and versions of torch, so none is written down. On one rank most recipes run

@@ -60,7 +60,7 @@ def _checkpoint(text: str) -> list[str]:
     def rank(comm: Comm) -> list[str]:
         rig = Rig(comm, text)
         rig.step(gradients(comm.rank, 0))
-        saved = state.save(rig.engine)
+        saved = state.save(rig.reducer)
         return sorted(f"{key}: {_kind(value)}" for key, value in saved.items())
 
     return run_ranks(2, rank)[0]

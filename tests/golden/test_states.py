@@ -55,8 +55,8 @@ def test_a_state_of_format_5_goes_on_where_its_run_was(recipe: str, keyed: bool)
         through, resumed = rig(comm, recipe), rig(comm, recipe)
         trained(through, comm.rank, range(3))
         mine = states[comm.rank]
-        state.load(resumed.engine, state.keyed(mine) if keyed else mine)
-        assert resumed.engine.step == 3
+        state.load(resumed.reducer, state.keyed(mine) if keyed else mine)
+        assert resumed.reducer.step == 3
         for name, memory in mine["memory"].items():
             assert torch.equal(resumed.memory[name], memory.view(-1))
         # Its numbers may be those of another machine, which adds products in another order. Relative to the
@@ -76,7 +76,7 @@ def test_a_state_of_format_5_is_the_mean_in_another_world(recipe: str) -> None:
 
     def rank(comm: Comm) -> None:
         again = rig(comm, recipe)
-        state.load(again.engine, states)
+        state.load(again.reducer, states)
         for name, memory in again.memory.items():
             assert torch.equal(
                 memory, torch.stack([each["memory"][name].view(-1) for each in states]).mean(0)

@@ -51,7 +51,7 @@ class Setting(NamedTuple):
             )
             found = Ran([], [], [])
             for step in range(STEPS):
-                before, number = rig.planes, rig.engine.step
+                before, number = rig.planes, rig.reducer.step
                 if step == STRUCK and comm.rank == unlucky:
                     first = len(now.sizes)
                     now.message, now.flips = first + damage.message, damage.flips
@@ -65,7 +65,7 @@ class Setting(NamedTuple):
                 same = all(
                     torch.equal(tensor, before[key]) for key, tensor in rig.planes.items() if key in before
                 )
-                found.intact.append(same and rig.engine.step == number)
+                found.intact.append(same and rig.reducer.step == number)
             return found
 
         return run_ranks(self.world, rank)

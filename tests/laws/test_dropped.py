@@ -36,7 +36,7 @@ def _bad(rank: int, number: int) -> dict[str, Tensor]:
 
 
 def _momentum(rig: Rig) -> bool:
-    return any(flat_buffer.memory.covers_momentum for flat_buffer in rig.engine.layout.flat_buffers)
+    return any(flat_buffer.memory.covers_momentum for flat_buffer in rig.reducer.layout.flat_buffers)
 
 
 @looped(
@@ -58,8 +58,8 @@ def test_after_a_dropped_step_training_goes_on_as_if_it_had_never_been(
             for each in rigs:
                 each.step(gradients(comm.rank, step))
         for each in rigs:
-            each.engine.catch_up(Fates())
-        before, number = rig.planes, rig.engine.step
+            each.reducer.catch_up(Fates())
+        before, number = rig.planes, rig.reducer.step
         for exchange in range(exchanges):
             outcome = rig.step(_bad(comm.rank, exchange))
             if exchange and _momentum(rig):
@@ -67,14 +67,14 @@ def test_after_a_dropped_step_training_goes_on_as_if_it_had_never_been(
             else:
                 assert outcome.error is None
             if exchange < exchanges - 1:
-                assert not rig.engine.catch_up(OPEN)
-                assert rig.engine.step == number, "exchanges of one step have one number"
-        assert rig.engine.catch_up(DROPPED)
-        assert rig.engine.step == number
+                assert not rig.reducer.catch_up(OPEN)
+                assert rig.reducer.step == number, "exchanges of one step have one number"
+        assert rig.reducer.catch_up(DROPPED)
+        assert rig.reducer.step == number
         after = rig.planes
         assert after.keys() == before.keys()
         assert all(torch.equal(after[each], before[each]) for each in before)
-        if rig.engine.layout.main.watch is not None:
+        if rig.reducer.layout.main.watch is not None:
             return  # it has learned from the step how long one takes, and may choose otherwise
         for step in range(2, 5):
             again, expected = (each.step(gradients(comm.rank, step)) for each in rigs)
@@ -90,11 +90,11 @@ def test_by_parameter_what_was_used_stays_and_what_was_cleared_goes_back(name: s
     def rank(comm: Comm) -> None:
         rig = Rig(comm, EVERY_RECIPE[name], unit_elements=389)
         rig.step(gradients(comm.rank, 0))
-        before, number = rig.planes, rig.engine.step
+        before, number = rig.planes, rig.reducer.step
         rig.step(gradients(comm.rank, 1))
         used = rig.planes
-        assert not rig.engine.catch_up(Fates(dropped=half)), "the step was made for the others"
-        assert rig.engine.step == number + 1
+        assert not rig.reducer.catch_up(Fates(dropped=half)), "the step was made for the others"
+        assert rig.reducer.step == number + 1
         for key, plane in rig.planes.items():
             wanted = before.get(key, torch.zeros_like(plane)) if key[0] in half else used[key]
             assert torch.equal(plane, wanted), key
@@ -113,16 +113,16 @@ def test_what_is_open_is_final_once_its_optimizer_steps_and_a_checkpoint_has_non
         rig.step(gradients(comm.rank, 0))
         before = rig.planes
         rig.step(gradients(comm.rank, 1))
-        rig.engine.catch_up(Fates(open=late))
-        saved = state.save(rig.engine)["memory"]
+        rig.reducer.catch_up(Fates(open=late))
+        saved = state.save(rig.reducer)["memory"]
         for parameter, plane in rig.memory.items():
             wanted = before[parameter, UNSENT] if parameter in late else plane
             assert torch.equal(saved[parameter].view(-1), wanted.to(saved[parameter].dtype))
-        outcome, number = rig.step(gradients(comm.rank, 2)), rig.engine.step
+        outcome, number = rig.step(gradients(comm.rank, 2)), rig.reducer.step
         assert outcome.error is None
         now = rig.planes
-        rig.engine.catch_up(Fates())
-        assert rig.engine.step == number
+        rig.reducer.catch_up(Fates())
+        assert rig.reducer.step == number
         assert all(torch.equal(plane, now[key]) for key, plane in rig.planes.items())
 
     run_ranks(2, rank)
@@ -132,13 +132,13 @@ def test_a_switch_within_an_open_step_can_be_undone_with_the_step() -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "scalecom(beta=0.5)")
         rig.step(gradients(comm.rank, 0))
-        weight = rig.engine.layout.flat_buffers[0].memory.weight
+        weight = rig.reducer.layout.flat_buffers[0].memory.weight
         before = rig.memory
         rig.step(_bad(comm.rank, 0))
-        rig.engine.catch_up(OPEN)
-        rig.engine.install(recipe("topk(ratio=0.1)").build())
+        rig.reducer.catch_up(OPEN)
+        rig.reducer.install(recipe("topk(ratio=0.1)").build())
         rig.step(_bad(comm.rank, 1))
-        assert rig.engine.catch_up(DROPPED)
+        assert rig.reducer.catch_up(DROPPED)
         for parameter, plane in rig.memory.items():
             assert torch.equal(plane, before[parameter] * weight)
 
@@ -150,19 +150,19 @@ def test_a_step_that_waits_for_its_optimizer_keeps_what_is_owed_from_a_recipe_wi
         rig = Rig(comm, "topk(ratio=0.1)")
         rig.step(gradients(comm.rank, 0))
         before = rig.memory
-        rig.engine.follow(recipe("dense").build())
-        ran = [rig.engine.layout.main.text]
+        rig.reducer.follow(recipe("dense").build())
+        ran = [rig.reducer.layout.main.text]
         rig.step(_bad(comm.rank, 0))  # takes all that is unsent along
-        rig.engine.catch_up(OPEN)
-        rig.engine.follow(recipe("dense").build())
-        assert rig.engine.layout.flat_buffers, "what was taken along may still come back"
-        rig.engine.catch_up(DROPPED)
+        rig.reducer.catch_up(OPEN)
+        rig.reducer.follow(recipe("dense").build())
+        assert rig.reducer.layout.flat_buffers, "what was taken along may still come back"
+        rig.reducer.catch_up(DROPPED)
         for name, plane in rig.memory.items():
             assert torch.equal(plane, before.get(name, torch.zeros_like(plane)))
         rig.step(gradients(comm.rank, 1))
-        rig.engine.catch_up(Fates())
-        rig.engine.follow(recipe("dense").build())
-        return [*ran, rig.engine.layout.main.text]
+        rig.reducer.catch_up(Fates())
+        rig.reducer.follow(recipe("dense").build())
+        return [*ran, rig.reducer.layout.main.text]
 
     for first, then in run_ranks(2, rank):
         assert (first, then) != ("dense", "dense")
@@ -173,11 +173,11 @@ def test_open_parameters_cost_a_copy_of_their_own_planes_alone() -> None:
     def rank(comm: Comm) -> tuple[int, int]:
         rig = Rig(comm, "topk(ratio=0.1)")
         rig.step(gradients(comm.rank, 0))
-        flat_buffer = rig.engine.layout.flat_buffers[0]
-        rig.engine.catch_up(Fates())
+        flat_buffer = rig.reducer.layout.flat_buffers[0]
+        rig.reducer.catch_up(Fates())
         assert not flat_buffer.open_names, "where one exchange makes a step, the old plane is still there"
         rig.step(gradients(comm.rank, 1))
-        rig.engine.catch_up(Fates(open=frozenset(["middle.weight"])))
+        rig.reducer.catch_up(Fates(open=frozenset(["middle.weight"])))
         return len(flat_buffer.open_names), sum(
             flat_buffer.final(*_slot(rig, each)).numel() for each in flat_buffer.open_names
         )
@@ -186,4 +186,4 @@ def test_open_parameters_cost_a_copy_of_their_own_planes_alone() -> None:
 
 
 def _slot(rig: Rig, name: str) -> tuple[object, str]:
-    return rig.engine.layout.slots[name][1], UNSENT
+    return rig.reducer.layout.slots[name][1], UNSENT

@@ -115,7 +115,7 @@ def test_memory_and_traffic_are_those_of_a_shard(name: str) -> None:
         for world in (comm.split([(0, 1), (2, 3)]), comm):
             rig = Rig(world, text, per_node=1 if world.world == 2 else 2)
             outcome = rig.step(gradients(comm.rank, 0))
-            found += [rig.engine.layout.memory_bytes, outcome.step.metered_bytes]
+            found += [rig.reducer.layout.memory_bytes, outcome.step.metered_bytes]
         return tuple(found)
 
     for memory, sent, of_shard, between in run_ranks(4, rank):
@@ -132,7 +132,7 @@ def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(name: st
         rig.step(gradients(comm.rank, 0))
         clean.step(gradients(comm.rank, 0))
         for spot in (0, -1):
-            before, number = rig.planes, rig.engine.step
+            before, number = rig.planes, rig.reducer.step
             grads = gradients(comm.rank, 1)
             if comm.rank == 2:
                 grads["middle.weight"][spot] = torch.nan
@@ -140,7 +140,7 @@ def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(name: st
             assert outcome.error is None
             assert not outcome.step.committed
             assert outcome.flat().isnan().all()
-            assert rig.engine.step == number
+            assert rig.reducer.step == number
             assert all(torch.equal(now, before[each]) for each, now in rig.planes.items())
         again, expected = rig.step(gradients(comm.rank, 1)), clean.step(gradients(comm.rank, 1))
         assert torch.equal(again.flat(), expected.flat())
@@ -151,11 +151,11 @@ def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(name: st
 def test_a_decision_is_about_ranks_that_exchange_and_the_shards_that_they_do() -> None:
     def rank(comm: Comm) -> tuple[int, float, str]:
         rig = Rig(comm, "auto", per_node=2)
-        while rig.engine.measuring:
-            rig.step(gradients(comm.rank, rig.engine.step))
-        facts = rig.engine.facts
+        while rig.reducer.measuring:
+            rig.step(gradients(comm.rank, rig.reducer.step))
+        facts = rig.reducer.facts
         assert facts is not None
-        return facts.world, facts.gradient_bytes, rig.engine.layout.main.text
+        return facts.world, facts.gradient_bytes, rig.reducer.layout.main.text
 
     shard_bytes = 4.0 * sum(-(-spec.numel // 2) for spec in specs())
     first, *others = run_ranks(6, rank)
@@ -192,7 +192,7 @@ def test_the_mean_unsent_moves_to_other_nodes(name: str, since: int, to: int) ->
     def saved(comm: Comm) -> tuple[dict[str, object], dict[str, object], Mapping[str, Tensor]]:
         rig = Rig(comm, EVERY_RECIPE[name], per_node=since, unit_elements=SEVERAL)
         outcome = [rig.step(gradients(comm.rank, step)) for step in range(2)][-1]
-        return state.save(rig.engine), state.save_mean(rig.engine), outcome.memory
+        return state.save(rig.reducer), state.save_mean(rig.reducer), outcome.memory
 
     found = run_ranks(4, saved)
     expected = _whole_mean([memory for _own, _mean, memory in found], since)
@@ -201,8 +201,8 @@ def test_the_mean_unsent_moves_to_other_nodes(name: str, since: int, to: int) ->
         memories = []
         for given in ([own for own, _mean, _memory in found], found[comm.rank % 4][1]):
             rig = Rig(comm, EVERY_RECIPE[name], per_node=to, unit_elements=SEVERAL)
-            state.load(rig.engine, given)
-            assert rig.engine.step == 2
+            state.load(rig.reducer, given)
+            assert rig.reducer.step == 2
             memories.append(rig.memory)
         return memories
 
@@ -231,7 +231,7 @@ def test_the_mean_unsent_moves_to_as_many_ranks_in_other_nodes_or_with_other_cut
             {s.name: torch.randn(s.numel, generator=draw) for s in specs(shapes=FEW_ROWS)},
             [[each] for each in FEW_ROWS],
         )
-        return state.save(rig.engine), state.save_mean(rig.engine)["memory"]
+        return state.save(rig.reducer), state.save_mean(rig.reducer)["memory"]
 
     found = run_ranks(4, saved)
     if others == "nodes":
@@ -244,8 +244,8 @@ def test_the_mean_unsent_moves_to_as_many_ranks_in_other_nodes_or_with_other_cut
 
     def loaded(comm: Comm) -> Mapping[str, Tensor]:
         rig = made(comm)
-        state.load(rig.engine, [own for own, _mean in found])
-        return state.save_mean(rig.engine)["memory"]
+        state.load(rig.reducer, [own for own, _mean in found])
+        return state.save_mean(rig.reducer)["memory"]
 
     # Halves of two numbers are added as the two are, and halved: not a bit differs.
     for memory in run_ranks(4, loaded):
@@ -258,7 +258,7 @@ def test_a_rank_takes_up_its_own_shard_bit_for_bit(name: str) -> None:
         rig, other = (Rig(comm, EVERY_RECIPE[name], per_node=2) for _ in range(2))
         for step in range(2):
             rig.step(gradients(comm.rank, step))
-        state.load(other.engine, state.save(rig.engine))
+        state.load(other.reducer, state.save(rig.reducer))
         ours, theirs = (each.step(gradients(comm.rank, 2)) for each in (rig, other))
         assert torch.equal(ours.flat(), theirs.flat())
         assert all(torch.equal(plane, other.planes[each]) for each, plane in rig.planes.items())
@@ -270,9 +270,9 @@ def test_a_state_of_other_nodes_is_refused_alone_and_a_digest_differs_in_words()
     def rank(comm: Comm) -> None:
         sharded, plain = Rig(comm, "topk(ratio=0.1)", per_node=2), Rig(comm, "topk(ratio=0.1)")
         with pytest.raises(ValueError, match="other nodes"):
-            state.load(plain.engine, state.save(sharded.engine))
+            state.load(plain.reducer, state.save(sharded.reducer))
         with pytest.raises(ValueError, match="other nodes"):
-            state.load(sharded.engine, state.save(plain.engine))
+            state.load(sharded.reducer, state.save(plain.reducer))
 
     run_ranks(4, rank)
 
@@ -282,13 +282,13 @@ def test_ranks_with_one_shard_must_keep_the_same() -> None:
         rig = Rig(comm, EVERY_RECIPE["powersgd"], per_node=2)
         for step in range(2):
             rig.step(gradients(comm.rank, step))
-        saved = state.save(rig.engine)
+        saved = state.save(rig.reducer)
         if comm.rank == 3:
             for tensors in saved["kept"].values():
                 for tensor in tensors.values():
                     tensor.neg_()
         with pytest.raises(RanksDisagree, match="what exchanges keep"):
-            state.load(rig.engine, saved)
+            state.load(rig.reducer, saved)
 
     run_ranks(4, rank)
 
@@ -390,7 +390,7 @@ def test_survivors_of_a_shard_go_on_without_the_others() -> None:
     def saved(comm: Comm) -> state.State:
         rig = Rig(comm, "topk(ratio=0.1)", per_node=2)
         rig.step(gradients(comm.rank, 0))
-        return state.save(rig.engine)
+        return state.save(rig.reducer)
 
     states = run_ranks(4, saved)
 
@@ -398,7 +398,7 @@ def test_survivors_of_a_shard_go_on_without_the_others() -> None:
         def rank(comm: Comm) -> str:
             rig = Rig(comm, "topk(ratio=0.1)", per_node=2)
             try:
-                state.load(rig.engine, [states[each] for each in left], "drop")
+                state.load(rig.reducer, [states[each] for each in left], "drop")
             except ValueError as error:
                 return str(error)
             return _sum_of(rig.memory)

@@ -35,7 +35,7 @@ def test_shards_are_exchanged_as_by_ranks_alone_and_step_together(name: str) -> 
     def rank(comm: Comm) -> tuple[list[Tensor], list[Tensor], int]:
         shard = comm.split(SHARDS)
         together = Rig(shard, text, control=comm)
-        return _means(Rig(shard, text), comm.rank), _means(together, comm.rank), together.engine.step
+        return _means(Rig(shard, text), comm.rank), _means(together, comm.rank), together.reducer.step
 
     found = run_ranks(4, rank)
     assert [step for _alone, _together, step in found] == [2] * 4

@@ -82,7 +82,7 @@ def sent(text: str, world: int, dtype: torch.dtype) -> tuple[float, int]:
             assert outcome.error is None
             assert outcome.step.committed
             total += outcome.step.metered_bytes
-        return total, STEPS * sum(len(flat_buffer.units) for flat_buffer in rig.engine.layout.flat_buffers)
+        return total, STEPS * sum(len(flat_buffer.units) for flat_buffer in rig.reducer.layout.flat_buffers)
 
     found = run_ranks(world, rank)
     return max(total for total, _units in found), found[0][1]

@@ -1,4 +1,4 @@
-"""The three laws, and what rides with them, through whole steps of the engine."""
+"""The three laws, and what rides with them, through whole steps of the reducer."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(
             rig.step(gradients(comm.rank, step))
             clean.step(gradients(comm.rank, step))
         for parameter, element in spots.items():
-            before, plan, number = rig.planes, rig.engine.fingerprint, rig.engine.step
+            before, plan, number = rig.planes, rig.reducer.fingerprint, rig.reducer.step
             grads = gradients(comm.rank, 2)
             if comm.rank == world - 1:
                 grads[parameter][element] = bad
@@ -153,7 +153,7 @@ def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(
             assert not any(
                 outcome.mean[each].isfinite().any() for each in NAMES if outcome.mean[each].numel()
             )
-            assert (rig.engine.fingerprint, rig.engine.step) == (plan, number)
+            assert (rig.reducer.fingerprint, rig.reducer.step) == (plan, number)
             assert all(torch.equal(now, before[each]) for each, now in rig.planes.items())
         again, expected = rig.step(gradients(comm.rank, 2)), clean.step(gradients(comm.rank, 2))
         assert torch.equal(again.flat(), expected.flat())
@@ -195,7 +195,7 @@ def test_a_step_that_is_not_finite_counts_in_no_recipe(name: str) -> None:
     def rank(comm: Comm) -> None:
         rig, counted = Rig(comm, EVERY_RECIPE[name]), History()
         for step, bad in enumerate((torch.nan, 0.0, torch.inf)):
-            grads, number = gradients(comm.rank, step), rig.engine.step
+            grads, number = gradients(comm.rank, step), rig.reducer.step
             if comm.rank == 1:
                 grads["middle.weight"][7] += bad
             outcome = rig.step(grads)
@@ -203,7 +203,7 @@ def test_a_step_that_is_not_finite_counts_in_no_recipe(name: str) -> None:
             counted.outcome_known(outcome.step)
             assert outcome.error is None
             assert outcome.step.committed == (bad == 0.0)
-            assert rig.engine.step == number + outcome.step.committed
+            assert rig.reducer.step == number + outcome.step.committed
         assert counted.skipped == 2
 
     run_ranks(2, rank)
@@ -249,7 +249,7 @@ def test_a_nan_in_a_dense_collective_beside_a_memory_commits_nothing(parameter: 
         if comm.rank == 1:
             grads[parameter][0] = torch.nan
         assert rig.step(grads).flat().isnan().all()
-        assert rig.engine.step == 0
+        assert rig.reducer.step == 0
         assert not any(memory.any() for memory in rig.memory.values())
 
     run_ranks(2, rank)
@@ -258,7 +258,7 @@ def test_a_nan_in_a_dense_collective_beside_a_memory_commits_nothing(parameter: 
 def test_an_overflow_under_a_memory_commits_nothing() -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)")
-        rig.engine.install(Composition(remember(reduce(cast(torch.float16))), text="remembered cast"))
+        rig.reducer.install(Composition(remember(reduce(cast(torch.float16))), text="remembered cast"))
         first = rig.step(gradients(comm.rank, 0))
         grads = gradients(comm.rank, 1)
         grads["middle.weight"][5] = 1e6

@@ -97,7 +97,7 @@ def _with_accident(
     exchange, here, error = composition.exchange, comm.rank == on_rank, raises("out of luck")
     memory = exchange.memory and AccidentalMemory(exchange.memory, here and where == "compensation", error)
     accidental = Accidental(exchange, memory, where if here else "nowhere", error)
-    rig.engine.install(
+    rig.reducer.install(
         replace(composition, exchange=accidental, cutter=partial(even_boundaries, unit_elements=700))
     )
     return rig
@@ -125,10 +125,10 @@ def test_an_exception_on_one_rank_is_raised_on_all_and_leaves_no_trace(
     def rank(comm: Comm) -> tuple[BaseException | None, bool]:
         rig = _with_accident(comm, name, where, 1, raises)
         rig.step(gradients(comm.rank, 0))
-        before, number = rig.planes, rig.engine.step
+        before, number = rig.planes, rig.reducer.step
         outcome = rig.step(gradients(comm.rank, 1))
         assert not outcome.step.committed
-        assert rig.engine.step == number
+        assert rig.reducer.step == number
         return outcome.error, all(torch.equal(now, before[each]) for each, now in rig.planes.items())
 
     results = run_ranks(3, rank)
@@ -150,7 +150,7 @@ def test_after_an_accident_the_same_step_can_be_tried_again(where: str) -> None:
         for each in (rig, smooth):
             each.step(gradients(comm.rank, 0))
         assert rig.step(gradients(comm.rank, 1)).error is not None
-        for flat_buffer in rig.engine.layout.flat_buffers:
+        for flat_buffer in rig.reducer.layout.flat_buffers:
             object.__setattr__(flat_buffer.exchange, "where", "nowhere")
         again, expected = rig.step(gradients(comm.rank, 1)), smooth.step(gradients(comm.rank, 1))
         assert torch.equal(again.flat(), expected.flat())
@@ -199,10 +199,10 @@ def test_a_rank_that_fails_unheard_in_a_step_that_counts_on_no_rank_goes_on_with
         if comm.rank == 0:
             broken["last.weight"][0] = torch.nan
         failed = rig.step(broken, ONE_BUCKET)
-        for flat_buffer in rig.engine.layout.flat_buffers:
+        for flat_buffer in rig.reducer.layout.flat_buffers:
             object.__setattr__(flat_buffer.exchange, "where", "nowhere")
         following = rig.step(gradients(comm.rank, 1), ONE_BUCKET)
-        rig.engine.commit_deferred()
+        rig.reducer.commit_deferred()
         return failed, following
 
     for number, (failed, following) in enumerate(run_ranks(3, rank)):
@@ -243,7 +243,7 @@ ALIKE = next(
 def test_ranks_in_different_steps_disagree_on_all_ranks(name: str) -> None:
     def rank(comm: Comm) -> Outcome:
         rig = Rig(comm, EVERY_RECIPE[name])
-        rig.engine.step = ALIKE * comm.rank
+        rig.reducer.step = ALIKE * comm.rank
         return rig.step(gradients(comm.rank, 0))
 
     for outcome in run_ranks(2, rank):
@@ -280,7 +280,7 @@ def test_a_broken_transport_ends_this_step_and_all_later_ones_with_its_error(nam
         after = outcomes[last_good - 1].memory if last_good else {}
         for outcome in outcomes[last_good:]:
             assert all(torch.equal(outcome.memory[each], kept) for each, kept in after.items())
-        assert rig.engine.step == last_good
+        assert rig.reducer.step == last_good
 
     run_ranks(1, rank)
 
@@ -296,7 +296,7 @@ def test_an_error_of_our_own_ends_the_step_instead_of_hanging(
         def broken(layout: Layout, gradient_bucket: GradientBucket) -> Any:
             seen.append(gradient_bucket)
             if len(seen) == bucket + 1:
-                raise KeyError("a mistake in the engine")
+                raise KeyError("a mistake in the reducer")
             return honest(layout, gradient_bucket)
 
         monkeypatch.setattr(Layout, "bucket_plan", broken)

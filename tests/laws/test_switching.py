@@ -52,14 +52,14 @@ def test_a_switch_keeps_all_that_is_unsent(before: str, after: str) -> None:
         rig = Rig(comm, EVERY_RECIPE[before])
         for step in range(2):
             assert rig.step(gradients(comm.rank, step)).error is None
-        was = unsent(rig.engine.layout)
-        switch(rig.engine, text, _unchecked)
+        was = unsent(rig.reducer.layout)
+        switch(rig.reducer, text, _unchecked)
         # A memory of another weight is divided by it: two roundings of each number.
         assert torch.allclose(
-            unsent(rig.engine.layout), was, rtol=2 * torch.finfo(torch.float32).eps, atol=0.0
+            unsent(rig.reducer.layout), was, rtol=2 * torch.finfo(torch.float32).eps, atol=0.0
         )
         assert rig.step(gradients(comm.rank, 2)).error is None
-        assert rig.engine.recipe == recipe(text)
+        assert rig.reducer.recipe == recipe(text)
 
     run_ranks(2, rank)
 
@@ -73,8 +73,8 @@ def test_what_has_no_memory_is_preceded_by_a_step_that_sends_all_that_is_unsent(
             plans.append(outcome.step.recipe.partition("(")[0])
             total = outcome.flat() if step == 0 else total + outcome.flat()
             if step == 1:
-                switch(rig.engine, "dense", _unchecked)
-        assert rig.engine.layout.is_plain
+                switch(rig.reducer, "dense", _unchecked)
+        assert rig.reducer.layout.is_plain
         return plans, total
 
     ranks = run_ranks(3, rank)

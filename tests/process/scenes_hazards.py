@@ -338,7 +338,7 @@ def kept_by_one_rank() -> dict[str, Any]:
         optimizer = optimizer_of(ddp)
         wire = gradwire.attach(ddp, optimizer, LOSSY)
         train(ddp, optimizer, range(3))
-        groups.append(wire.attached.backward.engine.comm.group.group_name)
+        groups.append(wire.attached.backward.reducer.comm.group.group_name)
         digests.append(digest(ddp))
         kept = [ddp] if number == 0 and dist.get_rank() == 1 else []
         del ddp, optimizer, wire

@@ -353,10 +353,10 @@ def groups_are_lent_again() -> bool:
 
     def groups() -> set[str]:
         _ddp, _optimizer, wire = _attached("int8")
-        engine = wire.attached.backward.engine
-        shard = engine.shard
+        reducer = wire.attached.backward.reducer
+        shard = reducer.shard
         assert shard is not None
-        return {each.group.group_name for each in (engine.comm, engine.env.control, shard.inside)}
+        return {each.group.group_name for each in (reducer.comm, reducer.env.control, shard.inside)}
 
     first = groups()
     return len(first) == 3 and groups() == first

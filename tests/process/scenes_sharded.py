@@ -154,7 +154,7 @@ def failed() -> str:
     model = sharded()
     optimizer, wire = attached(model, LOSSY)
     if dist.get_rank() == 3:
-        [flat_buffer] = wire.attached.backward.engine.layout.flat_buffers
+        [flat_buffer] = wire.attached.backward.reducer.layout.flat_buffers
 
         def compensate(*_: Any) -> None:
             raise OSError("no room")
@@ -289,7 +289,7 @@ def on_a_device(placed: str) -> dict[str, Any]:
 
 
 def deaf(call: str) -> int:
-    """How often the engine's copies race in a training without what `call` orders."""
+    """How often the reducer's copies race in a training without what `call` orders."""
     device = Simulated(call)
     with device.being(torch.cpu), on(device):
         model = sharded()
@@ -430,7 +430,7 @@ def refused() -> dict[str, str]:
 
 
 DEAF = ("wait_event", "join")
-"""The engine's copies wait for FSDP's streams, and the optimizer waits for them."""
+"""The reducer's copies wait for FSDP's streams, and the optimizer waits for them."""
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 

@@ -79,13 +79,13 @@ class Run:
         return [_local(each) for each in self.parameters]
 
     @property
-    def engine(self) -> Reducer:
-        return self.wire.attached.backward.engine
+    def reducer(self) -> Reducer:
+        return self.wire.attached.backward.reducer
 
     def memory(self) -> list[Tensor]:
         """Copies of what is committed."""
         flat_buffers = [
-            flat_buffer for flat_buffer in self.engine.layout.flat_buffers if UNSENT in flat_buffer.committed
+            flat_buffer for flat_buffer in self.reducer.layout.flat_buffers if UNSENT in flat_buffer.committed
         ]
         return [flat_buffer.committed[UNSENT].clone() for flat_buffer in flat_buffers]
 
@@ -103,7 +103,7 @@ class Run:
 
     def save(self) -> None:
         """This rank's parameters and books under the step's name, and then the wire."""
-        path = self.place / f"rank-{self.rank}-{self.engine.step}.pt"
+        path = self.place / f"rank-{self.rank}-{self.reducer.step}.pt"
         part = path.with_suffix(".part")
         books = {"brought": self.brought, "delivered": self.delivered, "largest": self.largest}
         torch.save({"parameters": self._local(), **books}, part)
@@ -128,7 +128,7 @@ class Run:
 
         `None` where a memory does not keep everything, on purpose. A collective.
         """
-        memories = [flat_buffer.memory for flat_buffer in self.engine.layout.flat_buffers]
+        memories = [flat_buffer.memory for flat_buffer in self.reducer.layout.flat_buffers]
         if not self.whole or any(each != Residual(whole=each.whole) for each in memories):
             return None
         unsent = gradwire_mean(self.wire)
@@ -177,12 +177,12 @@ def flipped(step: int) -> Iterator[None]:
 
 
 @contextmanager
-def accident(engine: Reducer, where: str) -> Iterator[None]:
+def accident(reducer: Reducer, where: str) -> Iterator[None]:
     """Within it, the first flat buffer's exchange or memory raises at that place, on this rank.
 
     A total decoder does not fail: its exchange raises at its start.
     """
-    flat_buffer = engine.layout.flat_buffers[0]
+    flat_buffer = reducer.layout.flat_buffers[0]
     at_once = where != "decode" or flat_buffer.exchange.laws.total
 
     def compensate(*_: Any) -> None:
@@ -217,11 +217,11 @@ def accident(engine: Reducer, where: str) -> Iterator[None]:
         yield
 
 
-def misfortune(engine: Reducer, fault: str | None) -> AbstractContextManager[None]:
+def misfortune(reducer: Reducer, fault: str | None) -> AbstractContextManager[None]:
     """What befalls this rank in a backward pass."""
     if fault == "flip":
-        return flipped(engine.step)
-    return accident(engine, fault) if fault in ("compensate", "encode", "decode") else nullcontext()
+        return flipped(reducer.step)
+    return accident(reducer, fault) if fault in ("compensate", "encode", "decode") else nullcontext()
 
 
 def train() -> dict[str, Any]:
@@ -234,9 +234,9 @@ def train() -> dict[str, Any]:
     try:
         run = Run(plan, place)
         run.load()
-        print(run.engine.step, flush=True)
-        while run.engine.step < plan.steps:
-            before, step = run.memory(), run.engine.step
+        print(run.reducer.step, flush=True)
+        while run.reducer.step < plan.steps:
+            before, step = run.memory(), run.reducer.step
             befalls = [
                 each.kind for each in plan.inner if each.step == step > tried and each.rank == run.rank
             ]
@@ -244,12 +244,12 @@ def train() -> dict[str, Any]:
             outcome = _step(run, befalls[0] if befalls else None)
             if outcome is not None:
                 seen.append((step, *outcome))
-                intact &= _same(before, run.memory()) and run.engine.step == step
+                intact &= _same(before, run.memory()) and run.reducer.step == step
                 continue
             run.note(before)
             run.optimizer.step()
-            print(run.engine.step, flush=True)
-            if run.engine.step % plan.save_every == 0:
+            print(run.reducer.step, flush=True)
+            if run.reducer.step % plan.save_every == 0:
                 before = []  # of a save that fails, nothing is said
                 run.save()
         books = run.lost()
@@ -268,9 +268,9 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _step(run: Run, fault: str | None) -> tuple[str, str] | None:
     """One forward and backward pass; why it does not count, if it does not."""
-    inputs, targets = batch(run.engine.step)
+    inputs, targets = batch(run.reducer.step)
     factor = {"nan": torch.nan, "inf": torch.inf}.get(fault or "", 1.0)
-    step = run.engine.step
+    step = run.reducer.step
     run.optimizer.zero_grad()
     try:
         outputs = run.model(inputs)
@@ -280,11 +280,11 @@ def _step(run: Run, fault: str | None) -> tuple[str, str] | None:
         raise WrapperFailed(str(error)) from error
     loss = nn.functional.mse_loss(outputs, targets) * factor
     try:
-        with misfortune(run.engine, fault):
+        with misfortune(run.reducer, fault):
             loss.backward()
     except (Accident, *DAMAGED) as error:
         return type(error).__name__, str(error)
-    if run.engine.step == step:
+    if run.reducer.step == step:
         grads = [_local(each.grad) for each in run.parameters if each.grad is not None]
         finite = any(bool(each.isfinite().any()) for each in grads)
         return "skipped", "a gradient is finite" if finite else "no gradient is finite"
@@ -301,13 +301,13 @@ def endure() -> dict[str, Any]:
     plan = Plan.read(place / "plan.json")
     run = Run(plan, place)
     run.wire.log_to(lambda metrics, step: None, every=10)
-    run.wire.attached.worker.call(lambda: _begin_helper(run.engine))
+    run.wire.attached.worker.call(lambda: _begin_helper(run.reducer))
     samples = []
     for step in range(plan.steps + 1):
         if step % (plan.steps // 40) == 0:
             # Else what is counted would include the objects of a step that the worker has not put away yet.
             run.wire.attached.worker.call(lambda: None)
-            samples.append(_held(run.engine.step))
+            samples.append(_held(run.reducer.step))
             print(step, flush=True)
         if step % plan.save_every == 0:
             run.wire.save(place / "saved")
@@ -317,12 +317,12 @@ def endure() -> dict[str, Any]:
     return {"samples": samples, "digest": run.digest()}
 
 
-def _begin_helper(engine: Reducer) -> None:
+def _begin_helper(reducer: Reducer) -> None:
     """Send a long message, for which a helper thread waits: gloo calls back for short ones only.
 
     What is short depends on the link. If that were found slower in mid-run, the helper would begin there.
     """
-    for comm in (engine.comm, engine.env.control):
+    for comm in (reducer.comm, reducer.env.control):
         payload = torch.zeros(2 * SHORT_BYTES * comm.world, dtype=torch.uint8)
         issue_alone(comm, Round("all_to_all", payload.numel(), payload.dtype), payload).wait()
 

@@ -77,7 +77,7 @@ def test_whatever_is_planted_is_in_the_status_vote_of_its_step(text: str) -> Non
             befell = 0
             for step in range(3):
                 told.clear()
-                with accident(rig.engine, where):
+                with accident(rig.reducer, where):
                     # In one bucket, so that all units are on the wire when the last gradient has come.
                     error = rig.step(gradients(0, step), ONE_BUCKET).error
                 assert error is None or isinstance(error, Accident)
@@ -97,7 +97,7 @@ def test_an_error_of_the_wrappers_own_is_told_from_ours(
     raised: type[RuntimeError], kind: type[RuntimeError]
 ) -> None:
     model = mock.Mock(side_effect=raised("Connection closed by peer"))
-    run = SimpleNamespace(engine=SimpleNamespace(step=1), optimizer=mock.Mock(), model=model)
+    run = SimpleNamespace(reducer=SimpleNamespace(step=1), optimizer=mock.Mock(), model=model)
     nothing = mock.patch("tests.soak.scenes.batch", return_value=(None, None))
     with nothing, pytest.raises(kind) as caught:
         _step(cast(Run, run), None)

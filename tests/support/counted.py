@@ -218,19 +218,21 @@ def asked(recipe: str, matrices: int, dtype: torch.dtype, world: int = WORLD) ->
         return rig.Rig(comm, recipe, unit_elements=SIDE * SIDE, **options)
 
     def on_the_cpu(comm: ThreadComm) -> list[Counter[Asked]]:
-        engine = rig_over(lambda _post: stream(comm, comm, Near()), comm)
+        reducer = rig_over(lambda _post: stream(comm, comm, Near()), comm)
         for step in range(STEPS):
-            engine.step(gradients(comm.rank, step), buckets)
+            reducer.step(gradients(comm.rank, step), buckets)
         return []
 
     def counted(comm: ThreadComm) -> list[Counter[Asked]]:
         found = []
         with Counting() as counting:
             over, device = Collecting(comm, counting), Waiting(counting)
-            engine = rig_over(lambda _post: stream(over, comm, device), comm)
+            reducer = rig_over(lambda _post: stream(over, comm, device), comm)
             for step in range(STEPS):
                 counting.asked.clear()
-                engine.step({name: There(each) for name, each in gradients(comm.rank, step).items()}, buckets)
+                reducer.step(
+                    {name: There(each) for name, each in gradients(comm.rank, step).items()}, buckets
+                )
                 found.append(Counter(counting.asked))
         return found
 

@@ -36,7 +36,7 @@ class Row:
     """With which options a recipe is tried. What is not given is the recipe by its name alone, and `EXACT`.
 
     - `laws`: its exchange is held to the laws on tensors of many sizes (`tests/laws/test_exchanges.py`).
-    - `steps`: it takes whole steps of an engine on a small model (`tests/laws/test_step.py`), by a label.
+    - `steps`: it takes whole steps of a reducer on a small model (`tests/laws/test_step.py`), by a label.
     - `trains`: it trains for a hundred steps on three gloo ranks (`tests/process/test_train.py`).
     - `decides`: ratios of communication to computation at which an adaptive one decides differently.
     """

@@ -1,4 +1,4 @@
-"""A whole step on one thread per rank: an engine, buckets of our own, and what landed in them."""
+"""A whole step on one thread per rank: a reducer, buckets of our own, and what landed in them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gradwire.planning.boundaries import even_boundaries
 from gradwire.planning.tuning import USUAL
 from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeReducer
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of
 from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.reducer import Reducer
@@ -124,8 +124,8 @@ TUNING = USUAL
 class Rig:
     """One rank. `unit_elements` cuts flat buffers into many small units, as a large model's would be.
 
-    With `per_node` ranks on each node these add up among themselves, and the engine gets shards.
-    `wrap` is put around every comm. `options` are values of the `EngineEnvironment`, where they differ from
+    With `per_node` ranks on each node these add up among themselves, and the reducer gets shards.
+    `wrap` is put around every comm. `options` are values of the `ReducerEnvironment`, where they differ from
     the usual.
     """
 
@@ -161,22 +161,22 @@ class Rig:
         if placement.inside is not None:
             self.level = NodeReducer(known, placement.inside.world)
             known, finished = self.level.specs, partial(self.level.finish, deliver=finished)
-        env = EngineEnvironment(
+        env = ReducerEnvironment(
             placement, controller_for=controller_for, finished=finished, **{"tuning": TUNING} | options
         )
-        self.engine = Reducer(known, recipe(text), env)
+        self.reducer = Reducer(known, recipe(text), env)
         if self.level is not None:
-            self.level.join(self.engine)
-        self._taker = self.level or self.engine
+            self.level.join(self.reducer)
+        self._taker = self.level or self.reducer
         fixed = recipe(text).build()
         if unit_elements is not None and fixed.next is None:
             cutter = partial(even_boundaries, unit_elements=unit_elements)
-            self.engine.install(replace(fixed, cutter=cutter))
+            self.reducer.install(replace(fixed, cutter=cutter))
 
     @property
     def memory(self) -> dict[str, Tensor]:
         """A copy of what is remembered, by parameter name."""
-        layout = self.engine.layout
+        layout = self.reducer.layout
         return {
             name: layout.memory(name).clone() for name in layout.slots if UNSENT in layout.planes_of(name)
         }
@@ -184,7 +184,7 @@ class Rig:
     @property
     def planes(self) -> dict[tuple[str, str], Tensor]:
         """A copy of all that is remembered, by parameter and plane, and of what exchanges keep by kind."""
-        layout = self.engine.layout
+        layout = self.reducer.layout
         planes = {
             (name, plane): layout.memory(name, plane).clone()
             for name in layout.slots
@@ -202,7 +202,7 @@ class Rig:
         order: Sequence[int] | None = None,
         failures: Mapping[int, BaseException | None] = MappingProxyType({}),
     ) -> Outcome:
-        """Hand over every bucket and let the engine run as soon as it can, as its worker would.
+        """Hand over every bucket and let the reducer run as soon as it can, as its worker would.
 
         `order` are the indices of the buckets in the order of arrival, by default one after the other.
         `failures` are why buckets could not be brought, by index.
@@ -238,12 +238,12 @@ class Rig:
         try:
             job()
         except Exception as error:
-            self.engine.crash(error)
+            self.reducer.crash(error)
 
 
 @cache
 def _entries(names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Slot, ...]:
-    """The same tuple in every step, by which the engine knows a bucket again, as of a source."""
+    """The same tuple in every step, by which the reducer knows a bucket again, as of a source."""
     return slots_of(
         [ParameterSpec(name, (size,), torch.float32, size) for name, size in zip(names, sizes, strict=True)]
     )

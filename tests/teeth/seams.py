@@ -62,7 +62,7 @@ SEAMS = (
         "failed = …if False]",
     ),
     Seam(
-        "`SystemExit` ends the engine's thread.",
+        "`SystemExit` ends the worker's thread.",
         "Reducer._start",
         "except BaseException…",
         "except Exception…",
@@ -292,7 +292,7 @@ SEAMS = (
     Seam(
         "A checkpoint has the memory of gradients that no optimizer has used.",
         "checkpoint.state:_copied",
-        "engine.commit_deferred()",
+        "reducer.commit_deferred()",
         "pass",
     ),
     Seam(

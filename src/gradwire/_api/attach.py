@@ -46,7 +46,7 @@ from gradwire.sources.observe import LossScale
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, optimizers_of, scaler_of, sharded_in
 from gradwire.step.context import Replicas, Replicated, read_by
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.fates import Skipped, Steps
 from gradwire.step.layout import Policy, build, is_alone
 from gradwire.step.on_device import DeviceBackward
@@ -183,7 +183,7 @@ def carried(
     process_group: dist.ProcessGroup | None,
     where: torch.device,
 ) -> Attached:
-    """Build an engine for `source`, after all ranks have compared their options. A collective.
+    """Build a reducer for `source`, after all ranks have compared their options. A collective.
 
     Args:
         asked: the options of `attach`.
@@ -302,7 +302,7 @@ def _assemble(
         if not transports.device.is_host:
             computes_elsewhere()
 
-    worker = Worker(lambda error: backward.engine.crash(error), ended, begun=begun)
+    worker = Worker(lambda error: backward.reducer.crash(error), ended, begun=begun)
     uses: dict[str, float] = {}
     level, replicas = None, source.replicas_of(lambda: backward.steps.optimizers)
     carry: Sequence[Comm] = (transports.everyone,)
@@ -313,7 +313,7 @@ def _assemble(
         shard = Shard(placement.inside)
         level = NodeReducer(source.specs, shard.parts)
         replicas = shard.replicas(replicas, source.specs)
-    env = EngineEnvironment(
+    env = ReducerEnvironment(
         placement,
         controller_for=controller_for,
         on_host=on_host,
@@ -343,9 +343,9 @@ def _assemble(
         backward.deliver(step) if level is None else level.finish(step, backward.deliver)
 
     env = replace(env, finished=finished, outcome_known=lambda step: backward.note(step))
-    engine = Reducer(source.specs if level is None else level.specs, chosen, env)
+    reducer = Reducer(source.specs if level is None else level.specs, chosen, env)
     if level is not None:
-        level.join(engine)
+        level.join(reducer)
     calls = Calls(Board.of(transports.groups[0]) if transports.everyone.world > 1 else None)
     trained = {spec.name: source.parameters[spec.name] for spec in source.specs}
     steps = Steps(
@@ -358,7 +358,7 @@ def _assemble(
         may_differ=source.is_uneven,
     )
     side = Backward if transports.device.is_host else DeviceBackward
-    backward = side(source, worker, engine, calls, steps, level)
+    backward = side(source, worker, reducer, calls, steps, level)
     # At exit too: the thread must not outlive the interpreter's C++ side.
     stop = weakref.finalize(source.model, worker.stop)
     decision = chosen.build().next
@@ -381,7 +381,7 @@ def _carriers(*comms: ProcessGroupComm, checksums: bool) -> Sequence[Comm]:
 
 
 def _transferred(replicas: Replicas, transfer: Callable[[], BufferTransfer]) -> Replicas:
-    """Wrap `replicas` for reading on the engine's thread: cuts and padding are made in the stream of
+    """Wrap `replicas` for reading on the worker's thread: cuts and padding are made in the stream of
     the read.
     """
 

@@ -46,7 +46,7 @@ def prepare_for(layout: Layout, memory: Device, *, rank: int, world: int) -> Non
     `world` ranks exchange gradients.
     """
     if memory.is_host:
-        # Only flat buffers are compensated, though every engine could.
+        # Only flat buffers are compensated, though every reducer could.
         prepare(
             layout.main.text, compiler.imported() - (set() if layout.flat_buffers else {"compensation"}), rank
         )

@@ -351,65 +351,65 @@ def account_of(traffic: Traffic) -> dict[str, Any]:
 def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
     """`Wire.report`; `diagnosis` is the last one that was asked for."""
     backward.up_to_date()
-    engine, history = backward.engine, backward.history
-    dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(engine.comm.world) for s in engine.specs)
+    reducer, history = backward.reducer, backward.history
+    dense = sum(Round("all_reduce", s.numel, s.dtype).wire_bytes(reducer.comm.world) for s in reducer.specs)
     facts = None
-    if engine.facts is not None:
+    if reducer.facts is not None:
         # The forecasts are in the table of choices, and too much to print.
-        facts = {**asdict(replace(engine.facts, forecasts={})), "ccr": engine.facts.ccr}
-    recipe, why = what_runs(engine)
+        facts = {**asdict(replace(reducer.facts, forecasts={})), "ccr": reducer.facts.ccr}
+    recipe, why = what_runs(reducer)
     compress_s, backward_s = history.mean("compress_s"), history.mean("backward_s")
-    cores = all_threads() if engine.placement.copies else 0
+    cores = all_threads() if reducer.placement.copies else 0
     return Report(
         recipe=recipe,
         why=why,
-        choices=engine.layout.main.table,
-        step=engine.step,
-        world=engine.env.control.world,
-        per_node=1 if engine.shard is None else engine.shard.parts,
+        choices=reducer.layout.main.table,
+        step=reducer.step,
+        world=reducer.env.control.world,
+        per_node=1 if reducer.shard is None else reducer.shard.parts,
         inside_bytes_per_step=history.mean("inside_bytes"),
         skipped_steps=history.skipped,
         dropped_steps=backward.steps.dropped,
-        late=engine.late,
+        late=reducer.late,
         wire_bytes_per_step=history.mean("predicted_bytes"),
         metered_bytes_per_step=history.mean("metered_bytes"),
         dense_bytes_per_step=dense,
         compress_s=compress_s,
         backward_s=backward_s,
         exposed_comm_s=history.mean("exposed_comm_s"),
-        memory_bytes=engine.layout.memory_bytes,
-        units=sum(len(flat_buffer.units) for flat_buffer in engine.layout.flat_buffers),
+        memory_bytes=reducer.layout.memory_bytes,
+        units=sum(len(flat_buffer.units) for flat_buffer in reducer.layout.flat_buffers),
         facts=facts,
-        link=engine.traffic.link,
-        link_changes=tuple(engine.link_changes),
-        health=tuple(engine.health.complaints),
+        link=reducer.traffic.link,
+        link_changes=tuple(reducer.link_changes),
+        health=tuple(reducer.health.complaints),
         timeline=history.timeline(),
         diagnosis=diagnosis,
-        times_led=times_led(flat_buffer.kept for flat_buffer in engine.layout.flat_buffers),
-        predicted_step_s=_predicted_step_s(engine),
+        times_led=times_led(flat_buffer.kept for flat_buffer in reducer.layout.flat_buffers),
+        predicted_step_s=_predicted_step_s(reducer),
         step_s=history.median("step_s"),
         compile_s=history.compile_s,
-        placement=engine.placement.name,
-        placement_why=why_placed(engine),
-        pinned_bytes=engine.placement.transfer.pinned_bytes,
-        copied_s=engine.placement.transfer.copied_s(),
+        placement=reducer.placement.name,
+        placement_why=why_placed(reducer),
+        pinned_bytes=reducer.placement.transfer.pinned_bytes,
+        copied_s=reducer.placement.transfer.copied_s(),
         codec_cores=cores,
         cores_needed=ceil(cores * compress_s / backward_s) if 0.0 < backward_s < compress_s else 0,
-        checksum_bytes=engine.placement.checksum_bytes,
+        checksum_bytes=reducer.placement.checksum_bytes,
         computing_by_rank_s=history.computing_by_rank_s(),
         wire_bytes=history.predicted_bytes,
-        connections=engine.comm.connections,
+        connections=reducer.comm.connections,
     )
 
 
-def _predicted_step_s(engine: InstalledRecipe) -> float | None:
+def _predicted_step_s(reducer: InstalledRecipe) -> float | None:
     """The predicted step for which the recipe was chosen, codec included; else the one that the facts
     predict."""
-    chosen = [row.predicted_step_s for row in engine.layout.main.table if row.verdict == "runs"]
+    chosen = [row.predicted_step_s for row in reducer.layout.main.table if row.verdict == "runs"]
     if chosen:
         return chosen[0]
-    if engine.facts is None:
+    if reducer.facts is None:
         return None
     from gradwire.control.forecast import predicted_step_s  # what has no facts predicts nothing
 
-    return predicted_step_s(engine.facts, engine.layout, engine.specs, engine.placement.granularity)
+    return predicted_step_s(reducer.facts, reducer.layout, reducer.specs, reducer.placement.granularity)

@@ -181,9 +181,9 @@ class OuterWire(Wire):
             _lands, all_finished = local.receive()
             if all_finished is None:
                 raise GradwireError(_NO_RESULT)
-        lands |= not self._engine.layout.is_plain
-        retired = self._flush("detach()", self._engine.retired)
-        self._backward.call(lambda: self._engine.restore(retired))
+        lands |= not self._reducer.layout.is_plain
+        retired = self._flush("detach()", self._reducer.retired)
+        self._backward.call(lambda: self._reducer.restore(retired))
         if lands:
             local.outer_step()
         local.sync_from_shared()

@@ -17,7 +17,7 @@ from gradwire.step.layout import Layout
 
 
 def switch(
-    engine: InstalledRecipe, asked: str | Recipe | Composition, check: Callable[[Layout], None]
+    reducer: InstalledRecipe, asked: str | Recipe | Composition, check: Callable[[Layout], None]
 ) -> None:
     """Run `asked` from the next step on, with all that is unsent. A collective.
 
@@ -25,43 +25,43 @@ def switch(
     policy raises, where the recipe cannot run; `PeerFailed` on the other ranks; and `RanksDisagree` where
     ranks ask for different ones. Then everything goes on as it was, on all of them.
     """
-    env = engine.env
+    env = reducer.env
     control = env.control
 
     def built() -> tuple[Recipe, Composition]:
         compiler.forget_foreseen()
         chosen = recipe(asked)
         first = chosen.build()
-        layout = engine.layout_of(first, META)
+        layout = reducer.layout_of(first, META)
         check(layout)  # a warning made an error, for instance
-        engine.env.compile_for(layout)
+        reducer.env.compile_for(layout)
         return chosen, first
 
     def successor() -> Snapshot:
-        return engine.snapshot() if runs is None else engine.successor(runs)
+        return reducer.snapshot() if runs is None else reducer.successor(runs)
 
-    engine.env = replace(env, policy=engine.policy)  # a detached engine runs without it
+    reducer.env = replace(env, policy=reducer.policy)  # a detached reducer runs without it
     try:
         chosen, first = on_all_ranks(built, "switch", control)
         require_agreement({"recipe": str(chosen)}, control)
-        runs = engine.first_of(replace(first, why=f"switched to at step {engine.step}"))
+        runs = reducer.first_of(replace(first, why=f"switched to at step {reducer.step}"))
         ready = on_all_ranks(successor, "switch", control)
     except BaseException:
-        engine.env = env
+        reducer.env = env
         raise
-    engine.recipe = chosen
-    engine.restore(ready)
+    reducer.recipe = chosen
+    reducer.restore(ready)
 
 
-def mean_unsent(engine: InstalledRecipe, *, whole: bool) -> list[tuple[ParameterSpec, Tensor]]:
+def mean_unsent(reducer: InstalledRecipe, *, whole: bool) -> list[tuple[ParameterSpec, Tensor]]:
     """The mean over ranks of the unsent gradient, by parameter, flat. A collective. `forget_unsent` follows.
 
     Tensors are valid until the next step. If ranks hold shards and `whole` is true, the shards are gathered.
     """
     found = []
     damaged: list[Exception | None] = []
-    shard = engine.shard if whole else None
-    flat_buffers = _remembering(engine)
+    shard = reducer.shard if whole else None
+    flat_buffers = _remembering(reducer)
     rooms = {}
     if shard is not None:
         parts = {
@@ -72,26 +72,28 @@ def mean_unsent(engine: InstalledRecipe, *, whole: bool) -> list[tuple[Parameter
         rooms = on_all_ranks(
             lambda: {name: shard.room(part) for name, part in parts.items()},
             "make room for what is unsent",
-            engine.env.control,
+            reducer.env.control,
         )
     for flat_buffer in flat_buffers:
-        flat_buffer.x.copy_(flat_buffer.committed[UNSENT]).mul_(flat_buffer.memory.weight / engine.comm.world)
-        damaged.append(damage(engine.comm.all_reduce(flat_buffer.x)))
+        flat_buffer.x.copy_(flat_buffer.committed[UNSENT]).mul_(
+            flat_buffer.memory.weight / reducer.comm.world
+        )
+        damaged.append(damage(reducer.comm.all_reduce(flat_buffer.x)))
         for slot in flat_buffer.slots:
             spec, late = slot.spec, flat_buffer.x[slot.start : slot.stop]
             if shard is not None:
                 late = shard.gathered(spec, late, rooms[spec.name], damaged)
                 spec = spec.whole
             found.append((spec, late))
-    require_undamaged(damaged, engine.env.control)
+    require_undamaged(damaged, reducer.env.control)
     return found
 
 
-def forget_unsent(engine: InstalledRecipe) -> None:
+def forget_unsent(reducer: InstalledRecipe) -> None:
     """Empty the memory of what is unsent, once it has been sent."""
-    for flat_buffer in _remembering(engine):
+    for flat_buffer in _remembering(reducer):
         flat_buffer.forget_unsent()
 
 
-def _remembering(engine: InstalledRecipe) -> list[FlatBuffer]:
-    return [flat_buffer for flat_buffer in engine.layout.flat_buffers if UNSENT in flat_buffer.committed]
+def _remembering(reducer: InstalledRecipe) -> list[FlatBuffer]:
+    return [flat_buffer for flat_buffer in reducer.layout.flat_buffers if UNSENT in flat_buffer.committed]

@@ -76,15 +76,15 @@ class Wire:
         """FSDP2's own traffic inside nodes, where gradwire carries that, too."""
 
     def __repr__(self) -> str:
-        engine, report = self._engine, self.report()
+        reducer, report = self._reducer, self.report()
         name = report.recipe.split("(")[0].strip()
         runs = (
-            f"{name}, measuring" if engine.measuring else "dense, one rank" if engine.layout.alone else name
+            f"{name}, measuring" if reducer.measuring else "dense, one rank" if reducer.layout.alone else name
         )
         # Where dense runs, the mean of recent steps may still be that of what ran before.
-        is_known = report.wire_bytes_per_step > 0.0 and not engine.layout.is_dense
+        is_known = report.wire_bytes_per_step > 0.0 and not reducer.layout.is_dense
         sends = f", {report.ratio:.0%} of dense".replace("%", " %") if is_known else ""
-        return f"Wire({runs}, step {engine.step}{sends})"
+        return f"Wire({runs}, step {reducer.step}{sends})"
 
     def _repr_html_(self) -> str:
         """The report, in a notebook."""
@@ -100,8 +100,8 @@ class Wire:
         return self.attached.backward
 
     @property
-    def _engine(self) -> Reducer:
-        return self._backward.engine
+    def _reducer(self) -> Reducer:
+        return self._backward.reducer
 
     @property
     def overlap(self) -> bool:
@@ -116,19 +116,19 @@ class Wire:
     @property
     def settled(self) -> bool:
         """True if the recipe is decided; `False` while an adaptive one still measures or tries things out."""
-        watch = self._engine.layout.main.watch
-        return not self._engine.measuring and (watch is None or not watch.ends)
+        watch = self._reducer.layout.main.watch
+        return not self._reducer.measuring and (watch is None or not watch.ends)
 
     @property
     def watching(self) -> bool:
         """True if every step keeps a copy of its error-fed gradient, for `diagnose`; off by default."""
-        return self._watch in self._engine.env.observers
+        return self._watch in self._reducer.env.observers
 
     @watching.setter
     def watching(self, value: bool) -> None:
         """Takes effect from the next backward pass. It costs memory and a pass over the memory of unsent
         gradient."""
-        observers = self._engine.env.observers
+        observers = self._reducer.env.observers
         if self.watching:
             observers.remove(self._watch)
         self._watch = GradientWatch()
@@ -160,10 +160,10 @@ class Wire:
             train_one_step()
             print(wire.diagnose())
         """
-        watch, engine = self._watch, self._engine
+        watch, reducer = self._watch, self._reducer
         self._diagnosis = self._backward.together(
             "diagnose()",
-            lambda: diagnose(watch.seen, engine.layout.flat_buffers, engine.comm, engine.env.control),
+            lambda: diagnose(watch.seen, reducer.layout.flat_buffers, reducer.comm, reducer.env.control),
         )
         return self._diagnosis
 
@@ -214,7 +214,7 @@ class Wire:
             optimizer.step()
             wire.note_loss(loss)
         """
-        self._engine.health.note(float(loss.detach() if isinstance(loss, Tensor) else loss))
+        self._reducer.health.note(float(loss.detach() if isinstance(loss, Tensor) else loss))
 
     def log_to(self, target: Any, *, every: int = 50) -> None:
         """Write `metrics()` to `target` at the end of each `every`-th backward pass, on this rank.
@@ -238,8 +238,8 @@ class Wire:
         from gradwire.telemetry.targets import Listener, write_to
 
         backward, source, scaler = self._backward, self._source, self.attached.scaler
-        write = write_to(target, self._engine.env.control.rank)
-        # It must not refer to the wire, which holds the model: the engine's thread ends with that.
+        write = write_to(target, self._reducer.env.control.rank)
+        # It must not refer to the wire, which holds the model: the worker's thread ends with that.
         listener = Listener(lambda: metrics_of(backward, source, _loss_scale(scaler)), write, every)
         backward.listeners.append(listener)
 
@@ -253,7 +253,7 @@ class Wire:
         from gradwire.telemetry.chrome import chrome_trace, write_trace
 
         self._backward.commit_deferred()
-        history, rank = self._backward.history, self._engine.env.control.rank
+        history, rank = self._backward.history, self._reducer.env.control.rank
         write_trace(path, chrome_trace(history.spans, history.started_s, rank))
 
     def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
@@ -274,7 +274,7 @@ class Wire:
             )
             return self.mean_state_dict()
         self._backward.up_to_date()
-        return state.keyed(self._backward.call(lambda: state.save(self._engine)))
+        return state.keyed(self._backward.call(lambda: state.save(self._reducer)))
 
     def mean_state_dict(self) -> dict[str, Any]:
         """The mean of all ranks' states, the same on all ranks, under the key "mean". A collective.
@@ -289,7 +289,7 @@ class Wire:
                 torch.save(mean, "wire.pt")
         """
         return state.keyed(
-            self._backward.together("mean_state_dict()", lambda: state.save_mean(self._engine))
+            self._backward.together("mean_state_dict()", lambda: state.save_mean(self._reducer))
         )
 
     def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
@@ -311,7 +311,7 @@ class Wire:
         """
         self._source.may_differ()  # a model is loaded beside its state
         self._backward.together(
-            f"load_state_dict(missing={missing!r})", lambda: state.load(self._engine, saved, missing)
+            f"load_state_dict(missing={missing!r})", lambda: state.load(self._reducer, saved, missing)
         )
         self._backward.steps.forget()
 
@@ -332,7 +332,7 @@ class Wire:
             wire.save("wire")
         """
         return self._backward.together(
-            "save()", lambda: file_set.save(file_set.of_engine(self._engine), Path(folder))
+            "save()", lambda: file_set.save(file_set.of_reducer(self._reducer), Path(folder))
         )
 
     def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
@@ -354,7 +354,7 @@ class Wire:
         self._source.may_differ()
         step = self._backward.together(
             f"load(missing={missing!r})",
-            lambda: file_set.load(file_set.of_engine(self._engine), Path(folder), missing),
+            lambda: file_set.load(file_set.of_reducer(self._reducer), Path(folder), missing),
         )
         if step is not None:
             self._backward.steps.forget()
@@ -384,7 +384,7 @@ class Wire:
             warn_without_optimizer(layout, optimizers)
 
         covered = self._covers_momentum
-        self._backward.together("switch()", lambda: switch(self._engine, recipe, check))
+        self._backward.together("switch()", lambda: switch(self._reducer, recipe, check))
         self._backward.event_log.changed()
         if covered and not self._covers_momentum:
             self._warn_of_momentum()
@@ -405,12 +405,12 @@ class Wire:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # after a phase with Adam
             wire.switch_optimizer(optimizer)
         """
-        control = self._engine.env.control
+        control = self._reducer.env.control
 
         def given() -> tuple[Optimizers, OptimizerText]:
             optimizers = optimizers_of(optimizer)
             check_optimizers(optimizers, self._source.module)
-            self._source.suits(self._engine.layout, self._source.applying(optimizers))
+            self._source.suits(self._reducer.layout, self._source.applying(optimizers))
             return optimizers, OptimizerText.of(optimizers)
 
         def agreed() -> Optimizers:
@@ -425,7 +425,7 @@ class Wire:
 
     @property
     def _covers_momentum(self) -> bool:
-        return any(flat_buffer.memory.covers_momentum for flat_buffer in self._engine.layout.flat_buffers)
+        return any(flat_buffer.memory.covers_momentum for flat_buffer in self._reducer.layout.flat_buffers)
 
     def _warn_of_momentum(self) -> None:
         warnings.warn(
@@ -501,14 +501,14 @@ class Wire:
 
         Args:
             call: name of the user's call, for errors.
-            prepare: further preparation, run by the engine's thread before gradients change.
+            prepare: further preparation, run by the worker's thread before gradients change.
 
         Returns the result of `prepare`.
         """
-        engine, source = self._engine, self._source
+        reducer, source = self._reducer, self._source
         # Where the source brings shards itself, a shard is what its optimizer steps.
         whole = source.members is None
-        late = self._backward.together(call, lambda: mean_unsent(engine, whole=whole))
+        late = self._backward.together(call, lambda: mean_unsent(reducer, whole=whole))
         # Gradients belong to the thread that trains, whose stream the optimizer uses.
         additions, failure = self._additions(late)
 
@@ -518,8 +518,8 @@ class Wire:
             return prepare()
 
         def hand_over() -> T:
-            prepared = on_all_ranks(ready, "add what is unsent to its gradients", engine.env.control)
-            forget_unsent(engine)
+            prepared = on_all_ranks(ready, "add what is unsent to its gradients", reducer.env.control)
+            forget_unsent(reducer)
             return prepared
 
         prepared = self._backward.call(hand_over)
@@ -536,7 +536,7 @@ class Wire:
 
         Returns (functions, None), or ([], error): an error must not be raised before all ranks know of it.
         """
-        source, copy_to = self._source, self._engine.placement.transfer.copy_to
+        source, copy_to = self._source, self._reducer.placement.transfer.copy_to
         try:
             scale = _loss_scale(self.attached.scaler)
             return [source.adding(spec, copy_to(flat * scale, source.device)) for spec, flat in late], None
@@ -556,8 +556,8 @@ class Wire:
             optimizer.step()
         """
         covered = self._covers_momentum
-        retired = self._flush("detach()", self._engine.retired)
-        self._backward.call(lambda: self._engine.restore(retired))
+        retired = self._flush("detach()", self._reducer.retired)
+        self._backward.call(lambda: self._reducer.restore(retired))
         self._source.retire()
         self._backward.steps.retire()
         if self.inside is not None:

@@ -1,6 +1,6 @@
 """Comparison of arguments and states on all ranks, at attach and when a state is loaded.
 
-Messages have a fixed size. They are on the CPU: the comm is the engine's `control`.
+Messages have a fixed size. They are on the CPU: the comm is the reducer's `control`.
 """
 
 from __future__ import annotations

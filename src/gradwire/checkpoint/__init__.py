@@ -1,1 +1,1 @@
-"""Checkpoints: the state of an engine as files or as tensors, validated before it is loaded."""
+"""Checkpoints: the state of a reducer as files or as tensors, validated before it is loaded."""

@@ -51,14 +51,14 @@ class Stateful(NamedTuple):
     """Load states, on all ranks together; if the last argument is True, their mean."""
 
 
-def of_engine(engine: Reducer) -> Stateful:
-    """Functions that save and load the state of an engine."""
+def of_reducer(reducer: Reducer) -> Stateful:
+    """Functions that save and load the state of a reducer."""
     return Stateful(
-        engine.env.control,
-        lambda: engine.step,
-        lambda: state.save(engine),
-        lambda saved: state.all_fit(engine, saved),
-        lambda saved, missing, mean: state.load(engine, saved, missing, mean=mean),
+        reducer.env.control,
+        lambda: reducer.step,
+        lambda: state.save(reducer),
+        lambda saved: state.all_fit(reducer, saved),
+        lambda saved, missing, mean: state.load(reducer, saved, missing, mean=mean),
     )
 
 

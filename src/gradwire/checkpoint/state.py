@@ -1,6 +1,6 @@
 """Exact checkpoints: plain tensors per rank, keyed by parameter name, with a version.
 
-An engine's state is one dictionary per rank. It is saved under a key that names the rank, or "mean"
+A reducer's state is one dictionary per rank. It is saved under a key that names the rank, or "mean"
 (`keyed`), so that a saver which merges the dictionaries of all ranks keeps every one of them.
 """
 
@@ -73,15 +73,15 @@ def single(saved: Saved) -> list[State]:
     return [saved]
 
 
-def save(engine: Reducer) -> dict[str, Any]:
+def save(reducer: Reducer) -> dict[str, Any]:
     """This rank's state, as copies on the CPU.
 
     Exchanged gradients that no optimizer has used yet leave no trace in it, because a resumed run does not
     have these gradients.
     """
-    source_state = engine.env.source_state
+    source_state = reducer.env.source_state
     return _on_host(
-        _copied(engine) | ({} if source_state is None else {SOURCE_STATE: deepcopy(source_state.save())})
+        _copied(reducer) | ({} if source_state is None else {SOURCE_STATE: deepcopy(source_state.save())})
     )
 
 
@@ -97,34 +97,34 @@ def _on_host(state: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _copied(engine: Reducer) -> dict[str, Any]:
-    """The engine's state, copied on the device of the memory."""
-    engine.commit_deferred()
-    layout = engine.layout
+def _copied(reducer: Reducer) -> dict[str, Any]:
+    """The reducer's state, copied on the device of the memory."""
+    reducer.commit_deferred()
+    layout = reducer.layout
     if layout.alone:
         # As it would be in company, where the run may go on.
-        layout = engine.layout_of(layout.main)
-        layout.take_over(engine.layout)
+        layout = reducer.layout_of(layout.main)
+        layout.take_over(reducer.layout)
     planes: dict[str, dict[str, Tensor]] = {UNSENT: {}}
-    for spec in engine.specs:
+    for spec in reducer.specs:
         for plane in layout.planes_of(spec.name):
             # In the gradient's accumulating type, so that a mean over ranks is not taken in bfloat16.
             memory = layout.final(spec.name, plane).to(
-                engine.placement.memory.where, spec.plane_dtype, copy=True
+                reducer.placement.memory.where, spec.plane_dtype, copy=True
             )
             planes.setdefault(plane, {})[spec.name] = spec.shaped(memory).contiguous()
-    shard = engine.shard
-    shapes = {spec.name: list(spec.whole.shape) for spec in engine.specs}
+    shard = reducer.shard
+    shapes = {spec.name: list(spec.whole.shape) for spec in reducer.specs}
     return {
         "format": FORMAT,
         "shard": None if shard is None else (shard.number, shard.parts),
         **({} if shard is None else {"shapes": shapes}),
-        "rank": engine.env.control.rank,
-        "world": engine.env.control.world,
-        "layout": layout_hash(engine.specs),
-        "plan": engine.running,
+        "rank": reducer.env.control.rank,
+        "world": reducer.env.control.world,
+        "layout": layout_hash(reducer.specs),
+        "plan": reducer.running,
         "why": layout.main.why,
-        "step": engine.step,
+        "step": reducer.step,
         "memory": planes.pop(UNSENT),
         "planes": planes,
         "kept": _kept(layout),
@@ -140,17 +140,17 @@ def _kept(layout: Layout) -> dict[str, dict[str, Tensor]]:
     return kept
 
 
-def save_mean(engine: Reducer) -> dict[str, Any]:
+def save_mean(reducer: Reducer) -> dict[str, Any]:
     """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter.
 
     If nodes hold shards, it takes one all-gather more, and the state of exchanges is left out, because it is
     valid for these shards only. Raises `PeerFailed` if another rank could not copy its memory; nothing has
     been sent then.
     """
-    shard, source_state = engine.shard, engine.env.source_state
+    shard, source_state = reducer.shard, reducer.env.source_state
 
     def copied() -> tuple[dict[str, Any], list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-        state = _copied(engine) | (
+        state = _copied(reducer) | (
             {} if source_state is None else {SOURCE_STATE: deepcopy(source_state.save_mean())}
         )
         planes = [state["memory"], *state["planes"].values()]
@@ -163,20 +163,20 @@ def save_mean(engine: Reducer) -> dict[str, Any]:
             ],
         )
 
-    state, planes, rooms = on_all_ranks(copied, "copy its memory", engine.env.control)
-    specs = {spec.name: spec for spec in engine.specs}
+    state, planes, rooms = on_all_ranks(copied, "copy its memory", reducer.env.control)
+    specs = {spec.name: spec for spec in reducer.specs}
     found: list[Exception | None] = []
     for plane, room in zip(planes, rooms, strict=True):
         for name, memory in plane.items():
-            memory.mul_(1.0 / engine.comm.world)
-            found.append(damage(engine.comm.all_reduce(memory.view(-1))))
+            memory.mul_(1.0 / reducer.comm.world)
+            found.append(damage(reducer.comm.all_reduce(memory.view(-1))))
             if shard is not None:
                 spec = specs[name]
                 whole = shard.gathered(spec, spec.flat(memory), room[name], found)
                 plane[name] = spec.whole.shaped(whole).contiguous()
-    require_undamaged(found, engine.env.control)
+    require_undamaged(found, reducer.env.control)
     if shard is not None:
-        state |= {"shard": None, "kept": {}, "layout": layout_hash([spec.whole for spec in engine.specs])}
+        state |= {"shard": None, "kept": {}, "layout": layout_hash([spec.whole for spec in reducer.specs])}
         del state["shapes"]
     return _on_host({**state, "rank": None, "world": None})
 
@@ -195,11 +195,11 @@ class _Ready:
     """Parameters that only the state, or only this model, has."""
 
 
-def load(engine: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: bool = False) -> None:
+def load(reducer: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: bool = False) -> None:
     """Load a state, on all ranks together; after an error nothing has changed on any rank.
 
     Args:
-        engine: engine that takes up the state.
+        reducer: reducer that takes up the state.
         saved: this rank's own state, or a mean, or a list of all old ranks' states. From a list of as many
             ranks, every rank takes its own. Otherwise, or if nodes or parameters are cut differently now, all
             start with the mean, so that the total of unsent gradients stays the same.
@@ -209,53 +209,53 @@ def load(engine: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: bo
 
     Raises `ValueError` if a state is damaged or does not belong here, and `RanksDisagree` on the other ranks.
     """
-    engine.commit_deferred()
-    mean = not all_fit(engine, saved) or mean
-    ready, refusal = _prepared(engine, saved, missing, mean)
+    reducer.commit_deferred()
+    mean = not all_fit(reducer, saved) or mean
+    ready, refusal = _prepared(reducer, saved, missing, mean)
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
     named = "step", "plan", "kind of state", "what exchanges keep", "changed parameters", SOURCE_STATE
     absent = dict.fromkeys(named, "none")
     try:
         mine = absent if ready is None else {**ready.facts, "changed parameters": str(sorted(ready.changed))}
-        if engine.env.sharded:
-            mine["what exchanges keep"] = _compared(mine["what exchanges keep"], engine.comm)
-        require_agreement(facts | mine, engine.env.control)
+        if reducer.env.sharded:
+            mine["what exchanges keep"] = _compared(mine["what exchanges keep"], reducer.comm)
+        require_agreement(facts | mine, reducer.env.control)
     except RanksDisagree:
         if refusal is None:
             raise
     if refusal is not None:
         raise refusal
     assert ready is not None, "or there would be a refusal"
-    engine.restore(ready.runs)
-    engine.begin_anew()
+    reducer.restore(ready.runs)
+    reducer.begin_anew()
     ready.apply()
     # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
-    _warn_of_another_recipe(engine)
+    _warn_of_another_recipe(reducer)
     _warn_of_dropped_ranks(ready)
     _warn_of_changed_parameters(ready)
 
 
-def own(engine: Reducer) -> dict[str, Any]:
-    """The engine's state on this rank, copied to the CPU, without the source's part."""
-    return _on_host(_copied(engine))
+def own(reducer: Reducer) -> dict[str, Any]:
+    """The reducer's state on this rank, copied to the CPU, without the source's part."""
+    return _on_host(_copied(reducer))
 
 
-def go_on(engine: Reducer, saved: State | None, kept: Kept, step: int) -> None:
-    """Let an engine continue, at `step`, from the `own` state of another engine on this rank. No
+def go_on(reducer: Reducer, saved: State | None, kept: Kept, step: int) -> None:
+    """Let a reducer continue, at `step`, from the `own` state of another reducer on this rank. No
     communication.
 
-    The other engine may have had another number of ranks: the memory is this rank's own. The memory begins at
-    zero if `saved` is `None`, or ranks hold other shards now. Exchanges continue from `kept`, which is equal
-    on all ranks.
+    The other reducer may have had another number of ranks: the memory is this rank's own. The memory begins
+    at zero if `saved` is `None`, or ranks hold other shards now. Exchanges continue from `kept`, which is
+    equal on all ranks.
     """
-    if saved is None or not is_of_our_shard(engine, saved):
-        layout = engine.layout_of(engine.recipe.build())
+    if saved is None or not is_of_our_shard(reducer, saved):
+        layout = reducer.layout_of(reducer.recipe.build())
         _keep(layout, kept)
-        runs = engine.prepared(engine.remembering(layout), step)
+        runs = reducer.prepared(reducer.remembering(layout), step)
     else:
-        runs = _made(engine, {**saved, "kept": kept, "step": step}).runs
-    engine.restore(runs)
-    engine.begin_anew()
+        runs = _made(reducer, {**saved, "kept": kept, "step": step}).runs
+    reducer.restore(runs)
+    reducer.begin_anew()
 
 
 def _compared(text: str, comm: Comm) -> str:
@@ -271,7 +271,7 @@ def _compared(text: str, comm: Comm) -> str:
 
 
 def _prepared(
-    engine: Reducer, saved: Saved, missing: Missing, mean: bool
+    reducer: Reducer, saved: Saved, missing: Missing, mean: bool
 ) -> tuple[_Ready | None, Exception | None]:
     """Prepare to load a state; changes nothing. Returns the prepared state, or the error, which other ranks
     must hear of.
@@ -282,13 +282,13 @@ def _prepared(
         states, changed = single(saved), frozenset[str]()
         alone = isinstance(saved, Mapping) and len(states) == 1
         if missing == "drop":
-            fits = [fitted(engine, each) for each in states]
+            fits = [fitted(reducer, each) for each in states]
             states, changed = [each for each, _ in fits], changed.union(*(names for _, names in fits))
         for each in states:
-            validate(engine, each)
-        chosen, dropped = _choose(engine, states, alone=alone, missing=missing, mean=mean)
-        text, apply = _prepared_beside(engine, chosen, states)
-        made = _made(engine, chosen, dropped)
+            validate(reducer, each)
+        chosen, dropped = _choose(reducer, states, alone=alone, missing=missing, mean=mean)
+        text, apply = _prepared_beside(reducer, chosen, states)
+        made = _made(reducer, chosen, dropped)
         return replace(made, facts={**made.facts, SOURCE_STATE: text}, apply=apply, changed=changed), None
     except ValueError as error:
         return None, error
@@ -299,13 +299,13 @@ def _prepared(
 
 
 def _prepared_beside(
-    engine: Reducer, chosen: State, states: Sequence[State]
+    reducer: Reducer, chosen: State, states: Sequence[State]
 ) -> tuple[str, Callable[[], None]]:
     """Prepare the source's part of the `chosen` state, which is one of `states` or their mean.
 
     Returns (fingerprint to compare over ranks, function that applies it).
     """
-    source_state, here = engine.env.source_state, engine.shard
+    source_state, here = reducer.env.source_state, reducer.shard
     held = [each for each in states if SOURCE_STATE in each]
     if source_state is None and not held:
         return "none", lambda: None
@@ -321,12 +321,12 @@ def _prepared_beside(
     return source_state.prepared((mine or states)[0][SOURCE_STATE], own=False)
 
 
-def _made(engine: Reducer, state: State, dropped: Sequence[int] = ()) -> _Ready:
-    composition = composition_of(engine, state)
+def _made(reducer: Reducer, state: State, dropped: Sequence[int] = ()) -> _Ready:
+    composition = composition_of(reducer, state)
     if state["plan"] is not None:
         composition = replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
-    layout, shard = engine.layout_of(composition), engine.shard
-    specs = {spec.name: spec for spec in engine.specs}
+    layout, shard = reducer.layout_of(composition), reducer.shard
+    specs = {spec.name: spec for spec in reducer.specs}
     for plane, memories in all_planes(state).items():
         for name, memory in memories.items():
             spec = specs[name]
@@ -336,15 +336,15 @@ def _made(engine: Reducer, state: State, dropped: Sequence[int] = ()) -> _Ready:
             else:
                 spec.shaped(layout.memory(name, plane)).copy_(memory.detach())
     _keep(layout, state["kept"])
-    here = engine.remembering(layout)
+    here = reducer.remembering(layout)
     facts = {
         "step": str(state["step"]),
         "plan": str(state["plan"]),
         "kind of state": _kind(state, dropped)
-        + ("" if is_of_our_shard(engine, state) else ", of other shards"),
+        + ("" if is_of_our_shard(reducer, state) else ", of other shards"),
         "what exchanges keep": _digest(state["kept"]),
     }
-    return _Ready(engine.prepared(here, state["step"]), facts, dropped=tuple(dropped))
+    return _Ready(reducer.prepared(here, state["step"]), facts, dropped=tuple(dropped))
 
 
 def _keep(layout: Layout, kept: Kept) -> None:
@@ -375,11 +375,11 @@ def _digest(kept: Mapping[str, Mapping[str, Tensor]]) -> str:
     return found.hexdigest()
 
 
-def _warn_of_another_recipe(engine: Reducer) -> None:
-    asked = engine.recipe.build()
-    if asked.next is None and engine.running not in (None, asked.text):
+def _warn_of_another_recipe(reducer: Reducer) -> None:
+    asked = reducer.recipe.build()
+    if asked.next is None and reducer.running not in (None, asked.text):
         warnings.warn(
-            f"the loaded state goes on with {short(str(engine.running))}, not with the recipe "
+            f"the loaded state goes on with {short(str(reducer.running))}, not with the recipe "
             f"{short(asked.text)} given to attach",
             GradwireWarning,
             stacklevel=2,
@@ -408,23 +408,23 @@ def _warn_of_changed_parameters(ready: _Ready) -> None:
 
 
 def _choose(
-    engine: Reducer, states: Sequence[State], *, alone: bool, missing: Missing, mean: bool
+    reducer: Reducer, states: Sequence[State], *, alone: bool, missing: Missing, mean: bool
 ) -> tuple[State, Sequence[int]]:
     """Choose the state that this rank loads: the one given `alone`, its own from a list, or their mean.
 
     Also returns the old ranks that are dropped.
     """
-    here = engine.env.control
+    here = reducer.env.control
     if alone:
         (state,) = states
         if state["world"] is None:
-            return (state if engine.shard is None else _for_other_shards(state)), ()
+            return (state if reducer.shard is None else _for_other_shards(state)), ()
         if (state["world"], state["rank"]) != (here.world, here.rank):
             raise ValueError(
                 f"state is rank {state['rank']}'s of {state['world']}, this is rank {here.rank} of "
                 f"{here.world}; load its own, a list of all ranks', or a mean_state_dict()"
             )
-        if not is_of_our_shard(engine, state):
+        if not is_of_our_shard(reducer, state):
             raise ValueError(
                 "state was saved with other nodes; load a list of all ranks', or a mean_state_dict()"
             )
@@ -443,41 +443,41 @@ def _choose(
             f"need the states of all {world} old ranks, got ranks {ranks}. Find the others, or decide that "
             "what their ranks had not sent is lost: missing='drop' goes on without it"
         )
-    if world == here.world and not (dropped or mean) and is_of_our_shard(engine, states[here.rank]):
+    if world == here.world and not (dropped or mean) and is_of_our_shard(reducer, states[here.rank]):
         return states[here.rank], ()
     if len({(each["step"], each["plan"], each["layout"]) for each in states}) > 1:
         raise ValueError("the states are of different steps, plans or models")
-    if states[0].get("shard") is None and engine.shard is None:
+    if states[0].get("shard") is None and reducer.shard is None:
         return _mean_state(states), dropped
-    return _for_other_shards(_whole(engine, states)), dropped
+    return _for_other_shards(_whole(reducer, states)), dropped
 
 
-def all_fit(engine: Reducer, saved: Saved) -> bool:
+def all_fit(reducer: Reducer, saved: Saved) -> bool:
     """True if every rank was given a state of the shard that it holds, alone or in a list.
 
     A collective, with the same answer on all ranks: if nodes are composed differently now, a list has the
     right state for some ranks and not for others.
     """
-    control = engine.env.control
+    control = reducer.env.control
     try:
         states = single(saved)
         own = [each for each in states if len(states) == 1 or each["rank"] == control.rank]
-        mine = all(is_of_our_shard(engine, each) for each in own)
+        mine = all(is_of_our_shard(reducer, each) for each in own)
     except Exception:  # what is no state is refused later, with the reason
         mine = False
     return bool(gathered(control, torch.tensor([mine], device="cpu")).all())
 
 
-def is_of_our_shard(engine: Reducer, state: State) -> bool:
+def is_of_our_shard(reducer: Reducer, state: State) -> bool:
     """True if `state` is of the shard that this rank holds; of whole parameters, if it holds these.
 
     FSDP cuts parameters between rows, nodes may cut elsewhere: equal numbers are not yet equal shards.
     Parameters that only the state or only this model has are not compared.
     """
-    shard, theirs = engine.shard, state.get("shard")
+    shard, theirs = reducer.shard, state.get("shard")
     if shard is None or theirs is None:
         return shard is theirs is None
-    shapes = {spec.name: spec.shape for spec in engine.specs}
+    shapes = {spec.name: spec.shape for spec in reducer.specs}
     return tuple(theirs) == (shard.number, shard.parts) and all(
         tuple(memory.shape) == shapes.get(name, tuple(memory.shape))
         for memories in all_planes(state).values()
@@ -492,7 +492,7 @@ def _for_other_shards(state: State) -> State:
     return {**state, "kept": {}}
 
 
-def _whole(engine: Reducer, states: Sequence[State]) -> State:
+def _whole(reducer: Reducer, states: Sequence[State]) -> State:
     """State of whole parameters: the mean over replicas, with the shards of each parameter joined.
 
     `states` are those of the old ranks. Without shards, each of them is already of whole parameters. Raises
@@ -500,7 +500,7 @@ def _whole(engine: Reducer, states: Sequence[State]) -> State:
     """
     if states[0].get("shard") is None:
         return _mean_state(states)
-    specs, parts = {spec.name: spec for spec in described(engine, states[0])}, states[0]["shard"][1]
+    specs, parts = {spec.name: spec for spec in described(reducer, states[0])}, states[0]["shard"][1]
     by_shard = [[each for each in states if each["shard"][0] == number] for number in range(parts)]
     if not all(by_shard):
         raise ValueError("for some shard no state is left, so its unsent gradient cannot be replaced")

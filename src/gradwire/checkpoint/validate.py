@@ -33,7 +33,7 @@ def all_planes(state: State) -> dict[str, Mapping[str, Tensor]]:
     return {UNSENT: state["memory"], **state["planes"]}
 
 
-def described(engine: InstalledRecipe, state: State) -> tuple[ParameterSpec, ...]:
+def described(reducer: InstalledRecipe, state: State) -> tuple[ParameterSpec, ...]:
     """The parameters, or shards of them, that a state holds memory for.
 
     FSDP cuts parameters differently from nodes. If neither layout's hash equals the state's, the shapes of
@@ -43,7 +43,7 @@ def described(engine: InstalledRecipe, state: State) -> tuple[ParameterSpec, ...
     parts = 1 if shard is None else shard[1]
     if shard is not None and not (_is_count(shard[0]) and _is_count(parts) and 0 <= shard[0] < parts):
         raise ValueError(f"state names the shard {shard!r}, which is not a shard")
-    whole, memory = [spec.whole for spec in engine.specs], state.get("memory", {})
+    whole, memory = [spec.whole for spec in reducer.specs], state.get("memory", {})
 
     def likeness(held: tuple[ParameterSpec, ...]) -> tuple[bool, int]:
         alike = [getattr(memory.get(spec.name), "shape", None) == spec.shape for spec in held]
@@ -62,11 +62,11 @@ def _is_of(held: Sequence[ParameterSpec], state: State) -> bool:
     )
 
 
-def composition_of(engine: InstalledRecipe, state: State) -> Composition:
-    """The composition that a state resumes; the engine's own if nothing was decided yet."""
+def composition_of(reducer: InstalledRecipe, state: State) -> Composition:
+    """The composition that a state resumes; the reducer's own if nothing was decided yet."""
     if state["plan"] is None:
-        return engine.recipe.build()
-    asked = engine.recipe.build()
+        return reducer.recipe.build()
+    asked = reducer.recipe.build()
     if asked.next is None and asked.text == state["plan"]:  # a user's own has no other place to be found
         return asked
     composition = recipe(state["plan"]).build()
@@ -77,7 +77,7 @@ def composition_of(engine: InstalledRecipe, state: State) -> Composition:
     return asked.next.resume(composition)
 
 
-def validate(engine: InstalledRecipe, state: State) -> None:
+def validate(reducer: InstalledRecipe, state: State) -> None:
     """Raise `ValueError` unless `state` is whole, undamaged, and has a place here; changes nothing.
 
     Any other exception, raised by objects of unexpected types, means the same.
@@ -86,15 +86,15 @@ def validate(engine: InstalledRecipe, state: State) -> None:
         raise ValueError(f"this is not a state of gradwire, but a {type(state).__name__}")
     if state.get("format") not in READABLE or isinstance(state["format"], bool):
         raise ValueError(_unreadable(state.get("format")))
-    held = described(engine, state)
+    held = described(reducer, state)
     if not _is_of(held, state):
-        raise ValueError(_different_model(engine, state))
+        raise ValueError(_different_model(reducer, state))
     if lacking := sorted(_KEYS - set(state)):
         raise ValueError(f"state lacks {', '.join(lacking)}")
     _check_numbers(state)
-    layout = engine.layout_of(composition_of(engine, state), META)
-    engine.env.check(layout)
-    _check_places(layout, _remembering(engine, state), state)
+    layout = reducer.layout_of(composition_of(reducer, state), META)
+    reducer.env.check(layout)
+    _check_places(layout, _remembering(reducer, state), state)
     specs = {spec.name: spec for spec in held}
     for plane, memories in all_planes(state).items():
         for name, memory in memories.items():
@@ -106,12 +106,12 @@ def validate(engine: InstalledRecipe, state: State) -> None:
                 raise ValueError(f"{kind} of {name!r} {wrong}")
 
 
-def _remembering(engine: InstalledRecipe, state: State) -> Layout:
+def _remembering(reducer: InstalledRecipe, state: State) -> Layout:
     """The layout with which this model would have saved such a state.
 
     During dense steps that measure, only parameters with a recipe of their own in the policy have memory.
     """
-    return engine.layout_of(dense() if state["plan"] is None else composition_of(engine, state), META)
+    return reducer.layout_of(dense() if state["plan"] is None else composition_of(reducer, state), META)
 
 
 def _remembered(layout: Layout) -> dict[str, tuple[str, ...]]:
@@ -119,19 +119,19 @@ def _remembered(layout: Layout) -> dict[str, tuple[str, ...]]:
     return {name: planes for name in layout.slots if (planes := tuple(layout.planes_of(name)))}
 
 
-def fitted(engine: InstalledRecipe, state: State) -> tuple[State, frozenset[str]]:
+def fitted(reducer: InstalledRecipe, state: State) -> tuple[State, frozenset[str]]:
     """The part of `state` that this model has parameters for, and the names that only one of the two has.
 
     Parameters match by name and shape; shards also by the shape of the whole parameter. A parameter that the
     state lacks starts with zero memory. An older state of shards, which does not tell their shapes, is
     returned unchanged.
     """
-    held, shapes = described(engine, state), state.get("shapes")
+    held, shapes = described(reducer, state), state.get("shapes")
     is_cut = state.get("shard") is not None
     if _is_of(held, state) or (is_cut and shapes is None):
         return state, frozenset()
     specs, found = {spec.name: spec for spec in held}, all_planes(state)
-    wanted = _remembered(_remembering(engine, state))
+    wanted = _remembered(_remembering(reducer, state))
 
     def is_same(name: str, memory: Tensor) -> bool:
         whole = specs[name].whole.shape if shapes is None else tuple(shapes.get(name, ()))
@@ -228,10 +228,10 @@ def _unreadable(found: object) -> str:
     return says
 
 
-def _different_model(engine: InstalledRecipe, state: State) -> str:
+def _different_model(reducer: InstalledRecipe, state: State) -> str:
     says = "state belongs to a model with other parameter names, shapes, dtypes or order"
-    theirs, mine = set(state["memory"]), set(_remembered(_remembering(engine, state)))
-    if unknown := theirs - {spec.name for spec in engine.specs}:
+    theirs, mine = set(state["memory"]), set(_remembered(_remembering(reducer, state)))
+    if unknown := theirs - {spec.name for spec in reducer.specs}:
         says += f"; it has {_some(unknown)}, which this model has not"
     if lacking := mine - theirs:
         says += f"; this model has {_some(lacking)}, which it has not"

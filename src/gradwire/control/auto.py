@@ -22,7 +22,7 @@ from gradwire.planning.step_time import Forecast
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short, steady
 from gradwire.recipes.regroup import with_boundaries
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout
 
@@ -43,7 +43,7 @@ class AutoController(WarmupController):
         self,
         decision: Decision,
         specs: Sequence[ParameterSpec],
-        env: EngineEnvironment,
+        env: ReducerEnvironment,
         placement: Placement,
         watch: BackwardWatch,
         layout_of: Callable[[Composition, torch.device], Layout],

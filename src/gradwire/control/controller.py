@@ -24,7 +24,7 @@ from gradwire.planning.health import EVERY, Health, Lag, Losses, pooled
 from gradwire.planning.lateness import Lateness, Layers, Weighed, is_weighed
 from gradwire.recipes import Composition, Decision
 from gradwire.step.context import ExchangeContext
-from gradwire.step.environment import Controller, EngineEnvironment, Heard, Rows
+from gradwire.step.environment import Controller, Heard, ReducerEnvironment, Rows
 from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit
 from gradwire.step.layout import Layout
 from gradwire.step.step import Step
@@ -33,7 +33,7 @@ from gradwire.step.step import Step
 def measuring(
     decision: Decision,
     specs: Sequence[ParameterSpec],
-    env: EngineEnvironment,
+    env: ReducerEnvironment,
     placement: Placement,
     watch: BackwardWatch,
     layout_of: Callable[[Composition, torch.device], Layout],
@@ -102,7 +102,7 @@ class RunningController:
         """Lateness as measured under this composition."""
         return self.lateness.late if self._remembers else 0.0
 
-    def before(self, step: Step, _env: EngineEnvironment) -> None:
+    def before(self, step: Step, _env: ReducerEnvironment) -> None:
         """Look at units if the judge wants to, or if it is the step to weigh."""
         if self._judge_looks(step.number) or self._is_weighed(step.number):
             step.unit_observers.append(self._look)
@@ -264,7 +264,7 @@ def _energy(flat_buffers: Sequence[FlatBuffer]) -> float:
 
 def controller_for(
     layout: Layout,
-    env: EngineEnvironment,
+    env: ReducerEnvironment,
     placement: Placement,
     watch: BackwardWatch,
     hear: Callable[[int, Rows], Heard],

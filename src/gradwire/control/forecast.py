@@ -1,6 +1,6 @@
 """Predicted step of a recipe: on a cluster before anything is measured, or from measured facts.
 
-The layout is the one that the engine would build. The rounds are those that the recipe announces after every
+The layout is the one that the reducer would build. The rounds are those that the recipe announces after every
 warm-up. Each round is converted to seconds on the network. After that, the model of a step
 (`gradwire.planning.step_time`) does not distinguish measured links, clusters, nodes and late workers.
 """

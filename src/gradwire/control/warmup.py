@@ -27,7 +27,7 @@ from gradwire.planning.profiler import ORDINARY, WarmupProfiler
 from gradwire.planning.step_time import overhead_factor
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.step import Step
 
@@ -48,7 +48,7 @@ class WarmupController:
         self,
         decision: Decision,
         specs: Sequence[ParameterSpec],
-        env: EngineEnvironment,
+        env: ReducerEnvironment,
         placement: Placement,
         watch: BackwardWatch,
     ) -> None:
@@ -66,7 +66,7 @@ class WarmupController:
         """True if the current step separates computation and communication."""
         return self.profiler.is_serial
 
-    def before(self, step: Step, _env: EngineEnvironment) -> None:
+    def before(self, step: Step, _env: ReducerEnvironment) -> None:
         """Do nothing: the values of gradients are not needed."""
 
     def row(self, step: Step, link: tuple[float, ...]) -> tuple[float, ...]:
@@ -106,7 +106,7 @@ _TYPICAL = 1 << 20
 def surveyed(
     facts: Facts,
     decision: Decision,
-    env: EngineEnvironment,
+    env: ReducerEnvironment,
     placement: Placement,
     specs: Sequence[ParameterSpec],
     may_follow: Sequence[Composition] = (),

@@ -113,8 +113,8 @@ class EveryK:
 class Scheme:
     """An aggregation (an exchange over a codec or selector), its memory, and its schedule.
 
-    The engine adds the memory before `start`, and commits the unsent part afterwards. A scheme is an exchange
-    itself, and can be the aggregation of another one; then only the outer memory counts.
+    The reducer adds the memory before `start`, and commits the unsent part afterwards. A scheme is an
+    exchange itself, and can be the aggregation of another one; then only the outer memory counts.
     """
 
     aggregation: Exchange

@@ -69,8 +69,8 @@ class WireState:
         self._reader = checkpoint
         if checkpoint is not None and not isinstance(checkpoint, StorageReader):
             self._reader = FileSystemReader(checkpoint)
-        engine = wire.attached.backward.engine
-        self._around, shard = engine.env, engine.shard
+        reducer = wire.attached.backward.reducer
+        self._around, shard = reducer.env, reducer.shard
         self._shards = None if shard is None else _Shards(wire, shard)
         self._is_own = self._is_cut = False
 
@@ -169,7 +169,7 @@ class WireState:
 
     def _mean(self, replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Mean state of all replicas: of this rank's shards, if those were read, else of whole parameters."""
-        specs = {spec.name: spec for spec in self._wire.attached.backward.engine.specs}
+        specs = {spec.name: spec for spec in self._wire.attached.backward.reducer.specs}
         first, shards = replicas[0], self._shards if self._is_cut else None
 
         def mean(tensors: list[Tensor], name: str) -> Tensor:
@@ -205,13 +205,13 @@ class _Shards:
     """The shards of this rank, each a `DTensor` over the ranks of its replica."""
 
     def __init__(self, wire: Wire, shard: Shard) -> None:
-        engine = wire.attached.backward.engine
+        reducer = wire.attached.backward.reducer
         assert shard.group is not None, "ranks are processes"
         self.shard = shard
         self.name = f"shard{shard.number}"
         self.replica = f"{_REPLICA}{min(dist.get_process_group_ranks(shard.group))}"
-        self._world, self._rank = engine.env.control.world, engine.env.control.rank
-        self._specs = {spec.name: spec for spec in engine.specs}
+        self._world, self._rank = reducer.env.control.world, reducer.env.control.rank
+        self._specs = {spec.name: spec for spec in reducer.specs}
         self._mesh = DeviceMesh.from_group(shard.group, "cpu")
 
     def fits(self, saved: set[str], parts: int) -> bool:

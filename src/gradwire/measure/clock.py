@@ -190,7 +190,7 @@ def clock_of(device: Timed) -> Callable[[], float]:
 
 
 class BackwardWatch:
-    """Times of a backward pass. The training thread writes them; the engine reads them while that thread
+    """Times of a backward pass. The training thread writes them; the reducer reads them while that thread
     waits.
 
     A new pass discards the marks of the one before, so the last of several passes without synchronisation

@@ -4,7 +4,7 @@ Every size is sent several times in a row. The duration of a repetition is the m
 size the median over repetitions. The first repetitions may exceed the link's bandwidth (a shaper's burst, a
 switch's buffer), and others may be disturbed. A line through the sizes gives latency and bandwidth
 (`gradwire.planning.links`). Decisions use only numbers on which ranks have agreed, so all ranks send the same
-messages. These numbers travel in CPU tensors over the engine's `control` comm.
+messages. These numbers travel in CPU tensors over the reducer's `control` comm.
 """
 
 from __future__ import annotations

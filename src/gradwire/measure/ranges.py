@@ -1,6 +1,6 @@
 """Ranges for torch's profiler: encode, wire and decode, unit by unit.
 
-Only steps that begin while a profiler runs have them. They are on the engine's thread, which torch's profiler
+Only steps that begin while a profiler runs have them. They are on the worker's thread, which torch's profiler
 shows with `profile_all_threads` only.
 """
 

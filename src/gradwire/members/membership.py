@@ -1,4 +1,4 @@
-"""Part of one replica in rounds whose members come and go: groups, engine, healing, events."""
+"""Part of one replica in rounds whose members come and go: groups, reducer, healing, events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FORMAT = "members 1"
 
 @dataclass(frozen=True)
 class Running:
-    """An engine over the groups of a meeting, and its thread, which `stop` ends.
+    """A reducer over the groups of a meeting, and its thread, which `stop` ends.
 
     Nothing here refers to the model: the thread refers to the membership, and has to end with the model.
     """
@@ -92,7 +92,7 @@ class Membership:
             source: local steps of this replica.
             site: the ranks of this replica.
             terms: settings that all members must share.
-            carry: makes an engine for the source's present meeting, given the ranks that hold this replica
+            carry: makes a reducer for the source's present meeting, given the ranks that hold this replica
                 alike.
             timeout_s: limit in seconds of healing, and of an exchange before durations are known.
             every_s: about the seconds from round to round; `None` counts steps.
@@ -118,10 +118,10 @@ class Membership:
         """Store at which others can meet: a new one for each meeting."""
         self._meeting: Apart | None = None
         self._joins = self._is_sound = self._is_running = False
-        """True if no round was due here; if the meeting's groups still work; if an engine runs over them."""
+        """True if no round was due here; if the meeting's groups still work; if a reducer runs over them."""
         self._memory: State | None = None
         self._kept: Kept = {}
-        """State that exchanges kept in the last engine, for the next one."""
+        """State that exchanges kept in the last reducer, for the next one."""
         self._flying = -1
         """Number of a round that was sent and has not landed; below 0 for none."""
         self._start_s = 0.0
@@ -257,7 +257,7 @@ class Membership:
         )
 
     def _leave_meeting(self) -> None:
-        """End the engine and the groups of the last meeting; this rank's memory is kept."""
+        """End the reducer and the groups of the last meeting; this rank's memory is kept."""
         if self._is_running:
             self._memory, self._is_running = self._remembered(), False
             self._kept = self._memory["kept"]
@@ -276,7 +276,7 @@ class Membership:
         backward = self.running.backward
         if self._is_sound:
             backward.up_to_date()
-        return backward.call(lambda: state.own(backward.engine))
+        return backward.call(lambda: state.own(backward.reducer))
 
     def heal(self, plan: Plan) -> None:
         """Give or take the shared parameters, as `plan` says. Other members wait in the exchange."""
@@ -330,12 +330,12 @@ class Membership:
             raise GradwireError(f"the shared parameters of the others do not fit here: {error}") from error
 
     def be_ready(self, plan: Plan) -> None:
-        """Make an engine over the groups of this meeting; it sends nothing yet."""
+        """Make a reducer over the groups of this meeting; it sends nothing yet."""
         failure: TransportError | None = None
         self._run = plan.run
         try:
             with self._deadline(self._timeout_s):
-                self._run_engine()
+                self._run_reducer()
         except TransportError as error:
             failure = error
         self.site.agree(failure)
@@ -346,7 +346,7 @@ class Membership:
         self._tried, self._run = plan.number, plan.run
         try:
             with self._deadline(self._timeout_s):
-                self._run_engine()
+                self._run_reducer()
                 if self._flying >= 0:  # from a save
                     self.land(self._flying) if self._source.receive()[0] else None
                 self._source.send_round()
@@ -359,14 +359,14 @@ class Membership:
         # Those who heal come later than the others.
         return self._vote(self._timeout_s if plan.heals else self._limit_s())
 
-    def _run_engine(self) -> None:
-        """Build an engine over the groups of this meeting, with the old state, unless one runs already."""
+    def _run_reducer(self) -> None:
+        """Build a reducer over the groups of this meeting, with the old state, unless one runs already."""
         if not self._is_running:
             before, self.running = self.running, self._carry(self._source.machine)
             self._is_running = True
             self._go_on(before)
             del before
-            gc.collect()  # an engine is full of cycles, and holds groups, with their sockets and threads
+            gc.collect()  # a reducer is full of cycles, and holds groups, with their sockets and threads
             return_freed()
 
     def _go_on(self, before: Running | None) -> None:
@@ -374,9 +374,9 @@ class Membership:
         backward, memory, kept = self.running.backward, self._memory, self._kept
         if before is not None:
             former = before.backward
-            backward.overlap, backward.engine.health = former.overlap, former.engine.health
+            backward.overlap, backward.reducer.health = former.overlap, former.reducer.health
             backward.event_log.complaints = former.event_log.complaints
-        backward.call(lambda: state.go_on(backward.engine, memory, kept, max(self._rounds, 0)))
+        backward.call(lambda: state.go_on(backward.reducer, memory, kept, max(self._rounds, 0)))
         backward.steps.forget()
         self._memory = None
 
@@ -485,7 +485,7 @@ class Membership:
 def return_freed() -> None:
     """Return freed memory to the system, where the C library is glibc.
 
-    It keeps freed memory for each of its arenas apart, and threads of each new engine get other arenas.
+    It keeps freed memory for each of its arenas apart, and threads of each new reducer get other arenas.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)

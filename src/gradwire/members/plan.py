@@ -71,7 +71,7 @@ def planned(roster: Roster, me: str) -> Plan:
     source = _source(cards)
     heals = tuple(name for name in names if name != source and not _alike(cards[name], cards[source]))
     # A meeting's name ends with its members: the same ones may have left some of them out since. A member
-    # that is healed gets a fresh engine, which has not measured the link. As ranks choose collectives by the
+    # that is healed gets a fresh reducer, which has not measured the link. As ranks choose collectives by the
     # link, all members get one.
     is_new = not kept or not kept.endswith(_digest(told)) or bool(heals)
     return Plan(

@@ -38,7 +38,7 @@ class Placement:
       may be `comm` itself. If ranks hold shards, it is over all of them.
     - `inside` is over the ranks that hold the other shards of this replica, `everyone` over all ranks; both
       carry tensors at the place of the memory.
-    - `post` runs a function on the engine's thread.
+    - `post` runs a function on the worker's thread.
     - `device` computes the gradients. `transfer` carries them to `memory`, where planes are and codecs run,
       and carries the means back.
     """
@@ -76,7 +76,7 @@ class Placement:
 
     @property
     def copies(self) -> bool:
-        """True if the engine works on copies of gradients, and means are copied back."""
+        """True if the reducer works on copies of gradients, and means are copied back."""
         return self.memory.is_host and not self.device.is_host
 
     @property
@@ -89,7 +89,7 @@ class Placement:
         return fetch(self.memory, value)
 
     def at_work(self, function: Callable[[], T]) -> T:
-        """Call `function` as the engine works: where memory is on a device, in the engine's stream."""
+        """Call `function` as the reducer works: where memory is on a device, in the reducer's stream."""
         with self.transfer.working():
             return function()
 
@@ -172,7 +172,7 @@ def stream(
     """Placement with memory and codecs on the `device`, and bytes over `comm`, whose collectives are work in
     a stream (NCCL).
 
-    The thread that brings gradients issues everything, in a stream of the engine's. The status vote travels
+    The thread that brings gradients issues everything, in a stream of the reducer's. The status vote travels
     over `control`, which carries tensors on the CPU. The host reads whether a step counts when the next one
     begins. `crashed` takes a job's exception; without it the thread raises it. Collectives of `inside` and of
     `everyone` (by default `comm`) are work in the same stream.

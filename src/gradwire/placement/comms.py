@@ -78,7 +78,7 @@ def by_the_host(comm: Comm, device: Device) -> Comm:
     """Wrap `comm`, which reads the host's memory, for tensors of a `device`: payloads go through pinned
     memory.
 
-    The engine's thread waits for each copy, in its stream, before it hands it to the transport.
+    The worker's thread waits for each copy, in its stream, before it hands it to the transport.
     """
 
     def ready() -> None:

@@ -1,4 +1,4 @@
-"""Engine's jobs run on the thread that brings gradients, for transports whose collectives are work in a
+"""The reducer's jobs run on the thread that brings gradients, for transports whose collectives are work in a
 stream.
 
 That thread enqueues all jobs, and the host waits for none. Collectives of several communicators must be

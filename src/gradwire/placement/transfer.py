@@ -1,6 +1,6 @@
-"""Brings gradients to the memory that the engine reads, and means back to the model.
+"""Brings gradients to the memory that the reducer reads, and means back to the model.
 
-The engine works on the gradients in place, on the CPU (`BufferTransfer`) or in a stream of a device
+The reducer works on the gradients in place, on the CPU (`BufferTransfer`) or in a stream of a device
 (`StreamTransfer`), or on copies on the host (`CopyTransfer`).
 """
 
@@ -29,10 +29,10 @@ def _nothing() -> None:
 
 
 class TransferredBuffer:
-    """One flat tensor of the model during one step, and the memory `buffer` in which the engine works on it.
+    """One flat tensor of the model during one step, and the memory `buffer` in which the reducer works on it.
 
     In this class `buffer` is the tensor itself, so copying back does nothing. Subclasses work on a copy. The
-    engine reads `buffer` after `ready` has returned.
+    reducer reads `buffer` after `ready` has returned.
     """
 
     def __init__(self, buffer: Tensor, wait: Callable[[], None] = _nothing) -> None:
@@ -46,7 +46,7 @@ class TransferredBuffer:
     def copy_back_early(self, begin: int, end: int) -> None:
         """Copy elements [begin, end) of `buffer` back, which are final, while others are still to come.
 
-        Returns when the copy is enqueued. The engine may not write these elements any more.
+        Returns when the copy is enqueued. The reducer may not write these elements any more.
         """
 
     def copy_back(self) -> None:
@@ -67,7 +67,7 @@ def _failed(buffer: Tensor, error: BaseException) -> TransferredBuffer:
 
 
 class BufferTransfer:
-    """Carrier of one attached model's gradients to the engine, and of means back. This one leaves them in
+    """Carrier of one attached model's gradients to the reducer, and of means back. This one leaves them in
     place.
 
     It is for a CPU, whose calls return when work is done. `start` is called on the thread that computes, the
@@ -83,7 +83,7 @@ class BufferTransfer:
         return TransferredBuffer(source)
 
     def read(self, source: Tensor) -> Tensor:
-        """`source` as the engine can read it, with its values at the last `start`. May block."""
+        """`source` as the reducer can read it, with its values at the last `start`. May block."""
         return source
 
     def reading(self) -> AbstractContextManager[None]:
@@ -91,7 +91,7 @@ class BufferTransfer:
         return self.landing()
 
     def copy_to(self, value: Tensor, where: torch.device) -> Tensor:
-        """The engine's `value` on the device `where`, in order with the current stream. Between steps."""
+        """The reducer's `value` on the device `where`, in order with the current stream. Between steps."""
         return value
 
     def landing(self) -> AbstractContextManager[None]:
@@ -99,14 +99,14 @@ class BufferTransfer:
         return nullcontext()
 
     def working(self) -> AbstractContextManager[None]:
-        """Context in which the engine's stream is current, if it needs one."""
+        """Context in which the reducer's stream is current, if it needs one."""
         return nullcontext()
 
     def follow(self) -> None:
-        """Make the engine's stream wait for all work in this thread's current stream so far."""
+        """Make the reducer's stream wait for all work in this thread's current stream so far."""
 
     def join(self) -> None:
-        """Make this thread's current stream wait for everything that the engine has enqueued so far."""
+        """Make this thread's current stream wait for everything that the reducer has enqueued so far."""
 
     @property
     def pinned_bytes(self) -> int:
@@ -122,16 +122,16 @@ class BufferTransfer:
 
 
 class StreamTransfer(BufferTransfer):
-    """Transfer in place: the engine works on the gradients on their device, in a stream of its own, beside
+    """Transfer in place: the reducer works on the gradients on their device, in a stream of its own, beside
     the computation.
     """
 
     def __init__(self, device: Device, *, follows: bool = True) -> None:
-        """`follows` is True if the engine's stream waits for the computing stream, as where one thread
+        """`follows` is True if the reducer's stream waits for the computing stream, as where one thread
         enqueues for both.
 
-        Otherwise the host waits before it enqueues for the engine. The thread that computes runs far ahead of
-        the device, so the engine's stream would else wait for gradients that come later.
+        Otherwise the host waits before it enqueues for the reducer. The thread that computes runs far ahead
+        of the device, so the reducer's stream would else wait for gradients that come later.
         """
         self._device, self._stream, self._follows = device, device.new_stream(), follows
 
@@ -194,7 +194,7 @@ class _PinnedBuffer:
 
 
 class _CopiedBuffer(TransferredBuffer):
-    """A tensor on a device, of which the engine has a copy in pinned memory."""
+    """A tensor on a device, of which the reducer has a copy in pinned memory."""
 
     def __init__(
         self, source: Tensor, pinned: _PinnedBuffer, wait: Callable[[], None], device: Device, stream: Stream
@@ -228,7 +228,7 @@ class _CopiedBuffer(TransferredBuffer):
 class CopyTransfer(StreamTransfer):
     """Transfer by copies to pinned memory on the host and back, in two streams, beside the computation.
 
-    The engine works on the host, in no stream. The computing thread runs far ahead of the device, and
+    The reducer works on the host, in no stream. The computing thread runs far ahead of the device, and
     enqueues all copies to the host early in the backward pass. In one stream, a mean would be copied back
     only after the last of these. So copies back have a second stream, which waits for no other one.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tuning:
-    """Limits of the engine, passed in its `EngineEnvironment`, so that tests can pass others."""
+    """Limits of the reducer, passed in its `ReducerEnvironment`, so that tests can pass others."""
 
     small_bytes: int = 64 * 1024
     """Size below which a run of dense gradients joins other small ones instead of using its own collective.

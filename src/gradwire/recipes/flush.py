@@ -36,9 +36,9 @@ def flushing(following: Composition) -> Composition:
 
 @dataclass(frozen=True)
 class _Proposing:
-    """Proposes `following` after the first step, then every `AGAIN` steps. The engine waits for all ranks.
+    """Proposes `following` after the first step, then every `AGAIN` steps. The reducer waits for all ranks.
 
-    A value type, so that the engine can compare it with the running one.
+    A value type, so that the reducer can compare it with the running one.
     """
 
     following: Composition

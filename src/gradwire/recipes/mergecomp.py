@@ -2,7 +2,7 @@
 
 Wang et al. 2021, "MergeComp: A Compression Scheduler for Scalable Communication-Efficient Distributed
 Training". Differences from the paper: by default, the boundaries are optimal for a codec that runs beside the
-backward pass, as the engine's does (`gradwire.planning.merge_worker`). Beside a training, on shared cores
+backward pass, as the reducer's does (`gradwire.planning.merge_worker`). Beside a training, on shared cores
 with cold caches, a group costs more than its codec costs alone, by an unknown factor. So real steps decide
 between this plan, one for more expensive calls, and one group. In the paper's own cost model, encoding and
 decoding hold up the backward pass (`gradwire.planning.merge`). `split="exact"` is the optimum of that model,

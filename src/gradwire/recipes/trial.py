@@ -163,7 +163,7 @@ def _watching(
         again: makes the composition that measures and decides again.
         limit: largest lateness, in steps' worth of gradient.
         milder: returns the fallback for a lateness above the limit.
-        watched: facts about the engine, with its `Tuning`.
+        watched: facts about the reducer, with its `Tuning`.
     """
     kept = watched.tuning.kept_dense_steps if text == dense().text else watched.tuning.kept_steps
     steps, changed = count(1), False

@@ -1,4 +1,4 @@
-"""Sources bring gradients to the engine and take the means back: one for each kind of model."""
+"""Sources bring gradients to the reducer and take the means back: one for each kind of model."""
 
 import torch.distributed as dist
 from torch import nn

@@ -74,7 +74,7 @@ class Bucket:
     ) -> None:
         """`rows` says how many rows of a parameter there are; the rows beyond are filled with zeros."""
         self.index = index
-        # The same tuple in every step, by which the engine knows it again.
+        # The same tuple in every step, by which the reducer knows it again.
         self.entries = slots_of(specs)
         self.buffer = torch.zeros(self.entries[-1].stop, dtype=specs[0].dtype, device=device)
         self._beyond: dict[str, Tensor] = {}
@@ -136,5 +136,5 @@ class Bucket:
 
     @property
     def gradient_bucket(self) -> GradientBucket:
-        """The bucket as the engine takes it."""
+        """The bucket as the reducer takes it."""
         return GradientBucket(self.buffer, self.entries, self.index, failure=self.failure)

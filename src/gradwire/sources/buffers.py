@@ -45,7 +45,7 @@ class BufferBroadcast:
         self._changed: Callable[[], object] = _unchanged
         self._changed_before: Callable[[], object] = _unchanged
         self.failure: BaseException | None = None
-        """Why packing failed. Peers wait, so something is sent nevertheless; the engine fails the step."""
+        """Why packing failed. Peers wait, so something is sent nevertheless; the reducer fails the step."""
 
     def holds(self, buffers: Sequence[Tensor]) -> bool:
         """True if it was made for these very tensors, which users may replace and resize."""

@@ -90,16 +90,16 @@ def _state_of(instance: Any) -> Callable[[], dict[str, Any]]:
 
 
 def _begin_backward(backward: Backward, entrance: Entrance, scaled: bool) -> Callable[..., None]:
-    device, watch = backward.placement.device, backward.engine.watch
+    device, watch = backward.placement.device, backward.reducer.watch
     begin: Callable[..., None] = watch.begin
     if not device.is_host:
-        begin = partial(_begin, device, watch, backward.engine.env.begun)
+        begin = partial(_begin, device, watch, backward.reducer.env.begun)
 
     @untraced
     def hook(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        remembers = backward.engine.measuring or not backward.engine.layout.is_plain
+        remembers = backward.reducer.measuring or not backward.reducer.layout.is_plain
         if remembers and not scaled and _float16_autocast(device.where.type):
             raise ValueError(
                 "float16 autocast without scaler=: the residual would carry the loss scale. Pass "
@@ -238,8 +238,8 @@ def _before_forward(backward: Backward, source: Source) -> Callable[..., None]:
         if torch.is_grad_enabled():
             refuse_changed(backward, source)
         backward.before_forward()
-        watch = backward.engine.watch
-        watch.watch(named) if backward.engine.is_serial else watch.release()
+        watch = backward.reducer.watch
+        watch.watch(named) if backward.reducer.is_serial else watch.release()
 
     return hook
 
@@ -261,7 +261,8 @@ def refuse_changed(backward: Backward, source: Source) -> None:
 
 
 def _count_uses(model: nn.Module, module: nn.Module, uses: dict[str, float]) -> list[RemovableHandle]:
-    """Count in the first forward pass of a training step. The engine has `uses`, which refers to no model."""
+    """Count in the first forward pass of a training step. The reducer has `uses`, which refers to no
+    model."""
     first = FirstForward(module)
 
     @untraced

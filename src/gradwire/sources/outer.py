@@ -36,7 +36,7 @@ from gradwire.sources.same_parameters import Known
 from gradwire.sources.sharded import ShardedParameters, is_sharded
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, inside, optimizers_of, replicated_in
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.flat_buffers import ParameterSpec, specs_of
 from gradwire.step.layout import Layout, Policy, chooser
 from gradwire.step.optimizers import local
@@ -288,7 +288,7 @@ class LocalSteps(Source):
     def carry(self, backward: Backward) -> None:
         """Rounds go by `backward` from now on."""
         self._backward = backward
-        backward.engine.env.observers.insert(0, self)
+        backward.reducer.env.observers.insert(0, self)
 
     def follow(self) -> None:
         """θ₀ is what this replica has now. Follow the optimizers from here on."""
@@ -425,14 +425,14 @@ class LocalSteps(Source):
         self._backward.steps.forget()
 
     def _forget_unsent(self) -> None:
-        engine = self._backward.engine
-        engine.restore(engine.prepared(engine.layout_to_run(engine.layout_of(engine.layout.main))))
-        engine.begin_anew()
+        reducer = self._backward.reducer
+        reducer.restore(reducer.prepared(reducer.layout_to_run(reducer.layout_of(reducer.layout.main))))
+        reducer.begin_anew()
 
     def agree(self) -> None:
         """Raise `RanksDisagree` on all ranks where they have loaded different values. A collective."""
         mine = torch.tensor(self._place_and_loaded, dtype=torch.float32, device="cpu")
-        rows = gathered(self._backward.engine.env.control, mine).tolist()
+        rows = gathered(self._backward.reducer.env.control, mine).tolist()
         if (error := _different_loads(rows)) is not None:
             raise error
         self._loaded = {}
@@ -488,7 +488,7 @@ class LocalSteps(Source):
         """
         backward, count = self._backward, self.attempts.count
         backward.open()
-        backward.engine.watch.begin()
+        backward.reducer.watch.begin()
         bad, failure = "", None
         try:
             self._trained.require(self._current())
@@ -569,7 +569,7 @@ class LocalSteps(Source):
 
         One with an unusual weight counts for as much.
         """
-        world = self._backward.engine.comm.world
+        world = self._backward.reducer.comm.world
         weight, finished = (round(float(each) * world) for each in self._weight)
         return weight / self.share()[1], finished, world
 
@@ -588,7 +588,7 @@ class LocalSteps(Source):
         """Means of the buffers, where there are some."""
         return self._buffer_means if self._floating else None
 
-    def before(self, step: Step, _env: EngineEnvironment) -> None:
+    def before(self, step: Step, _env: ReducerEnvironment) -> None:
         """Tell the other ranks what was loaded here, and shapes of buffers."""
         step.tell(self._place_and_loaded, _different_loads)
         step.tell(self._buffer_means.told, self._buffer_means.heard)

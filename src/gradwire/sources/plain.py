@@ -268,9 +268,9 @@ class PlainParameters(Source):
 
     def _build(self) -> None:
         """Make the buckets that this step's recipe needs; equal on all ranks."""
-        engine = self._backward.engine
-        whole = engine.measuring or engine.layout.is_plain
-        wanted = 1 if whole else engine.placement.granularity.buckets
+        reducer = self._backward.reducer
+        whole = reducer.measuring or reducer.layout.is_plain
+        wanted = 1 if whole else reducer.placement.granularity.buckets
         if wanted == self._wanted:
             return
         self._wanted = wanted
@@ -315,7 +315,7 @@ class PlainParameters(Source):
         """
         self._packed, backward = None, self._backward
         buffers = list(self.model.buffers())
-        if not buffers or self.group.size() == 1 or backward.engine.is_serial:
+        if not buffers or self.group.size() == 1 or backward.reducer.is_serial:
             return
         if self._known is None or not self._known.holds(buffers):
             self._known = BufferBroadcast(buffers, self.group.rank())

@@ -2,7 +2,7 @@
 
 `fully_shard` on a mesh of one dimension gathers parameters and reduce-scatters gradients inside the node.
 Then it calls the hooks on each sharded parameter, whose gradient is in place. Our hooks hand it to the
-engine. So FSDP reduces inside the node, and gradwire between nodes, on shards.
+reducer. So FSDP reduces inside the node, and gradwire between nodes, on shards.
 """
 
 from __future__ import annotations

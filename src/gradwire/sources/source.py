@@ -30,7 +30,7 @@ from gradwire.step.step import SideBroadcast, Step
 
 
 class Source(ABC):
-    """Brings the gradients of one model to the engine, and takes their means back.
+    """Brings the gradients of one model to the reducer, and takes their means back.
 
     From `begin` on, a source calls `Backward.open`, `submit` and `close` in every backward pass whose
     gradients are to be exchanged, on the thread of that pass. It promises:
@@ -38,13 +38,13 @@ class Source(ABC):
     - Each `GradientBucket` is one dense flat tensor of one dtype, of gradients on `device`. Element i of an
       entry is element i of the parameter as `ParameterSpec.shaped` has it.
     - Every parameter of `specs` comes exactly once per step, in a single entry. One without a gradient in
-      this step comes as zeros: the engine takes gradients that are all zero for idle, and leaves their memory
-      as it is.
+      this step comes as zeros: the reducer takes gradients that are all zero for idle, and leaves their
+      memory as it is.
     - Buckets are numbered 0, 1, 2, … without gaps. A number stands for the same parameters in the same order
       on all ranks, in this step; from step to step that may change. They may arrive in any order.
-    - From `submit` until the step has ended, a bucket belongs to the engine, which writes the mean over ranks
-      into it, in place. After that the source alone decides what becomes of it: NaN throughout if the step
-      failed, or if a gradient was not finite where something is remembered.
+    - From `submit` until the step has ended, a bucket belongs to the reducer, which writes the mean over
+      ranks into it, in place. After that the source alone decides what becomes of it: NaN throughout if the
+      step failed, or if a gradient was not finite where something is remembered.
 
     A step asks six methods of it: `begin` has registered hooks; then `is_exchanging`, `side_broadcast`,
     `step_ended`, `release` and `complete`. Beside them it answers while attaching (`group`, `over`,
@@ -52,7 +52,7 @@ class Source(ABC):
     `no_sync`, `is_uneven`, `adding`, `may_differ`, `retire`). All but `begin` and `group` have an answer here
     that suits most sources.
 
-    A source holds its model weakly, because the engine's thread refers to the source and has to end with the
+    A source holds its model weakly, because the worker's thread refers to the source and has to end with the
     model. It may keep the parameters.
     """
 
@@ -75,7 +75,7 @@ class Source(ABC):
     links: Tried | None = None
     """Known links between ranks; equal on all ranks."""
     source_state: SourceState | None = None
-    """State of the source that checkpoints hold beside the engine's; `None` if there is none."""
+    """State of the source that checkpoints hold beside the reducer's; `None` if there is none."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
@@ -179,7 +179,7 @@ class Source(ABC):
     # -- in a step
 
     def side_broadcast(self) -> SideBroadcast | None:
-        """Tensors that travel beside the step's gradients, such as buffers. On the engine's thread."""
+        """Tensors that travel beside the step's gradients, such as buffers. On the worker's thread."""
         return None
 
     @property
@@ -192,12 +192,12 @@ class Source(ABC):
         return False
 
     def step_ended(self, step: Step) -> None:
-        """Take note of a step with its outcome. Called on the engine's thread, while the backward pass still
+        """Take note of a step with its outcome. Called on the worker's thread, while the backward pass still
         waits.
         """
 
     def release(self) -> None:
-        """Release the training thread after a step, as by setting futures. Called on the engine's thread
+        """Release the training thread after a step, as by setting futures. Called on the worker's thread
         after `step_ended`; the next step may have begun.
         """
 

@@ -7,7 +7,7 @@ state machine: `Backward` is the side of the training thread, `Reducer` the side
 `Reducer._advance` has the algorithm in six numbered lines.
 
 **The path ends at `Backward.deliver`.** `gradwire.attach` (`_assemble` in `_api/attach.py`) ties the two
-sides together: it makes the `EngineEnvironment`, whose `finished` is `Backward.deliver` and whose
+sides together: it makes the `ReducerEnvironment`, whose `finished` is `Backward.deliver` and whose
 `outcome_known` is `Backward.note`. The reducer calls these for each step. `deliver` sets the event for which
 the training thread waits, and lets the source set DDP's futures. So the backward pass ends, with means in
 `p.grad`. An optimizer that steps is noted by fates.py. The commit of the step is final when the next
@@ -39,10 +39,10 @@ The other files are in the order in which a gradient gets to them:
 - history.py and event_log.py: costs and events of a run.
 
 installed.py has the installed recipe with its memory, which changes between steps only. `Reducer` is derived
-from its `InstalledRecipe`. The rest of the tree says *engine* for both. environment.py has everything that it
-is built with, and the protocols of features: a *step observer* is in a list while it is on, and a
-*controller* decides which recipe follows. `Reducer._features` lists the features of the installed recipe. A
-feature that is off is in neither list, and no step asks for it.
+from its `InstalledRecipe`. environment.py has everything that it is built with, and the protocols of
+features: a *step observer* is in a list while it is on, and a *controller* decides which recipe follows.
+`Reducer._features` lists the features of the installed recipe. A feature that is off is in neither list, and
+no step asks for it.
 
 Words for the outcome of a step:
 

@@ -1,4 +1,4 @@
-"""The environment of an engine: placement, the model's optimizer and buffers, features, reporting.
+"""The environment of a reducer: placement, the model's optimizer and buffers, features, reporting.
 
 Environment variables are another matter: `gradwire.environment` has those.
 """
@@ -28,11 +28,11 @@ from gradwire.step.step import SideBroadcast, Step
 class StepObserver(Protocol):
     """A feature that observes steps, such as a guard. It is in a list while it is on.
 
-    It runs on the engine's thread, changes neither gradients nor memory, and issues no collective. It may
+    It runs on the worker's thread, changes neither gradients nor memory, and issues no collective. It may
     call `Step.tell`, if all ranks do so in the same step.
     """
 
-    def before(self, step: Step, env: EngineEnvironment) -> None:
+    def before(self, step: Step, env: ReducerEnvironment) -> None:
         """Observe a step that begins; none of its gradients has been taken in.
 
         There an observer asks the step for what else it wants, which is gone with the step: to be called with
@@ -50,7 +50,7 @@ Heard: TypeAlias = tuple[Link | None, tuple[Link, Link] | None]
 
 
 class Controller(StepObserver, Protocol):
-    """Feature that decides which recipe follows. All calls are on the engine's thread.
+    """Feature that decides which recipe follows. All calls are on the worker's thread.
 
     A rank's numbers travel in its row of the status vote. Their number depends on agreed numbers alone, so
     that all ranks decide the same.
@@ -95,12 +95,12 @@ class Controller(StepObserver, Protocol):
 
 
 class ControllerFor(Protocol):
-    """Makes the controllers of an engine: `gradwire.control.controller.controller_for`."""
+    """Makes the controllers of a reducer: `gradwire.control.controller.controller_for`."""
 
     def __call__(
         self,
         layout: Layout,
-        env: EngineEnvironment,
+        env: ReducerEnvironment,
         placement: Placement,
         watch: BackwardWatch,
         hear: Callable[[int, Rows], Heard],
@@ -112,7 +112,7 @@ class ControllerFor(Protocol):
 
         Args:
             layout: of the parameters.
-            env: of the engine.
+            env: of the reducer.
             placement: where `layout` runs.
             watch: times backward passes.
             hear: called with a step's number and all ranks' numbers of the link; returns the link, and its
@@ -123,7 +123,7 @@ class ControllerFor(Protocol):
 
 
 class SourceState(Protocol):
-    """State of a source, for checkpoints. Called between steps, on the engine's thread."""
+    """State of a source, for checkpoints. Called between steps, on the worker's thread."""
 
     def save(self) -> dict[str, Any]:
         """This rank's state, in tensors and plain values, which the caller copies."""
@@ -140,8 +140,8 @@ class SourceState(Protocol):
 
 
 @dataclass(frozen=True)
-class EngineEnvironment:
-    """Everything that an engine gets from outside. The functions are called on the engine's thread.
+class ReducerEnvironment:
+    """Everything that a reducer gets from outside. The functions are called on the worker's thread.
 
     - `usual`: placement of most layouts; of all, if there is no `on_host`. See `placed`. Both have the same
       `control` comm, and comms over the same ranks.

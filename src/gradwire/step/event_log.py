@@ -30,29 +30,29 @@ class EventLog:
     `running` is the recipe that was last reported.
     """
 
-    def __init__(self, engine: InstalledRecipe) -> None:
-        self._engine, self.running, self.complaints = engine, engine.running, 0
-        self._speaks = engine.env.control.rank == 0
+    def __init__(self, reducer: InstalledRecipe) -> None:
+        self._reducer, self.running, self.complaints = reducer, reducer.running, 0
+        self._speaks = reducer.env.control.rank == 0
         self._has_warned = False
 
     def attached(self) -> None:
-        placement = self._engine.placement
+        placement = self._reducer.placement
         if self._speaks and not placement.device.is_host:
             _LOG.warning(_UNTRIED, placement.device.where.type, placement.name)
         self._placed()
         if self._speaks and _LOG.isEnabledFor(logging.INFO):
-            _LOG.info("gradwire %s: %s", __version__, account(self._engine))
+            _LOG.info("gradwire %s: %s", __version__, account(self._reducer))
 
     def changed(self) -> None:
         """Log that another recipe runs from the next step on: an adaptive recipe has decided, or has
         gone back.
         """
-        engine, self.running = self._engine, self._engine.running
+        reducer, self.running = self._reducer, self._reducer.running
         if self._speaks:
-            main = engine.layout.main
-            why = what_runs(engine)[1] if engine.layout.alone else main.why
+            main = reducer.layout.main
+            why = what_runs(reducer)[1] if reducer.layout.alone else main.why
             _LOG.info(
-                "from step %d on: %s; %s", engine.step, short(engine.running or str(engine.recipe)), why
+                "from step %d on: %s; %s", reducer.step, short(reducer.running or str(reducer.recipe)), why
             )
             if main.warning:  # in the log only: a user may have made Python's warnings errors
                 _LOG.warning("%s", main.warning)
@@ -60,18 +60,18 @@ class EventLog:
 
     def _placed(self) -> None:
         """Warn once that gradients are carried on the host although they could stay on their device."""
-        engine = self._engine
-        if engine.placement is engine.env.on_host and not self._has_warned:
+        reducer = self._reducer
+        if reducer.placement is reducer.env.on_host and not self._has_warned:
             self._has_warned = True
             if self._speaks:
-                _LOG.warning("%s", why_placed(engine))
+                _LOG.warning("%s", why_placed(reducer))
 
     def unhealthy(self) -> None:
         """Log that training suffers from unsent gradient. No warning is issued, as the user may have made
         warnings errors.
         """
-        step, sign = self._engine.health.complaints[-1]
-        self.complaints = len(self._engine.health.complaints)
+        step, sign = self._reducer.health.complaints[-1]
+        self.complaints = len(self._reducer.health.complaints)
         if self._speaks:
             _LOG.warning("step %d: %s; less compression would help, such as wire.switch('int8')", step, sign)
 
@@ -103,54 +103,54 @@ class EventLog:
             )
 
 
-def what_runs(engine: InstalledRecipe) -> tuple[str, str]:
+def what_runs(reducer: InstalledRecipe) -> tuple[str, str]:
     """The recipe that runs, and why."""
-    if engine.layout.alone:
-        return engine.running or str(engine.recipe), "one rank: nothing to send, so gradients are dense"
-    if engine.measuring:
-        return f"{short(str(engine.recipe))} (measuring, dense so far)", "dense steps are being measured"
-    return engine.layout.main.text, engine.layout.main.why
+    if reducer.layout.alone:
+        return reducer.running or str(reducer.recipe), "one rank: nothing to send, so gradients are dense"
+    if reducer.measuring:
+        return f"{short(str(reducer.recipe))} (measuring, dense so far)", "dense steps are being measured"
+    return reducer.layout.main.text, reducer.layout.main.why
 
 
-def why_placed(engine: InstalledRecipe) -> str:
+def why_placed(reducer: InstalledRecipe) -> str:
     """The rule by which memory and codecs are where they are; empty where gradients are on the CPU."""
-    placement, recipe = engine.placement, short(engine.layout.main.text)
+    placement, recipe = reducer.placement, short(reducer.layout.main.text)
     if placement.device.is_host:
         return ""
     if not placement.memory.is_host:
-        if engine.layout.stays_on_device:
+        if reducer.layout.stays_on_device:
             return "the host need not read any number"
         return f"{recipe} reads numbers on the host, but no process group carries tensors on the CPU"
-    if placement is engine.env.on_host:
+    if placement is reducer.env.on_host:
         return f"{recipe} reads numbers on the host, so gradients are carried there"
     return "as placement='host' asks"
 
 
-def account(engine: InstalledRecipe) -> str:
+def account(reducer: InstalledRecipe) -> str:
     """The running recipe, its number of units, its share of the gradient's bytes, and its memory.
 
     Never raises: this rank would stop, and its peers would wait.
     """
-    dense_bytes = sum(spec.numel * spec.dtype.itemsize for spec in engine.specs)
-    size, recipe = bytes_text(dense_bytes), short(engine.running or str(engine.recipe))
-    if engine.layout.alone:
+    dense_bytes = sum(spec.numel * spec.dtype.itemsize for spec in reducer.specs)
+    size, recipe = bytes_text(dense_bytes), short(reducer.running or str(reducer.recipe))
+    if reducer.layout.alone:
         return f"{recipe}, one rank: nothing to send of {size}"
-    if engine.measuring:
+    if reducer.measuring:
         return f"{recipe}, {size}, measuring dense steps first"
     try:
-        share = f"{_share(engine):.1%}".replace("%", " %")
+        share = f"{_share(reducer):.1%}".replace("%", " %")
     except Exception as error:
         share = f"an unknown share ({error!r})"
-    if engine.layout.is_plain:
+    if reducer.layout.is_plain:
         return f"{recipe}, {share} of {size}, no memory"
-    units = counted(sum(len(flat_buffer.units) for flat_buffer in engine.layout.flat_buffers), "unit")
-    return f"{recipe}, {units}, {share} of {size}, memory {bytes_text(engine.layout.memory_bytes)}"
+    units = counted(sum(len(flat_buffer.units) for flat_buffer in reducer.layout.flat_buffers), "unit")
+    return f"{recipe}, {units}, {share} of {size}, memory {bytes_text(reducer.layout.memory_bytes)}"
 
 
-def _share(engine: InstalledRecipe) -> float:
+def _share(reducer: InstalledRecipe) -> float:
     """Announced bytes of a steady step as a share of a plain all-reduce's."""
-    layout, world = engine.layout, engine.comm.world
-    steady = ExchangeContext(STEADY, 0, 0, world, flat_buffer=-1, granularity=engine.placement.granularity)
+    layout, world = reducer.layout, reducer.comm.world
+    steady = ExchangeContext(STEADY, 0, 0, world, flat_buffer=-1, granularity=reducer.placement.granularity)
     sent = 0.0
     for step in range(STEADY, STEADY + _STEPS):
         for flat_buffer in layout.flat_buffers:
@@ -162,9 +162,9 @@ def _share(engine: InstalledRecipe) -> float:
                     unit.numel, flat_buffer.dtype, replace(ctx, narrow=flat_buffer.narrow)
                 )
                 sent += sum(each.wire_bytes(world) for each in rounds)
-        for spec in engine.specs:
+        for spec in reducer.specs:
             if (exchange := layout.direct.get(spec.name)) is not None:
                 rounds = exchange.rounds(spec.numel, spec.dtype, replace(steady, step=step))
                 sent += sum(each.wire_bytes(world) for each in rounds)
-    dense = sum(Round("all_reduce", each.numel, each.dtype).wire_bytes(world) for each in engine.specs)
+    dense = sum(Round("all_reduce", each.numel, each.dtype).wire_bytes(world) for each in reducer.specs)
     return sent / _STEPS / dense if dense else 1.0

@@ -27,7 +27,7 @@ from gradwire.step.plan import ExchangePlan
 class GradientBucket:
     """A gradient bucket, ready since `at_s`: a flat tensor of gradients, in which their means land.
 
-    It is no *flat buffer*: that is memory of the engine's, and keyed by parameter. The buckets of a step are
+    It is no *flat buffer*: that is memory of the reducer's, and keyed by parameter. The buckets of a step are
     numbered from 0. `index` is the same on all ranks, whatever the order of arrival.
     """
 

@@ -24,7 +24,7 @@ from gradwire.planning.health import Health
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
 from gradwire.step.context import Fates
-from gradwire.step.environment import Controller, EngineEnvironment, Heard, Rows
+from gradwire.step.environment import Controller, Heard, ReducerEnvironment, Rows
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
 from gradwire.step.shards import Shard
@@ -44,7 +44,7 @@ class Snapshot:
     step: int
     running: str | None
     controller: Controller
-    env: EngineEnvironment
+    env: ReducerEnvironment
     placement: Placement
     facts: Facts | None
 
@@ -56,7 +56,7 @@ class InstalledRecipe:
     status votes. `running` is the text of the recipe that runs, `None` while dense steps are measured.
     """
 
-    def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: EngineEnvironment) -> None:
+    def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: ReducerEnvironment) -> None:
         self.specs, self.recipe, self.env = tuple(specs), recipe, env
         self.policy = env.policy
         """The user's; `env` has another one once it is `retired`."""
@@ -239,7 +239,7 @@ class InstalledRecipe:
         """True if this step is timed, and its bytes metered; the same on all ranks.
 
         Every step is, while dense steps are measured, or if a judge needs times. Otherwise the first steps
-        under a recipe are, and then one in `EngineEnvironment.timed_every`.
+        under a recipe are, and then one in `ReducerEnvironment.timed_every`.
         """
         every = self.env.timed_every
         return step < self._timed_until or step % every == every - 1

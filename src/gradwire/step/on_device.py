@@ -65,9 +65,9 @@ class DeviceBackward(Backward):
 
     def submit(self, bucket: GradientBucket) -> None:
         """Hand the bucket to the worker once it is computed, and copied if it has to be."""
-        if self.engine.is_serial and not self._placement.memory.is_host:
+        if self.reducer.is_serial and not self._placement.memory.is_host:
             # The host runs ahead of a device, and elsewhere a copy tells when the gradient was there.
-            bucket = replace(bucket, at_s=self.engine.watch.exact())
+            bucket = replace(bucket, at_s=self.reducer.watch.exact())
         transferred = self._placement.transfer.start(bucket.index, bucket.buffer)
         self._transferred.append(transferred)
         self._waits.append((transferred.ready, partial(self._take, bucket, transferred)))
@@ -97,7 +97,7 @@ class DeviceBackward(Backward):
         """
         failure = bucket.failure or waited.error
         # Where nothing is waited for, or in a serial step, it is known better when they were there.
-        was_awaited = self._placement.post_after is not None and not self.engine.is_serial
+        was_awaited = self._placement.post_after is not None and not self.reducer.is_serial
         home = None if transferred.buffer is bucket.buffer else transferred
         if home is not None or failure is not bucket.failure or was_awaited:
             buffer, at_s = transferred.buffer, waited.at_s

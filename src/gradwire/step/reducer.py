@@ -45,7 +45,7 @@ from gradwire.memory import Gradients
 from gradwire.placement import HostDevice, Placement
 from gradwire.recipes import Recipe
 from gradwire.step.context import ExchangeContext, Fates
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.event_log import EventLog
 from gradwire.step.fates import NONE_WRITTEN, Steps, Written
 from gradwire.step.flat_buffers import UNSCALED, FlatBuffer, ParameterSpec, Unit
@@ -123,7 +123,7 @@ class Backward:
         self,
         source: GradientSource,
         worker: Worker,
-        engine: Reducer,
+        reducer: Reducer,
         calls: Calls | None = None,
         steps: Steps | None = None,
         stage: Stage | None = None,
@@ -132,20 +132,20 @@ class Backward:
 
         Args:
             source: brings the gradients, and takes the means back.
-            worker: the thread of `engine`.
-            engine: the reducer. Its environment calls `deliver` when a step has ended, and `note` when it is
+            worker: the thread of `reducer`.
+            reducer: the reducer. Its environment calls `deliver` when a step has ended, and `note` when it is
                 known whether the step counts.
             calls: of other ranks. Without them a step that waits in vain waits until the group's timeout.
             steps: follow the optimizers. Without them every exchange is a step.
-            stage: gets the gradient buckets in the place of `engine`.
+            stage: gets the gradient buckets in the place of `reducer`.
         """
-        self.engine, self.calls = engine, calls or Calls(None)
+        self.reducer, self.calls = reducer, calls or Calls(None)
         self.steps = steps or Steps({}, (), HostDevice())
         self.overlap = True
-        self.history, self.event_log = History(), EventLog(engine)
+        self.history, self.event_log = History(), EventLog(reducer)
         self.listeners: list[Callable[[], None]] = []
         """Called at the end of each backward pass that raises nothing, on its thread."""
-        self._source, self._worker, self._stage = source, worker, stage or engine
+        self._source, self._worker, self._stage = source, worker, stage or reducer
         self._waiting: list[Job] = []
         """Jobs for the worker that are still to be posted."""
         self._posts_at_end = False
@@ -164,7 +164,7 @@ class Backward:
     @property
     def placement(self) -> Placement:
         """Placement of the running step, or else of the next one. On any thread."""
-        return self.engine.placement
+        return self.reducer.placement
 
     # -- a backward pass, in the order of its events
 
@@ -198,7 +198,7 @@ class Backward:
         self._all_given = self._is_complete = False
         self._placement = self.placement
         # In a serial step communication would slow the computation that shares its cores.
-        self._posts_at_end = self.engine.is_serial or not self.overlap
+        self._posts_at_end = self.reducer.is_serial or not self.overlap
         self._line_up(partial(self._stage.begin_step, now_s()))
 
     def _finish_previous(self) -> None:
@@ -206,15 +206,15 @@ class Backward:
         fates = self.roll_back_unused()
         unheard = ", ".join(each for each in (self._broke_off, self._unheard) if each)
         # Over a broken transport this step fails like all that follow, and the others may be gone.
-        if unheard and self.engine.broken is None:
+        if unheard and self.reducer.broken is None:
             # Schedules and random numbers go by steps: ranks that count differently must not exchange.
             self._broke_off = self._unheard = ""
-            self.calls.begin(unheard, self.engine.step)
-        if not self.engine.is_caught_up:
-            self.call(self.engine.catch_up)
-            if self.engine.running != self.event_log.running:
+            self.calls.begin(unheard, self.reducer.step)
+        if not self.reducer.is_caught_up:
+            self.call(self.reducer.catch_up)
+            if self.reducer.running != self.event_log.running:
                 self.event_log.changed()
-        self.steps.exchange_begins(fates, compresses=not self.engine.layout.is_plain)
+        self.steps.exchange_begins(fates, compresses=not self.reducer.layout.is_plain)
 
     def submit(self, bucket: GradientBucket) -> None:
         """Training thread: hand a gradient bucket to the worker, who owns it until the step has ended."""
@@ -276,7 +276,7 @@ class Backward:
         else:
             self._await_end()
         self.history.waited(start_s, now_s())
-        self.engine.watch.end()
+        self.reducer.watch.end()
         self._complete()
 
     def _await_end(self) -> None:
@@ -331,9 +331,9 @@ class Backward:
         self.history.outcome_known(step)
         if not step.committed:
             self.event_log.skipped(step.number, self.history.skipped)
-        if len(self.engine.health.complaints) != self.event_log.complaints:
+        if len(self.reducer.health.complaints) != self.event_log.complaints:
             self.event_log.unhealthy()
-        if self.engine.running != self.event_log.running:
+        if self.reducer.running != self.event_log.running:
             self.event_log.changed()
 
     # -- a pass that breaks off
@@ -360,7 +360,7 @@ class Backward:
     @property
     def is_sound(self) -> bool:
         """True if every step has ended, and the collectives of all ranks are paired. On any thread."""
-        return self._all_given and self._ended.is_set() and self.engine.broken is None
+        return self._all_given and self._ended.is_set() and self.reducer.broken is None
 
     def roll_back_unused(self) -> Fates | None:
         """Training thread: undo exchanges whose gradients no optimizer has used.
@@ -372,21 +372,21 @@ class Backward:
         if fates is None:
             return None
         self.commit_deferred()
-        was_counted = self.engine.is_counted
-        is_dropped = self.call(partial(self.engine.roll_back, fates))
+        was_counted = self.reducer.is_counted
+        is_dropped = self.call(partial(self.reducer.roll_back, fates))
         self.steps.rolled_back(fates, is_dropped=is_dropped)
         if is_dropped:
             self._unheard = _LEFT_OUT
-            if self.engine.broken is None:  # or `backward()` has raised, and the user knows why
-                self.event_log.dropped(self.engine.step, self.steps.dropped, self.steps.in_a_row)
+            if self.reducer.broken is None:  # or `backward()` has raised, and the user knows why
+                self.event_log.dropped(self.reducer.step, self.steps.dropped, self.steps.in_a_row)
         elif was_counted and not fates.made:
             self._unheard = _BEFORE_THE_STEP
         return fates
 
     def commit_deferred(self) -> None:
         """Training thread: let the worker commit the last step, if that is still to be done."""
-        if not self.engine.is_caught_up:
-            self.call(self.engine.commit_deferred)
+        if not self.reducer.is_caught_up:
+            self.call(self.reducer.commit_deferred)
 
     def up_to_date(self) -> None:
         """Training thread: count the steps that optimizers have made so far, on this rank alone."""
@@ -394,7 +394,7 @@ class Backward:
         self.commit_deferred()
         self.steps.note_cleared()
         if self.roll_back_unused() is None:
-            self.call(lambda: self.engine.roll_back(Fates()))
+            self.call(lambda: self.reducer.roll_back(Fates()))
 
     def rest(self) -> None:
         """Training thread: wait until no step is running, before anything else is asked of other ranks.
@@ -420,7 +420,7 @@ class Backward:
         self.calls.require_between_steps(what)
         self.rest()
         self._broke_off = self._unheard = ""  # this tells the step, too
-        self.calls.begin(what, self.engine.step)
+        self.calls.begin(what, self.reducer.step)
         return self.call(function)
 
     def call(self, function: Callable[[], T]) -> T:
@@ -442,11 +442,11 @@ class Reducer(InstalledRecipe):
 
     All of it runs on one thread at a time, so that every rank issues the same collectives in the same order:
     on the worker, or on the training thread where collectives are work in a stream. `begin_step`,
-    `bucket_ready` and `all_ready` do not raise the errors of a step: `EngineEnvironment.finished` gets the
+    `bucket_ready` and `all_ready` do not raise the errors of a step: `ReducerEnvironment.finished` gets the
     step with its outcome.
     """
 
-    def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: EngineEnvironment) -> None:
+    def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: ReducerEnvironment) -> None:
         self.broken: TransportError | None = None
         """The error of a broken transport, which ends this step and all later ones."""
         self._now: Step | None = None

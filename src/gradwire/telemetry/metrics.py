@@ -29,20 +29,20 @@ BOTH = {
 def metrics_of(backward: Backward, source: Source, loss_scale: float) -> dict[str, float]:
     """The numbers of `Wire.metrics`, by name. Between steps, on the thread that trains."""
     backward.commit_deferred()
-    engine, history = backward.engine, backward.history
+    reducer, history = backward.reducer, backward.history
     found: dict[str, float] = {
-        "step": engine.step,
+        "step": reducer.step,
         "skipped_steps": history.skipped,
         "dropped_steps": backward.steps.dropped,
     }
-    found |= _costs(history, _dense_bytes(engine))
-    if (share := _share_of_linear(engine, history)) is not None:
+    found |= _costs(history, _dense_bytes(reducer))
+    if (share := _share_of_linear(reducer, history)) is not None:
         found["share_of_linear"] = share
-    if (ratio := _residual_to_gradient(engine, source, loss_scale)) is not None:
+    if (ratio := _residual_to_gradient(reducer, source, loss_scale)) is not None:
         found["residual_to_gradient"] = ratio
-    found |= {"memory_bytes": engine.layout.memory_bytes, "compile_s": history.compile_s}
-    found["health_warnings"] = len(engine.health.complaints)
-    link = engine.traffic.link
+    found |= {"memory_bytes": reducer.layout.memory_bytes, "compile_s": history.compile_s}
+    found["health_warnings"] = len(reducer.health.complaints)
+    link = reducer.traffic.link
     if link is not None and link.beta_s > 0.0:
         found["link_bytes_per_s"] = 1.0 / link.beta_s
     if link is not None and link.alpha_s > 0.0:
@@ -50,9 +50,9 @@ def metrics_of(backward: Backward, source: Source, loss_scale: float) -> dict[st
     return {f"gradwire/{name}": float(value) for name, value in found.items()}
 
 
-def _dense_bytes(engine: InstalledRecipe) -> float:
-    world = engine.comm.world
-    return sum(Round("all_reduce", each.numel, each.dtype).wire_bytes(world) for each in engine.specs)
+def _dense_bytes(reducer: InstalledRecipe) -> float:
+    world = reducer.comm.world
+    return sum(Round("all_reduce", each.numel, each.dtype).wire_bytes(world) for each in reducer.specs)
 
 
 def _costs(history: History, dense_bytes: float) -> dict[str, float]:
@@ -73,7 +73,7 @@ def _costs(history: History, dense_bytes: float) -> dict[str, float]:
     return found
 
 
-def _share_of_linear(engine: InstalledRecipe, history: History) -> float | None:
+def _share_of_linear(reducer: InstalledRecipe, history: History) -> float | None:
     """Computing as a share of the whole step, by means.
 
     Encoding on the cores that compute makes the backward pass slower. If an adaptive recipe has measured that
@@ -82,11 +82,11 @@ def _share_of_linear(engine: InstalledRecipe, history: History) -> float | None:
     step_s, backward_s = history.mean("step_s"), history.mean("backward_s")
     if step_s <= 0.0:
         return None
-    alone_s = backward_s if engine.facts is None else min(backward_s, engine.facts.backward_s)
+    alone_s = backward_s if reducer.facts is None else min(backward_s, reducer.facts.backward_s)
     return (history.mean("before_s") + alone_s) / step_s
 
 
-def _residual_to_gradient(engine: InstalledRecipe, source: Source, loss_scale: float) -> float | None:
+def _residual_to_gradient(reducer: InstalledRecipe, source: Source, loss_scale: float) -> float | None:
     """‖unsent gradient of this rank‖ / ‖mean gradient‖; `None` if there is no gradient."""
     grads = [each.grad for each in source.parameters.values() if each.grad is not None]
     gradient = _norm(grads) / loss_scale
@@ -94,16 +94,16 @@ def _residual_to_gradient(engine: InstalledRecipe, source: Source, loss_scale: f
         return None
     left = [
         flat_buffer.memory.weight * _norm([flat_buffer.committed[UNSENT]])
-        for flat_buffer in _remembering(engine)
+        for flat_buffer in _remembering(reducer)
     ]
-    shard = engine.shard
+    shard = reducer.shard
     # Shards of one size stand for the whole, where gradients are whole.
     parts = 1 if shard is None or source.members is not None else shard.parts
     return math.sqrt(parts) * math.hypot(*left) / gradient
 
 
-def _remembering(engine: InstalledRecipe) -> list[FlatBuffer]:
-    return [flat_buffer for flat_buffer in engine.layout.flat_buffers if UNSENT in flat_buffer.committed]
+def _remembering(reducer: InstalledRecipe) -> list[FlatBuffer]:
+    return [flat_buffer for flat_buffer in reducer.layout.flat_buffers if UNSENT in flat_buffer.committed]
 
 
 def _norm(tensors: list[Tensor]) -> float:

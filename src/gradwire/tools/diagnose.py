@@ -23,7 +23,7 @@ from gradwire.comm import Comm
 from gradwire.exchange.base import Exchange, parts
 from gradwire.memory import UNSENT
 from gradwire.step.context import ExchangeContext
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.flat_buffers import FlatBuffer, Unit
 from gradwire.step.step import Step
 
@@ -78,7 +78,7 @@ class GradientWatch:
     def __init__(self) -> None:
         self.seen: list[SeenUnit] = []
 
-    def before(self, step: Step, _env: EngineEnvironment) -> None:
+    def before(self, step: Step, _env: ReducerEnvironment) -> None:
         """Keep the units of this step, and drop those of the last one."""
         self.seen.clear()
         step.unit_observers.append(self.take)

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.agreement.agree import checksum, require_agreement
 from gradwire.comm import Comm, gathered
 from gradwire.errors import RanksDisagree
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.step import Step
 
 _BITS = 24
@@ -33,7 +33,7 @@ def check_guard(every: int, *, is_replicated: bool) -> None:
 class Guard:
     """Checksums of the parameters with which gradients are computed, in one step out of `every`.
 
-    CRC-32 of their bytes: one pass over all parameters on the engine's thread, early in the backward pass.
+    CRC-32 of their bytes: one pass over all parameters on the worker's thread, early in the backward pass.
     All checksums together make one number in the status vote. Only if that differs do ranks compare
     parameters one by one.
     """
@@ -56,7 +56,7 @@ class Guard:
         self._parameters, self._every, self._uneven, self._read = parameters, every, uneven, read
         self._sums: dict[str, int] = {}
 
-    def before(self, step: Step, env: EngineEnvironment) -> None:
+    def before(self, step: Step, env: ReducerEnvironment) -> None:
         """Tell 24 bits of a checksum if the check is due, of the parameters as they were in the forward pass.
 
         A guard sends its number in every row, so that ranks at different steps can find that out.

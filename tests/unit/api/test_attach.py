@@ -117,7 +117,7 @@ def test_a_group_of_the_users_is_used() -> None:
 
 
 def _group(wire: gradwire.Wire) -> dist.ProcessGroup:
-    return wire.attached.backward.engine.comm.group  # type: ignore[attr-defined, no-any-return]
+    return wire.attached.backward.reducer.comm.group  # type: ignore[attr-defined, no-any-return]
 
 
 def test_the_next_model_gets_the_group_of_one_that_has_gone() -> None:
@@ -139,7 +139,7 @@ def test_the_next_model_gets_the_group_of_one_that_has_gone() -> None:
 def test_a_thread_for_messages_ends_with_the_model() -> None:
     ddp = _ddp()
     wire = gradwire.attach(ddp, recipe="dense")
-    stop = wire.attached.backward.engine.comm._beside().stop  # type: ignore[attr-defined]
+    stop = wire.attached.backward.reducer.comm._beside().stop  # type: ignore[attr-defined]
     assert stop.alive
     del ddp, wire
     assert not stop.alive
@@ -317,7 +317,7 @@ def test_a_model_that_dies_leaves_no_flat_buffers_behind_in_its_optimizer() -> N
     model = nn.Sequential(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wire = gradwire.attach(_ddp(model), optimizer, recipe="topk(ratio=0.1)")
-    flat_buffers = weakref.ref(wire.attached.backward.engine.layout.flat_buffers[0])
+    flat_buffers = weakref.ref(wire.attached.backward.reducer.layout.flat_buffers[0])
     del wire
     gc.collect()
     assert flat_buffers() is None

@@ -30,20 +30,20 @@ def _refused(
     def rank(comm: Comm) -> str:
         rig = Rig(comm, "topk(ratio=0.1)")
         rig.step(gradients(comm.rank, 0))
-        layout = rig.engine.layout
+        layout = rig.reducer.layout
         if comm.rank == lacks_memory:
             none = Mock(side_effect=MemoryError("none left"))
-            rig.engine.prepared = none  # type: ignore[method-assign]
+            rig.reducer.prepared = none  # type: ignore[method-assign]
 
         def check(_layout: Layout) -> None:
             if comm.rank == fails:
                 raise ValueError("not with this optimizer")
 
         try:
-            switch(rig.engine, asked[comm.rank], check)
+            switch(rig.reducer, asked[comm.rank], check)
         except Exception as error:
-            assert rig.engine.layout is layout
-            assert str(rig.engine.recipe) == "topk(ratio=0.1)"
+            assert rig.reducer.layout is layout
+            assert str(rig.reducer.recipe) == "topk(ratio=0.1)"
             assert rig.step(gradients(comm.rank, 1)).error is None
             return f"{type(error).__name__}: {error}"
         return ""
@@ -85,7 +85,7 @@ def test_a_node_without_memory_for_whole_parameters_is_named_before_any_are_gath
         rig.step(gradients(comm.rank, 0))
         before = rig.memory
         with pytest.raises(PeerFailed if comm.rank % 2 else MemoryError) as caught:
-            mean_unsent(rig.engine, whole=True)
+            mean_unsent(rig.reducer, whole=True)
         assert all(torch.equal(before[name], memory) for name, memory in rig.memory.items())
         assert rig.step(gradients(comm.rank, 1)).error is None
         return str(caught.value)
@@ -110,9 +110,9 @@ def test_a_rank_alone_compresses_nothing_before_and_after(text: str) -> None:
             outcome = rig.step(grads)
             assert all((outcome.mean[name] == grads[name]).all() for name in grads)
             if step == 1:
-                switch(rig.engine, text, _unchecked)
-                assert rig.engine.recipe == recipe(text)
-        assert rig.engine.layout.is_dense
+                switch(rig.reducer, text, _unchecked)
+                assert rig.reducer.recipe == recipe(text)
+        assert rig.reducer.layout.is_dense
 
     run_ranks(1, rank)
 
@@ -123,7 +123,7 @@ def test_a_composition_of_the_users_own_is_switched_to() -> None:
     def rank(comm: Comm) -> str:
         rig = Rig(comm, "int8")
         rig.step(gradients(comm.rank, 0))
-        switch(rig.engine, own, _unchecked)
+        switch(rig.reducer, own, _unchecked)
         return rig.step(gradients(comm.rank, 1)).step.recipe
 
     assert run_ranks(2, rank) == ["mine", "mine"]
@@ -136,7 +136,7 @@ def test_the_last_of_several_switches_counts() -> None:
         rig = Rig(comm, "topk(ratio=0.1)")
         rig.step(gradients(comm.rank, 0))
         for text in ("dense", "fp16", "bf16"):
-            switch(rig.engine, text, _unchecked)
+            switch(rig.reducer, text, _unchecked)
         return [rig.step(gradients(comm.rank, step)).step.recipe for step in range(1, 4)]
 
     last = recipe("bf16").build().text

@@ -100,7 +100,7 @@ def test_a_notebook_shows_the_report_and_repr_is_a_line(monkeypatch: pytest.Monk
     _backward(ddp)
     shown = replace(wire.report(), wire_bytes_per_step=37.0, dense_bytes_per_step=100.0)
     monkeypatch.setattr(
-        "gradwire._api.wire.report_of", lambda *_: replace(shown, recipe=wire._engine.running)
+        "gradwire._api.wire.report_of", lambda *_: replace(shown, recipe=wire._reducer.running)
     )
     assert repr(wire) == "Wire(topk, step 1, 37 % of dense)"
     assert wire._repr_html_() == wire.report()._repr_html_()

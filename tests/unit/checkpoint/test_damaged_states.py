@@ -42,7 +42,7 @@ def _rig(comm: Comm, steps: int) -> Rig:
 
 @functools.cache
 def _saved(world: int) -> list[State]:
-    return run_ranks(world, lambda comm: state.save(_rig(comm, 2).engine))
+    return run_ranks(world, lambda comm: state.save(_rig(comm, 2).reducer))
 
 
 def _set(*path: str | int) -> Callable[[object], Damage]:
@@ -150,10 +150,10 @@ def _refused(load: Callable[[Comm], object], world: int) -> list[Exception]:
 
     def rank(comm: Comm) -> Exception:
         rig = _rig(comm, 1)
-        engine, before, plan = rig.engine, rig.planes, rig.engine.running
+        reducer, before, plan = rig.reducer, rig.planes, rig.reducer.running
         with pytest.raises((ValueError, RanksDisagree)) as caught:
-            state.load(engine, load(comm))
-        assert (engine.step, engine.running, engine.measuring) == (1, plan, False)
+            state.load(reducer, load(comm))
+        assert (reducer.step, reducer.running, reducer.measuring) == (1, plan, False)
         assert rig.planes.keys() == before.keys()
         assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
         return caught.value
@@ -223,10 +223,10 @@ def test_memory_of_another_floating_type_is_converted(dtype: torch.dtype) -> Non
 
     def rank(comm: Comm) -> None:
         rig = _rig(comm, 0)
-        state.load(rig.engine, saved)
+        state.load(rig.reducer, saved)
         for name, kept in saved["memory"].items():
             assert torch.equal(rig.memory[name], kept.detach().float().view(-1))
-            assert not rig.engine.layout.memory(name).requires_grad
+            assert not rig.reducer.layout.memory(name).requires_grad
         assert rig.step(gradients(0, 2)).step.committed
 
     run_ranks(1, rank)

@@ -35,7 +35,7 @@ def _save(folder: Path, world: int, steps: int) -> list[dict[str, Tensor]]:
 
     def rank(comm: Comm) -> dict[str, Tensor]:
         rig = _trained(comm, steps)
-        assert file_set.save(file_set.of_engine(rig.engine), folder) == steps
+        assert file_set.save(file_set.of_reducer(rig.reducer), folder) == steps
         return rig.memory
 
     return run_ranks(world, rank)
@@ -44,7 +44,7 @@ def _save(folder: Path, world: int, steps: int) -> list[dict[str, Tensor]]:
 def _load(folder: Path, world: int, missing: Any = "refuse") -> list[tuple[int | None, dict[str, Tensor]]]:
     def rank(comm: Comm) -> tuple[int | None, dict[str, Tensor]]:
         rig = Rig(comm, RECIPE)
-        return file_set.load(file_set.of_engine(rig.engine), folder, missing), rig.memory
+        return file_set.load(file_set.of_reducer(rig.reducer), folder, missing), rig.memory
 
     return run_ranks(world, rank)
 
@@ -85,12 +85,14 @@ def test_another_world_starts_with_the_mean_and_leaves_its_own_set_alone(tmp_pat
 def test_each_rank_may_have_a_folder_of_its_own(tmp_path: Path) -> None:
     def save(comm: Comm) -> dict[str, Tensor]:
         rig = _trained(comm, 2)
-        file_set.save(file_set.of_engine(rig.engine), tmp_path / str(comm.rank))
+        file_set.save(file_set.of_reducer(rig.reducer), tmp_path / str(comm.rank))
         return rig.memory
 
     def load(comm: Comm) -> tuple[int | None, dict[str, Tensor]]:
         rig = Rig(comm, RECIPE)
-        return file_set.load(file_set.of_engine(rig.engine), tmp_path / str(comm.rank), "refuse"), rig.memory
+        return file_set.load(
+            file_set.of_reducer(rig.reducer), tmp_path / str(comm.rank), "refuse"
+        ), rig.memory
 
     saved = run_ranks(2, save)
     for (step, found), expected in zip(run_ranks(2, load), saved, strict=True):
@@ -105,7 +107,7 @@ def test_a_set_that_has_lost_a_file_is_refused_on_all_ranks_unless_that_is_asked
 
     def refused(comm: Comm) -> str:
         with pytest.raises(FileNotFoundError) as caught:
-            file_set.load(file_set.of_engine(Rig(comm, RECIPE).engine), tmp_path, "refuse")
+            file_set.load(file_set.of_reducer(Rig(comm, RECIPE).reducer), tmp_path, "refuse")
         return str(caught.value)
 
     assert all("ranks see 2, 2, 2 of its files" in said for said in run_ranks(3, refused))
@@ -128,13 +130,13 @@ def test_what_is_left_in_folders_of_nodes_is_dropped_to_only_where_all_ranks_see
     def save(comm: Comm) -> dict[str, Tensor]:
         rig = made(comm)
         assert rig.step(gradients(comm.rank, 0)).step.committed
-        file_set.save(file_set.of_engine(rig.engine), place(comm))
+        file_set.save(file_set.of_reducer(rig.reducer), place(comm))
         return rig.memory
 
     def load(comm: Comm) -> tuple[str, dict[str, Tensor]]:
         rig = made(comm)
         try:
-            return str(file_set.load(file_set.of_engine(rig.engine), place(comm), "drop")), rig.memory
+            return str(file_set.load(file_set.of_reducer(rig.reducer), place(comm), "drop")), rig.memory
         except FileNotFoundError as error:
             return str(error), rig.memory
 
@@ -163,7 +165,7 @@ def test_a_damaged_file_is_refused_on_all_ranks(tmp_path: Path) -> None:
 
     def rank(comm: Comm) -> str:
         with pytest.raises((ValueError, PeerFailed)) as caught:
-            file_set.load(file_set.of_engine(Rig(comm, RECIPE).engine), tmp_path, "refuse")
+            file_set.load(file_set.of_reducer(Rig(comm, RECIPE).reducer), tmp_path, "refuse")
         return f"{type(caught.value).__name__}: {caught.value}"
 
     healthy, damaged = run_ranks(2, rank)
@@ -233,7 +235,7 @@ def _saved_until_death(folder: Path, disk: Disk, steps: int) -> tuple[list[dict[
         memories[comm.rank] = rig.memory
         disk.belongs_to(comm.rank)
         try:
-            file_set.save(file_set.of_engine(rig.engine), folder)
+            file_set.save(file_set.of_reducer(rig.reducer), folder)
         except (Died, RanksDisagree):  # of which the second says here that a rank has gone
             return False
         finally:
@@ -298,7 +300,7 @@ def test_a_full_disk_is_said_on_all_ranks_and_the_old_set_stays(
         rig = _trained(comm, 2)
         disk.belongs_to(comm.rank)
         with pytest.raises((OSError, PeerFailed)) as caught:
-            file_set.save(file_set.of_engine(rig.engine), tmp_path)
+            file_set.save(file_set.of_reducer(rig.reducer), tmp_path)
         return f"{type(caught.value).__name__}: {caught.value}"
 
     other, full = run_ranks(2, rank)
@@ -321,7 +323,7 @@ def test_wherever_the_space_ends_the_error_is_the_disks_and_names_the_folder(tmp
         for most in [*range(0, size, size // 40), size - 1]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))  # as a full disk, and needs no disk
             try:
-                file_set.save(file_set.of_engine(rig.engine), tmp_path)
+                file_set.save(file_set.of_reducer(rig.reducer), tmp_path)
             except OSError as error:
                 said.append(str(error))
             finally:
@@ -370,7 +372,7 @@ def test_a_file_that_would_inflate_is_refused_before_it_does(tmp_path: Path) -> 
 
     def rank(comm: Comm) -> str:
         with pytest.raises(ValueError, match="is compressed, which no state is") as caught:
-            file_set.load(file_set.of_engine(Rig(comm, RECIPE).engine), tmp_path, "refuse")
+            file_set.load(file_set.of_reducer(Rig(comm, RECIPE).reducer), tmp_path, "refuse")
         return str(caught.value)
 
     run_ranks(1, rank)
@@ -386,6 +388,6 @@ def test_entries_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
 
     def rank(comm: Comm) -> None:
         with pytest.raises(ValueError, match="is compressed, which no state is"):
-            file_set.load(file_set.of_engine(Rig(comm, RECIPE).engine), tmp_path, "refuse")
+            file_set.load(file_set.of_reducer(Rig(comm, RECIPE).reducer), tmp_path, "refuse")
 
     run_ranks(1, rank)

@@ -42,7 +42,7 @@ def _saved(world: int, recipe: str, steps: int, **options: Any) -> list[dict[str
     def rank(comm: Comm) -> dict[str, Any]:
         rig = Rig(comm, recipe, **options)
         _steps(rig, comm.rank, range(steps))
-        return state.save(rig.engine)
+        return state.save(rig.reducer)
 
     return run_ranks(world, rank)
 
@@ -60,9 +60,9 @@ def test_a_resumed_run_continues_bit_for_bit_in_other_buckets(name: str) -> None
     def rank(comm: Comm) -> None:
         through = Rig(comm, EVERY_RECIPE[name])
         _steps(through, comm.rank, range(3))
-        saved = _round_trip(state.save(through.engine))
+        saved = _round_trip(state.save(through.reducer))
         resumed = Rig(comm, EVERY_RECIPE[name])
-        state.load(resumed.engine, saved)
+        state.load(resumed.reducer, saved)
         expected = _steps(through, comm.rank, range(3, 7))
         found = _steps(resumed, comm.rank, range(3, 7), SHUFFLED)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -77,7 +77,7 @@ def test_a_list_of_all_states_of_the_same_world_gives_everybody_his_own() -> Non
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)")
-        state.load(rig.engine, states[::-1])
+        state.load(rig.reducer, states[::-1])
         for name, memory in states[comm.rank]["memory"].items():
             assert torch.equal(rig.memory[name], memory.view(-1))
 
@@ -91,11 +91,11 @@ def test_in_another_world_everybody_starts_with_the_mean(name: str, world: int) 
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, EVERY_RECIPE[name])
-        state.load(rig.engine, states)
+        state.load(rig.reducer, states)
         for parameter, memory in rig.memory.items():
             expected = torch.stack([old["memory"][parameter].view(-1) for old in states]).mean(0)
             assert torch.equal(memory, expected)
-        assert rig.engine.step == 2
+        assert rig.reducer.step == 2
         assert rig.step(gradients(comm.rank, 2)).step.committed
 
     run_ranks(world, rank)
@@ -105,7 +105,7 @@ def test_a_mean_loads_on_any_rank_of_any_world() -> None:
     def save(comm: Comm) -> dict[str, Any]:
         rig = Rig(comm, "topk(ratio=0.1)")
         _steps(rig, comm.rank, range(2))
-        return {"mean": state.save_mean(rig.engine), "own": state.save(rig.engine)}
+        return {"mean": state.save_mean(rig.reducer), "own": state.save(rig.reducer)}
 
     saved = run_ranks(3, save)
     mean = _round_trip(saved[0]["mean"])
@@ -117,7 +117,7 @@ def test_a_mean_loads_on_any_rank_of_any_world() -> None:
 
     def load(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)")
-        state.load(rig.engine, mean)
+        state.load(rig.reducer, mean)
         assert all(torch.equal(rig.memory[name], mean["memory"][name].view(-1)) for name in rig.memory)
 
     run_ranks(2, load)
@@ -127,7 +127,7 @@ def test_saved_tensors_are_copies() -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)")
         _steps(rig, comm.rank, range(2))
-        saved = state.save(rig.engine)
+        saved = state.save(rig.reducer)
         before = {name: memory.clone() for name, memory in saved["memory"].items()}
         _steps(rig, comm.rank, range(2, 5))
         assert all(torch.equal(saved["memory"][name], before[name]) for name in before)
@@ -143,11 +143,11 @@ def _refusals(
     def rank(comm: Comm) -> Exception:
         rig = Rig(comm, recipe, **options)
         _steps(rig, comm.rank, range(1))
-        before, number = rig.memory, rig.engine.step
+        before, number = rig.memory, rig.reducer.step
         with pytest.raises((ValueError, RanksDisagree)) as caught:
-            state.load(rig.engine, states(comm.rank))
+            state.load(rig.reducer, states(comm.rank))
         assert all(torch.equal(rig.memory[each], before[each]) for each in before)
-        assert rig.engine.step == number
+        assert rig.reducer.step == number
         return caught.value
 
     return run_ranks(world, rank)
@@ -189,7 +189,7 @@ def test_states_of_several_ranks_in_one_dictionary_are_a_list_of_them() -> None:
 
     def rank(comm: Comm) -> dict[str, Tensor]:
         rig = Rig(comm, "topk(ratio=0.1)")
-        state.load(rig.engine, merged)
+        state.load(rig.reducer, merged)
         return rig.memory
 
     for found, saved in zip(run_ranks(3, rank), states, strict=True):
@@ -208,7 +208,7 @@ def test_survivors_alone_are_loaded_only_on_demand_and_that_is_said(world: int) 
 
     def rank(comm: Comm) -> dict[str, Tensor]:
         rig = Rig(comm, "topk(ratio=0.1)")
-        state.load(rig.engine, survivors, missing="drop")
+        state.load(rig.reducer, survivors, missing="drop")
         return rig.memory
 
     with pytest.warns(GradwireWarning, match="old rank 1 had not sent is lost"):
@@ -224,7 +224,7 @@ def test_ranks_with_different_survivors_disagree() -> None:
 
     def rank(comm: Comm) -> str:
         with pytest.raises(RanksDisagree) as caught:
-            state.load(Rig(comm, "topk(ratio=0.1)").engine, [states[comm.rank]], missing="drop")
+            state.load(Rig(comm, "topk(ratio=0.1)").reducer, [states[comm.rank]], missing="drop")
         return str(caught.value)
 
     assert all("kind of state" in said and "without [1, 2]" in said for said in run_ranks(2, rank))
@@ -251,17 +251,17 @@ def test_shards_that_fit_go_along_when_parameters_have_changed(
 
     def saved(comm: Comm) -> tuple[dict[str, Any], dict[str, Any]]:
         rig = made(comm, before)
-        return state.save(rig.engine), state.save_mean(rig.engine)
+        return state.save(rig.reducer), state.save_mean(rig.reducer)
 
     def loaded(comm: Comm) -> dict[tuple[str, str], Tensor]:
         rig, (own, mean) = made(comm, after), found[comm.rank]
         states = {"own": own, "all": [each for each, _mean in found], "mean": mean}[given]
         with pytest.raises(ValueError, match="other parameter names, shapes"):
-            state.load(rig.engine, states)
-        state.load(rig.engine, states, missing="drop")
+            state.load(rig.reducer, states)
+        state.load(rig.reducer, states, missing="drop")
         planes = rig.planes
         if given == "mean":
-            saved = state.save_mean(rig.engine)
+            saved = state.save_mean(rig.reducer)
             assert all(torch.equal(saved["memory"][name], mean["memory"][name]) for name in same)
         else:
             assert all(torch.equal(planes[name, UNSENT], own["memory"][name].view(-1)) for name in same)
@@ -284,7 +284,7 @@ def test_another_word_for_what_is_missing_is_refused() -> None:
 
     def rank(comm: Comm) -> None:
         with pytest.raises(ValueError, match="missing='ignore' is neither 'refuse' nor 'drop'"):
-            state.load(Rig(comm, "topk(ratio=0.1)").engine, states, missing="ignore")  # type: ignore[arg-type]
+            state.load(Rig(comm, "topk(ratio=0.1)").reducer, states, missing="ignore")  # type: ignore[arg-type]
 
     run_ranks(1, rank)
 
@@ -338,7 +338,7 @@ def test_memory_of_a_parameter_that_the_policy_now_sends_densely_is_refused_on_a
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)", policy=policy)
         with pytest.raises(ValueError, match=r"middle\.weight.*keep the policy"):
-            state.load(rig.engine, states[comm.rank])
+            state.load(rig.reducer, states[comm.rank])
 
     run_ranks(2, rank)
 
@@ -349,8 +349,8 @@ def test_the_loaded_plan_goes_on_and_says_so_when_another_recipe_was_asked_for()
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)")
         with pytest.warns(GradwireWarning, match=r"covap\(interval=3\), not with the recipe topk\(ratio=0"):
-            state.load(rig.engine, states[0])
-        assert rig.engine.layout.main.text == "covap(interval=3)"
+            state.load(rig.reducer, states[0])
+        assert rig.reducer.layout.main.text == "covap(interval=3)"
 
     run_ranks(1, rank)
 
@@ -363,8 +363,8 @@ def test_a_warning_made_an_error_finds_everything_loaded() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with pytest.raises(GradwireWarning, match="not with the recipe"):
-                state.load(rig.engine, states[0])
-        assert rig.engine.step == 4
+                state.load(rig.reducer, states[0])
+        assert rig.reducer.step == 4
         assert all(torch.equal(rig.memory[name], kept.view(-1)) for name, kept in states[0]["memory"].items())
 
     run_ranks(1, rank)
@@ -376,10 +376,10 @@ def test_an_adaptive_recipe_resumes_with_its_decision_without_measuring_again() 
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "covap")
-        state.load(rig.engine, states[0])
-        assert not rig.engine.measuring
-        assert rig.engine.layout.main.text == states[0]["plan"]
-        assert rig.engine.layout.main.why.startswith("loaded; CCR")
+        state.load(rig.reducer, states[0])
+        assert not rig.reducer.measuring
+        assert rig.reducer.layout.main.text == states[0]["plan"]
+        assert rig.reducer.layout.main.why.startswith("loaded; CCR")
 
     run_ranks(1, rank)
 
@@ -390,10 +390,10 @@ def test_a_run_saved_while_it_measures_measures_again() -> None:
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "covap")
-        state.load(rig.engine, states[0])
-        assert rig.engine.measuring
+        state.load(rig.reducer, states[0])
+        assert rig.reducer.measuring
         _steps(rig, 0, range(2, 7))
-        assert not rig.engine.measuring
+        assert not rig.reducer.measuring
 
     run_ranks(1, rank)
 
@@ -402,9 +402,9 @@ def test_every_plane_of_a_memory_is_saved_and_comes_back() -> None:
     def rank(comm: Comm) -> None:
         rig, again = Rig(comm, DGC), Rig(comm, DGC)
         _steps(rig, comm.rank, range(3))
-        saved = _round_trip(state.save(rig.engine))
+        saved = _round_trip(state.save(rig.reducer))
         assert any(plane.any() for plane in saved["planes"]["momentum"].values())
-        state.load(again.engine, saved)
+        state.load(again.reducer, saved)
         for found, expected in zip(
             _steps(again, comm.rank, range(3, 6)), _steps(rig, comm.rank, range(3, 6)), strict=True
         ):
@@ -418,10 +418,10 @@ def test_in_another_world_every_plane_starts_with_its_mean() -> None:
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, DGC)
-        state.load(rig.engine, states)
-        for name in rig.engine.layout.slots:
+        state.load(rig.reducer, states)
+        for name in rig.reducer.layout.slots:
             expected = torch.stack([old["planes"]["momentum"][name].view(-1) for old in states]).mean(0)
-            assert torch.equal(rig.engine.layout.memory(name, "momentum"), expected)
+            assert torch.equal(rig.reducer.layout.memory(name, "momentum"), expected)
 
     run_ranks(2, rank)
 
@@ -430,9 +430,9 @@ def test_memory_in_bfloat16_is_saved_exactly() -> None:
     def rank(comm: Comm) -> None:
         rig, again = (Rig(comm, "topk(ratio=0.1)", memory_dtype=torch.bfloat16) for _ in range(2))
         _steps(rig, comm.rank, range(3))
-        saved = _round_trip(state.save(rig.engine))
+        saved = _round_trip(state.save(rig.reducer))
         assert all(memory.dtype == torch.float32 for memory in saved["memory"].values())
-        state.load(again.engine, saved)
+        state.load(again.reducer, saved)
         assert all(torch.equal(again.memory[name], rig.memory[name]) for name in rig.memory)
 
     run_ranks(2, rank)
@@ -442,11 +442,11 @@ def test_memory_that_moves_to_another_kind_stands_for_the_same_gradient() -> Non
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)")
         _steps(rig, comm.rank, range(2))
-        before, main = rig.memory, rig.engine.layout.main
+        before, main = rig.memory, rig.reducer.layout.main
         filtered = replace(main, exchange=remember(gather(sparse(top_k(0.1))), LowPass(0.25)))
-        rig.engine.install(filtered)
+        rig.reducer.install(filtered)
         assert all(torch.equal(rig.memory[name], before[name] / 4) for name in before)
-        rig.engine.install(main)
+        rig.reducer.install(main)
         assert all(torch.equal(rig.memory[name], before[name]) for name in before)
 
     run_ranks(2, rank)
@@ -460,10 +460,10 @@ def test_a_state_whose_momentum_would_be_applied_twice_is_refused_and_nothing_is
         optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
         rig = Rig(comm, "topk(ratio=0.1)", check=partial(check_momentum, optimizers=(optimizer,)))
         _steps(rig, 0, range(2))
-        before, plan = rig.planes, rig.engine.layout.main.text
+        before, plan = rig.planes, rig.reducer.layout.main.text
         with pytest.raises(ValueError, match="applies momentum itself"):
-            state.load(rig.engine, states[0])
-        assert rig.engine.layout.main.text == plan
+            state.load(rig.reducer, states[0])
+        assert rig.reducer.layout.main.text == plan
         assert rig.planes.keys() == before.keys()
         assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
 
@@ -479,8 +479,8 @@ def test_a_state_that_has_no_place_under_another_policy_leaves_everything_as_it_
         _steps(rig, 0, range(2))
         before = rig.planes
         with pytest.raises(ValueError, match="keep the policy"):
-            state.load(rig.engine, states[0])
-        assert rig.engine.step == 2
+            state.load(rig.reducer, states[0])
+        assert rig.reducer.step == 2
         assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
 
     run_ranks(1, rank)
@@ -492,7 +492,7 @@ def test_a_measuring_run_loads_what_its_policy_has_a_place_for_and_refuses_the_r
     def saved(comm: Comm) -> dict[str, Any]:
         rig = Rig(comm, "covap", policy=policy)
         _steps(rig, 0, range(2))
-        return state.save(rig.engine)
+        return state.save(rig.reducer)
 
     (held,) = run_ranks(1, saved)
     assert held["plan"] is None
@@ -500,10 +500,10 @@ def test_a_measuring_run_loads_what_its_policy_has_a_place_for_and_refuses_the_r
 
     def rank(comm: Comm) -> None:
         again = Rig(comm, "covap", policy=policy)
-        state.load(again.engine, held)
+        state.load(again.reducer, held)
         assert torch.equal(again.memory["first.weight"], held["memory"]["first.weight"].view(-1))
         with pytest.raises(ValueError, match="keep the policy"):
-            state.load(Rig(comm, "covap").engine, held)
+            state.load(Rig(comm, "covap").reducer, held)
 
     run_ranks(1, rank)
 
@@ -514,17 +514,17 @@ def test_a_state_of_before_a_decision_is_taken_up_by_a_fixed_recipe(text: str, w
     def undecided(comm: Comm) -> dict[str, Any]:
         rig = Rig(comm, "auto", alone=world == 1)
         rig.step(gradients(comm.rank, 0))
-        return state.save(rig.engine)
+        return state.save(rig.reducer)
 
     states = run_ranks(world, undecided)
     assert states[0]["plan"] is None
 
     def rank(comm: Comm) -> tuple[str, int]:
         rig = Rig(comm, text)
-        state.load(rig.engine, states)
+        state.load(rig.reducer, states)
         errors = [rig.step(gradients(comm.rank, step)).error for step in range(1, 13)]
         assert not any(errors)
-        return rig.engine.running.split("(")[0], rig.engine.step
+        return rig.reducer.running.split("(")[0], rig.reducer.step
 
     assert run_ranks(2, rank) == [(text.split("(")[0], 13)] * 2
 
@@ -534,10 +534,10 @@ def test_a_rank_that_cannot_copy_its_memory_for_the_mean_is_named_on_all(
 ) -> None:
     honest, unlucky = state._copied, threading.local()
 
-    def copied(engine: Any) -> dict[str, Any]:
+    def copied(reducer: Any) -> dict[str, Any]:
         if unlucky.here:
             raise MemoryError("no room for a copy")
-        return honest(engine)
+        return honest(reducer)
 
     monkeypatch.setattr(state, "_copied", copied)
 
@@ -546,10 +546,10 @@ def test_a_rank_that_cannot_copy_its_memory_for_the_mean_is_named_on_all(
         rig.step(gradients(comm.rank, 0))
         unlucky.here = comm.rank == 1
         try:
-            state.save_mean(rig.engine)
+            state.save_mean(rig.reducer)
         except (MemoryError, PeerFailed) as error:
             told = type(error).__name__
         unlucky.here = False
-        return told, state.save_mean(rig.engine)["step"]
+        return told, state.save_mean(rig.reducer)["step"]
 
     assert run_ranks(3, rank) == [("PeerFailed", 1), ("MemoryError", 1), ("PeerFailed", 1)]

@@ -81,11 +81,11 @@ def test_an_idle_parameter_keeps_its_momentum_and_does_not_vote() -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "signum(scale='none')", unit_elements=389)
         rig.step(gradients(comm.rank, 0))
-        before = rig.engine.layout.memory("first.weight", MOMENTUM).clone()
+        before = rig.reducer.layout.memory("first.weight", MOMENTUM).clone()
         grads = gradients(comm.rank, 1)
         grads["first.weight"].zero_()
         outcome = rig.step(grads)
         assert not outcome.mean["first.weight"].any()
-        assert torch.equal(rig.engine.layout.memory("first.weight", MOMENTUM), before)
+        assert torch.equal(rig.reducer.layout.memory("first.weight", MOMENTUM), before)
 
     run_ranks(2, rank)

@@ -117,8 +117,8 @@ def _plans(
             every(step)
             if step == resumes_at:
                 rig, before = Rig(comm, "auto", tuning=tuning), rig
-                state.load(rig.engine, state.save(before.engine))
-            plans.append(rig.engine.running)
+                state.load(rig.reducer, state.save(before.reducer))
+            plans.append(rig.reducer.running)
             assert rig.step(gradients(comm.rank, step)).error is None
         return plans
 
@@ -179,11 +179,11 @@ def test_judges_are_told_of_the_change_in_the_same_step(link: dict[str, Link]) -
 
         rig = Rig(comm, "dense")
         built = recipe("topk(ratio=0.1)").build()
-        rig.engine.install(replace(built, watch=Watch(lambda _watched: judge, every=1)))
+        rig.reducer.install(replace(built, watch=Watch(lambda _watched: judge, every=1)))
         for step in range(40):
             link["link"] = SLOW if step >= 20 else FAST
             rig.step(gradients(comm.rank, step))
-        assert rig.engine.link_changes[0][1].after == told[0][1][1]
+        assert rig.reducer.link_changes[0][1].after == told[0][1][1]
         return told
 
     first, second = run_ranks(2, rank)
@@ -206,13 +206,13 @@ def test_what_is_unsent_and_grows_is_told_once_to_judge_log_and_report(
         built = recipe("topk(ratio=0.001)").build()
         watch = Watch(lambda _: lambda shown: told.append(shown.unhealthy) if shown.unhealthy else None, 1)
         rig = Rig(comm, "dense")
-        rig.engine.install(replace(built, watch=watch))
+        rig.reducer.install(replace(built, watch=watch))
         for step in range(8 * EVERY + 2):
             rig.step(_growing(comm.rank, step))
-        [(step, sign)] = rig.engine.health.complaints
+        [(step, sign)] = rig.reducer.health.complaints
         assert step % EVERY == 0
         assert told == [sign]
-        event_log = EventLog(rig.engine)
+        event_log = EventLog(rig.reducer)
         event_log.unhealthy()
         assert event_log.complaints == 1
         return told
@@ -227,9 +227,9 @@ def test_what_is_unsent_and_grows_is_told_once_to_judge_log_and_report(
 def test_what_a_composition_warns_of_is_logged_by_rank_0_alone(caplog: pytest.LogCaptureFixture) -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "dense")
-        rig.engine.install(replace(recipe("topk").build(), warning="gradients get stale"))
+        rig.reducer.install(replace(recipe("topk").build(), warning="gradients get stale"))
         rig.step(gradients(comm.rank, 0))
-        EventLog(rig.engine).changed()
+        EventLog(rig.reducer).changed()
 
     with caplog.at_level(logging.WARNING, "gradwire"):
         run_ranks(3, rank)
@@ -240,9 +240,9 @@ def test_losses_that_rise_on_the_mean_of_all_ranks_are_told_where_something_is_r
     def rank(comm: Comm) -> list[tuple[int, str]]:
         rig = Rig(comm, "topk(ratio=0.1)")
         for step in range(12 * EVERY + 2):
-            rig.engine.health.note(1.0 + comm.rank + (step > 9 * EVERY) * 3.0 + 0.1 * (step % 2))
+            rig.reducer.health.note(1.0 + comm.rank + (step > 9 * EVERY) * 3.0 + 0.1 * (step % 2))
             rig.step(gradients(comm.rank, step % 4))
-        return rig.engine.health.complaints
+        return rig.reducer.health.complaints
 
     first, second = run_ranks(2, rank)
     assert first == second
@@ -264,7 +264,7 @@ def test_healthy_steps_say_nothing_and_weigh_what_they_should(monkeypatch: pytes
         fresh = gradients(comm.rank, 7)
         for _ in range(2):
             rig.step(fresh)
-        assert rig.engine.health.complaints == []
+        assert rig.reducer.health.complaints == []
         return (
             sum(float(fresh[name].double().square().sum()) for name in unsent),
             sum(float(each.double().square().sum()) for each in unsent.values()),

@@ -21,7 +21,7 @@ from gradwire.planning.links import straight_line
 from gradwire.planning.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.step_time import sending_s
 from gradwire.recipes import Decision, recipe
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.flat_buffers import ParameterSpec
 from tests.support.rig import Rig, gradients
 
@@ -70,7 +70,7 @@ def test_auto_probes_what_its_candidates_send(monkeypatch: pytest.MonkeyPatch) -
         rig = Rig(comm, "auto")
         for step in range(DISCARDED + ORDINARY + MEASURED):
             assert rig.step(gradients(comm.rank, step)).error is None
-        return rig.engine.facts
+        return rig.reducer.facts
 
     facts = run_ranks(2, rank)
     assert asked == dict.fromkeys(range(2), (*PROBED, "all_to_all"))
@@ -96,7 +96,7 @@ def test_all_ranks_probe_the_same_and_plan_with_it(monkeypatch: pytest.MonkeyPat
 
     def rank(comm: ThreadComm) -> Facts:
         placement = host(comm, print)
-        env = EngineEnvironment(placement, controller_for=controller_for)
+        env = ReducerEnvironment(placement, controller_for=controller_for)
         return surveyed(Facts(1.0, 1.0, comm.world), decision, env, placement, (), about)
 
     facts = run_ranks(3, rank)
@@ -125,7 +125,7 @@ def test_probes_of_two_verbs_together_are_no_longer_than_a_step(
         return surveyed(
             facts,
             _decision("covap"),
-            EngineEnvironment(placement, controller_for=controller_for),
+            ReducerEnvironment(placement, controller_for=controller_for),
             placement,
             (),
         )
@@ -154,7 +154,7 @@ def test_how_dear_collectives_are_is_measured_in_the_steps_that_are_taken_apart(
         return surveyed(
             seen,
             _decision("covap"),
-            EngineEnvironment(placement, controller_for=controller_for),
+            ReducerEnvironment(placement, controller_for=controller_for),
             placement,
             specs,
         )

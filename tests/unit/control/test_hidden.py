@@ -45,13 +45,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Ran]]:
             rig, ran = Rig(comm, text), Ran([], [], [], [], "", None)
             for step in range(steps):
                 here.computing_s = computing_s(step) if comm.rank == 0 else 0.5 * WHOLE_S
-                ran.measures.append(rig.engine.measuring)
-                ran.is_serial.append(rig.engine.is_serial)
+                ran.measures.append(rig.reducer.measuring)
+                ran.is_serial.append(rig.reducer.is_serial)
                 outcome = rig.step(gradients(comm.rank, step))
                 assert outcome.error is None
                 ran.plans.append(outcome.step.recipe)
                 ran.means.append(outcome.flat().tolist())
-            return ran._replace(why=rig.engine.layout.main.why, facts=rig.engine.facts)
+            return ran._replace(why=rig.reducer.layout.main.why, facts=rig.reducer.facts)
 
         return run_ranks(2, rank)
 

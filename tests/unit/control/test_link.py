@@ -24,7 +24,7 @@ def test_the_transport_hears_of_the_link_the_same_on_all_ranks_in_the_same_step(
 
     def rank(comm: Comm) -> list[tuple[int, float]]:
         heard = list[tuple[int, float]]()
-        on_link = lambda byte_s: heard.append((rig.engine.step, byte_s))  # noqa: E731
+        on_link = lambda byte_s: heard.append((rig.reducer.step, byte_s))  # noqa: E731
         rig = Rig(comm, "topk(ratio=0.1)", on_link=on_link)
         for step in range(WINDOW + 3):
             rig.step(gradients(comm.rank, step))

@@ -1,4 +1,4 @@
-"""The lateness that the engine measures, beside one that is computed from gradients and memories alone."""
+"""The lateness that the reducer measures, beside one that is computed from gradients and memories alone."""
 
 from __future__ import annotations
 
@@ -53,14 +53,15 @@ def _square(values: Tensor) -> float:
 
 
 def _told(text: str, world: int, options: dict[str, Any]) -> list[tuple[float | None, list[list[float]]]]:
-    """By rank: the engine's lateness at the end, and of each step the squares of what is fresh and unsent."""
+    """By rank: the reducer's lateness at the end, and of each step the squares of what is fresh and
+    unsent."""
     weight, per_node = RECIPES.get(text, 1.0), options.get("per_node", 1)
 
     def rank(comm: Comm) -> tuple[float | None, list[list[float]]]:
         rig, squares = Rig(comm, "dense", **options), []
-        rig.engine.install(_on_trial(text))
+        rig.reducer.install(_on_trial(text))
         for step in range(STEPS):
-            rig.engine.catch_up(Fates())
+            rig.reducer.catch_up(Fates())
             memory = rig.memory
             node = range(comm.rank - comm.rank % per_node, comm.rank - comm.rank % per_node + per_node)
             own = [gradients(each, step) for each in node]
@@ -68,8 +69,8 @@ def _told(text: str, world: int, options: dict[str, Any]) -> list[tuple[float | 
             fresh = sum(_square(sum(each[name] for each in own) / per_node) for name in memory) / per_node
             squares.append([fresh, sum(_square(plane) for plane in memory.values()) * weight**2])
             assert rig.step(gradients(comm.rank, step)).error is None
-        rig.engine.catch_up(Fates())
-        return rig.engine.late, squares
+        rig.reducer.catch_up(Fates())
+        return rig.reducer.late, squares
 
     return run_ranks(world, rank)
 
@@ -116,11 +117,13 @@ def test_rows_are_alike_in_length_on_all_ranks(
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "dense", **VARIANTS[variant])
-        rig.engine.install(_on_trial("topk(ratio=0.1)") if is_on_trial else recipe("topk(ratio=0.1)").build())
+        rig.reducer.install(
+            _on_trial("topk(ratio=0.1)") if is_on_trial else recipe("topk(ratio=0.1)").build()
+        )
         for step in range(34):
             grads = gradients(comm.rank, step)
             if comm.rank == 0:
-                rig.engine.health.note(1.0)
+                rig.reducer.health.note(1.0)
                 grads["first.weight"].zero_()
             assert rig.step(grads).error is None
 
@@ -137,14 +140,14 @@ def test_a_step_that_is_left_out_does_not_disturb_lateness(text: str, variant: s
     def rank(comm: Comm) -> tuple[list[float | None], list[float | None]]:
         rigs, late = [Rig(comm, "dense", **VARIANTS[variant]) for _ in range(2)], []
         for rig, dropped in zip(rigs, ((), (1, 4, *range(10, STEPS))), strict=True):
-            rig.engine.install(_on_trial(text))
+            rig.reducer.install(_on_trial(text))
             for step in range(STEPS):
                 if step in dropped:
                     rig.step({name: 1e4 * each for name, each in gradients(comm.rank, 90 + step).items()})
-                    assert rig.engine.catch_up(Fates(dropped=frozenset(NAMES), made=False))
+                    assert rig.reducer.catch_up(Fates(dropped=frozenset(NAMES), made=False))
                 rig.step(gradients(comm.rank, step))
-                rig.engine.catch_up(Fates())
-            late.append(rig.engine.late)
+                rig.reducer.catch_up(Fates())
+            late.append(rig.reducer.late)
         return late[0], late[1]
 
     for untouched, disturbed in run_ranks(world, rank):

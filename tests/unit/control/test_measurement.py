@@ -51,7 +51,7 @@ def _most_under_way(text: str, buckets: tuple[tuple[str, ...], ...], **options: 
         comm.most = 0
         assert rig.step(gradients(0, step), buckets).error is None
         found.append(comm.most)
-    assert not rig.engine.measuring
+    assert not rig.reducer.measuring
     return found
 
 
@@ -73,8 +73,8 @@ def test_facts_know_the_buckets_and_the_bytes_of_the_gradient(dtype: torch.dtype
         rig = Rig(comm, "covap", dtype=dtype)
         for step in range(UNTIL["covap"]):
             rig.step(gradients(comm.rank, step, dtype))
-        assert rig.engine.facts is not None
-        return rig.engine.facts.buckets, rig.engine.facts.gradient_bytes
+        assert rig.reducer.facts is not None
+        return rig.reducer.facts.buckets, rig.reducer.facts.gradient_bytes
 
     buckets = tuple(sum(torch.Size(SHAPES[name]).numel() for name in names) for names in REVERSED)
     assert run_ranks(1, rank) == [(buckets, float(sum(buckets) * dtype.itemsize))]

@@ -87,10 +87,10 @@ def test_whoever_has_decided_from_facts_says_what_to_expect(text: str) -> None:
         rig, found = Rig(comm, text), []
         for step in range(STEPS):
             assert rig.step(gradients(comm.rank, step)).error is None
-            engine = rig.engine
-            assert engine.measuring == (engine.facts is None)
-            facts = engine.facts
-            found.append(None if facts is None else predicted_step_s(facts, engine.layout, engine.specs))
+            reducer = rig.reducer
+            assert reducer.measuring == (reducer.facts is None)
+            facts = reducer.facts
+            found.append(None if facts is None else predicted_step_s(facts, reducer.layout, reducer.specs))
         return found
 
     ranks = run_ranks(2, rank)

@@ -37,7 +37,7 @@ def _observe(world: int, **options: object) -> list[list[StepObservation]]:
     def rank(comm: Comm) -> list[StepObservation]:
         seen: list[StepObservation] = []
         rig = Rig(comm, "dense")
-        rig.engine.install(_watched(lambda shown: seen.append(shown), **options))
+        rig.reducer.install(_watched(lambda shown: seen.append(shown), **options))
         for step in range(STEPS):
             outcome = rig.step(gradients(comm.rank, step))
             assert outcome.error is None
@@ -74,7 +74,7 @@ def test_a_step_that_is_tried_again_is_looked_at_once() -> None:
             return _size(x)
 
         rig = Rig(comm, "dense")
-        rig.engine.install(_watched(lambda shown: seen.append(shown), look=look))
+        rig.reducer.install(_watched(lambda shown: seen.append(shown), look=look))
         assert rig.step(gradients(comm.rank, 0)).error is not None
         assert rig.step(gradients(comm.rank, 0)).error is None
         return [shown.looked for shown in seen]
@@ -87,10 +87,10 @@ def test_a_judge_is_told_what_steps_took_and_their_link_once_that_is_known() -> 
     def rank(comm: Comm) -> list[StepObservation]:
         seen: list[StepObservation] = []
         rig = Rig(comm, "dense")
-        rig.engine.install(_watched(lambda shown: seen.append(shown)))
+        rig.reducer.install(_watched(lambda shown: seen.append(shown)))
         for step in range(WINDOW + 2):
             assert rig.step(gradients(comm.rank, step)).error is None
-            known.append(rig.engine.traffic.link == seen[-1].link)
+            known.append(rig.reducer.traffic.link == seen[-1].link)
         return seen
 
     known: list[bool] = []
@@ -110,7 +110,7 @@ def test_a_judge_is_told_what_it_watches() -> None:
             told.append(watched)
             return lambda _shown: None
 
-        Rig(comm, "dense").engine.install(_composition("topk(ratio=0.1)", Watch(judge)))
+        Rig(comm, "dense").reducer.install(_composition("topk(ratio=0.1)", Watch(judge)))
         return told
 
     expected = Watched(2, (47 * 59, 53 * 41, 37 * 61))
@@ -126,7 +126,7 @@ def test_a_step_with_nan_is_not_judged() -> None:
     def rank(comm: Comm) -> list[StepObservation]:
         seen: list[StepObservation] = []
         rig = Rig(comm, "dense")
-        rig.engine.install(_watched(lambda shown: seen.append(shown)))
+        rig.reducer.install(_watched(lambda shown: seen.append(shown)))
         for step in range(STEPS):
             grads = gradients(comm.rank, step)
             if step == 3 and comm.rank == 1:
@@ -148,7 +148,7 @@ def test_another_composition_takes_over_everything_unsent() -> None:
             return _composition("leader_topk(ratio=0.3)") if shown.step == 4 else None
 
         rig = Rig(comm, "dense")
-        rig.engine.install(_watched(judge))
+        rig.reducer.install(_watched(judge))
         given: dict[str, Tensor] = {}
         plans = []
         for step in range(STEPS):
@@ -176,7 +176,7 @@ def test_units_that_rest_are_looked_at_as_well() -> None:
         energies: list[float] = []
         rig = Rig(comm, "dense")
         watch = Watch(lambda _: lambda shown: energies.extend(shown.looked or ()), 1, _size, 2)
-        rig.engine.install(_composition("covap(interval=3)", watch))
+        rig.reducer.install(_composition("covap(interval=3)", watch))
         for step in range(3):
             rig.step(gradients(comm.rank, step))
         return energies[::2]
@@ -195,7 +195,7 @@ def test_what_a_policy_sends_otherwise_is_not_looked_at() -> None:
 
         watch = Watch(lambda _watched: lambda _shown: None, every=1, look=look, looks=1)
         rig = Rig(comm, "dense", policy={"middle.*": "topk(ratio=0.1)"})
-        rig.engine.install(_composition("covap(interval=3)", watch))
+        rig.reducer.install(_composition("covap(interval=3)", watch))
         rig.step(gradients(comm.rank, 0))
         return sum(looked)
 
@@ -210,7 +210,7 @@ def test_a_failing_look_is_everybodys_error() -> None:
             return 0.0, 0.0
 
         rig = Rig(comm, "dense")
-        rig.engine.install(_watched(lambda _shown: None, look=look))
+        rig.reducer.install(_watched(lambda _shown: None, look=look))
         return type(rig.step(gradients(comm.rank, 0)).error).__name__
 
     assert run_ranks(2, rank) == ["PeerFailed", "ZeroDivisionError"]

@@ -308,7 +308,7 @@ LARGE = ("first.weight", "middle.weight", "last.weight")
 
 def kept_of(rig: Rig) -> dict[str, dict[str, Tensor]]:
     """A copy, by kind and name."""
-    return state.save(rig.engine)["kept"]
+    return state.save(rig.reducer)["kept"]
 
 
 @looped("text", TEXTS)
@@ -331,7 +331,7 @@ def test_factors_go_along_when_a_recipe_is_installed_anew(text: str) -> None:
         rig = Rig(comm, text)
         rig.step(gradients(comm.rank, 0))
         before = kept_of(rig)[TEXTS[text]]
-        rig.engine.install(recipe(text).build())
+        rig.reducer.install(recipe(text).build())
         after = kept_of(rig)[TEXTS[text]]
         assert after.keys() == before.keys() == set(LARGE)
         assert all(torch.equal(after[name], before[name]) for name in LARGE)
@@ -345,14 +345,14 @@ def test_a_checkpoint_of_another_world_goes_on_with_the_same_factors(text: str) 
         rig = Rig(comm, text)
         for step in range(3):
             rig.step(gradients(comm.rank, step))
-        return state.save(rig.engine)
+        return state.save(rig.reducer)
 
     saved = run_ranks(3, save)
     same = gradients(7, 7)
 
     def follow(comm: Comm) -> Tensor:
         rig = Rig(comm, text)
-        state.load(rig.engine, saved if comm.world != 3 else saved[comm.rank])
+        state.load(rig.reducer, saved if comm.world != 3 else saved[comm.rank])
         assert all(torch.equal(kept_of(rig)[TEXTS[text]][name], kept) for name, kept in expected.items())
         return rig.step(same).flat()
 

@@ -19,7 +19,7 @@ def _states(recipe: str) -> list[dict[str, Any]]:
     def rank(comm: Comm) -> dict[str, Any]:
         rig = Rig(comm, recipe)
         rig.step(gradients(comm.rank, 0))
-        return state.keyed(state.save(rig.engine))
+        return state.keyed(state.save(rig.reducer))
 
     return run_ranks(2, rank)
 

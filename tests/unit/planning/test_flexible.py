@@ -42,7 +42,7 @@ def gain(ratio: float) -> float:
 class World:
     """What a controller would see; `link` may change on the way.
 
-    The link is told from the steps' own collectives, as the engine does it. Ways take what is `beyond` their
+    The link is told from the steps' own collectives, as the reducer does it. Ways take what is `beyond` their
     model. Every time is multiplied by a draw of `noise`. A leader's choice sends the share `led` of the gain.
     """
 

@@ -124,7 +124,7 @@ def test_a_choice_that_was_made_holds_until_link_or_gain_move() -> None:
         if following is not None:
             assert following.watch is not None
             chosen.append(following.text)
-            # What the engine does when it installs what follows.
+            # What the reducer does when it installs what follows.
             judge = following.watch.judge(watched)
     assert len(chosen) == 4, "two ways are tried, the fastest of three runs, and one choice is made"
 

@@ -165,7 +165,7 @@ def test_what_is_planned_follows_from_facts_that_all_ranks_share() -> None:
         rig = Rig(comm, f"mergecomp(inner={INNER!r})")
         for step in range(32):
             assert rig.step(gradients(comm.rank, step)).error is None
-        return [(rig.engine.layout.main.text, rig.engine.layout.main.why)]
+        return [(rig.reducer.layout.main.text, rig.reducer.layout.main.why)]
 
     ranks = run_ranks(3, rank)
     assert ranks[0] == ranks[1] == ranks[2]
@@ -199,10 +199,10 @@ def test_what_runs_in_any_step_can_be_loaded_again() -> None:
         texts = []
         for step in range(32):
             rig.step(gradients(comm.rank, step))
-            watch = rig.engine.layout.main.watch
-            assert rig.engine.measuring or "cuts=(" in rig.engine.layout.main.text or watch.ends
-            if not rig.engine.measuring:
-                texts.append(rig.engine.layout.main.text)
+            watch = rig.reducer.layout.main.watch
+            assert rig.reducer.measuring or "cuts=(" in rig.reducer.layout.main.text or watch.ends
+            if not rig.reducer.measuring:
+                texts.append(rig.reducer.layout.main.text)
         return texts
 
     texts = run_ranks(2, rank)[0]
@@ -227,7 +227,7 @@ def test_a_codec_that_one_rank_cannot_measure_is_planned_for_on_none(
         rig = Rig(comm, f"mergecomp(inner={INNER!r})")
         for step in range(8):
             assert rig.step(gradients(comm.rank, step)).error is None
-        return rig.engine.layout.main.why
+        return rig.reducer.layout.main.why
 
     assert all("one group" in why for why in run_ranks(2, rank))
     assert f"could not be measured: {kind.__name__}" in caplog.text
@@ -240,7 +240,7 @@ def test_timing_real_steps_ends_with_boundaries_that_are_written_down() -> None:
         for step in range(30):
             outcome = rig.step(gradients(comm.rank, step))
             assert outcome.error is None
-            texts.append(rig.engine.layout.main.text)
+            texts.append(rig.reducer.layout.main.text)
         return texts
 
     ranks = run_ranks(3, rank)

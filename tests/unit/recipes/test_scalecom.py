@@ -14,7 +14,7 @@ from gradwire.placement import host
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
 from gradwire.step.context import ExchangeContext
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.flat_buffers import ParameterSpec
 from tests.support.rig import Outcome, Rig, gradients
 
@@ -42,7 +42,7 @@ def test_ranks_with_other_batches_agree_on_the_most() -> None:
         shapes = {"a": (2, 5), "b": (2, 5), "c": (2, 5), "vector": (5,)}
         specs = [ParameterSpec(name, shape, torch.float32, 10) for name, shape in shapes.items()]
         placement = host(comm, print)
-        env = EngineEnvironment(placement, uses=lambda: uses, controller_for=controller_for)
+        env = ReducerEnvironment(placement, uses=lambda: uses, controller_for=controller_for)
         return surveyed(Facts(1.0, 1.0, comm.world), _counting(), env, placement, specs)
 
     for facts in run_ranks(3, rank):

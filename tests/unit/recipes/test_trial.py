@@ -273,9 +273,9 @@ def _run(world: int, steps: int = STEPS, idle: int = 0) -> list[Ran]:
             plans.append(_name(outcome.step.recipe))
             for name in missing:
                 missing[name] += grads[name].double() - outcome.mean[name].double()
-        facts = rig.engine.facts
+        facts = rig.reducer.facts
         assert facts is not None
-        return Ran(plans, missing, rig.memory, rig.engine.layout.main.why, facts, rig.engine.late)
+        return Ran(plans, missing, rig.memory, rig.reducer.layout.main.why, facts, rig.reducer.late)
 
     return run_ranks(world, rank)
 
@@ -473,10 +473,10 @@ def test_a_candidate_that_cannot_be_built_is_not_considered(
 def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> None:
     def rank(comm: Comm) -> list[str]:
         rig = Rig(comm, "auto", dtype=dtype)
-        rig.engine.install(recipe("int4").build())
+        rig.reducer.install(recipe("int4").build())
         for step in range(3):
             rig.step(gradients(comm.rank, step, dtype))
-        rig.engine.follow(dense())
+        rig.reducer.follow(dense())
         plans = [rig.step(gradients(comm.rank, step, dtype)).step.recipe for step in range(3, 6)]
         assert not rig.memory
         return plans
@@ -492,14 +492,14 @@ def test_one_step_sends_what_is_unsent_in_16_bits_too(dtype: torch.dtype) -> Non
 def test_a_checkpoint_goes_on_with_what_ran_watched_and_without_a_trial(running: Composition) -> None:
     def rank(comm: Comm) -> tuple[str, bool, bool]:
         rig, again = Rig(comm, "auto"), Rig(comm, "auto")
-        rig.engine.install(replace(_fixed("int4"), text="int4"))
+        rig.reducer.install(replace(_fixed("int4"), text="int4"))
         rig.step(gradients(comm.rank, 0))
-        rig.engine.install(running)
-        saved = state.save(rig.engine)
-        state.load(again.engine, saved)
+        rig.reducer.install(running)
+        saved = state.save(rig.reducer)
+        state.load(again.reducer, saved)
         same = all(torch.equal(again.memory[name], each) for name, each in rig.memory.items())
         assert any(each.any() for each in rig.memory.values())
-        main = again.engine.layout.main
+        main = again.reducer.layout.main
         return main.text, main.watch is not None and not main.watch.ends, same
 
     assert run_ranks(1, rank) == [(running.text, True, True)]

@@ -1,4 +1,4 @@
-"""When gradients are handed to the engine, and what the thread that trains waits for."""
+"""When gradients are handed to the reducer, and what the thread that trains waits for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.source import Source
 from gradwire.step.context import Fates
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.fates import Steps
 from gradwire.step.flat_buffers import Slot
 from gradwire.step.gradient_bucket import GradientBucket
@@ -80,8 +80,8 @@ class ByName(Source):
 def attached(
     source: Source, worker: Worker, placement: Placement, text: str, side: type[Backward] = Backward
 ) -> Backward:
-    """The engine of `source`, with no hooks, and the thread that trains on its `side`."""
-    env = EngineEnvironment(
+    """The reducer of `source`, with no hooks, and the thread that trains on its `side`."""
+    env = ReducerEnvironment(
         placement,
         controller_for=controller_for,
         finished=lambda step: backward.deliver(step),
@@ -96,7 +96,7 @@ def attached(
 def test_any_source_brings_gradients_and_gets_means_back(text: str, commits: CommitTime) -> None:
     def rank(comm: Comm) -> dict[str, Tensor]:
         source = ByName()
-        worker = Worker(crashed=lambda error: backward.engine.crash(error))
+        worker = Worker(crashed=lambda error: backward.reducer.crash(error))
 
         placement = replace(host(comm, worker.post), commits=commits)
         backward = attached(source, worker, placement, text)
@@ -106,9 +106,9 @@ def test_any_source_brings_gradients_and_gets_means_back(text: str, commits: Com
             assert backward.is_sound
         finally:
             worker.stop()
-        # The thread that trains goes on before the engine's releases the step.
+        # The thread that trains goes on before the reducer's releases the step.
         assert source.calls[0] == f"ended {commits == 'now'}"
-        assert backward.engine.step == 1, "known at the latest when the step has to rest"
+        assert backward.reducer.step == 1, "known at the latest when the step has to rest"
         assert sorted(source.calls[1:]) == ["complete", "release"]
         return means
 
@@ -161,7 +161,7 @@ def test_what_has_come_is_decoded_while_a_device_still_computes() -> None:
 
     def rank(comm: Comm) -> bool:
         source, heard = ByName(), Heard(comm)
-        worker = Worker(crashed=lambda error: backward.engine.crash(error))
+        worker = Worker(crashed=lambda error: backward.reducer.crash(error))
 
         transfer = Slow(len(source.specs) - 1, heard.decoded)
         placement = replace(host(heard, worker.post), transfer=transfer, post_after=worker.post_after)
@@ -171,7 +171,7 @@ def test_what_has_come_is_decoded_while_a_device_still_computes() -> None:
             assert source.last_gradient_s > heard.decoded_s > 0.0, (
                 "when it was there, not when it was enqueued"
             )
-            return backward.engine.step == 1
+            return backward.reducer.step == 1
         finally:
             worker.stop()
 
@@ -202,7 +202,7 @@ class LeftOut(Steps):
         return Fates()
 
 
-def _engine(**other: Any) -> Any:
+def _reducer(**other: Any) -> Any:
     usual = {
         "is_serial": False,
         "begin_step": print,
@@ -218,11 +218,11 @@ def _engine(**other: Any) -> Any:
     return SimpleNamespace(**{**usual, **other})
 
 
-def _backward(source: Source | None = None, worker: Any = None, **engine: Any) -> Backward:
+def _backward(source: Source | None = None, worker: Any = None, **reducer: Any) -> Backward:
     worker = worker or SimpleNamespace(post=lambda _job: None, wait=wait_for, call=lambda job: job())
     placement: Any = host(None, worker.post)  # type: ignore[arg-type]
     env = SimpleNamespace(on_host=None, control=SimpleNamespace(rank=1))
-    return Backward(source or Nothing(), worker, _engine(env=env, placement=placement, **engine))
+    return Backward(source or Nothing(), worker, _reducer(env=env, placement=placement, **reducer))
 
 
 def _bring(backward: Backward, index: int) -> None:
@@ -301,8 +301,8 @@ def test_over_a_broken_transport_neither_ranks_nor_the_user_are_told_of_a_step_t
     broken: TransportError | None,
 ) -> None:
     told: list[str] = []
-    engine = {"roll_back": lambda _fates: True, "is_counted": True, "step": 3, "commit_deferred": print}
-    backward = _backward(broken=broken, **engine)
+    reducer = {"roll_back": lambda _fates: True, "is_counted": True, "step": 3, "commit_deferred": print}
+    backward = _backward(broken=broken, **reducer)
     backward.steps = LeftOut({}, (), HostDevice())
     backward.calls.begin = lambda what, step: told.append(f"{what} at {step}")  # type: ignore[method-assign]
     backward.event_log = SimpleNamespace(dropped=lambda *_: told.append("news"))  # type: ignore[assignment]
@@ -341,7 +341,7 @@ def test_it_is_sound_between_steps_until_the_transport_breaks() -> None:
     assert not backward.is_sound, "there is no vote"
     backward._ended.set()
     assert backward.is_sound
-    backward.engine.broken = TransportError("torn")
+    backward.reducer.broken = TransportError("torn")
     assert not backward.is_sound
 
 

@@ -104,13 +104,13 @@ def test_under_an_adaptive_recipe_dense_travels_in_ddps_own_buckets(monkeypatch:
     monkeypatch.setattr("gradwire._api.attach.is_alone", lambda _comm: False)
     ddp = DistributedDataParallel(model())
     own, wire = caps_of(ddp), gradwire.attach(ddp, recipe="auto")
-    engine, caps = wire.attached.backward.engine, []
+    reducer, caps = wire.attached.backward.reducer, []
     chosen = recipe("topk(ratio=0.1)").build()
     for change in (
         lambda: None,
-        lambda: engine.install(chosen),
+        lambda: reducer.install(chosen),
         wire.flush,
-        lambda: engine.restore(engine.retired()),
+        lambda: reducer.restore(reducer.retired()),
     ):
         change()
         for _ in range(2):

@@ -230,7 +230,7 @@ def test_of_several_optimizers_each_is_watched_and_asked_about_its_own_parameter
     second = torch.optim.Adam(ddp.module[1].parameters(), lr=0.125)
     wire = gradwire.attach(ddp, [first, second], "gcomp")
     _step(ddp, first, second)
-    replicas = wire.attached.backward.engine.env.replicas
+    replicas = wire.attached.backward.reducer.env.replicas
     found = {name: replicas(name) for name in ("0.weight", "1.weight")}
     assert [(each.optimizer, each.group["lr"]) for each in found.values() if each is not None] == [
         (torch.optim.SGD, 0.25),

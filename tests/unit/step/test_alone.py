@@ -42,7 +42,7 @@ def _in_pair(text: str, steps: int = 3) -> list[dict[str, Any]]:
         rig = Rig(comm, text)
         for step in range(steps):
             rig.step(gradients(comm.rank, step))
-        return state.save(rig.engine)
+        return state.save(rig.reducer)
 
     return run_ranks(2, rank)
 
@@ -55,10 +55,10 @@ def test_gradients_are_what_they_are(name: str) -> None:
             grads = gradients(0, step)
             outcome = rig.step(grads)
             assert all(torch.equal(outcome.mean[each], grads[each].float()) for each in NAMES)
-        assert rig.engine.layout.is_dense
-        assert not rig.engine.measuring
-        assert rig.engine.layout.main.watch is None
-        assert rig.engine.step == 3
+        assert rig.reducer.layout.is_dense
+        assert not rig.reducer.measuring
+        assert rig.reducer.layout.main.watch is None
+        assert rig.reducer.step == 3
 
     run_ranks(1, rank)
 
@@ -67,8 +67,8 @@ def test_gradients_are_what_they_are(name: str) -> None:
 def test_what_does_more_than_compress_goes_on(name: str) -> None:
     def rank(comm: Comm) -> None:
         rig, company = _alone(comm, MORE[name]), Rig(comm, MORE[name])
-        assert not rig.engine.layout.alone
-        assert rig.engine.measuring == company.engine.measuring
+        assert not rig.reducer.layout.alone
+        assert rig.reducer.measuring == company.reducer.measuring
         for step in range(3):
             found, expected = (each.step(gradients(0, step)).flat() for each in (rig, company))
             assert torch.equal(found, expected)
@@ -89,8 +89,8 @@ def test_a_loaded_plan_counts_not_the_recipe() -> None:
 
     def rank(comm: Comm) -> None:
         rig = _alone(comm, MORE["dgc, momentum"])
-        state.load(rig.engine, states)
-        assert rig.engine.layout.alone
+        state.load(rig.reducer, states)
+        assert rig.reducer.layout.alone
 
     with pytest.warns(GradwireWarning, match="not with the recipe dgc"):
         run_ranks(1, rank)
@@ -101,13 +101,13 @@ def test_in_16_bits_too_the_first_gradient_takes_all_that_is_owed(dtype: torch.d
     def pair(comm: Comm) -> dict[str, Any]:
         rig = Rig(comm, "topk(ratio=0.1)", dtype=dtype)
         rig.step(gradients(comm.rank, 0, dtype))
-        return state.save(rig.engine)
+        return state.save(rig.reducer)
 
     states = run_ranks(2, pair)
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)", alone=True, dtype=dtype)
-        state.load(rig.engine, states)
+        state.load(rig.reducer, states)
         assert any(memory.any() for memory in rig.memory.values())
         rig.step(gradients(0, 1, dtype))
         assert not any(memory.any() for memory in rig.memory.values())
@@ -136,7 +136,7 @@ def test_what_a_loaded_state_holds_is_added_to_the_first_gradient(name: str) -> 
 
     def rank(comm: Comm) -> None:
         rig = _alone(comm, EVERY_RECIPE[name])
-        state.load(rig.engine, states)
+        state.load(rig.reducer, states)
         for step in (3, 4):
             grads = gradients(0, step, torch.float32)
             outcome = rig.step(grads)
@@ -155,7 +155,7 @@ def test_what_is_owed_waits_for_a_gradient_and_for_a_step_that_counts() -> None:
 
     def rank(comm: Comm) -> None:
         rig = _alone(comm, "topk(ratio=0.1)")
-        state.load(rig.engine, states)
+        state.load(rig.reducer, states)
         grads = gradients(0, 3, torch.float32)
         bad = {**grads, "middle.weight": torch.full_like(grads["middle.weight"], torch.nan)}
         assert not rig.step(bad).step.committed
@@ -176,10 +176,10 @@ def test_a_state_goes_through_a_rank_alone_to_others_again(name: str) -> None:
 
     def alone(comm: Comm) -> list[dict[str, Any]]:
         rig = _alone(comm, text)
-        state.load(rig.engine, states)
-        before = state.save(rig.engine)
+        state.load(rig.reducer, states)
+        before = state.save(rig.reducer)
         rig.step(gradients(0, 3))
-        return [before, state.save(rig.engine)]
+        return [before, state.save(rig.reducer)]
 
     ((before, after),) = run_ranks(1, alone)
     for saved in (before, after):
@@ -193,9 +193,9 @@ def test_a_state_goes_through_a_rank_alone_to_others_again(name: str) -> None:
     def again(comm: Comm) -> None:
         for saved in (before, after):
             rig = Rig(comm, text)
-            state.load(rig.engine, [saved])
-            assert rig.engine.layout.main.text == states[0]["plan"]
-            assert not rig.engine.layout.alone
+            state.load(rig.reducer, [saved])
+            assert rig.reducer.layout.main.text == states[0]["plan"]
+            assert not rig.reducer.layout.alone
             assert all(torch.equal(rig.memory[each], saved["memory"][each].view(-1)) for each in rig.memory)
             assert rig.step(gradients(comm.rank, 4)).step.committed
 
@@ -207,7 +207,7 @@ def test_what_is_still_to_be_decided_is_so_among_others() -> None:
         rig = _alone(comm, "covap", policy={"first.weight": "topk(ratio=0.1)", "*": None})
         for step in range(7):
             rig.step(gradients(0, step))
-        return state.save(rig.engine)
+        return state.save(rig.reducer)
 
     (saved,) = run_ranks(1, alone)
     assert saved["plan"] is None
@@ -215,8 +215,8 @@ def test_what_is_still_to_be_decided_is_so_among_others() -> None:
 
     def again(comm: Comm) -> bool:
         rig = Rig(comm, "covap", policy={"first.weight": "topk(ratio=0.1)", "*": None})
-        state.load(rig.engine, [saved])
-        return rig.engine.measuring
+        state.load(rig.reducer, [saved])
+        return rig.reducer.measuring
 
     assert run_ranks(2, again) == [True, True]
 
@@ -227,10 +227,10 @@ def test_a_plan_that_others_decided_on_is_kept() -> None:
 
     def alone(comm: Comm) -> dict[str, Any]:
         rig = _alone(comm, "covap")
-        state.load(rig.engine, states)
-        assert rig.engine.layout.alone
+        state.load(rig.reducer, states)
+        assert rig.reducer.layout.alone
         rig.step(gradients(0, 7))
-        return state.save(rig.engine)
+        return state.save(rig.reducer)
 
     (saved,) = run_ranks(1, alone)
     assert saved["plan"] == states[0]["plan"]
@@ -298,10 +298,12 @@ def test_after_a_switch_to_what_only_compresses_the_next_gradient_takes_all_that
         for step in range(3):
             rig.step(gradients(0, step))
         owed = {
-            name: rig.engine.layout.memory(name).clone() for name in NAMES if name in rig.engine.layout.slots
+            name: rig.reducer.layout.memory(name).clone()
+            for name in NAMES
+            if name in rig.reducer.layout.slots
         }
         assert any(bool(each.any()) for each in owed.values())
-        switch(rig.engine, "topk(ratio=0.1)", lambda _layout: None)
+        switch(rig.reducer, "topk(ratio=0.1)", lambda _layout: None)
         grads = gradients(0, 3)
         mean = rig.step(grads).mean
         for name in NAMES:
@@ -309,6 +311,6 @@ def test_after_a_switch_to_what_only_compresses_the_next_gradient_takes_all_that
             if name in owed:
                 expected = expected + owed[name]
             assert torch.equal(mean[name].flatten(), expected)
-        assert not any(flat_buffer.committed[UNSENT].any() for flat_buffer in rig.engine.layout.flat_buffers)
+        assert not any(flat_buffer.committed[UNSENT].any() for flat_buffer in rig.reducer.layout.flat_buffers)
 
     run_ranks(1, rank)

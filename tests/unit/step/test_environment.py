@@ -1,4 +1,4 @@
-"""The engine's two comms: gradients over one, and all that ranks agree on over the other."""
+"""The reducer's two comms: gradients over one, and all that ranks agree on over the other."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_failure_is_told_over_the_control_comm() -> None:
     def rank(comm: Comm) -> BaseException | None:
         rig = Rig(comm, "topk(ratio=0.1)", control=MeteredComm(comm))
         if comm.rank == 0:
-            rig.engine.layout.flat_buffers[0].compensate = compensate  # type: ignore[assignment,method-assign]
+            rig.reducer.layout.flat_buffers[0].compensate = compensate  # type: ignore[assignment,method-assign]
         return rig.step(gradients(comm.rank, 0)).error
 
     own, *others = run_ranks(3, rank)
@@ -107,7 +107,7 @@ def test_what_is_not_finite_in_one_shard_stops_the_step_in_all(text: str, spot: 
                 grads[spot][0] += bad
             outcome = rig.step(grads)
             assert outcome.error is None
-            found.append((outcome.step.committed, rig.engine.step))
+            found.append((outcome.step.committed, rig.reducer.step))
         return found
 
     assert run_ranks(4, rank) == [[(True, 1), (False, 1), (True, 2)]] * 4
@@ -143,7 +143,7 @@ def test_a_failure_in_one_shard_is_told_to_all_by_the_rank_among_all() -> None:
     def rank(comm: Comm) -> BaseException | None:
         rig = Rig(comm.split(SHARDS), "topk(ratio=0.1)", control=comm)
         if comm.rank == 3:
-            rig.engine.layout.flat_buffers[0].compensate = compensate  # type: ignore[assignment,method-assign]
+            rig.reducer.layout.flat_buffers[0].compensate = compensate  # type: ignore[assignment,method-assign]
         return rig.step(gradients(comm.rank, 0)).error
 
     *others, own = run_ranks(4, rank)

@@ -71,20 +71,20 @@ def test_late_is_now(text: str, run: str) -> None:
             assert found.step.outcome is Outcome.DEFERRED, "not known yet"
             assert bits(flat(found.mean)) == bits(flat(expected.mean))
             if step % 4 == 3:  # somebody asks between steps
-                late.engine.commit_deferred()
+                late.reducer.commit_deferred()
                 assert found.step.outcome is expected.step.outcome
                 same_memory(now, late)
-        late.engine.commit_deferred()
+        late.reducer.commit_deferred()
         same_memory(now, late)
         counted = STEPS - len(bad)
-        assert now.engine.step == counted
+        assert now.reducer.step == counted
 
     run_ranks(2, rank)
 
 
 def same_memory(now: Rig, late: Rig) -> None:
     """Planes, what exchanges keep, and the step's number."""
-    assert late.engine.step == now.engine.step
+    assert late.reducer.step == now.reducer.step
     expected, found = now.planes, late.planes
     assert found.keys() == expected.keys()
     assert all(bits(found[key].reshape(-1)) == bits(expected[key].reshape(-1)) for key in expected)
@@ -98,10 +98,10 @@ def test_the_table_may_travel_over_a_comm_of_its_own() -> None:
         bad = rig.step(brought(comm.rank, 1, {1: 1})).step
         assert good.outcome is Outcome.COMMITTED
         assert bad.outcome is Outcome.DEFERRED
-        rig.engine.commit_deferred()
+        rig.reducer.commit_deferred()
         assert bad.outcome is Outcome.NOT_FINITE
         assert good.metered_bytes == good.predicted_bytes
-        assert rig.engine.step == 1
+        assert rig.reducer.step == 1
         return [each.numel for each in control.rounds]
 
     first, *others = run_ranks(3, rank)
@@ -114,7 +114,7 @@ def test_a_state_that_is_saved_between_steps_has_all_of_the_last_one() -> None:
         now, late = Rig(comm, "topk(ratio=0.1)"), Rig(comm, "topk(ratio=0.1)", commits="late")
         for rig in (now, late):
             rig.step(brought(comm.rank, 0, {}))
-        saved = [state.save(rig.engine) for rig in (now, late)]
+        saved = [state.save(rig.reducer) for rig in (now, late)]
         assert saved[0]["step"] == saved[1]["step"] == 1
         same_memory(now, late)
 
@@ -124,11 +124,11 @@ def test_a_state_that_is_saved_between_steps_has_all_of_the_last_one() -> None:
 def test_a_state_that_is_loaded_replaces_what_is_deferred() -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "topk(ratio=0.1)", commits="late")
-        saved = state.save(rig.engine)
+        saved = state.save(rig.reducer)
         rig.step(brought(comm.rank, 0, {}))
-        state.load(rig.engine, saved)
-        rig.engine.commit_deferred()  # nothing is left of the step before
-        assert rig.engine.step == 0
+        state.load(rig.reducer, saved)
+        rig.reducer.commit_deferred()  # nothing is left of the step before
+        assert rig.reducer.step == 0
         assert not any(values.any() for values in rig.memory.values())
 
     run_ranks(2, rank)
@@ -145,10 +145,10 @@ def test_a_failure_is_told_in_its_own_step() -> None:
             def compensate(*_: object) -> None:
                 raise full
 
-            flat_buffer = rig.engine.layout.flat_buffers[0]
+            flat_buffer = rig.reducer.layout.flat_buffers[0]
             flat_buffer.compensate = flat_buffer.compensate_marked = compensate  # type: ignore[assignment,method-assign]
         outcome = rig.step(brought(comm.rank, 1, {}))
-        assert rig.engine.step == 1, "the step before counts, this one does not"
+        assert rig.reducer.step == 1, "the step before counts, this one does not"
         return outcome.error
 
     own, other = run_ranks(2, rank)
@@ -177,7 +177,7 @@ def test_a_device_that_fails_while_a_step_is_committed_ends_the_next_one(
 def test_while_dense_steps_measure_each_is_committed_at_once() -> None:
     def rank(comm: Comm) -> None:
         rig = Rig(comm, "auto", commits="late")
-        assert rig.engine.measuring
+        assert rig.reducer.measuring
         assert rig.step(brought(comm.rank, 0, {})).step.committed
 
     run_ranks(2, rank)
@@ -189,16 +189,16 @@ def test_one_rank_may_ask_by_itself_and_what_follows_waits_for_all() -> None:
     def rank(comm: Comm) -> tuple[str, float]:
         rig = Rig(comm, "topk(ratio=0.1)", commits="late")
         watch = Watch(lambda _watched: lambda _shown: dense(), every=1)
-        rig.engine.install(replace(recipe("topk(ratio=0.1)").build(), watch=watch))
+        rig.reducer.install(replace(recipe("topk(ratio=0.1)").build(), watch=watch))
         rig.step(brought(comm.rank, 0, {}))
         if comm.rank == 0:
-            rig.engine.commit_deferred()
-            assert rig.engine.step == 1
-            assert not rig.engine.is_caught_up, "something else is to run"
+            rig.reducer.commit_deferred()
+            assert rig.reducer.step == 1
+            assert not rig.reducer.is_caught_up, "something else is to run"
         comm.all_gather(torch.empty(comm.world, 1), torch.ones(1)).wait()  # of the user's
         left = sum(float(values.abs().sum()) for values in rig.memory.values())
         rig.step(brought(comm.rank, 1, {}))
-        return rig.engine.layout.main.text, left
+        return rig.reducer.layout.main.text, left
 
     (first, left), (second, _deferred) = run_ranks(2, rank)
     assert left > 0.0, "what is unsent has to be sent first, which takes a collective"

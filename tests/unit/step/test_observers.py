@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.step import Step
 from tests.support.rig import Rig, flat, gradients
 
@@ -16,7 +16,7 @@ class Looking:
     def __init__(self, fails: tuple[int, ...] = ()) -> None:
         self.fails, self.heard = fails, list[str]()
 
-    def before(self, step: Step, _env: EngineEnvironment) -> None:
+    def before(self, step: Step, _env: ReducerEnvironment) -> None:
         self.heard.append(f"step {step.number}")
         step.unit_observers.append(self._look)
 
@@ -31,10 +31,10 @@ def test_an_observer_hears_of_a_step_before_its_units_and_of_none_once_it_is_off
         observer = Looking()
         rig = Rig(comm, "topk(ratio=0.1)", unit_elements=1500)
         for step, observers in enumerate([[], [observer], []]):
-            rig.engine.env.observers[:] = observers
+            rig.reducer.env.observers[:] = observers
             rig.step(gradients(comm.rank, step))
         assert len({*observer.heard}) == 1 + sum(
-            len(flat_buffer.units) for flat_buffer in rig.engine.layout.flat_buffers
+            len(flat_buffer.units) for flat_buffer in rig.reducer.layout.flat_buffers
         )
         return observer.heard
 

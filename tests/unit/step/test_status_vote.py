@@ -172,7 +172,7 @@ def test_up_to_six_kilobytes_of_small_gradients_go_direct_among_four_ranks_as_is
             {name: torch.ones(torch.Size(of).numel()) for name, of in shapes.items()}, [tuple(shapes)]
         ).step
         assert step.metered_bytes == step.predicted_bytes
-        foreseen = main_buffer(rig.engine.layout, rig.engine.specs, ()).small(comm.world)
+        foreseen = main_buffer(rig.reducer.layout, rig.reducer.specs, ()).small(comm.world)
         return [each.algorithm for each in step.small], foreseen.algorithm
 
     assert run_ranks(4, rank) == 4 * [([way, "direct"], way)]

@@ -108,7 +108,7 @@ def test_the_log_says_what_was_attached_and_which_step_was_skipped(caplog: pytes
 
 def test_the_share_that_is_told_is_what_a_step_announces() -> None:
     shapes = {"a": (256, 256), "b": (256, 512)}
-    texts = run_ranks(2, lambda comm: account(Rig(comm, "int8", shapes=shapes).engine))
+    texts = run_ranks(2, lambda comm: account(Rig(comm, "int8", shapes=shapes).reducer))
     # A byte an element and 4 bytes for a block of 256, of 4 bytes an element: 25.4 %.
     assert set(texts) == {"int8, 4 units, 25.4 % of 786 kB, memory 1.57 MB"}
 

@@ -38,7 +38,7 @@ def watched(text: str, world: int = WORLD) -> list[tuple[Diagnosis, list[SeenUni
         rig = Rig(comm, text, unit_elements=1500, observers=[watch])
         for step in range(STEPS):
             assert rig.step(gradients(comm.rank, step)).error is None
-        flat_buffers = rig.engine.layout.flat_buffers
+        flat_buffers = rig.reducer.layout.flat_buffers
         memories = [
             flat_buffer.committed[UNSENT] for flat_buffer in flat_buffers if UNSENT in flat_buffer.committed
         ]
@@ -178,7 +178,7 @@ def test_where_only_some_ranks_watched_all_of_them_are_told() -> None:
         rig = Rig(comm, "topk(ratio=0.1)", observers=[watch] if comm.rank > 0 else [])
         rig.step(gradients(comm.rank, 0))
         with pytest.raises(RanksDisagree) as caught:
-            diagnose(watch.seen, rig.engine.layout.flat_buffers, comm, comm)
+            diagnose(watch.seen, rig.reducer.layout.flat_buffers, comm, comm)
         return str(caught.value)
 
     for message in run_ranks(WORLD, body):

@@ -14,7 +14,7 @@ from gradwire.comm.checksums import CheckedComm
 from gradwire.control.controller import controller_for
 from gradwire.errors import RanksDisagree
 from gradwire.placement import host
-from gradwire.step.environment import EngineEnvironment
+from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.status_vote import RankReport, Votes
 from gradwire.step.step import Step
 from gradwire.tools.guard import Guard, check_guard
@@ -46,7 +46,7 @@ def _raised(
             if outcome.error is not None:
                 assert isinstance(outcome.error, RanksDisagree)
                 assert all(torch.equal(memory, before[name]) for name, memory in rig.memory.items())
-                assert rig.engine.step == step
+                assert rig.reducer.step == step
                 return f"{step}: {outcome.error}"
         return ""
 
@@ -75,8 +75,8 @@ def test_a_checksum_is_not_taken_for_something_measured() -> None:
         rig = Rig(comm, "covap", observers=[Guard(_parameters, 1)])
         for step in range(8):
             assert rig.step(gradients(comm.rank, step)).step.committed
-        assert rig.engine.facts is not None, "decided by now"
-        return len(rig.engine.facts.collectives_s)
+        assert rig.reducer.facts is not None, "decided by now"
+        return len(rig.reducer.facts.collectives_s)
 
     assert run_ranks(2, rank) == [len(REVERSED)] * 2, "the time of each bucket's collective, and no more"
 
@@ -86,7 +86,7 @@ def test_a_checksum_is_not_taken_for_something_measured() -> None:
 def test_ranks_at_different_steps_hear_so_whether_the_guard_is_due_or_not(recipe: str, ahead: int) -> None:
     def rank(comm: Comm) -> str:
         rig = Rig(comm, recipe, observers=[Guard(_parameters, 2)])
-        rig.engine.restore(rig.engine.prepared(rig.engine.layout, 4 + ahead * comm.rank))
+        rig.reducer.restore(rig.reducer.prepared(rig.reducer.layout, 4 + ahead * comm.rank))
         return str(rig.step(gradients(comm.rank, 0)).error)
 
     assert all(said.startswith("plan or step differ between ranks") for said in run_ranks(2, rank))
@@ -131,7 +131,7 @@ def test_a_flipped_bit_in_what_names_the_parameters_misleads_no_rank(world: int)
         checked = CheckedComm(DamagingComm(comm, damage if comm.rank == 1 else Damage()))
         step = Step(0, "dense")
         Guard(lambda: held, 1).before(
-            step, EngineEnvironment(host(checked, print), controller_for=controller_for)
+            step, ReducerEnvironment(host(checked, print), controller_for=controller_for)
         )
         rows = (RankReport(True, False, 0, facts=(float(rank), 2.0)) for rank in range(world))
         return str(step.compare(Votes(tuple(rows))))

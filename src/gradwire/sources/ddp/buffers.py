@@ -26,7 +26,7 @@ def joins(ddp: DistributedDataParallel) -> bool:
 class Buffers:
     """Buffers of one model, broadcast during its backward pass, or by DDP before the next forward pass.
 
-    All methods run on the caller's threads, in the order of a step; except `arrived`, which the engine's
+    All methods run on the caller's threads, in the order of a step; except `arrived`, which the worker's
     thread calls before it lets the backward pass go on.
     """
 

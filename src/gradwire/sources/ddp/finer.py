@@ -65,7 +65,7 @@ def restore_buckets(ddp: DistributedDataParallel, caps: Caps) -> None:
         _rebuild(ddp, caps)
 
 
-def fit_buckets(engine: InstalledRecipe, total_bytes: int) -> Callable[..., None]:
+def fit_buckets(reducer: InstalledRecipe, total_bytes: int) -> Callable[..., None]:
     """A hook before the forward pass: finer buckets while there is something to hide, as recipes come and go.
 
     All ranks do the same, for parameters of `total_bytes`. Under a dense recipe DDP has its own buckets.
@@ -76,12 +76,12 @@ def fit_buckets(engine: InstalledRecipe, total_bytes: int) -> Callable[..., None
 
     def hook(ddp: DistributedDataParallel, _inputs: Any) -> None:
         nonlocal own
-        fine = not (engine.measuring or engine.layout.is_plain)
+        fine = not (reducer.measuring or reducer.layout.is_plain)
         if fine == (own is not None) or joins(ddp):
             return
         if own is None:
             own = caps_of(ddp)
-            refine_buckets(ddp, total_bytes, engine.placement.granularity.buckets)
+            refine_buckets(ddp, total_bytes, reducer.placement.granularity.buckets)
         else:
             restore_buckets(ddp, own)
             own = None

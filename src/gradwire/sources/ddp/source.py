@@ -232,7 +232,7 @@ class DDPBuckets(Source):
         scaled: bool,
     ) -> None:
         """Register the communication hook and the observers; make buckets finer where that hides more."""
-        ddp, engine = self._ddp, backward.engine
+        ddp, reducer = self._ddp, backward.reducer
         total_bytes = sum(spec.numel * spec.dtype.itemsize for spec in self.specs)
         trained = (self.parameters[spec.name] for spec in self.specs)
         self._entrance = Entrance(ddp, backward.entered, trained)
@@ -240,7 +240,7 @@ class DDPBuckets(Source):
         hooks += [
             ddp.register_forward_pre_hook(_before_forward(self._carried)),
         ]
-        fit = fit_buckets(engine, total_bytes)
+        fit = fit_buckets(reducer, total_bytes)
         hooks.append(ddp.register_forward_pre_hook(untraced(fit)))
         leave_out_of_copies(ddp, hooks, _comm_hooks=[])
         fit(ddp, ())
@@ -252,7 +252,7 @@ class DDPBuckets(Source):
             self._entrance.opened()
             backward.open()
             for buffers in self._carried:
-                buffers.pack(backward.placement.transfer, backward.engine.is_serial)
+                buffers.pack(backward.placement.transfer, backward.reducer.is_serial)
         gradient_bucket = self._buckets.gradient_bucket(bucket)
         future = backward.placement.device.new_future()
         self._futures.append((future, bucket.buffer()))

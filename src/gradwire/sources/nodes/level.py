@@ -1,12 +1,12 @@
 """Reduction inside a node: sums each arriving buffer over its ranks, and gathers the means at the end of a
 step.
 
-Every rank of a node gets the node's mean of its own shard of each parameter, in full precision. The engine
+Every rank of a node gets the node's mean of its own shard of each parameter, in full precision. The reducer
 exchanges these over one rank per node: with any recipe, the bytes on a node's link are those of one rank's
 gradient. When the outcome of a step is known, the ranks of a node gather each other's means.
 
 The sum is an all-to-all and an addition in rank order, which sends as many bytes as a ring's reduce-scatter.
-On a device all of this is enqueued in the engine's stream, and the host does not wait.
+On a device all of this is enqueued in the reducer's stream, and the host does not wait.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class NodeReducer:
     """Reduction inside a node, between a source and the reducer; it has the reducer's `begin_step`,
     `bucket_ready` and `all_ready`.
 
-    All of it runs on the engine's thread. If the step's placement is on a device, sums and means stay there.
+    All of it runs on the worker's thread. If the step's placement is on a device, sums and means stay there.
     Buffers are summed in the order of their indices, so that all ranks of a node issue the same collectives
     in the same order.
     """
@@ -123,25 +123,25 @@ class NodeReducer:
         self._named = {spec.name: spec for spec in self.specs}
         self._packings: dict[int, Packing] = {}
         self._running: _Pass | None = None
-        self._engine: Reducer | None = None
+        self._reducer: Reducer | None = None
 
     @property
-    def engine(self) -> Reducer:
-        """The engine's side, which takes the shards."""
-        assert self._engine is not None, "joined first"
-        return self._engine
+    def reducer(self) -> Reducer:
+        """The reducer's side, which takes the shards."""
+        assert self._reducer is not None, "joined first"
+        return self._reducer
 
-    def join(self, engine: Reducer) -> None:
-        """Connect to `engine`, made with `self.specs`. The engine ends its steps by `finish`."""
-        self._engine = engine
+    def join(self, reducer: Reducer) -> None:
+        """Connect to `reducer`, made with `self.specs`. The reducer ends its steps by `finish`."""
+        self._reducer = reducer
 
     def begin_step(self, at_s: float) -> None:
         """Begin a step."""
-        self.engine.catch_up()  # which may change the placement
-        placement = self.engine.placement
+        self.reducer.catch_up()  # which may change the placement
+        placement = self.reducer.placement
         assert placement.inside is not None, "there are nodes"
         self._running = _Pass(placement, MeteredComm(placement.inside))
-        self.engine.begin_step(at_s)
+        self.reducer.begin_step(at_s)
 
     @property
     def _pass(self) -> _Pass:
@@ -155,7 +155,7 @@ class NodeReducer:
         now.in_turn.add(bucket)
         for following in now.in_turn.next_turns():
             now.outstanding += 1
-            self.engine.unless_broken(self._scatter, now, following)
+            self.reducer.unless_broken(self._scatter, now, following)
 
     def all_ready(self) -> None:
         """Note that all buffers of the step have come."""
@@ -202,17 +202,17 @@ class NodeReducer:
             except BaseException as error:  # ranks with the same shard wait for it
                 failure = failure or error
             entries = buffer.packing.entries
-            self.engine.bucket_ready(
+            self.reducer.bucket_ready(
                 GradientBucket(buffer.shard, entries, bucket.index, bucket.at_s, failure)
             )
         except BaseException as error:  # or the step would never be closed
-            self.engine.crash(error)
+            self.reducer.crash(error)
         self._close_when_summed(now)
 
     def _close_when_summed(self, now: _Pass) -> None:
-        if now.closed and (now.outstanding == 0 or self.engine.broken is not None):
+        if now.closed and (now.outstanding == 0 or self.reducer.broken is not None):
             now.closed = False
-            self.engine.all_ready()
+            self.reducer.all_ready()
 
     def finish(self, step: Step, deliver: Callable[[Step], None]) -> None:
         """Gather the means of a step with an outcome, which is equal on all ranks; then `deliver` it."""
@@ -221,7 +221,7 @@ class NodeReducer:
             if step.error is None:
                 self._gather_undamaged(now)
         except BaseException as error:  # a step that is not delivered would never end
-            self.engine.crash(error)
+            self.reducer.crash(error)
             step.outcome, step.error = Outcome.FAILED, error
         if step.error is not None:
             # Half of a mean must not pass for a gradient.
