@@ -67,6 +67,7 @@ CASES = {
     # The demonstration's link and steps depend on the machine; these are the ones of README's run.
     "demo": Case("resnet_demo", 2, "23mbit", 240, bucket_cap_mb=0.1, decays=True),
     "convnet-4": Case("convnet", 4, "200mbit", 400),
+    "convnet-4-100mbit": Case("convnet", 4, "100mbit", 300),
     "chargpt-2": Case("chargpt", 2, "200mbit", 120),
     "chargpt-4": Case("chargpt", 4, "200mbit", 120),
 }
