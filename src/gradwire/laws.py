@@ -44,7 +44,7 @@ class Laws:
     - `in_place` (exchange): `mean` may be x itself, and nothing is left to remember.
     - `asks_optimizer` (exchange): how much may be lost follows from `ExchangeContext.replicas`; without an
       optimizer, nothing is.
-    - `grain` (exchange): cuts may fall on multiples of this many elements or, if it is
+    - `grain` (exchange): boundaries may fall on multiples of this many elements or, if it is
       `gradwire.exchange.base.WHOLE`, between parameters.
     - `cycle` (exchange): in as many steps, from a multiple of them on, every unit travels once, and rests
       otherwise.

@@ -638,7 +638,7 @@ def _facts(
 
 
 def _as_cut(chosen: Option, facts: Facts, row: Candidate, *, two_levels: bool) -> Candidate:
-    """`row` for the choice of `auto`, whose cuts may differ from those of all rows."""
+    """`row` for the choice of `auto`, whose boundaries may differ from those of all rows."""
     fewer = " in fewer units" if chosen.text.startswith("mergecomp(") else ""
     step_s = facts.forecasts[chosen.recipe].step_s()
     return replace(row, recipe=f"{chosen.recipe}{fewer}", step_s=step_s, two_levels=two_levels)

@@ -46,7 +46,7 @@ def prepare_for(layout: Layout, memory: Device, *, rank: int, world: int) -> Non
     `world` ranks exchange gradients.
     """
     if memory.is_host:
-        # Only flat buffers are compensated, though every reducer could.
+        # Only a layout with flat buffers compensates, although each reducer imports the kernel.
         prepare(
             layout.main.text, compiler.imported() - (set() if layout.flat_buffers else {"compensation"}), rank
         )
@@ -105,8 +105,8 @@ def rehearse(layout: Layout, world: int) -> None:
 
 
 def _rehearse_marking(layout: Layout, flat_buffer: FlatBuffer, world: int) -> CodedBuffer | None:
-    """Compensate a small parameter as in a step that the host does not wait for, and encode it where that
-    comes along; returns what does."""
+    """Compensate a small parameter as in a step that the host does not wait for. If an encoder does that in
+    the same pass, use it and return it."""
     if not flat_buffer.adds:
         return None
     coded = layout.coded(flat_buffer, world, ON_DEVICE)

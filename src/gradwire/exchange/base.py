@@ -117,7 +117,7 @@ class RowCoder(Coder, Protocol):
         room: Tensor,
         marks: Tensor,
     ) -> None:
-        """Compensate a bucket into a memory and encode it, for any rows: see
+        """Compensate the gradients of a bucket, and encode the sums, for any rows: see
         `gradwire.kernels.blocks.compensate_blocks`.
         """
 

@@ -58,7 +58,7 @@ class Watch:
 class Composition:
     """The exchange of a flat buffer, with its boundaries; `build` of a recipe returns it.
 
-    Without a `cutter`, units of whole matrices are cut while a boundary is worth its messages
+    Without a `cutter`, units of whole matrices are divided while a boundary is worth its messages
     (`fitted_boundaries`). In other recipes, a unit is also the range of a selection or of a scale, so other
     boundaries would change the result; there the boundaries are fixed (`ramped_boundaries`). In rounds of
     local steps, all gradients come at once. More units would hide nothing and cost latencies, so there are as

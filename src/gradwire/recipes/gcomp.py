@@ -3,7 +3,7 @@
 Differences from the paper: thresholds as fine as a bit that do not travel ("near"; the paper's levels are
 "levels"). They do not end at 18 bits, where the paper ends so that no gradient changes by more than 2^-5 of
 itself (section 5.1): a value may become zero, and momentum or moments miss it. Further, rounding to nearest
-in all modes, "truncate" too (the recipe `truncate` boundaries, as the paper's baseline does), a table per
+in all modes, "truncate" too (the recipe `truncate` cuts, as the paper's baseline does), a table per
 unit, and a bound that is stated and tested: with W ranks a step moves no parameter by W units in its last
 place more or less than exact gradients would (Adam: 1.47 times that; see `gradwire.metric`).
 `gradwire.attach` must be given the optimizer.

@@ -9,7 +9,7 @@ from gradwire.recipes.mergecomp import mergecomp
 
 
 def fewer_boundaries(exchange: Exchange, numel: int, units: int) -> tuple[Boundaries, ...]:
-    """Up to five sets of boundaries of a flat buffer of `numel` elements into fewer than `units` units.
+    """Up to five sets of boundaries for fewer than `units` units of a flat buffer of `numel` elements.
 
     Empty if units take turns: their number is part of the recipe then.
 

@@ -23,8 +23,8 @@ The other files are in the order in which a gradient gets to them:
   vote.
 - layout.py: flat buffers, made of recipe and policy before the first step. shards.py: the part of each
   parameter that a rank holds, where ranks share a replica.
-- flat_buffers.py: a flat buffer, in which x lies. Its `Memory` (`gradwire/memory.py`) compensates gradients
-  into it (line 1).
+- flat_buffers.py: a flat buffer, in which x lies. Its `Memory` (`gradwire/memory.py`) has line 1, and its
+  kernel is in `kernels/compensation.py`.
 - plan.py: everything about a unit's exchange that stays the same from step to step, such as its kernels.
   context.py: the unit, the rank and the step of an exchange. The exchange itself (lines 2 to 4) is in
   `exchange/`, its codec in `codec/`, and its kernels in `kernels/`. With `topk`, for instance, the plan has

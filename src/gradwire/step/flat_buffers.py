@@ -1,11 +1,11 @@
 """Flat memory in which unsent gradient lives, keyed by parameter and never by bucket.
 
 Vocabulary: a *slot* is where one parameter lies; a *flat buffer* is a run of slots that share an exchange; a
-*boundary* lies between two *units*; a unit is what one exchange agrees on at a time; a *part* is what
-a unit holds of one parameter. A *plane* holds one number for each element of a flat buffer, such as what is
-unsent: *committed* planes are what the last good step left, *working* planes are the current step's. The
-*error-fed* gradient is a step's gradient plus what is unsent. To *compensate* is to compute it: line 1
-of `gradwire.step.reducer`.
+*boundary* lies between two *units*; a unit is what one exchange agrees on at a time; a *part* is what a unit
+holds of one parameter. A *plane* holds one number for each element of a flat buffer, such as what is unsent:
+*committed* planes are what the last good step left, *working* planes are the current step's. The *error-fed*
+gradient is a step's gradient plus what is unsent. To *compensate* is to compute it: line 1 of
+`gradwire.step.reducer`.
 
 The layout is a pure function of the module (reverse registration order, roughly the order in which backward
 delivers) so it exists before DDP has built its buckets, and does not change when DDP rebuilds them.
@@ -182,7 +182,7 @@ class FlatBuffer:
             number: of the flat buffer.
             specs: its parameters, in order, all of one type.
             exchange: of all its units; has a memory.
-            cuts: inner cut points in elements. They move to the exchange's grain.
+            boundaries: inner ones, in elements. They move to the exchange's grain.
             device: of the planes.
             memory_dtype: of committed planes, by default that of working ones.
         """
@@ -296,7 +296,7 @@ class FlatBuffer:
         self.committed[UNSENT].zero_()
 
     def begin(self) -> None:
-        """Make the last commit final: the next compensates overwrite the planes that it replaced."""
+        """Make the last commit final: compensation now overwrites the planes that it replaced."""
         self._replaced = {}
         self.kept.begin()
 
@@ -364,7 +364,7 @@ def units_of(
 
     Args:
         slots: of the flat buffer.
-        cuts: inner cut points in elements.
+        boundaries: inner ones, in elements.
         grain: of the exchange.
         flat_buffer: its number.
     """
@@ -383,7 +383,7 @@ def units_of(
 
 
 def _nearest(ends: Sequence[int], boundary: int) -> int:
-    """The nearest of ascending `ends`, and the lower one of two as near. 0 < cut < the last."""
+    """The nearest of ascending `ends`, and the lower one of two as near. 0 < boundary < the last."""
     above = bisect_left(ends, boundary)
     return min(ends[above - 1], ends[above], key=lambda end: abs(end - boundary))
 

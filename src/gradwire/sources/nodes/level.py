@@ -1,4 +1,4 @@
-"""Reduction inside a node: sums each arriving buffer over its ranks, and gathers the means at the end of a
+"""Reduction inside a node: sums each gradient bucket over its ranks, and gathers the means at the end of a
 step.
 
 Every rank of a node gets the node's mean of its own shard of each parameter, in full precision. The reducer
@@ -86,7 +86,7 @@ class Packing:
 
 @dataclass
 class _Buffer:
-    """A buffer in flight: `rows` has the neighbours' parts of this rank's shard, and later all means."""
+    """A bucket in flight: `rows` has the neighbours' parts of this rank's shard, and later all means."""
 
     bucket: GradientBucket
     packing: Packing
@@ -113,7 +113,7 @@ class NodeReducer:
     `bucket_ready` and `all_ready`.
 
     All of it runs on the worker's thread. If the step's placement is on a device, sums and means stay there.
-    Buffers are summed in the order of their indices, so that all ranks of a node issue the same collectives
+    Buckets are summed in the order of their indices, so that all ranks of a node issue the same collectives
     in the same order.
     """
 
@@ -149,7 +149,7 @@ class NodeReducer:
         return self._running
 
     def bucket_ready(self, bucket: GradientBucket) -> None:
-        """Sum the buffers in turn by index, inside the node."""
+        """Sum the buckets whose turn it is inside the node."""
         now = self._pass
         now.gradient_buckets.append(bucket)
         now.in_turn.add(bucket)
@@ -158,7 +158,7 @@ class NodeReducer:
             self.reducer.unless_broken(self._scatter, now, following)
 
     def all_ready(self) -> None:
-        """Note that all buffers of the step have come."""
+        """Note that all buckets of the step have come."""
         self._pass.closed = True
         self._close_when_summed(self._pass)
 
@@ -244,7 +244,7 @@ class NodeReducer:
                 _LOG.warning("%s; the means are sent again", error)
 
     def _gather(self, now: _Pass) -> None:
-        """Gather all buffers at once: the last one's bytes are in flight while the first is unpacked."""
+        """Gather all buckets at once: the last one's bytes are in flight while the first is unpacked."""
         under_way = [now.inside.all_gather(each.rows, each.shard) for each in now.buffers]
         failures = []
         for pending, each in zip(under_way, now.buffers, strict=True):
