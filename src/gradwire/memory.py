@@ -27,7 +27,7 @@ from gradwire.kernels.pieces import Pieces, whole
 
 UNSENT = "unsent"
 """The plane of which every step has a working copy: what the exchange takes, and where it leaves what it does
-not send. Committed it is only where that is remembered."""
+not send. It is committed only where that is remembered."""
 
 MOMENTUM = "momentum"
 """The plane of a momentum that a rank keeps by itself."""

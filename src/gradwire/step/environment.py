@@ -141,7 +141,8 @@ class SourceState(Protocol):
 
 @dataclass(frozen=True)
 class ReducerEnvironment:
-    """Everything that a reducer gets from outside. The functions are called on the worker's thread.
+    """Everything that a reducer gets from outside. Functions are called on the worker's thread, unless their
+    description says otherwise.
 
     - `usual`: placement of most layouts; of all, if there is no `on_host`. See `placed`. Both have the same
       `control` comm, and comms over the same ranks.
@@ -153,7 +154,7 @@ class ReducerEnvironment:
     usual: Placement
     controller_for: ControllerFor = field(kw_only=True)
     finished: Callable[[Step], None] = lambda _step: None
-    """Called once per step, when its means are on their way into the buffers, or with its error."""
+    """Called once per step, when its means are on their way to the model, or with its error."""
     outcome_known: Callable[[Step], None] = lambda _step: None
     """Function called once per step without an error, when its outcome is known: at most one step later."""
     on_host: Placement | None = None

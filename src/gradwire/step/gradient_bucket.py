@@ -58,7 +58,7 @@ class GradientBucket:
 
 
 class InTurn:
-    """Buckets of a step that arrived out of order. All ranks take buckets in the order of their indices.
+    """Puts the buckets of a step in the order of their indices, in which all ranks take them.
 
     >>> buckets = InTurn()
     >>> for index in (1, 2, 0):

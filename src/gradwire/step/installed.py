@@ -70,7 +70,7 @@ class InstalledRecipe:
         self.begin_anew()
         self.restore(self.prepared(self.layout_to_run(self.layout_of(recipe.build())), step=0))
 
-    # -- plans: changed between steps only, on all ranks in the same one
+    # -- the layout and its memory: changed between steps only, on all ranks in the same one
 
     def prepared(self, layout: Layout, step: int | None = None) -> Snapshot:
         """A snapshot of `layout` with its memory, for `restore`; from `step` on, by default the present one.

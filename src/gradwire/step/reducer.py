@@ -1,7 +1,8 @@
 """The reducer: the one state machine between a gradient bucket that is ready and a step that is finished.
 
-A step of compression with error feedback (Seide et al. 2014; Stich et al. 2018), for each unit of elements
-that are exchanged together. `Reducer._advance` has these lines as code:
+A step of compression with error feedback (Seide et al. 2014; Stich et al. 2018). `Reducer._advance` has these
+lines as code. Line 1 is for each gradient bucket, 5 and 6 are for the step. 2 to 4 are for each *unit*, a run
+of elements that are exchanged together:
 
 1. *compensate*: x = c · unsent + gradient, as soon as a gradient bucket is ready;
 2. *compress*: payload = C(x), and x keeps the rest, as soon as all of the unit's gradients are there;
@@ -11,7 +12,8 @@ that are exchanged together. `Reducer._advance` has these lines as code:
 6. *finish*: unsent = x on all ranks, or on none, and the means go to the model.
 
 The recipe determines c, C and the collectives. 2 and 3 are its exchange's `start`, and 4 is the function that
-`start` returns. Gradients without a memory begin with 2. A *round* is one collective of a unit.
+`start` returns. Gradients without a memory begin with 2. A *round* is one collective of a unit. (Rounds of
+local steps, in `sources/outer.py`, are another matter.)
 
 There are two threads, and a class for the side of each. `Backward` is the side of the *training thread*:
 autograd's hooks hand it gradient buckets, and at the end of the backward pass it waits for the step.
@@ -76,7 +78,7 @@ class GradientSource(Protocol):
         """Worker: let autograd go on. The step has ended, and the next one may have begun."""
 
     def complete(self) -> None:
-        """Training thread: bring to the model what a step has brought, once the backward pass is over."""
+        """Training thread: write the results of a step to the model, once the backward pass is over."""
 
     def note_changes(self) -> None:
         """Training thread: bring the model up to date, before a call that reads it."""
@@ -151,15 +153,23 @@ class Backward:
         self._posts_at_end = False
         """Whether jobs of this pass are posted only when all gradients are there."""
         self._ended = threading.Event()
+        """Set while no step runs."""
         self._ended.set()
-        self._all_given = self._is_complete = True
+        self._all_given = True
+        """Whether the last pass has handed over all of its gradients."""
+        self._is_complete = True
+        """Whether the model has the results of the last step."""
         self._error: BaseException | None = None
+        """Error of the last step, until it is raised."""
         self._unheard = ""
-        """Calls that the other ranks have not heard of yet: this rank rolled back or merged an exchange."""
+        """Name of a call that the next `open` begins, so that the other ranks hear of it: this rank rolled an
+        exchange back, or goes on to another before the optimizer's step, or failed when its vote was out."""
         self._broke_off = ""
         """Likewise a pass that broke off before its first gradient."""
         self._has_left = False
+        """Whether the other ranks were told that this one left its step."""
         self._placement = self.placement
+        """The placement with which the last step began."""
 
     @property
     def placement(self) -> Placement:
@@ -202,7 +212,9 @@ class Backward:
         self._line_up(partial(self._stage.begin_step, now_s()))
 
     def _finish_previous(self) -> None:
-        """Training thread: commit or undo the exchange before, and install the recipe that follows."""
+        """Training thread: roll the exchange before back if no optimizer has used it, tell the other ranks,
+        and install the recipe that follows.
+        """
         fates = self.roll_back_unused()
         unheard = ", ".join(each for each in (self._broke_off, self._unheard) if each)
         # Over a broken transport this step fails like all that follow, and the others may be gone.
@@ -246,7 +258,7 @@ class Backward:
         """Training thread: go on. Nothing waits for the step here, so its error waits for the next `open`."""
 
     def all_brought(self) -> None:
-        """Training thread: end the intake outside a backward pass; `wait_for_outcome` waits for the step."""
+        """Training thread: end the intake. Outside a backward pass, `wait_for_outcome` comes next."""
         self._line_up(self._stage.all_ready)
         self._post_waiting()
         self._all_given = True
@@ -285,7 +297,7 @@ class Backward:
         self.calls.ended()
 
     def _complete(self) -> None:
-        """Training thread: once the last step has ended, bring to the model what it has brought."""
+        """Training thread: once the last step has ended, let the source write its results to the model."""
         if not self._ended.is_set():
             self._await_end()
         self._source.complete()
@@ -298,13 +310,13 @@ class Backward:
             raise error
 
     def _tell(self) -> None:
-        """Training thread: call those that want to know that means are in `p.grad`."""
+        """Training thread: tell those that want to know that means are in `p.grad`."""
         self.steps.exchange_ended()
         for listener in self.listeners:
             listener()
 
     def deliver(self, step: Step) -> None:
-        """Worker: end a step, whatever happened, and let `backward()` go on."""
+        """Worker: hand a step that has ended to the training thread, whatever its outcome."""
         self._error = step.error
         if step.has_failed_unheard:
             self._unheard = _AFTER_A_FAILURE
@@ -348,7 +360,9 @@ class Backward:
         self._broke_off = _AFTER_NOTHING
 
     def _refuse_what_broke_off(self) -> NoReturn:
-        """Training thread: raise, and tell the ranks that wait in the step that this one left it."""
+        """Training thread: raise for a pass that broke off between its first gradient and its last. Tell the
+        ranks that wait in its step that this one left it.
+        """
         if not self._has_left:
             self._has_left = True
             self.calls.steps -= 1
@@ -419,7 +433,7 @@ class Backward:
         """
         self.calls.require_between_steps(what)
         self.rest()
-        self._broke_off = self._unheard = ""  # this tells the step, too
+        self._broke_off = self._unheard = ""  # `begin` compares steps, too
         self.calls.begin(what, self.reducer.step)
         return self.call(function)
 
@@ -450,12 +464,17 @@ class Reducer(InstalledRecipe):
         self.broken: TransportError | None = None
         """The error of a broken transport, which ends this step and all later ones."""
         self._now: Step | None = None
+        """The running step."""
         self._deferred: Callable[[], None] | None = None
         """Commits or forgets the last step, if it is deferred."""
         super().__init__(specs, recipe, env)
 
     def restore(self, saved: Snapshot) -> None:
-        """Install a recipe, and work out everything that its steps have in common."""
+        """Install a recipe, and work out everything that its steps have in common.
+
+        Gradients on the CPU, over gloo and without shards, have the plain variant of all that is chosen here:
+        `Step`, `_decide_now`, `_when_announced` and `_vote_with_gradients`.
+        """
         super().restore(saved)
         flat_buffers = self.layout.flat_buffers
         is_late = self.placement.commits_late and not self.measuring
@@ -487,6 +506,7 @@ class Reducer(InstalledRecipe):
         """Contexts of units, by flat buffer and unit, with all that is the same in each step."""
         self._unscaled = [UNSCALED] * len(flat_buffers)
         self._begins = tuple(self._features())
+        """Features that a step calls when it begins."""
         self._after_buckets = [self._send_early] if self.layout.early else []
         """Features that a step calls with the names in each bucket that it has taken."""
         self._after_means = [Step.copy_back_early] if self.placement.copies else []
@@ -534,7 +554,7 @@ class Reducer(InstalledRecipe):
         if self._marked:
             yield self._begin_marks
 
-    # -- what comes: the beginning of a step, its gradient buckets, the ends of collectives
+    # -- what comes from the training thread: the beginning of a step, its gradient buckets, the end of them
 
     def begin_step(self, at_s: float) -> None:
         """Worker: begin a step whose first gradients are there since `at_s`."""
@@ -554,8 +574,8 @@ class Reducer(InstalledRecipe):
         step.scaled = self._unscaled
         for observer in self.env.observers:
             observer.before(step, self.env)
-        for begin in self._begins:
-            begin(step)
+        for feature in self._begins:
+            feature(step)
 
     def _refuse_momentum_twice(self, step: Step) -> None:
         """Worker: fail the step if a momentum already has gradients in it that no optimizer has used yet."""
@@ -653,7 +673,7 @@ class Reducer(InstalledRecipe):
             self._send_small(step, step.tail_regions.keys())
         self._advance(step)
 
-    # -- the algorithm, and its stations in order
+    # -- the algorithm, and its six lines in order
 
     def _advance(self, step: Step) -> None:
         """Worker: the algorithm. Does everything that is possible by now.
@@ -671,8 +691,8 @@ class Reducer(InstalledRecipe):
                 self._compensate(step, bucket, share)  # 1. x = c · unsent + gradient
             for unit in step.completed(plan.units):
                 self._compress_unit(step, unit)  # 2. payload = C(x), x keeps the rest; 3. aggregate payloads
-            for taken in self._after_buckets:
-                taken(step, plan.names)
+            for feature in self._after_buckets:
+                feature(step, plan.names)
         while step.received:
             self.unless_broken(self._decode, step, step.received.popleft())  # 4. mean of the payloads
         if step.is_over or not step.all_ready:
@@ -692,7 +712,11 @@ class Reducer(InstalledRecipe):
             self._finish_running(step, Outcome.FAILED, error)
 
     def _compensate(self, step: Step, bucket: GradientBucket, share: BufferShare) -> None:
-        """Worker, 1: add the gradients of a bucket to the unsent gradient of a flat buffer."""
+        """Worker, 1: add the gradients of a bucket to the unsent gradient of a flat buffer.
+
+        On the CPU that is `FlatBuffer.compensate`. Where a step is committed late, the findings stay on the
+        device, and gradients may be encoded in the same pass (`Step.coded`).
+        """
         flat_buffer, seen = share.flat_buffer, None
         scale = 1.0 / step.scaled[flat_buffer.number].divided_out
         grads = Gradients(bucket.buffer, share.pieces, scale, flat_buffer.kernels)
@@ -714,9 +738,10 @@ class Reducer(InstalledRecipe):
 
         Here the way of its mean is chosen, too. Where the unit is one stretch of a bucket, of the same type
         and loss scale, line 4 decodes straight into that (`Step.place_of`). Elsewhere it decodes to a tensor
-        of its own, which `Step.land` copies to the buckets. Codes of a device land by a kernel
-        (`ExchangeContext.coded`). Where buckets are copies on the host, the mean is then copied back to the
-        model, while other units are still on the wire (`Step.copy_back_early`, one of `_after_means`).
+        of its own, which `Step.land` copies to the buckets. Where a device has encoded the unit as it came
+        (`ExchangeContext.coded`), a kernel decodes into the buckets. Where buckets are copies on the host,
+        the mean is then copied back to the model, while other units are still on the wire
+        (`Step.copy_back_early`, one of `_after_means`).
         """
         flat_buffer = self.layout.flat_buffers[unit.flat_buffer]
         plan = flat_buffer.plans[unit.index]
@@ -735,8 +760,8 @@ class Reducer(InstalledRecipe):
         agreed = plan.collectives(ctx, checked=self.comm.verifies)
         if not agreed.rounds:
             step.rest(route)
-            for landed in self._after_means:
-                landed(step, route)
+            for feature in self._after_means:
+                feature(step, route)
             return
         place = step.place_of(route, x, factor)
         lands_itself = place is not None or ctx.coded is not None
@@ -872,8 +897,8 @@ class Reducer(InstalledRecipe):
                         exchange.land(exchange.mean)
                     if exchange.checks_mean:
                         step.check_finite(exchange.mean)
-                    for landed in self._after_means:
-                        landed(step, exchange.route)
+                    for feature in self._after_means:
+                        feature(step, exchange.route)
         except TransportError:
             raise
         except BaseException as error:
@@ -948,7 +973,7 @@ class Reducer(InstalledRecipe):
             self._decide(step, votes)
 
     def _decide_now(self, step: Step, votes: Votes) -> None:
-        """Worker: bring the means to the buckets, commit the step or forget it, and end it."""
+        """Worker: write the small means to the buckets, commit the step or forget it, and finish it."""
         finite = step.counts(votes)
         if finite:
             for small in step.small:
@@ -961,7 +986,7 @@ class Reducer(InstalledRecipe):
         self._finish_running(step, outcome)
 
     def _defer(self, step: Step, votes: Votes) -> None:
-        """Worker: end a late step for the model, before the host knows whether it counts.
+        """Worker: finish a late step for the model, before the host knows whether it counts.
 
         A device is asked for that and not waited for: `commit_deferred` reads its answer when the next step
         begins.
@@ -1022,7 +1047,7 @@ class Reducer(InstalledRecipe):
         self.env.finished(step)
 
     def _end(self, step: Step, outcome: Outcome, error: BaseException | None = None) -> None:
-        """Worker: give a step its final outcome, which is then known, unless the step has failed."""
+        """Worker: give a step its final outcome. Unless the step has failed, tell that it is known."""
         step.end(outcome, error)
         if outcome is not Outcome.FAILED and step.is_timed:
             self.traffic.note(step.trace.rounds)

@@ -101,8 +101,8 @@ class InFlight:
     agreed: Collectives
     x: Tensor
     mean: Tensor | None
-    """Memory for the mean; `None` until the exchange starts, if the mean is not decoded straight into
-    a bucket."""
+    """Memory for the mean; `None` until the exchange starts, if the mean is not decoded straight into a
+    bucket."""
     ctx: ExchangeContext
     comm: MeteredComm
     checks_mean: bool
@@ -123,9 +123,9 @@ class Outcome(Enum):
     VOTING = "this rank's row of the status vote is on its way"
     VOTED = "all rows are here; by a plain all-reduce some gradients may still travel"
     DEFERRED = "the step has ended for the model, and a device knows whether it counts"
-    COMMITTED = "memory has moved on on all ranks, and the means are in the buckets"
-    NOT_FINITE = "something was not finite on some rank: no memory has moved, and no mean is finite"
-    FAILED = "`backward()` raises; no memory has moved, unless the error came after the vote"
+    COMMITTED = "memory is committed on all ranks, and the means are in the buckets"
+    NOT_FINITE = "something was not finite on some rank: no memory is committed, and no mean is finite"
+    FAILED = "`backward()` raises; no memory is committed, unless the error came after the vote"
 
 
 @dataclass
@@ -305,7 +305,7 @@ class Step:
         return 1.0 - self.computing_s / max(self.before_s + took_s, 1e-12)
 
     def completed(self, units: Sequence[tuple[Unit, int]]) -> list[Unit]:
-        """Count the arrival of pieces of `units`, each given with a number of pieces; returns the units now
+        """Count the parts of `units` that have come, a number for each unit; returns the units that are now
         complete.
         """
         ready = []
