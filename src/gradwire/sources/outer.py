@@ -63,8 +63,8 @@ class LocalSteps(Source):
     """Δ of a replica's parameters, in buckets as those of plain modules.
 
     `parameters` are the shared ones, θ₀, which the outer optimizer steps. Δ is measured from a *baseline*:
-    what has landed, in the parameter's own type. For parameters in full precision that land at once, it is θ₀
-    itself. For one that lands later, the baseline holds what was sent until it has landed.
+    what has landed, in the parameter's own type. For parameters in full precision it is θ₀ itself, if rounds
+    land at once. If they land later, the baseline holds what was sent until that has landed.
     """
 
     kind = "local steps"
@@ -144,7 +144,7 @@ class LocalSteps(Source):
             after_step=self._loads.stepped,
         )
         self._sent_at = 0
-        """Attempted steps when the last round was sent; -1 if what it carried is still to be brought."""
+        """Attempted steps when the last round was sent; -1 if the next one has to bring what it carried."""
         self._lands_at: int | None = None
         """Attempted steps at which the round that is under way lands."""
         self._step: Step | None = None
@@ -403,7 +403,7 @@ class LocalSteps(Source):
             if thrown_away:
                 self.receive()
                 self._restore_baselines()
-                self._sent_at = -1  # what was learned of other parameters is still to be brought
+                self._sent_at = -1  # the next round brings what was learned of other parameters
         finally:
             self._begin_from(loaded)
             is_whole = self._own.keys() | self._buffer_means.base.keys() <= loaded.keys()
@@ -549,7 +549,7 @@ class LocalSteps(Source):
             self._resumed = None
             if not lands:
                 self._restore_baselines()
-                self._sent_at = -1  # what was learned is still to be brought
+                self._sent_at = -1  # the next round brings what was learned
         if not lands:
             _LOG.warning(
                 "a round ended without a result, as something was not finite; the next brings it all"
@@ -565,7 +565,7 @@ class LocalSteps(Source):
         return counted > 0, finished == world
 
     def _said(self) -> tuple[float, int, int]:
-        """Of the replicas in the round that has come, as many count, have finished, and there are.
+        """Numbers of replicas in the round that has come: that count, that have finished, and of all.
 
         One with an unusual weight counts for as much.
         """
@@ -687,7 +687,7 @@ class LocalSteps(Source):
         return {
             **self._save_shared(),
             "own": own | dict(self.module.named_buffers()),
-            "anchors": self._baselines,
+            "anchors": self._baselines,  # this key and "left_at" are as in states of earlier versions
             "inner": [_local_state(optimizer) for optimizer in self._inner],
             "left_at": self._sent_at,
             "unsound": self._unsound,
