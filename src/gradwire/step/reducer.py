@@ -202,7 +202,7 @@ class Backward:
         if not self._ended.is_set():
             self._refuse_what_broke_off()
         self.calls.require_order()
-        self._finish_previous()
+        self._catch_up()
         self.calls.steps += 1
         self._ended.clear()
         self._all_given = self._is_complete = False
@@ -211,7 +211,7 @@ class Backward:
         self._posts_at_end = self.reducer.is_serial or not self.overlap
         self._line_up(partial(self._stage.begin_step, now_s()))
 
-    def _finish_previous(self) -> None:
+    def _catch_up(self) -> None:
         """Training thread: roll the exchange before back if no optimizer has used it, tell the other ranks,
         and install the recipe that follows.
         """
