@@ -98,7 +98,8 @@ def outer(
         raise ValueError(f"every={every!r} is not a number of steps, of at least 1")
     if isinstance(delay, bool) or not isinstance(delay, int) or not 0 <= delay < every:
         raise ValueError(
-            f"delay={delay!r} is not a number of steps below every={every}: one lands before the next leaves"
+            f"delay={delay!r} is not a number of steps below every={every}: a round lands before the next is "
+            "sent"
         )
     if every_seconds is not None and not every_seconds > 0:
         raise ValueError(f"every_seconds={every_seconds!r} is not a time above 0")

@@ -82,7 +82,7 @@ class BufferMeans:
         return sums, said
 
     def is_stale(self, *, late: bool) -> bool:
-        """Buffers travel as they were when the round left."""
+        """Buffers travel as they were when the round was sent."""
         return False
 
     def send(self, comm: Comm) -> None:
