@@ -654,7 +654,7 @@ class Reducer(InstalledRecipe):
         step = self._now
         assert step is not None, "begin the step first"
         if bucket.failure is not None:
-            step.fail(bucket.failure, f"bringing of buffer {bucket.index}")
+            step.fail(bucket.failure, f"intake of bucket {bucket.index}")
         step.add_bucket(bucket)
         self._advance(step)
 
