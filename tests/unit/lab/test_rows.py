@@ -45,6 +45,14 @@ def test_speedup_is_measured_against_ddp():
     assert by_name["ddp"]["speedup_over_ddp"] is None
 
 
+def test_fsdp2_in_other_types_is_not_what_others_are_compared_with():
+    settings = [measured(parse_entry("fsdp2(param_dtype=bfloat16)", "peer"), 2.0), *four()]
+    assert all(row["speedup_over_fsdp2"] is None for row in rows(settings, 2, "fsdp2")["rows"])
+    settings.append(measured(parse_entry("fsdp2", "peer"), 5.0))
+    by_name = named(rows(settings, 2, "fsdp2"))
+    assert by_name["fsdp2(param_dtype=bfloat16)"]["speedup_over_fsdp2"]["ratio"] == pytest.approx(2.5)
+
+
 def test_bytes_come_from_the_model_and_from_the_counters():
     by_name = named(rows(four(), 2))
     assert by_name["ddp"]["wire_bytes_per_step"] == 4000

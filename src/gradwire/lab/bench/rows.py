@@ -19,11 +19,15 @@ _TIMES = ("data_s", "forward_s", "backward_s", "exposed_comm_s", "optimizer_s", 
 def rows(measured: list[Measured], workers: int, stock: str = "ddp") -> dict[str, Any]:
     """{"rows": […], "spread": A/A comparison of the two bounds or None}.
 
-    `stock` is the peer with which all are compared.
+    `stock` is the peer with which all are compared: without options, or with buckets of another size.
     """
     by_name = {item.entry.name: item for item in measured}
     bound, again = by_name.get(BOUND.name), by_name.get(BOUND_AGAIN.name)
-    plain = [item for item in measured if item.entry.stem == stock]
+    plain = [
+        item
+        for item in measured
+        if item.entry.stem == stock and item.entry.options.keys() <= {peers.BUCKET_OPTION}
+    ]
     beside = by_name.get(stock) or (plain[0] if len(plain) == 1 else None)
     return {
         "rows": [
