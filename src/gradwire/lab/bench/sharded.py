@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -43,13 +43,28 @@ def precision(entry: BenchEntry) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(**types)  # type: ignore[arg-type]  # none is None
 
 
-def blocks(module: nn.Module) -> Iterator[nn.Module]:
+def blocks(model: nn.Module) -> list[nn.Module]:
     """Modules that are gathered one by one: what the outermost `Sequential` and `ModuleList` hold.
 
+    A module that shares a parameter with modules outside it is gathered with the rest, as FSDP2 shards a
+    parameter only once.
+
     >>> layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
-    >>> len(list(blocks(nn.ModuleDict({"layers": layers, "head": nn.Linear(2, 2)}))))
+    >>> len(blocks(nn.ModuleDict({"layers": layers, "head": nn.Linear(2, 2)})))
     2
     """
+    owners: dict[Tensor, set[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(parameter, set()).add(module)
+    return [
+        each
+        for each in dict.fromkeys(_outermost(model))  # one module may stand in two places
+        if all(owners[parameter] <= {*each.modules()} for parameter in each.parameters())
+    ]
+
+
+def _outermost(module: nn.Module) -> Iterator[nn.Module]:
     for each in module.children():
         if not any(True for _ in each.parameters()):
             continue
@@ -58,13 +73,13 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
         ):
             yield each
         else:
-            yield from blocks(each)
+            yield from _outermost(each)
 
 
 def shard(model: nn.Module, entry: BenchEntry) -> None:
     """Shard `model` over all ranks, alike in all settings. A collective."""
     mesh, policy = init_device_mesh("cpu", (dist.get_world_size(),)), precision(entry)
-    for each in dict.fromkeys(blocks(model)):  # one module may stand in two places
+    for each in blocks(model):
         fully_shard(each, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
