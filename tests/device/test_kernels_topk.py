@@ -47,6 +47,7 @@ ONE, TWO, THREE, INFINITY = map(key, (1.0, 2.0, 3.0, torch.inf))
     ("lower", "upper"),
     [
         (-1, INFINITY),
+        (-1, ONE),
         (0, 0),
         (ONE, ONE),
         (THREE, THREE),
@@ -72,6 +73,8 @@ def test_whatever_the_bounds_the_choice_is_exact(
         whole = torch.randint(-3, 4, (5001,), generator=generator(1)).float()
         assert agrees(whole, 3500)
         assert agrees(whole + 0.1 * normal(5001), 50)
+        # Above the upper bound, and in the last bin below it.
+        assert agrees(torch.where(whole > 0, 1.0, 1.0 + 2.0**-23), 3500)
 
 
 def test_bounds_are_around_the_last_one_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +100,17 @@ def test_zeros_may_be_among_the_largest() -> None:
     x = normal(30_000) * (torch.arange(30_000) % 200 == 0)
     for k in (300, 140):
         assert agrees(x, k)
+
+
+def test_magnitudes_that_are_nearly_the_same_are_told_apart() -> None:
+    x = torch.where(normal(20_000) > 0, 1.0, 1.0 + 2.0**-23)
+    for k in (18_000, 20_000):
+        assert agrees(x, k)
+
+
+def test_nearly_all_that_is_not_zero_may_be_among_the_largest() -> None:
+    x = (1.1 + 0.001 * normal(100_000)) * (torch.arange(100_000) % 16 == 0)
+    assert agrees(x, 6000)
 
 
 def test_what_is_gathered_in_one_place_has_room() -> None:

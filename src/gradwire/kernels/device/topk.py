@@ -171,10 +171,10 @@ def _search(x, numel, k, state, bins, room, values, TILE: tl.constexpr):
 
     If it is between the bounds, its bin is known, and candidates with other keys than the bin's are left out.
     The search goes on by `_BITS` bits until one key is left: it is the rank-th largest of the elements with a
-    key from `base` to `base` + 2^width - 1.
+    key from `base` to `base` + 2^width - 1, and up to `top`: the last bin has a part above the upper bound.
     """
     candidates, same, lower = tl.load(state), tl.load(state + 1), tl.load(state + 2)
-    shift, counts = tl.load(state + 4), tl.load(bins + tl.arange(0, _BINS))
+    upper, shift, counts = tl.load(state + 3), tl.load(state + 4), tl.load(bins + tl.arange(0, _BINS))
     above = candidates - tl.sum(counts)
     is_lower = (k > candidates) & (k <= candidates + same)
     is_between = (k > above) & (k <= candidates)
@@ -182,6 +182,7 @@ def _search(x, numel, k, state, bins, room, values, TILE: tl.constexpr):
     base = tl.where(is_lower, lower, tl.where(is_between, lower + 1 + (digit << shift), 0))
     width = tl.where(is_lower, 0, tl.where(is_between, shift, 31))
     rank = tl.where(is_lower, k - candidates, tl.where(is_between, left, k))
+    top = tl.where(is_between, upper, _TOP)
     have_room = candidates <= room
     from_candidates = have_room & (k <= candidates)
     source = tl.where(from_candidates, values.to(tl.int64), x.to(tl.int64)).to(tl.pointer_type(tl.float32))
@@ -193,7 +194,7 @@ def _search(x, numel, k, state, bins, room, values, TILE: tl.constexpr):
         begin = tl.zeros((), tl.int64)
         while begin < count:
             key = _key_of(tl.load(source + begin + place, place < count - begin, other=0.0))
-            is_there = (place < count - begin) & (key >= base) & (((key - base) >> width) == 0)
+            is_there = (place < count - begin) & (key >= base) & (((key - base) >> width) == 0) & (key <= top)
             # One addition for each element: few are left, as a bin has a part in 2048 of the keys.
             tl.atomic_add(bins + ((key - base) >> shift), 1, is_there, sem="relaxed")
             begin += TILE
