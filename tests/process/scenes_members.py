@@ -27,7 +27,7 @@ from tests.process.scenes_outer import EVERY, shared, steps, values
 from tests.support.models import perceptron
 
 ROUNDS = 4
-LOOK, LOOKS = 32, 12
+LOOK, LOOKS = 4, 12
 """Rounds from one look at losses to the next, and looks."""
 
 
@@ -133,11 +133,12 @@ def losses_that_rise() -> list[str]:
     """Signs that losses have risen, where the roster has changed just before."""
     members, model = Anew(dist.group.WORLD, "127.0.0.1"), perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    wire = gradwire.outer(model, optimizer, "topk(ratio=0.5)", every=1, members=members)
-    for step in range(LOOKS * LOOK + 1):
-        members.is_broken = step == (LOOKS - 2) * LOOK
-        wire.note_loss(2.0 if step > (LOOKS - 2) * LOOK else 1.0)
-        steps(model, optimizer, range(step, step + 1))
+    with patch("gradwire.control.controller.EVERY", LOOK):
+        wire = gradwire.outer(model, optimizer, "topk(ratio=0.5)", every=1, members=members)
+        for step in range(LOOKS * LOOK + 1):
+            members.is_broken = step == (LOOKS - 2) * LOOK
+            wire.note_loss(2.0 if step > (LOOKS - 2) * LOOK else 1.0)
+            steps(model, optimizer, range(step, step + 1))
     return [sign for _step, sign in wire.report().health]
 
 

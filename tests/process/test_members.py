@@ -48,7 +48,6 @@ def test_a_fresh_meeting_compares_all_that_ranks_must_agree_on_in_one_question(w
         assert max(counts[3:]) == max(counts[:3]) + 1
 
 
-@pytest.mark.rest
 def test_losses_that_rise_are_compared_with_those_before_the_roster_changed(world: Scenes) -> None:
     for signs in value(world, "losses"):
         assert signs == ["the loss has risen from 1 to 2"]
