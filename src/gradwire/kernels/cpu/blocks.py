@@ -106,8 +106,8 @@ def _in_row(data: NDArray[np.uint8], shard: ScaledBlocks, at: _Stretch) -> tuple
 
 
 def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
-    """Encode in one pass: maximum, rounding, subtraction and packing; in stretches on several threads if
-    cores are free.
+    """Twin of `gradwire.kernels.blocks.encode_blocks`. Encode in one pass: maximum, rounding, subtraction and
+    packing; in stretches on several threads if cores are free.
     """
     rule = blocks.block, _KINDS[blocks.kind], np.float32(LARGEST[blocks.kind])
     values, into, bytes_ = x.numpy(), scales.numpy(), codes.numpy()
@@ -123,7 +123,9 @@ def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor
 
 
 def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
-    """Decode and add in one pass; in stretches on several threads if cores are free."""
+    """Twin of `gradwire.kernels.blocks.add_blocks`. Decode and add in one pass; in stretches on several
+    threads if cores are free.
+    """
     rule = blocks.block, _KINDS[blocks.kind], np.float32(weight)
     values, of, bytes_ = out.numpy(), scales.numpy(), codes.numpy()
     number = threads_for(blocks.numel, SMALLEST)
@@ -138,7 +140,9 @@ def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor,
 
 
 def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
-    """Encode all shards in one call, or in stretches on several threads if cores are free."""
+    """Twin of `gradwire.kernels.blocks.encode_shards`. Encode all shards in one call, or in stretches on
+    several threads if cores are free.
+    """
     first = table.shards[0]
     rule = first.block, _KINDS[first.kind], np.float32(LARGEST[first.kind])
     values, data, number = x.numpy(), rows.numpy(), threads_for(table.numel, SMALLEST)
@@ -157,7 +161,9 @@ def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
 
 
 def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
-    """Decode all shards in one call, or in stretches on several threads if cores are free."""
+    """Twin of `gradwire.kernels.blocks.decode_shards`. Decode all shards in one call, or in stretches on
+    several threads if cores are free.
+    """
     out.zero_()
     first = table.shards[0]
     rule = first.block, _KINDS[first.kind]
@@ -176,7 +182,9 @@ def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
 
 
 def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weight: float) -> None:
-    """Sum all rows in one call, or in stretches on several threads if cores are free."""
+    """Twin of `gradwire.kernels.blocks.sum_shard`. Sum all rows in one call, or in stretches on several
+    threads if cores are free.
+    """
     blocks, by = table.shards[shard], np.float32(weight)
     values, data, number = out.numpy(), rows.numpy(), threads_for(blocks.numel * len(rows), SMALLEST)
     if number == 1:
@@ -196,7 +204,9 @@ def sum_shard(rows: Tensor, table: ShardedBlocks, shard: int, out: Tensor, weigh
 def average_shard(
     rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
 ) -> Tensor:
-    """One call sums all rows, and another encodes the mean; on several threads if cores are free."""
+    """Twin of `gradwire.kernels.blocks.average_shard`. One call sums all rows, and another encodes the mean;
+    on several threads if cores are free.
+    """
     return contracts.average_by(sum_shard, encode_blocks, rows, table, shard, room, unsent)
 
 

@@ -32,7 +32,9 @@ _PLACES = 2048  # indices; those of a chunk stay in the first-level cache betwee
 
 
 def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
-    """Encode in one call: values are read, rounded, written and subtracted a thousand at a time."""
+    """Twin of `gradwire.kernels.chosen.take_chosen`. Encode in one call: values are read, rounded, written
+    and subtracted a thousand at a time.
+    """
     if not shape.is_narrow:
         return contracts.take_chosen.plain(x, indices, shape)
     payload = torch.empty(shape.bytes, dtype=torch.uint8, device="cpu")
@@ -42,7 +44,9 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
 
 
 def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound:
-    """Decode all places, then add the values, a thousand at a time."""
+    """Twin of `gradwire.kernels.chosen.add_chosen`. Decode all places, then add the values, a thousand at a
+    time.
+    """
     if not shape.is_narrow:
         return contracts.add_chosen.plain(payload, shape, out, weight)
     tables = DECODING, ZEROS_BEFORE, COUNTS
@@ -51,7 +55,7 @@ def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) 
 
 
 def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
-    """Decode one payload after the other."""
+    """Twin of `gradwire.kernels.chosen.average_chosen`. Decode one payload after the other."""
     if not shape.is_narrow:
         return contracts.average_chosen.plain(payloads, shape, out, weight)
     out.zero_()
@@ -63,7 +67,9 @@ def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -
 
 
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
-    """Pack in one call; each word is assembled in a register."""
+    """Twin of `gradwire.kernels.chosen.pack_elias_fano`. Pack in one call; each word is assembled in a
+    register.
+    """
     words = np.zeros(planes.words + 1, np.uint32)
     row = np.zeros(planes.row // 64 + 2, np.uint64)
     low, groups, places = (words[start:] for start in planes.starts)
@@ -74,7 +80,9 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
 
 
 def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
-    """Unpack the upper parts block by block, then join the low bits."""
+    """Twin of `gradwire.kernels.chosen.unpack_elias_fano`. Unpack the upper parts block by block, then join
+    the low bits.
+    """
     # Kernels read two words at a time, and write a block's ones before they know how many there are.
     words = np.zeros(planes.words + 2, np.uint32)
     words[:-2] = packed.numpy().view(np.uint32)

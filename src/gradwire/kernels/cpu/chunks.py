@@ -19,8 +19,8 @@ _TILE = 1024  # chunks at a time: what is known of them stays in the first-level
 
 
 def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
-    """Select in all strided chunks of a tile side by side, row by row: neighbours in memory are of
-    neighbouring chunks.
+    """Twin of `gradwire.kernels.chunks.chunk_topk_indices`. Select in all strided chunks of a tile side by
+    side, row by row: neighbours in memory are of neighbouring chunks.
     """
     if x.numel() // chunks > _LAST:
         return contracts.chunk_topk_indices.plain(x, chunks, keep)
@@ -31,8 +31,8 @@ def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
 
 
 def indices_near_maxima(x: Tensor, ahead: Tensor, chunk: int) -> Tensor:
-    """Find the maximum of each chunk in a first pass, and compare in a second one, for which the chunk is in
-    the cache.
+    """Twin of `gradwire.kernels.chunks.indices_near_maxima`. Find the maximum of each chunk in a first pass,
+    and compare in a second one, for which the chunk is in the cache.
     """
     # Pages of the buffer that are not written to take no memory.
     found = np.empty(x.numel() + 1, np.int64)

@@ -33,7 +33,9 @@ def compensate(
     scale: float = 1.0,
     pieces: Pieces | None = None,
 ) -> Findings:
-    """Compensate all pieces in one call, or in slices on several threads if cores are free."""
+    """Twin of `gradwire.kernels.compensation.compensate`. Compensate all pieces in one call, or in slices on
+    several threads if cores are free.
+    """
     if working.dtype is not float32 or grad.dtype is not float32:
         return contracts.compensate.plain(working, committed, grad, coefficient, scale, pieces)
     pieces = whole(grad.numel()) if pieces is None else pieces
@@ -61,7 +63,9 @@ def compensate_momentum(
     *,
     nesterov: bool = False,
 ) -> Findings:
-    """Compensate as `compensate` does; each piece may have its own scale."""
+    """Twin of `gradwire.kernels.compensation.compensate_momentum`. Compensate as `compensate` does; each
+    piece may have its own scale.
+    """
     if working[0].dtype is not float32 or grad.dtype is not float32:
         plain = contracts.compensate_momentum.plain
         return plain(working, committed, grad, momentum, scale, pieces, nesterov=nesterov)
@@ -80,7 +84,7 @@ def compensate_momentum(
 
 
 def mask_zeros(target: Tensor, like: Tensor) -> None:
-    """Mask in one pass."""
+    """Twin of `gradwire.kernels.compensation.mask_zeros`. Mask in one pass."""
     if target.shape == like.shape:
         _mask_zeros(target.numpy(), like.numpy())
     else:

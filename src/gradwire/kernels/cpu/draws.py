@@ -13,12 +13,16 @@ from gradwire.kernels.cpu.prepared import prepared
 
 
 def sample_indices(n: int, k: int, seed: int) -> Tensor:
-    """Draw by Floyd's algorithm, with a bitmap of the indices already drawn."""
+    """Twin of `gradwire.kernels.draws.sample_indices`. Draw by Floyd's algorithm, with a bitmap of the
+    indices already drawn.
+    """
     return torch.from_numpy(_sample_indices(n, k, seed))
 
 
 def stratified_indices(n: int, size: int, seed: int) -> Tensor:
-    """Draw one index per stretch, by one step of SplitMix64 each."""
+    """Twin of `gradwire.kernels.draws.stratified_indices`. Draw one index per stretch, by one step of
+    SplitMix64 each.
+    """
     return torch.from_numpy(_stratified_indices(n, size, seed))
 
 

@@ -16,7 +16,7 @@ _WAYS = 4  # tables in turn, so that neighbours in one bin do not wait for each 
 
 
 def magnitude_histogram(x: Tensor) -> Histogram:
-    """Count and sum in one pass."""
+    """Twin of `gradwire.kernels.magnitudes.magnitude_histogram`. Count and sum in one pass."""
     counts, energies = np.zeros(BINS, np.int64), np.zeros(BINS, np.float64)
     _magnitude_histogram(x.numpy(), SHIFT, counts, energies)
     return Histogram(torch.from_numpy(counts), torch.from_numpy(energies))

@@ -27,7 +27,9 @@ def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
 
 
 def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Clear `out` by torch, at the speed of memory, and then write the values."""
+    """Twin of `gradwire.kernels.places.put`. Clear `out` by torch, at the speed of memory, and then write the
+    values.
+    """
     out.zero_()
     _scatter(out.numpy(), indices.numpy(), values.numpy())
 
@@ -38,14 +40,16 @@ def add_at(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) ->
 
 
 def pack_bits(indices: Tensor, words: int) -> Tensor:
-    """Set one bit per index, in the order of the indices."""
+    """Twin of `gradwire.kernels.places.pack_bits`. Set one bit per index, in the order of the indices."""
     packed = torch.zeros(words, dtype=torch.int32, device=indices.device)
     set_bits(indices.numpy(), packed.numpy())
     return packed
 
 
 def unpack_bits(packed: Tensor, count: int) -> tuple[Tensor, Sound]:
-    """Find the set bits, a whole word at a time while `out` has room for 32 more."""
+    """Twin of `gradwire.kernels.places.unpack_bits`. Find the set bits, a whole word at a time while `out`
+    has room for 32 more.
+    """
     indices = torch.empty(count + 1, dtype=index_type(32 * packed.numel()), device=packed.device)
     found = find_bits(packed.numpy(), indices.numpy())
     indices[found:] = max(32 * packed.numel() - 1, 0)

@@ -23,12 +23,12 @@ _SPREAD, _PICK = np.uint64(0x0101010101010101), np.uint64(0x8040201008040201)
 
 
 def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
-    """Sum in a first pass, pack and subtract in a second one."""
+    """Twin of `gradwire.kernels.signs.pack_signs`. Sum in a first pass, pack and subtract in a second one."""
     _pack_signs(x.numpy(), blocks.bounds, blocks.step, levels.numpy(), packed.numpy(), leave)
 
 
 def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
-    """Decode and add: eight bits at a time become eight bytes."""
+    """Twin of `gradwire.kernels.signs.add_signs`. Decode and add: eight bits at a time become eight bytes."""
     arrays = levels.numpy(), packed.numpy(), blocks.bounds
     _add_signs(*arrays, blocks.step, out.numpy(), np.float32(weight))
 

@@ -17,14 +17,16 @@ _BLOCK = 2048  # elements; a row of estimates for each of five rows stays in the
 
 
 def count_sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
-    """Sketch row after row of the table."""
+    """Twin of `gradwire.kernels.sketches.count_sketch`. Sketch row after row of the table."""
     table = torch.zeros(hashes.shape[0], columns, dtype=x.dtype, device=x.device)
     _count_sketch(x.numpy(), *_unsigned(hashes), table.numpy())
     return table
 
 
 def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor:
-    """Estimate in slices, on several threads if cores are free."""
+    """Twin of `gradwire.kernels.sketches.count_sketch_estimates`. Estimate in slices, on several threads if
+    cores are free.
+    """
     numbers = table.nan_to_num(torch.inf, torch.inf, -torch.inf).numpy()
     multipliers, addends = _unsigned(hashes)
     estimates = out.numpy()

@@ -25,7 +25,7 @@ _ONE = np.float32(2**24)  # a level in fixed point, as noise has 24 bits
 def quantize(
     x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False
 ) -> None:
-    """Quantize bucket by bucket."""
+    """Twin of `gradwire.kernels.stochastic.quantize`. Quantize bucket by bucket."""
     most = largest_step(x.dtype, grid.levels)
     rule = grid.bits, grid.norm == "l2", float(grid.clip), np.float32(most)
     low, high = (np.uint32(half) for half in halves(key))
@@ -33,7 +33,7 @@ def quantize(
 
 
 def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> None:
-    """Decode and add bucket by bucket."""
+    """Twin of `gradwire.kernels.stochastic.add_quantized`. Decode and add bucket by bucket."""
     arrays = steps.numpy(), codes.numpy(), grid.ends
     _add_quantized(*arrays, grid.width, grid.bits, np.float32(weight), out.numpy())
 

@@ -18,7 +18,9 @@ _LANES = 1024  # independent sums in the first-level cache: without fast-math, o
 
 
 def indices_reaching(x: Tensor, threshold: float, capacity: int) -> Tensor:
-    """Collect indices block by block; blocks without such elements are skipped."""
+    """Twin of `gradwire.kernels.threshold.indices_reaching`. Collect indices block by block; blocks without
+    such elements are skipped.
+    """
     limit = np.float32(rounded(threshold, x.dtype)).view(np.int32)
     found = np.empty(min(capacity, x.numel()) + 1, np.int64)
     count = _indices_reaching(x.numpy().view(np.int32), limit, found)
@@ -26,7 +28,7 @@ def indices_reaching(x: Tensor, threshold: float, capacity: int) -> Tensor:
 
 
 def moments_reaching(x: Tensor, threshold: float) -> Moments:
-    """Sum in float64 over independent lanes."""
+    """Twin of `gradwire.kernels.threshold.moments_reaching`. Sum in float64 over independent lanes."""
     count, total, squares = _moments_reaching(x.numpy(), np.float32(rounded(threshold, x.dtype)))
     return Moments(int(count), float(total), float(squares))
 

@@ -28,7 +28,7 @@ BLOCK = 4096  # elements; a multiple of 8, and two arrays of it stay in the firs
 
 
 def topk_indices(x: Tensor, k: int) -> Tensor:
-    """Select in one pass over memory."""
+    """Twin of `gradwire.kernels.topk.topk_indices`. Select in one pass over memory."""
     return torch.from_numpy(_topk_indices(x.numpy(), k))
 
 

@@ -19,14 +19,16 @@ _QUIET = np.uint32(0x00400000)
 
 
 def pack_upper(x: Tensor, drop: int, left: bool) -> Tensor:
-    """Pack chunk by chunk; a chunk stays in the first-level cache between the loops."""
+    """Twin of `gradwire.kernels.truncation.pack_upper`. Pack chunk by chunk; a chunk stays in the first-level
+    cache between the loops.
+    """
     words = torch.empty(upper_words(x.numel(), drop), dtype=torch.int32, device=x.device)
     _pack_upper(x.numpy(), drop, LANES, words.numpy().view(np.uint32), left)
     return words
 
 
 def add_upper(words: Tensor, drop: int, out: Tensor, weight: float) -> None:
-    """Unpack and add chunk by chunk."""
+    """Twin of `gradwire.kernels.truncation.add_upper`. Unpack and add chunk by chunk."""
     _add_upper(words.numpy().view(np.uint32), drop, LANES, np.float32(weight), out.numpy())
 
 

@@ -76,7 +76,9 @@ def _cut_shards(table: ShardedBlocks, rows: Tensor) -> _Cut:
 
 
 def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
-    """Encode in one launch. Memory traffic per element: 9 bytes (int4 8.5) with `left`, 5 without."""
+    """Twin of `gradwire.kernels.blocks.encode_blocks`. Encode in one launch. Memory traffic per element: 9
+    bytes (int4 8.5) with `left`, 5 without.
+    """
     if not is_taken(x, scales) or blocks.block > _LONGEST:
         return NotImplemented
     cut = _cut_parts(blocks, codes)
@@ -88,7 +90,9 @@ def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor
 
 
 def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
-    """Decode and add in one launch. Memory traffic: 9 bytes per element."""
+    """Twin of `gradwire.kernels.blocks.add_blocks`. Decode and add in one launch. Memory traffic: 9 bytes per
+    element.
+    """
     if not is_taken(out, scales) or blocks.block > _LONGEST:
         return NotImplemented
     cut = _cut_parts(blocks, codes)
@@ -97,7 +101,9 @@ def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor,
 
 
 def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
-    """Encode all shards in one launch. Memory traffic: 9 bytes per element (int4 8.5)."""
+    """Twin of `gradwire.kernels.blocks.encode_shards`. Encode all shards in one launch. Memory traffic: 9
+    bytes per element (int4 8.5).
+    """
     if not _takes(table, x):
         return NotImplemented
     cut, largest = _cut_shards(table, rows), LARGEST[table.shards[0].kind]
@@ -108,7 +114,9 @@ def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
 
 
 def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
-    """Decode all shards in one launch. Memory traffic: 5 bytes per element."""
+    """Twin of `gradwire.kernels.blocks.decode_shards`. Decode all shards in one launch. Memory traffic: 5
+    bytes per element.
+    """
     if not _takes(table, out):
         return NotImplemented
     cut = _cut_shards(table, rows)
@@ -121,7 +129,8 @@ def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
 def land_shards(
     rows: Tensor, table: ShardedBlocks, places: Sequence[Tensor], factor: float, marks: Tensor
 ) -> None:
-    """Decode all shards into `places` in one launch; a table on the device has the address of every tile.
+    """Twin of `gradwire.kernels.blocks.land_shards`. Decode all shards into `places` in one launch; a table
+    on the device has the address of every tile.
 
     Memory traffic per element: 1 byte, and the bytes of the places' type.
     """
@@ -144,7 +153,8 @@ def land_shards(
 def average_shard(
     rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None
 ) -> Tensor:
-    """Average a shard in one launch. Returns the encoded mean, in new memory.
+    """Twin of `gradwire.kernels.blocks.average_shard`. Average a shard in one launch. Returns the encoded
+    mean, in new memory.
 
     None of `rows` is reused, because programs read and write in different orders. Memory traffic per element:
     1 byte for each row, 1 for the code, and 8 with `unsent`.
@@ -171,7 +181,9 @@ def compensate_blocks(
     room: Tensor,
     marks: Tensor,
 ) -> None:
-    """Compensate and encode in one launch. Memory traffic: 13 bytes per element (int4 12.5)."""
+    """Twin of `gradwire.kernels.blocks.compensate_blocks`. Compensate and encode in one launch. Memory
+    traffic: 13 bytes per element (int4 12.5).
+    """
     old = working if committed is None else committed
     is_whole = is_taken(working) and is_taken(working, old, grad, dtypes=FLOATS)
     if not is_whole or coded.block > _LONGEST or room.numel() % SCALE_BYTES:

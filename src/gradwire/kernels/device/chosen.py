@@ -38,7 +38,7 @@ _STRETCH = 4096
 
 
 def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
-    """Take values and pack their indices in one launch."""
+    """Twin of `gradwire.kernels.chosen.take_chosen`. Take values and pack their indices in one launch."""
     if not is_taken(x) or not _packs(indices, shape.planes) or not shape.is_narrow:
         return NotImplemented
     payload = torch.empty(shape.bytes, dtype=torch.uint8, device=x.device)
@@ -50,15 +50,17 @@ def take_chosen(x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
 
 
 def add_chosen(payload: Tensor, shape: Shape, out: Tensor, weight: float = 1.0) -> Sound:
-    """Unpack the indices in one launch, and add the values in another."""
+    """Twin of `gradwire.kernels.chosen.add_chosen`. Unpack the indices in one launch, and add the values in
+    another.
+    """
     if not _adds(payload, shape, out):
         return NotImplemented
     return _add_rows(payload.view(1, -1), shape, out, weight, clears=False)[0]
 
 
 def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -> Tensor | Literal[True]:
-    """Unpack the indices of all payloads in one launch; a second one clears `out` and adds the values,
-    in order.
+    """Twin of `gradwire.kernels.chosen.average_chosen`. Unpack the indices of all payloads in one launch; a
+    second one clears `out` and adds the values, in order.
     """
     if not _adds(payloads, shape, out):
         return NotImplemented
@@ -66,7 +68,7 @@ def average_chosen(payloads: Tensor, shape: Shape, out: Tensor, weight: float) -
 
 
 def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
-    """Pack in one launch."""
+    """Twin of `gradwire.kernels.chosen.pack_elias_fano`. Pack in one launch."""
     if not _packs(indices, planes):
         return NotImplemented
     words = torch.empty(planes.words, dtype=torch.int32, device=indices.device)
@@ -75,7 +77,7 @@ def pack_elias_fano(indices: Tensor, planes: Planes) -> Tensor:
 
 
 def unpack_elias_fano(packed: Tensor, planes: Planes) -> tuple[Tensor, Sound]:
-    """Unpack in one launch."""
+    """Twin of `gradwire.kernels.chosen.unpack_elias_fano`. Unpack in one launch."""
     if not packed.is_contiguous() or planes.numel > 2**31:
         return NotImplemented
     indices, sound = _unpack(packed, 1, 0, "coded", planes, replaces=True)

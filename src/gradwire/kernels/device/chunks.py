@@ -13,7 +13,8 @@ _WIDTH = 256
 
 
 def chunk_topk_indices(x: Tensor, chunks: int, keep: int) -> Tensor:
-    """Select in one pass, 4 bytes per element, if `keep` is 1; other calls are left to plain torch.
+    """Twin of `gradwire.kernels.chunks.chunk_topk_indices`. Select in one pass, 4 bytes per element, if
+    `keep` is 1; other calls are left to plain torch.
 
     The rows of the maxima are sorted, not the indices: they have fewer bits, and so take fewer passes.
     """

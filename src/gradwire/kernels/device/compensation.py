@@ -35,7 +35,9 @@ def compensate(
     scale: float = 1.0,
     pieces: Pieces | None = None,
 ) -> Findings:
-    """Compensate in one launch, after one that sets the flags. Memory traffic: 12 bytes per element."""
+    """Twin of `gradwire.kernels.compensation.compensate`. Compensate in one launch, after one that sets the
+    flags. Memory traffic: 12 bytes per element.
+    """
     old = working if committed is None else committed
     if not is_taken(working) or not is_taken(working, old, grad, dtypes=FLOATS):
         return NotImplemented
@@ -60,7 +62,9 @@ def compensate_marked(
     slots: Sequence[int],
     marks: Tensor,
 ) -> None:
-    """Compensate in one launch. Memory traffic: 12 bytes per element."""
+    """Twin of `gradwire.kernels.compensation.compensate_marked`. Compensate in one launch. Memory traffic: 12
+    bytes per element.
+    """
     old = working if committed is None else committed
     if not is_taken(working) or not is_taken(working, old, grad, dtypes=FLOATS):
         return NotImplemented
@@ -83,7 +87,8 @@ def compensate_momentum(
     *,
     nesterov: bool = False,
 ) -> Findings:
-    """Compensate in one launch, as `compensate` does. Memory traffic: 20 bytes per element.
+    """Twin of `gradwire.kernels.compensation.compensate_momentum`. Compensate in one launch, as `compensate`
+    does. Memory traffic: 20 bytes per element.
 
     A sequence of scales is copied to the device.
     """

@@ -17,7 +17,9 @@ microseconds."""
 
 
 def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
-    """Fill all buffers in one launch, from a table of their addresses."""
+    """Twin of `gradwire.kernels.flagged.poison`. Fill all buffers in one launch, from a table of their
+    addresses.
+    """
     if any(not b.is_contiguous() or not b.is_floating_point() or b.itemsize < 2 for b in buffers):
         return NotImplemented
     places = tuple((buffer.data_ptr(), buffer.nbytes) for buffer in buffers)
@@ -27,7 +29,9 @@ def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
 
 
 def zero_idle(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
-    """Clear idle pieces in one launch: a program per tile reads the flag of its piece."""
+    """Twin of `gradwire.kernels.flagged.zero_idle`. Clear idle pieces in one launch: a program per tile reads
+    the flag of its piece.
+    """
     if not is_taken(plane) or not idle.is_contiguous() or idle.device != plane.device:
         return NotImplemented
     tiles = piece_tiles(pieces, plane.device)

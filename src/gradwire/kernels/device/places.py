@@ -15,7 +15,9 @@ _STRETCH = 4096
 
 
 def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
-    """Take in one launch. Memory traffic: 12 bytes per index, of which 8 are scattered."""
+    """Twin of `gradwire.kernels.places.take`. Take in one launch. Memory traffic: 12 bytes per index, of
+    which 8 are scattered.
+    """
     if not is_taken(x) or not indices.is_contiguous():
         return NotImplemented
     count = indices.numel()
@@ -25,7 +27,7 @@ def take(x: Tensor, indices: Tensor, weight: float = 1.0) -> Tensor:
 
 
 def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Write in one launch."""
+    """Twin of `gradwire.kernels.places.scatter`. Write in one launch."""
     if not is_taken(out, values) or not indices.is_contiguous():
         return NotImplemented
     count = indices.numel()
@@ -34,7 +36,9 @@ def scatter(out: Tensor, indices: Tensor, values: Tensor) -> None:
 
 
 def put(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Write in one launch: each program clears a stretch, and writes the values whose indices lie in it."""
+    """Twin of `gradwire.kernels.places.put`. Write in one launch: each program clears a stretch, and writes
+    the values whose indices lie in it.
+    """
     if not is_taken(out, values) or not indices.is_contiguous():
         return NotImplemented
     numel, count = out.numel(), indices.numel()

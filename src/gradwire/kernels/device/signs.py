@@ -23,8 +23,8 @@ def _tiles(blocks: Blocks, device: torch.device) -> Tiles:
 
 
 def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, leave: bool = False) -> None:
-    """Encode in two passes. Memory traffic: 12 bytes per element, 8 without `leave`; if the unit is small,
-    the second read is from the cache.
+    """Twin of `gradwire.kernels.signs.pack_signs`. Encode in two passes. Memory traffic: 12 bytes per
+    element, 8 without `leave`; if the unit is small, the second read is from the cache.
     """
     if not is_taken(x, levels):
         return NotImplemented
@@ -43,7 +43,9 @@ def pack_signs(x: Tensor, blocks: Blocks, levels: Tensor, packed: Tensor, *, lea
 
 
 def add_signs(levels: Tensor, packed: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
-    """Decode and add in one launch. Memory traffic: 8 bytes and one bit per element."""
+    """Twin of `gradwire.kernels.signs.add_signs`. Decode and add in one launch. Memory traffic: 8 bytes and
+    one bit per element.
+    """
     if not is_taken(out, levels):
         return NotImplemented
     tiles = _tiles(blocks, out.device)

@@ -49,7 +49,8 @@ def _cut(grid: Grid, codes: Tensor, whole: bool) -> _Cut:
 def quantize(
     x: Tensor, grid: Grid, key: int, steps: Tensor, codes: Tensor, *, subtract: bool = False
 ) -> None:
-    """Quantize in one launch, or in up to four where buckets are long or clipped.
+    """Twin of `gradwire.kernels.stochastic.quantize`. Quantize in one launch, or in up to four where buckets
+    are long or clipped.
 
     Memory traffic per element, with codes of 8 bits: 9 bytes, 5 without `subtract`, and 4 or 8 more for long
     or clipped buckets.
@@ -69,7 +70,9 @@ def quantize(
 
 
 def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight: float) -> None:
-    """Decode and add in one launch. Memory traffic: 9 bytes per element, with codes of 8 bits."""
+    """Twin of `gradwire.kernels.stochastic.add_quantized`. Decode and add in one launch. Memory traffic: 9
+    bytes per element, with codes of 8 bits.
+    """
     if not is_taken(out, steps) or not codes.is_contiguous():
         return NotImplemented
     tiles, constants = _cut(grid, codes, grid.width <= _PIECE)
@@ -78,7 +81,14 @@ def add_quantized(steps: Tensor, codes: Tensor, grid: Grid, out: Tensor, weight:
 
 
 def _find_steps(x: Tensor, grid: Grid, tiles: Tiles, steps: Tensor, limits: tuple[float, float]) -> Tensor:
-    """Write the step of every bucket to `steps`, in two or three launches.
+    """Compute the quantization step of every bucket, in two or three launches.
+
+    Args:
+        x: float32 (numel,), which is read only.
+        grid: buckets, norm and clipping.
+        tiles: stretches of x, of a program each.
+        steps: float32 (buckets,), written.
+        limits: the number of levels, and the largest step.
 
     Returns the largest magnitudes (buckets,), as bits in int32.
     """

@@ -55,7 +55,9 @@ _TOP = tl.constexpr(0x7F800000)
 
 
 def topk_indices(x: Tensor, k: int) -> Tensor:
-    """Select in four launches. Memory traffic: 4 bytes per element, and some 40 per candidate."""
+    """Twin of `gradwire.kernels.topk.topk_indices`. Select in four launches. Memory traffic: 4 bytes per
+    element, and some 40 per candidate.
+    """
     if not is_taken(x) or x.ndim != 1 or x.numel() >= 2**31:
         return NotImplemented
     numel, tiles = x.numel(), -(-x.numel() // _TILE)
