@@ -75,7 +75,13 @@ class Configuration:
             raise ValueError(f"memory_dtype={self.memory_dtype}; choose torch.bfloat16, or leave it out")
 
     def fingerprint(self, chosen: Recipe, source: Source, device: torch.device) -> dict[str, str]:
-        """The values that must be the same on all ranks, by name."""
+        """Texts of everything that must be equal on all ranks, by name.
+
+        Args:
+            chosen: the recipe that `recipe` stands for.
+            source: names the parameters, with their shapes, types and order in memory.
+            device: where gradients are computed.
+        """
         choose, specs = chooser(self.policy), source.specs
         flat_buffers = ",".join(choose(spec.whole) or "-" for spec in specs)
         # With the order in memory, in which buckets are filled: equal shapes are not enough to add up.

@@ -60,6 +60,12 @@ def attach_to_fsdp(
 ) -> FSDPWire:
     """`attach` without `replicas=`, for a model under `fully_shard`. A collective over its mesh.
 
+    Args:
+        model: has one or more modules under `fully_shard`.
+        optimizer: one optimizer or several.
+        asked: the arguments of `attach`.
+        process_group: must be `None`.
+
     Raises as `attach` does.
     """
     if process_group is not None:

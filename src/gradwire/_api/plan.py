@@ -110,7 +110,17 @@ def numbers_of(
     two_levels: bool,
     late: Sequence[float] = (1.0,),
 ) -> dict[str, Any]:
-    """The fields of a `Prediction`. In each step, the slowest rank computes `late` times as long."""
+    """The fields of a `Prediction`, by name.
+
+    Args:
+        recipe: name of the recipe.
+        found: its forecast.
+        every: steps from one exchange to the next.
+        stated: whether the costs of its codec were given; else it counts as free.
+        two_levels: whether ranks reduce inside nodes first.
+        late: for each step of a sample, the computing time of the slowest rank as a multiple of the usual
+            one.
+    """
     step_s = fmean(found.mean_step_s(every, slowed) for slowed in late)
     return {
         "recipe": recipe,
@@ -497,7 +507,16 @@ def profile_of(model: str | Profile | nn.Module) -> Profile:
 
 
 def backward_of(profile: Profile, step_s: float, backward_s: float | None, overlap: bool) -> BackwardTiming:
-    """The ready time of each parameter. Raises `ValueError` if backward does not fit into the step."""
+    """The ready time of each parameter.
+
+    Args:
+        profile: layers of the model, in forward order.
+        step_s: seconds of a step on one rank without communication.
+        backward_s: seconds of the backward pass within it; `None` for two thirds.
+        overlap: whether gradients travel during the backward pass; otherwise all are ready at its end.
+
+    Raises `ValueError` if the backward pass does not fit into the step.
+    """
     backward_s = BACKWARD_SHARE * step_s if backward_s is None else backward_s
     if not 0.0 < backward_s <= step_s < float("inf"):
         raise ValueError(f"backward_s={backward_s} must be positive and within step_s={step_s}")
@@ -638,7 +657,9 @@ def _facts(
 
 
 def _as_cut(chosen: Option, facts: Facts, row: Candidate, *, two_levels: bool) -> Candidate:
-    """`row` for the choice of `auto`, whose boundaries may differ from those of all rows."""
+    """Copy `row`, a candidate's row, for the recipe that `auto` chose: with its name, the time of its step
+    and its levels. Its units may differ from those that the row was computed with.
+    """
     fewer = " in fewer units" if chosen.text.startswith("mergecomp(") else ""
     step_s = facts.forecasts[chosen.recipe].step_s()
     return replace(row, recipe=f"{chosen.recipe}{fewer}", step_s=step_s, two_levels=two_levels)

@@ -55,7 +55,9 @@ class Transports:
 
     @property
     def carrier(self) -> ProcessGroupComm | None:
-        """The comm of gradients that are on the CPU: it is over ranks that hold the same shard."""
+        """Comm for gradients on the CPU: over all ranks, or over those that hold the same shard. `None` if no
+        group carries tensors on the CPU.
+        """
         return self.parts[1] if self.parts else self.cpu
 
     @property

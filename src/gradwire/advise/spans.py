@@ -35,7 +35,7 @@ def union(spans: Spans) -> Spans:
 
 
 def within(spans: Spans, start_s: float, stop_s: float) -> Spans:
-    """The parts of spans that lie between two times.
+    """The parts of disjoint spans (spans, 2), in seconds, that lie between `start_s` and `stop_s`.
 
     >>> within(np.array([[0.0, 2.0], [3.0, 5.0], [7.0, 8.0]]), 1.0, 4.0).tolist()
     [[1.0, 2.0], [3.0, 4.0]]

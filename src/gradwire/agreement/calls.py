@@ -41,12 +41,13 @@ class CallEntry(NamedTuple):
 
 
 class Calls:
-    """The calls of one attached model on this rank, numbered as on all others.
+    """Calls of one attached model on this rank, such as saving a checkpoint, that all ranks must make in the
+    same order.
 
-    Page n of the board is about what follows n calls: another call, or a step that waits in vain. Each rank
-    that comes to it counts itself among those in the same call, and then writes its entry and counts itself
-    again. A rank that waits compares the two numbers, and reads entries only where they differ: so it asks
-    the store as little as it would among two ranks.
+    Each call has a page on the board, by its number; a step that waits looks at the page of the next call. A
+    rank that makes a call increments the counter of this very call, writes its `CallEntry`, and increments
+    the page's counter. If the page's counter is larger, some rank is in another call, and only then are the
+    entries read. So a waiting rank asks the store two questions at a time, whatever the number of ranks.
     """
 
     def __init__(self, board: Board | None) -> None:

@@ -67,7 +67,9 @@ def places(workers: int | None, nodes: int | None, per_node: int | None) -> tupl
 
 
 def links(rate: str, delay: str, inside: str | None, inside_delay: str) -> dict[str, Any]:
-    """The links' rates and delays as the functions take them."""
+    """Read the texts of rates and delays, such as "10gbit" and "5ms", as arguments of `gradwire.plan` and
+    `gradwire.simulate`, in bit/s and seconds. Without `inside` the rate inside nodes is `None`.
+    """
     return {
         "rate_bit_per_s": rate_bit_per_s(rate),
         "delay_s": time_s(delay),

@@ -30,7 +30,13 @@ class Axes:
 
 
 def text_plot(curves: Sequence[Curve], axes: Axes, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Points as a mark for each curve, lines as dots; seconds are labelled in milliseconds.
+    """Plot of curves in characters, with logarithmic axes: points as a mark for each curve, fitted lines as
+    dots.
+
+    Args:
+        curves: measured points (x, seconds) and the line fitted to each.
+        axes: labels; seconds are labelled in milliseconds.
+        width, height: size of the plane, in characters.
 
     >>> from gradwire.planning.links import straight_line
     >>> fit = straight_line([(1.0, 1e-3), (100.0, 1e-1)])
@@ -62,7 +68,10 @@ def text_plot(curves: Sequence[Curve], axes: Axes, width: int = WIDTH, height: i
 
 
 def draw(curves: Sequence[Curve], axes: Axes, title: str, path: Path) -> None:
-    """Write a picture; the suffix decides (svg, png, pdf). Raises `ValueError` for an unknown one."""
+    """Draw curves with logarithmic axes to the file `path`, with `title` above; its suffix decides on the
+    format (svg, png, pdf). `curves` and `axes` are as in `text_plot`. Raises `ValueError` for an unknown
+    suffix.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -21,7 +21,9 @@ class Codec(Protocol):
     def laws(self) -> Laws: ...
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """Number of elements and type of the payload for `numel` elements; the same on all ranks."""
+        """Number of elements and type of the payload of a unit of `numel` elements of type `dtype`; the same
+        on all ranks.
+        """
         ...
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:

@@ -93,7 +93,9 @@ class SparseLayout:
 
 @lru_cache(maxsize=4096)
 def sparse_layout(count: int, numel: int, dtype: torch.dtype) -> SparseLayout:
-    """The `SparseLayout` of these arguments, cached: for small units it takes longer to make than to use."""
+    """The `SparseLayout` of a payload of `count` of `numel` elements of type `dtype`, cached: for small units
+    it takes longer to make than to use.
+    """
     return SparseLayout(count, numel, dtype)
 
 
@@ -129,8 +131,10 @@ class Values:
         return ctx.kernels[take](x, indices)
 
     def add_decoded(self, payload: Tensor, out: Tensor, weight: float, ctx: ExchangeContext) -> None:
-        """Decode at the places that the selector chooses again; it looks at the size of `out` alone, as it is
-        shared.
+        """Add weight · payload to `out` (numel,) at the indices that the selector chooses, here as on the
+        sender.
+
+        Such a selector is shared: it chooses by the size of `out` and by `ctx`, not by values.
         """
         indices = self.selector.select(out, ctx)
         out[indices] += weight * payload

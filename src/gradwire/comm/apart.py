@@ -153,7 +153,7 @@ class Apart:
     def borrow(
         self, like: dist.ProcessGroup, where: torch.device = _CPU, backend: str | None = None
     ) -> dist.ProcessGroup:
-        """`like` itself: nothing else uses it."""
+        """Return `like` itself, whatever the other arguments are: nothing else uses this group."""
         return like
 
     def borrow_parts(self, like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGroup, ...]:

@@ -267,7 +267,9 @@ def gathered(comm: Comm, mine: Tensor) -> Tensor:
 
 
 def issue_alone(comm: Comm, round_: Round, payload: Tensor) -> Pending:
-    """Issue a round of `payload` (numel,) whose result is not read."""
+    """Issue `round_` with `payload` (numel,) on `comm`; room for its result is allocated here, and the result
+    is not read.
+    """
     if round_.verb == "all_reduce" or round_.verb == "broadcast":
         return comm.issue(round_, payload, payload)
     if round_.verb == "all_gather":
@@ -277,7 +279,8 @@ def issue_alone(comm: Comm, round_: Round, payload: Tensor) -> Pending:
 
 
 def owe_zeros(comm: Comm, owed: Sequence[Round], device: torch.device) -> None:
-    """Issue the rounds that this rank still owes, with zeros, so that peers find the expected order.
+    """Issue the rounds `owed`, which this rank has announced and not issued, with zeros on `device`, so that
+    peers find the expected order on `comm`.
 
     Called on a rank whose encoding failed. The step is committed on no rank, so values do not matter. Blocks
     until the zeros have been sent. Raises `TransportError` if a length is owed that only the failed exchange

@@ -309,7 +309,9 @@ class CheckedPeers:
         return Finishing(self._peers.receive(message, source), lambda: self._watch.open(message, source, out))
 
     def agree(self) -> None:
-        """Tell all ranks whether one has found damage, in log N hops."""
+        """Find out whether any rank has received damaged bytes, and record it in the `Watchman` as damage.
+        Raises nothing for damage. A collective: ⌈log2 N⌉ hops of 8 bytes and their checksums.
+        """
         worst = torch.tensor([0 if self._watch.damage is None else self.rank + 1], device="cpu")
         for by in strides(self.world):
             other = torch.empty_like(worst)

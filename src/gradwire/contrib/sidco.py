@@ -97,7 +97,8 @@ def stage_ratios(ratio: float, stages: int) -> tuple[float, ...]:
 def gamma_threshold(mean: float, mean_log: float, ratio: float) -> float:
     """The threshold that a share `ratio` of gamma magnitudes exceeds, for shapes near 1 (corollary 1.2).
 
-    The shape is the closed form of Minka 2002 that the paper takes.
+    `mean` and `mean_log` are the means of the magnitudes and of their natural logarithms. The shape is the
+    closed form of Minka 2002 that the paper takes.
 
     >>> round(gamma_threshold(1.0, -0.5772, 0.1), 2)  # exponential: ln 10, its shape estimated as 0.98
     2.32
@@ -110,7 +111,8 @@ def gamma_threshold(mean: float, mean_log: float, ratio: float) -> float:
 
 
 def pareto_threshold(mean: float, variance: float, ratio: float) -> float:
-    """The threshold that a share `ratio` of Pareto magnitudes exceeds, by matching moments (corollary 1.3).
+    """The threshold that a share `ratio` of Pareto magnitudes exceeds, by matching the magnitudes' `mean` and
+    `variance` (corollary 1.3).
 
     >>> round(pareto_threshold(1.0, 1.0, 0.1), 4)  # of the exponential, ln 10
     2.3026
@@ -139,6 +141,9 @@ def mean_logarithm(x: Tensor) -> float:
 
 def sidco_top_k(ratio: float, stages: int = 3, fit: Fit = "exponential") -> Sidco:
     """Keep about the share `ratio` with the largest magnitudes, judged by a fitted distribution.
+
+    `stages` and `fit` are as in `sidco`. Raises `ValueError` for a ratio outside (0, 1], less than one stage,
+    or an unknown distribution.
 
     >>> x = torch.linspace(0.0, 1.0, 1001)[:-1].log1p()
     >>> len(sidco_top_k(0.01).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1)))

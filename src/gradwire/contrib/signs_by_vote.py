@@ -201,6 +201,9 @@ def signsgd(scale: Scale = "l1") -> Composition:
     Travels: one bit per element to be counted, two bits per result.
     Paper: Bernstein et al. 2018, "signSGD: compressed optimisation for non-convex problems".
     Use when: there are many ranks, some of which may be wrong, and a biased gradient does no harm.
+
+    Args:
+        scale: "l1" multiplies the votes on a parameter by its mean magnitude over ranks; "none" sends ±1.
     """
     exchange = forget(majority_vote(scale))
     units = scale == "none"
@@ -214,6 +217,10 @@ def signum(momentum: float = 0.9, scale: Scale = "l1") -> Composition:
     Travels: one bit per element to be counted, two bits per result.
     Paper: Bernstein et al. 2018, "signSGD: compressed optimisation for non-convex problems".
     Use when: as signsgd, and gradients are noisy: signs of averages are wrong less often.
+
+    Args:
+        momentum: factor of each rank's momentum.
+        scale: as in `signsgd`.
     """
     exchange = forget(majority_vote(scale), Signum(momentum))
     return Composition(exchange, tiny=f"signum({momentum=}, {scale=})", alone=scale == "none")

@@ -31,10 +31,11 @@ from gradwire.step.context import ExchangeContext
 
 @dataclass(frozen=True)
 class FixedThreshold:
-    """All |x| >= threshold, which may be none; if they are more than the bound, the largest.
+    """Select all elements with |x| >= threshold, which may be none; at most the share `at_most` of elements,
+    the largest ones.
 
-    Not a contraction for small x, of which nothing is sent, but what is left is below the threshold in
-    every element: ‖left‖² <= (1 - bound/numel)‖x‖² + numel·threshold².
+    Not a contraction: nothing is sent of an x that is below the threshold everywhere. With the bound k =
+    at_most·numel, ‖left‖² <= (1 - k/numel)‖x‖² + numel·threshold².
     """
 
     threshold: float

@@ -38,7 +38,17 @@ def measuring(
     watch: BackwardWatch,
     layout_of: Callable[[Composition, torch.device], Layout],
 ) -> WarmupController:
-    """The controller that measures for `decision`; `layout_of` lays parameters out for a composition."""
+    """The controller that measures what `decision` needs, and then decides: an `AutoController` if it has
+    candidates.
+
+    Args:
+        decision: which measurements are needed, and what follows from them.
+        specs: the parameters that are exchanged.
+        env: where the reducer runs.
+        placement: where memory and codecs are, with the comms.
+        watch: ready times of gradients.
+        layout_of: lays parameters out for a composition, on a device.
+    """
     if not decision.candidates:
         return WarmupController(decision, specs, env, placement, watch)
     # Loaded by what chooses among recipes.
@@ -218,7 +228,7 @@ class Scales:
         self._fetched: tuple[int, Callable[[], Tensor]] | None = None
 
     def weigh(self, step: int, unit: Unit, x: Tensor, unsent: Tensor) -> None:
-        """Add the norms of a unit, before its exchange."""
+        """Add the norms of `unit`, before its exchange in `step`. x and `unsent` are as in `Weighing.add`."""
         flat_buffer, places = self._flat_buffers[unit.flat_buffer], self._places[unit.flat_buffer]
         weighing = self._now.get(unit.flat_buffer)
         if weighing is None:
@@ -271,7 +281,15 @@ def controller_for(
     layout_of: Callable[[Composition, torch.device], Layout],
     health: Health,
 ) -> Controller:
-    """The controller while `layout` runs; a rank alone has nothing to decide."""
+    """The controller while `layout` runs: one that measures if a decision is to be made, else one that only
+    observes.
+
+    A rank alone has nothing to decide. The arguments are those of `measuring`, and:
+
+    Args:
+        hear: takes the ranks' numbers of a step.
+        health: signs that training suffers.
+    """
     decision = layout.main.next
     if decision is None or layout.alone:
         return RunningController(layout, placement, hear, health)

@@ -68,11 +68,16 @@ def specs_of_profile(profile: Profile) -> tuple[ParameterSpec, ...]:
 
 
 class ClusterForecasts:
-    """Forecasts for one model on one cluster, before anything is measured.
+    """Forecasts of a training step of one model on one cluster, before anything is measured.
 
-    Gradients of `specs` become ready as in `backward`, in that order. With `two_levels`, ranks reduce inside
-    their nodes first, and the layout is that of shards. `at_once` means a round of local steps, in which
-    everything is ready at the end. `cores` are those of a rank.
+    Args:
+        specs: whole parameters, in the order in which their gradients become ready.
+        backward: elements and ready times, in seconds, of the same parameters.
+        cluster: the ranks and their links.
+        two_levels: whether ranks reduce inside their nodes first, so that the layout is that of shards.
+        at_once: whether everything becomes ready at the end of the backward pass, as in a round of local
+            steps.
+        cores: the processor cores of a rank.
     """
 
     def __init__(
@@ -191,16 +196,21 @@ def _spared_bytes(
 def forecast_by(
     facts: Facts, layout: Layout, specs: Sequence[ParameterSpec], granularity: Granularity = ON_HOST
 ) -> Forecast | None:
-    """Forecast of `layout` by measured ready times and links; `None` if these were not measured.
+    """Forecast of a step under `layout`; `None` if ready times or links were not measured.
 
-    `granularity` is the granularity of the device that will hold the memory. The codec counts as free until
-    its cost is known (`Forecast.coded`).
+    Args:
+        facts: measured ready times, in seconds, and links.
+        layout: units and exchanges of the recipe.
+        specs: the parameters that are exchanged.
+        granularity: sizes into which work is cut on the device of the memory.
+
+    The codec counts as free until its cost is known (`Forecast.coded`).
     """
     return forecast_by_units(facts, main_buffer(layout, specs, facts.bucket_boundaries), granularity)
 
 
 def forecast_by_units(facts: Facts, main: MainBuffer, granularity: Granularity = ON_HOST) -> Forecast | None:
-    """`forecast_by` of a layout's `main` flat buffer."""
+    """Forecast as by `forecast_by`, of a layout's `main` flat buffer with its present units."""
     if facts.backward is None or facts.network is None:
         return None
     cluster = Cluster(facts.world, facts.network.link, measured=facts.network)
@@ -211,7 +221,7 @@ def predicted_step_s(
     facts: Facts, layout: Layout, specs: Sequence[ParameterSpec], granularity: Granularity = ON_HOST
 ) -> float | None:
     """Predicted seconds of a step of `layout`, with the codec's cost if it was measured; `None` if ready
-    times or links were not measured.
+    times or links were not measured. Arguments are those of `forecast_by`.
     """
     found = forecast_by(facts, layout, specs, granularity)
     return None if found is None else found.coded(facts.codec or FREE).step_s()

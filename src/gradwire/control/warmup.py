@@ -111,9 +111,18 @@ def surveyed(
     specs: Sequence[ParameterSpec],
     may_follow: Sequence[Composition] = (),
 ) -> Facts:
-    """`facts` with the results of further measurements. A collective, in the same step on all ranks, with
-    equal results. The links are those that `may_follow` would use; their bandwidth follows from the dense
-    steps' collectives.
+    """Measure what `decision` needs: links, processor cores, codec, and parameters' uses. A collective, in
+    the same step on all ranks.
+
+    Args:
+        facts: results of the dense steps, from whose collectives the bandwidth follows.
+        decision: says whether a codec or parameters' uses are to be measured.
+        env: counts the uses of parameters.
+        placement: comms, and the device of memory and codec.
+        specs: the parameters that are exchanged.
+        may_follow: recipes whose collectives the probed links must cover.
+
+    Returns `facts` with the results, which are equal on all ranks.
     """
     comm, control = placement.comm, placement.control
     gradient_bytes = float(sum(spec.numel * spec.dtype.itemsize for spec in specs))
@@ -167,7 +176,9 @@ def links_for(may_follow: Sequence[Composition], world: int) -> tuple[str, ...]:
 
 
 def agreed_cost(composition: Composition, comm: Comm, memory: Device) -> CodecCost | None:
-    """The codec's cost on the slowest rank, for which all wait; `None` if some rank cannot measure it."""
+    """Measure the codec of `composition` on the device `memory`. Returns its cost on the slowest rank, for
+    which all wait; `None` if some rank cannot measure it. A collective over `comm`.
+    """
     failure: BaseException | None = None
     try:
         cost = codec_cost(composition.exchange, composition.text, memory)

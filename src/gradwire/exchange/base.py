@@ -56,7 +56,8 @@ class Exchange(Protocol):
         ...
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
-        """The collectives that `start` will issue, in order; they depend on the arguments alone.
+        """The collectives that `start` will issue, in order, for a unit of `numel` elements of type `dtype`
+        in the step of `ctx`. They depend on these arguments alone.
 
         Rounds marked `at_most` may be shorter, by sizes that ranks agree on in earlier rounds. After a rank
         has taken part in that agreement, it issues them even if its own encoder fails: only the exchange
@@ -148,7 +149,9 @@ def parts(whole: object) -> Iterator[object]:
 
 
 def run(exchange: Exchange, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> None:
-    """Start an exchange and finish it at once, for callers that have nothing to overlap."""
+    """Start an exchange and finish it at once, for callers that have nothing to overlap. A collective; the
+    arguments are those of `Exchange.start`, and x and `mean` are final on return.
+    """
     exchange.start(x, mean, comm, ctx)()
 
 

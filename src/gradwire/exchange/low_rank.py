@@ -135,8 +135,11 @@ class Factors:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Layout of a unit: its matrices, the factors of both sides, and the ranges [start, stop) that
-    travel raw.
+    """Layout of a unit: its matrices, the factors of both sides, and the ranges [start, stop) that travel
+    raw.
+
+    `places` (matrices, 5) int64, on the host, has for each matrix its first element in the unit, rows,
+    columns, and the first elements of its left and right factors.
     """
 
     places: Tensor

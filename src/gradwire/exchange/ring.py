@@ -51,17 +51,21 @@ class Framing(Protocol):
         """Bytes of the largest frame of `numel` elements, a multiple of 8."""
 
     def encode(self, x: Tensor, start: int, hop: int, room: Tensor) -> int:
-        """Encode x (numel,) into uint8 `room`, which has `bound(numel)` bytes or more.
+        """Encode x (numel,), elements [start, start + numel) of the unit, into uint8 `room`, which has
+        `bound(numel)` bytes or more.
 
         Returns the number of bytes, at least 8 and a multiple of 8.
         """
 
     def round_trip(self, x: Tensor, start: int) -> None:
-        """Replace x (numel,) by the decoded values of its frame."""
+        """Replace x (numel,), elements [start, start + numel) of the unit, by the decoded values of its
+        frame.
+        """
 
     def decode(self, data: Tensor, out: Tensor, start: int, hop: int, add: bool) -> None:
-        """Decode the frame `data` into `out` (numel,), or add it to `out`; raises `WireError` if it is
-        damaged.
+        """Decode the frame `data` of elements [start, start + numel), made in hop `hop`, into `out` (numel,).
+
+        With `add` the values are added to `out`. Raises `WireError` if the frame is damaged or another one.
         """
 
 

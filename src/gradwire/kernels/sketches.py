@@ -49,6 +49,8 @@ def count_sketch_estimates(table: Tensor, hashes: Tensor, out: Tensor) -> Tensor
 def count_sketch_buckets(n: int, hashes: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     """Column (rows, n) int64 and sign (rows, n), 1 or -1, of each of n elements in each row of a table.
 
+    `hashes` (rows, 2) int64 has a multiplier and an addend for each row; `columns` is the width of the table.
+
     Multiply-shift (Thorup 2015, "High speed hashing for integers and strings", section 3.3): the upper half
     of multiplier · i + addend mod 2^64 is uniform, and independent for any two i below 2^32. Its lowest bit
     gives the sign, the 31 bits above it give the column.

@@ -69,9 +69,9 @@ class Running:
 
 
 class Membership:
-    """This replica as a member: `take_round` calls it for each stage of a round.
+    """This replica's side of each round: the `Replica` that `gradwire.members.round.take_round` drives.
 
-    All ranks of a replica call its methods together. The first one asks for rosters.
+    All ranks of a replica call its methods together. Only its first rank asks for rosters.
     """
 
     def __init__(

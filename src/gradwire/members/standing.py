@@ -46,7 +46,7 @@ class Fixed:
         return Roster(self._asked, tuple(entries))
 
     def close(self) -> None:
-        """The group is the user's."""
+        """Do nothing: the process group belongs to the user."""
 
 
 def fixed(replicas: object, *, address: str | None = None) -> Fixed:

@@ -175,8 +175,11 @@ class Accelerator:
         return torch.Event(self.where, enable_timing=True)
 
     def awaited(self, stream: Any) -> Event:
-        """`torch.Event` takes `blocking=True` and forgets it (torch 2.11), and CUDA's own event is recorded
-        in CUDA's own streams only."""
+        """Record an event after the work enqueued in `stream`; see `Device.awaited`.
+
+        On CUDA the event is `torch.cuda.Event`, because `torch.Event` takes `blocking=True` and forgets it
+        (torch 2.11). CUDA's own event is recorded in CUDA's own streams only.
+        """
         if self.where.type != "cuda":
             return cast(Event, stream.record_event())
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]

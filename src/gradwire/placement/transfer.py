@@ -239,7 +239,11 @@ class CopyTransfer(StreamTransfer):
         self._pinned: dict[Hashable, _PinnedBuffer] = {}
 
     def start(self, key: Hashable, source: Tensor) -> TransferredBuffer:
-        """Begin to copy `source` out."""
+        """Start to copy `source` to pinned memory on the host, in a stream of its own. `key` is as in
+        `BufferTransfer.start`.
+
+        Returns at once. An error, such as no memory left to pin, is raised by `TransferredBuffer.ready`.
+        """
         try:
             pinned = self._pinned_for(key, source)
             pinned.begin()

@@ -112,8 +112,8 @@ class ChoiceRow:
     """A row of the table that explains a choice.
 
     Both times are of a whole step; the prediction was made before the recipe ran. `share_of_linear` is the
-    speed as a share of the speed without communication. `measured_step_s` and `late`, in steps' worth of
-    gradient, are `None` if the recipe did not run.
+    speed as a share of the speed without communication. `wire_bytes` are bytes that a rank sends in a step.
+    `measured_step_s` and `late`, in steps' worth of gradient, are `None` if the recipe did not run.
     """
 
     recipe: str

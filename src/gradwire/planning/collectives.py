@@ -180,7 +180,12 @@ def latency_of(round_: Sends, world: int, network: Network) -> float:
 
 
 def _run_by(round_: Sends, network: Network, algorithm: str | None = None) -> tuple[Algorithm, Link]:
-    """The algorithm by which a collective runs, and the effective link."""
+    """The algorithm by which a collective runs, and the link that prices it.
+
+    The algorithm is the one that `round_` names, else `algorithm`, else gloo's for this verb. The link is the
+    one calibrated for "verb/algorithm", else for the verb. If the link sends all messages at once, the
+    algorithm counts one latency.
+    """
     named = _named_in(round_, algorithm)
     found = algorithm_of(round_.verb, named)
     name = f"{round_.verb}/{named or GLOO[round_.verb]}"

@@ -23,9 +23,21 @@ FEWEST = 30_000_000
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder-only transformer in numbers; widths in elements.
+    """A decoder-only transformer in numbers.
 
-    `gated` models have a third matrix in each perceptron, norms without a shift, and no learned positions.
+    Args:
+        width: elements of a token's vector.
+        layers: number of blocks, each of attention and a perceptron.
+        wide: inner width of the perceptron, in elements.
+        queries: elements of all heads' queries.
+        keys: elements of all heads' keys, and of their values.
+        words: size of the vocabulary.
+        tokens: the longest sequence.
+        gated: whether perceptrons have a third matrix, norms no shift, and positions are not learned.
+        tied: whether the output layer shares the embedding's matrix.
+        biases: whether matrices have biases, apart from those of `key_biases`.
+        key_biases: whether the matrices of queries, keys and values have biases.
+        head_norm: elements of the norms of each head's queries and keys; 0 without such norms.
     """
 
     width: int

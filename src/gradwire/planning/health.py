@@ -64,7 +64,10 @@ def pooled(parts: Sequence[Losses]) -> Losses:
 
 
 class Lag:
-    """Unsent gradient under one recipe, as a multiple of the gradients of a step.
+    """Norm of the unsent gradient under one recipe, in multiples of the norm of a step's gradients.
+
+    The median of the first three measurements is the usual amount. `add` reports growth when two measurements
+    in a row are above 8 times that, and above 1.
 
     >>> lag = Lag()
     >>> [lag.add(fresh=1.0, unsent=unsent) for unsent in (2.0, 3.0, 3.0, 30.0)]
@@ -78,7 +81,9 @@ class Lag:
         self._above = 0
 
     def add(self, fresh: float, unsent: float) -> str:
-        """Take the norms of a step's gradients and of the unsent gradient; a sentence if that has grown."""
+        """Add the norms of a step's gradients and of the unsent gradient. Returns a sentence if the latter
+        has grown, else "". Norms that are not finite are ignored, and so is a step without gradients.
+        """
         if not 0.0 < fresh < math.inf or not unsent < math.inf:
             return ""
         lag = unsent / fresh

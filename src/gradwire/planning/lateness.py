@@ -95,7 +95,9 @@ class Lateness:
 
     @property
     def is_known(self) -> bool:
-        """True with twice the needed measurements, if the later half is not much above the earlier one."""
+        """True if the lateness has settled: there are twice the needed measurements, and the median of the
+        later half is not much above that of the earlier one.
+        """
         values = list(self._late)
         if len(values) < 2 * self._least:
             return False

@@ -112,7 +112,9 @@ def _cut(base: Composition, cutter: Callable[[Sequence[int]], Sequence[int]]) ->
 
 
 def _even(sizes: Sequence[int], groups: int) -> tuple[int, ...]:
-    """The paper's naive split: as many tensors in every group."""
+    """Boundaries, in elements, of `groups` groups with equally many tensors each, for tensors of `sizes`
+    elements: the paper's naive split.
+    """
     return element_boundaries(even_groups(len(sizes), groups), sizes)
 
 
@@ -224,7 +226,14 @@ def ready_times(facts: Facts, sizes: Sequence[int]) -> BackwardTiming:
 
 
 def cost_of(exchange: Exchange, facts: Facts, watched: Watched) -> GroupCost:
-    """Costs of a group as lines over its elements: encoding, sending, and decoding of all payloads."""
+    """Measured costs of a group, in seconds, as lines over its elements: encoding, sending, and decoding of
+    all payloads.
+
+    Args:
+        exchange: announces the collectives of a unit.
+        facts: measured links, codec and number of payloads; they must be known.
+        watched: the flat buffer and the number of ranks.
+    """
     assert facts.network is not None, "links are measured first"
     assert facts.codec is not None, "so is the codec"
     decode, payloads = facts.codec.decode, facts.payloads

@@ -27,6 +27,10 @@ def efsignsgd(block: int | None = None, layers: bool = False) -> Composition:
     Travels: one bit per element, and a scale per parameter, or per `block` elements.
     Paper: Karimireddy et al. 2019, "Error feedback fixes SignSGD and other gradient compression schemes".
     Use when: a 32nd of the traffic is enough on two to four ranks, and all elements matter alike.
+
+    Args:
+        block: elements that share a scale, a multiple of 8; by default all of a parameter in a unit.
+        layers: whether units hold whole parameters only.
     """
     return Composition(remember(gather(sign(block))), layer_cutter(layers))
 
@@ -38,5 +42,9 @@ def onebit(block: int | None = None, layers: bool = False) -> Composition:
     Travels: one bit per element, and two means per parameter, or per `block` elements.
     Paper: Seide et al. 2014, "1-bit stochastic gradient descent".
     Use when: as efsignsgd, and gradients are not centred at zero.
+
+    Args:
+        block: elements that share two means, a multiple of 8; by default all of a parameter in a unit.
+        layers: whether units hold whole parameters only.
     """
     return Composition(remember(gather(one_bit(block))), layer_cutter(layers))

@@ -121,7 +121,15 @@ def _settled(text: str, known: Comparison, again: Again) -> Composition:
 
 
 def _milder(text: str, known: Comparison, again: Again, late: float) -> Composition:
-    """The composition after `text`, which has stayed and is now too `late`."""
+    """The composition that follows `text`, the running recipe, after its lateness has exceeded the limit: the
+    best recipe tried that may still stay, or dense.
+
+    Args:
+        text: the running recipe.
+        known: the options and trials by which it was chosen.
+        again: makes the next decision.
+        late: its lateness, in steps' worth of gradient.
+    """
     tried = known.option(text)
     following = _settled(text, known.after_trial(text, tried.expected_s, late, error_s=tried.error_s), again)
     return replace(

@@ -43,8 +43,15 @@ class Attempts:
         before_step: Callable[[], None],
         after_step: Callable[[torch.optim.Optimizer], None],
     ) -> None:
-        """`before_pass` is called before each forward pass that trains, with True for the first one since a
-        step. The other functions are called around each step.
+        """Follow the optimizers of `parameters`.
+
+        Args:
+            parameters: the replica's trained parameters.
+            ended: called after each attempt, outside of backward passes.
+            before_pass: called before each forward pass that trains, with True for the first one since a
+                step.
+            before_step: called before an optimizer's step.
+            after_step: called after it, with the optimizer.
         """
         self.count = 0
         self._parameters, self._ended = tuple(parameters), ended
@@ -99,7 +106,9 @@ class Attempts:
         stop_listening(self)
 
     def drop(self) -> None:
-        """The user leaves the step out. Raises `ValueError` if no gradient waits for an optimizer."""
+        """Complete the present step without an optimizer, as the user asks. Raises `ValueError` if no
+        gradient waits for an optimizer.
+        """
         if not self._is_pending:
             raise ValueError(
                 "there is no step to leave out: call drop_step() after a backward pass of the model, "

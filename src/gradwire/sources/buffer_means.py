@@ -75,7 +75,9 @@ class BufferMeans:
         self._flat, self._transferred = flat, transfer.start(_KEY, flat)
 
     def _parts(self, flat: Tensor) -> tuple[Sequence[Tensor], Tensor]:
-        """Sums of each buffer, and of how many replicas."""
+        """Views of `flat`: one (numel,) for the change of each buffer sent, and a last one (buffers,) for the
+        number of replicas in each sum.
+        """
         *sums, said = flat.split_with_sizes(
             [*(each.numel() for each in self._sent.values()), len(self._sent)]
         )

@@ -286,7 +286,7 @@ class LocalSteps(Source):
         self.follow()
 
     def carry(self, backward: Backward) -> None:
-        """Rounds go by `backward` from now on."""
+        """Send all further rounds through `backward`, and observe its reducer."""
         self._backward = backward
         backward.reducer.env.observers.insert(0, self)
 
@@ -482,9 +482,10 @@ class LocalSteps(Source):
         return 1, 1
 
     def send_round(self, *, finished: bool = False) -> None:
-        """Send Δ of this replica, and do not wait. Raises what `Backward.open` does.
+        """Send this replica's Δ without waiting for the others. Raises as `Backward.open` does.
 
-        A replica that has attempted nothing since the last one does not count.
+        A replica counts only if it has made optimizer steps since its last round. `finished` tells the others
+        that this replica has no more steps to make.
         """
         backward, count = self._backward, self.attempts.count
         backward.open()
@@ -720,7 +721,16 @@ class LocalSteps(Source):
         return self._save_shared()
 
     def prepared(self, saved: Mapping[str, Any], *, own: bool) -> tuple[str, Callable[[], None]]:
-        """A function that takes `saved` up: of another rank's state, or a mean, θ₀ and optimizers only."""
+        """Validate a saved state. Returns a fingerprint for all ranks to compare, and a function that applies
+        the state. Changes nothing itself.
+
+        Args:
+            saved: the state, as `state_dict` returned it.
+            own: whether it is this rank's own. Otherwise only shared parameters, a mean that has not landed,
+                and optimizers are taken from it.
+
+        Raises `ValueError` if the state does not fit this model and its optimizers.
+        """
         _require_like("shared parameters", saved["shared"], {n: self.parameters[n] for n in self._baselines})
         # A state from before buffers travelled beside a round fits a model without floating ones.
         base = _require_names("buffers", saved.get("buffers", {}), self._buffer_means.base)

@@ -398,7 +398,9 @@ def group_in(replicas: object) -> dist.ProcessGroup:
 
 
 def _let_go(handles: Iterable[RemovableHandle]) -> None:
-    """Replace the hooks of a module that is gone: parameters that are left refuse to train on alone."""
+    """Replace the hooks of a module that has been deleted by `_refuse_alone`, so that training its remaining
+    parameters raises.
+    """
     for handle in handles:
         hooks = handle.hooks_dict_ref()
         if hooks and handle.id in hooks:

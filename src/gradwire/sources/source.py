@@ -159,7 +159,9 @@ class Source(ABC):
         return None
 
     def replicas_of(self, optimizers: Callable[[], Optimizers]) -> Replicas:
-        """The values of a parameter that all ranks hold alike, by name; none without an optimizer."""
+        """Function from a parameter's name to the values that all ranks hold alike; `None` for a parameter
+        without an optimizer.
+        """
         return partial(_replicated, self.parameters, optimizers)
 
     @abstractmethod

@@ -61,9 +61,11 @@ process group over which gradients are averaged, such as torch.distributed.group
 
 
 def replicated_in(model: object) -> nn.Module:
-    """The module inside such wrappers whose gradients are averaged over replicas that the user names.
+    """The module inside the wrappers of torch.compile and Lightning Fabric, for `attach` with `replicas=`. It
+    may be under `fully_shard`.
 
-    Raises `ValueError` where there is none, as above.
+    Raises `ValueError` for a `DistributedDataParallel` module and for a model whose gradients gradwire cannot
+    carry.
     """
     inner = inside(model)
     if isinstance(inner, DistributedDataParallel):

@@ -197,9 +197,9 @@ class Layout:
         return spec.dtype != torch.float64 and size < self.tuning.small_bytes
 
     def take_over(self, old: Layout) -> None:
-        """Copy the memory of another layout, by parameter name. Unsent gradient may not be dropped.
+        """Copy the memory of the layout `old`, which may be on another device, by parameter name.
 
-        The other may have its memory on another device.
+        If a parameter loses its memory, its unsent gradient must be zero: flush before.
         """
         for name, (flat_buffer, slot) in old.slots.items():
             planes = self.planes_of(name)

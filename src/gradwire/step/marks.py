@@ -20,7 +20,9 @@ class Marks:
         self._are_open = False
 
     def begun(self) -> Tensor:
-        """The marks of the running step, which begin with zeros."""
+        """Marks of the running step, int32 (2 · count + 2,), for kernels to set; cleared at the first call in
+        a step.
+        """
         if self._values is None:
             self._values = torch.empty(2 * self._count + 2, dtype=torch.int32, device=self._device)
         if not self._are_open:
@@ -29,7 +31,9 @@ class Marks:
         return self._values
 
     def close(self) -> Tensor | None:
-        """End the marks of the step. Returns them, if anything was marked."""
+        """End the marks of the running step. Returns them, int32 (2 · count + 2,), or `None` if `begun` was
+        not called in this step.
+        """
         was_open, self._are_open = self._are_open, False
         return self._values if was_open else None
 

@@ -64,7 +64,9 @@ def cut(spec: ParameterSpec, number: int, whole: Tensor) -> Tensor:
 
 
 def joined(spec: ParameterSpec, shards: Sequence[Tensor]) -> Tensor:
-    """The flat whole parameter from all of its flat shards, in order."""
+    """Join the flat shards, in order, to the flat parameter (spec.whole.numel,). `spec` is a shard's; its
+    padding is dropped.
+    """
     return torch.cat([*shards])[: spec.whole.numel]
 
 

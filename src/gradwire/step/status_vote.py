@@ -218,7 +218,18 @@ class StatusVote(SmallReduce):
         cells: int,
         latency: float = 1.0,
     ) -> Tensor:
-        """Make the buffer. Returns the last `cells` numbers of it."""
+        """Allocate the buffer of the all-reduce: small gradients, then the number of ranks in doubt, then
+        free cells.
+
+        Args:
+            regions, comm, device: as for `SmallReduce`.
+            finite: bool () on the device, which says whether this rank's gradients are finite; `None` leaves
+                the number out.
+            cells: elements of the vote's table.
+            latency: as for `SmallReduce`.
+
+        Returns the last `cells` elements of the buffer.
+        """
         doubts = 0 if finite is None else 1
         super().__init__(regions, comm, device, room=doubts + cells, latency=latency)
         room = self.buffer[sum(self._sizes) :]

@@ -37,7 +37,14 @@ BASES = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 def drops_of(dropped: Dropped, like: Tensor, *, explicit: bool, flush: bool) -> Drops:
     """Convert `dropped`, for elements of the type and number of `like`, to the form that kernels take.
 
-    Raises `ValueError` if it does not fit the type or the number of elements.
+    Args:
+        dropped: bits to drop of every mantissa, or uint8 (numel,) with a value for each element: thresholds
+            as exponents or, if `explicit`, dropped bits.
+        like: float32, bfloat16 or float16, of `numel` elements.
+        explicit: whether each element's level travels with it.
+        flush: whether numbers below the normal range become zero.
+
+    Raises `ValueError` if `dropped` or `flush` does not fit the type, or `dropped` the number of elements.
     """
     if like.dtype not in BASES:
         raise ValueError(f"{like.dtype} has no GComp code; float32, bfloat16 and float16 do")
@@ -111,7 +118,8 @@ def tensor_of(words: NDArray[np.uint32], dtype: torch.dtype) -> Tensor:
 
 
 def rounded(x: Tensor, dropped: Dropped, flush: bool, *, explicit: bool = False) -> Tensor:
-    """Round x (numel,) to the tensor that the receiver of its frame decodes; returns a new one.
+    """Round x (numel,) to the tensor that the receiver of its frame decodes; returns a new one. Arguments and
+    errors are those of `drops_of`.
 
     >>> rounded(torch.tensor([1.75, -0.0, 1e-40]), 22, flush=True)
     tensor([2., 0., 0.])
@@ -124,7 +132,8 @@ def rounded(x: Tensor, dropped: Dropped, flush: bool, *, explicit: bool = False)
 
 
 def symbols_of(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush: bool = False) -> Tensor:
-    """The symbol of each element of x (numel,) after rounding: uint8 (numel,).
+    """The symbol of each element of x (numel,) after rounding: uint8 (numel,). Arguments and errors are those
+    of `drops_of`.
 
     >>> symbols_of(torch.tensor([0.0, 1.0, -3.0, 1e-40, float("inf")]))
     tensor([  0, 127, 128, 254, 255], dtype=torch.uint8)
@@ -134,7 +143,8 @@ def symbols_of(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush
 
 
 def histogram(x: Tensor, dropped: Dropped = 0, *, explicit: bool = False, flush: bool = False) -> Tensor:
-    """Count the symbols in a frame of x (numel,): int64 (SYMBOLS,), to be summed over ranks.
+    """Count the symbols in a frame of x (numel,): int64 (SYMBOLS,), to be summed over ranks. Arguments and
+    errors are those of `drops_of`.
 
     >>> from gradwire.codec.gcomp import SYMBOLS
     >>> counts = histogram(torch.tensor([0.0, 1.0, -1.5, 1e-40]))

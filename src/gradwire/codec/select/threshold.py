@@ -58,7 +58,9 @@ def random_start(places: int, ctx: ExchangeContext) -> int:
 
 
 def fill_up(indices: Tensor, k: int, numel: int, ctx: ExchangeContext) -> Tensor:
-    """Fill up as `fill_up_from` does, from a free place that this rank draws uniformly."""
+    """Add free places to ascending `indices` (count,), within 0 … numel - 1, up to k, as `fill_up_from` does.
+    They begin at a free place that this rank draws uniformly.
+    """
     free = numel - indices.numel()
     return fill_up_from(random_start(free, ctx), indices, k, numel) if free else indices
 
@@ -90,7 +92,8 @@ def exactly(x: Tensor, threshold: float, k: int, ctx: ExchangeContext) -> Tensor
 
 
 def largest_of(x: Tensor, indices: Tensor, k: int, kernels: Kernels = LOOKING) -> Tensor:
-    """The k of `indices` (ascending) with the largest magnitudes; all of them if there are no more.
+    """Those k of `indices` (count,), ascending, at which x (numel,) has the largest magnitudes; all of them
+    if k is no less than count.
 
     >>> largest_of(torch.tensor([5.0, 1.0, 3.0]), torch.tensor([1, 2]), 1)
     tensor([2])

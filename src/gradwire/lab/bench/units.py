@@ -17,7 +17,7 @@ def seconds_text(value: float | None) -> str:
 
 
 def bytes_text(value: float | None) -> str:
-    """Decimal units, as links are rated.
+    """Text of a number of bytes in decimal units, in which links are rated; "-" for `None`.
 
     >>> bytes_text(44_700_000), bytes_text(812), bytes_text(None)
     ('44.7 MB', '812 B', '-')

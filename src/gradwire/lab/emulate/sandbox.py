@@ -109,7 +109,11 @@ def enter(mode: str = "auto") -> str:
 
 
 def _behave_as_first_process() -> None:
-    """The kernel drops signals to the first process of a namespace unless it has a handler for them."""
+    """Install handlers of signals, and end with the parent process.
+
+    The kernel drops signals to the first process of a namespace unless it has a handler for them. Signals
+    within a second of the last one are ignored: Ctrl-C arrives twice.
+    """
     die_with_parent()
     with contextlib.suppress(OSError):  # names only; without them gloo warns and goes on
         show_rank_names()

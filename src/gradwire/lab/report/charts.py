@@ -221,7 +221,9 @@ _LANES = (
 
 
 def timeline(groups: Sequence[tuple[str, Sequence[Span]]]) -> str:
-    """Lanes of spans per group; lanes without a span are left out. Time starts with the backward pass."""
+    """Chart of steps as SVG: for each (name, spans) a lane per kind of work, without the kinds that have no
+    span. Time starts with the backward pass.
+    """
     spans = [span for _, group in groups for span in group]
     if not spans:
         return svg.drawing(WIDTH, 40, [svg.text(8, 24, "nothing was recorded")], "timeline")

@@ -155,7 +155,9 @@ def step_parts(document: Document) -> str:
 
 
 def step_timeline(document: Document) -> str:
-    """A typical step of DDP above one of gradwire."""
+    """Chart, as SVG, of a typical step of DDP above one of gradwire. A step that was not recorded is left
+    out.
+    """
     spans = document["timelines"]
     return timeline([(NAMES[name], spans[name]) for name in ("ddp", "gradwire") if spans.get(name)])
 

@@ -300,7 +300,11 @@ class DDPBuckets(Source):
 
 
 def _before_forward(carried: Sequence[Buffers]) -> Callable[..., None]:
-    """DDP need not broadcast what the last backward pass has brought."""
+    """Make a forward pre-hook for the DDP module. It tells `carried` buffers that a forward pass begins,
+    because DDP need not broadcast those that arrived with the last backward pass.
+
+    The hook raises `ValueError` inside `join(divide_by_initial_world_size=False)`, which has no effect here.
+    """
 
     @untraced
     def hook(ddp: DistributedDataParallel, _inputs: Any) -> None:

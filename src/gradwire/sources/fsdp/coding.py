@@ -65,8 +65,9 @@ class Short:
 
 @dataclass(frozen=True)
 class Blocks:
-    """`kind` with a scale for each `block` elements of a part, rounded to nearest. x keeps the rounding
-    errors."""
+    """Coding as integers or floats of `kind`, rounded to nearest, with a scale for each `block` elements of a
+    part. `encode` leaves the rounding errors in its input.
+    """
 
     kind: BlockKind
     block: int

@@ -73,7 +73,9 @@ class Decoding(dist.Work):
         self._is_done = False
 
     def wait(self, timeout: object = None) -> bool:
-        """Block until the gathered parameters are in place. Raises `TransportError`."""
+        """Block until the gathered parameters are in place; `timeout` is ignored. Returns True. Raises
+        `TransportError` if the gather fails.
+        """
         if not self._is_done:
             self._pending.wait()
             self._decode()

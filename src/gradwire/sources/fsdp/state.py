@@ -50,7 +50,10 @@ def save(traffic: Traffic, control: Comm) -> dict[str, Any]:
 
 
 def save_mean(traffic: Traffic, control: Comm) -> dict[str, Any]:
-    """The mean over ranks, for any rank of any world. A collective: one all-reduce per parameter."""
+    """The state with the mean over ranks of their unsent gradients, which any rank of any world can load.
+
+    A collective: one all-reduce per parameter. Raises `PeerFailed` if another rank could not copy its memory.
+    """
     state = on_all_ranks(lambda: save(traffic, control), "copy its memory", control)
     found: list[Exception | None] = []
     for memory in state["memory"].values():

@@ -41,7 +41,7 @@ class Wished:
 
     @property
     def is_coded(self) -> bool:
-        """True if anything is sent in other bits than torch's."""
+        """True if gradients or parameters are sent in fewer bits than torch would send."""
         return self.scattering.coding is not None or self.gather is not None
 
 
@@ -235,7 +235,7 @@ class Traffic:
     # -- between steps
 
     def go_on(self, step: int, draws: int) -> None:
-        """Go on after `step` steps that optimizers have made, and `draws` numbers that were drawn."""
+        """Resume a saved run: optimizers have made `step` steps, and `draws` random keys were drawn."""
         self.step, self.draws = step, draws
         self._is_open = self._is_counted = False
 
@@ -257,7 +257,9 @@ class Traffic:
         return fates
 
     def up_to_date(self) -> None:
-        """Count the steps that optimizers have made so far, and drop unused ones."""
+        """Count the optimizer steps made so far, and roll back the unsent gradient of steps whose gradients
+        no optimizer has used.
+        """
         self.steps.note_cleared()
         self.roll_back_unused()
 
@@ -297,10 +299,10 @@ class Traffic:
         return self._earlier_bytes + sum(each.sent_bytes for each in self._accounts)
 
     def per_pass(self) -> tuple[float, float, float, float, float]:
-        """Bytes of gathers, scatters and rings, bytes inside nodes, and seconds of coding; all since the last
-        change.
+        """Traffic of this rank per backward pass, averaged since the last change of the recipe.
 
-        They are per backward pass: as often as the busiest module was scattered.
+        Returns bytes of gathers, of scatters and of rings, bytes inside nodes, and seconds of coding. The
+        number of backward passes is that of the most frequent scatter.
         """
         passes = max(1, *(scatter.account.calls.total() for scatter in self.scatters))
         gathers = sum(gather.account.sent_bytes for gather in self.gathers)
