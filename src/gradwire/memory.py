@@ -89,7 +89,17 @@ class Memory(Protocol):
     def compensate(
         self, working: Planes, committed: Planes, grads: Gradients, step: int, world: int
     ) -> Findings:
-        """Write the error-fed gradients to working[UNSENT], where `grads` says."""
+        """Add the unsent gradient to the gradients of a step: the input of its exchange.
+
+        Args:
+            working: planes of the running step, written; working[UNSENT] receives the sums.
+            committed: planes of the last committed exchange, read only.
+            grads: the gradients of a bucket, and their places in the planes.
+            step: the present step, on which the memory's coefficient may depend.
+            world: the number of ranks.
+
+        Returns the idle slots, and whether everything is finite.
+        """
         ...
 
     def update(self, working: Planes, committed: Planes) -> None:

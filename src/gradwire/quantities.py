@@ -110,9 +110,11 @@ def wrapped(text: str, width: int, indent: str = "", hanging: str | None = None)
 def table_text(
     head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, left: Sequence[int] = (0,)
 ) -> str:
-    """A table in lines of at most `width` columns: the first column is folded where it would be wider.
+    """Format a table in lines of at most `width` characters; the first column is wrapped where it would be
+    wider.
 
-    Other columns stay whole. Those in `left` are aligned to the left, as words are, and others to the right.
+    Other columns stay whole. `head` has the columns' names, and each of `rows` as many cells. Columns in
+    `left`, by number, are aligned to the left, as words are, and others to the right.
 
     >>> print(table_text(("recipe", "step"), [("int8", "396 ms"), ("topk(ratio=0.01)", "186 ms")], 40))
     recipe              step

@@ -431,7 +431,15 @@ def _sharded(
     target: float,
     candidates: Sequence[str],
 ) -> Plan:
-    """The plan for FSDP2's own traffic."""
+    """The plan for FSDP2's own traffic.
+
+    Args:
+        profile: layers of the model.
+        backward: elements and ready times, in seconds, of its parameters.
+        cluster: the ranks and their links.
+        target: the share of linear that the plan states.
+        candidates: pairs of a scatter and a gather, such as "int4+int8".
+    """
     compute_s = backward.before_s + backward.total_s
 
     def foreseen(text: str) -> Candidate:

@@ -222,7 +222,14 @@ def ar_topk(
 ) -> ArTopK:
     """One rank chooses for all: in turn (STAR), by variance (VAR), or whichever of the two serves better.
 
-    `dtype` (float16 or bfloat16) shortens the values on the wire; `algorithm` is how they are summed.
+    Args:
+        selector: chooses elements on the leader, a number of them that follows from the unit's size.
+        elect: "round_robin", "variance", or "auto" for whichever serves better.
+        dtype: float16 or bfloat16, which shortens the values on the wire; `None` sends them as they are.
+        algorithm: algorithm of the values' all-reduce.
+        broadcast: algorithm of the indices' broadcast.
+
+    Raises `ValueError` for a selector without a fixed number of elements, and for other values.
 
     >>> from gradwire.codec.select.topk import top_k
     >>> exchange = ar_topk(top_k(0.1), "variance", algorithm="tree")

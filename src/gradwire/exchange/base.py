@@ -77,7 +77,9 @@ class Coder(Protocol):
     """
 
     def encode(self, x: Tensor, rows: Tensor, ctx: ExchangeContext) -> None:
-        """Encode each shard of x into its row. x keeps the rounding errors."""
+        """Encode each shard of x (numel,) into its row of `rows` (world, size), in the step and unit of
+        `ctx`. x keeps the rounding errors.
+        """
 
     def average(
         self, rank: int, rows: Tensor, room: Tensor, unsent: Tensor | None, ctx: ExchangeContext
@@ -96,7 +98,9 @@ class Coder(Protocol):
         """
 
     def decode(self, rows: Tensor, out: Tensor, ctx: ExchangeContext) -> None:
-        """Decode the means of all shards, one per row, into `out` (numel,)."""
+        """Decode the means of all shards, one per row of `rows` (world, size), into `out` (numel,). `ctx` is
+        that of `encode`.
+        """
 
 
 class RowCoder(Coder, Protocol):
@@ -118,8 +122,8 @@ class RowCoder(Coder, Protocol):
         room: Tensor,
         marks: Tensor,
     ) -> None:
-        """Compensate the gradients of a bucket, and encode the sums, for any rows: see
-        `gradwire.kernels.blocks.compensate_blocks`.
+        """Compensate the gradients of a bucket and encode the sums, in one pass. The arguments, and rows of
+        any number of ranks, are as in `gradwire.kernels.blocks.compensate_blocks`.
         """
 
     def land(self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor) -> None:

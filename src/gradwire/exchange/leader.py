@@ -98,7 +98,9 @@ def broadcast_indices(
 
 
 def broadcast_round(count: int, numel: int, src: int, algorithm: Broadcasting) -> Round:
-    """The collective of `broadcast_indices`."""
+    """The collective that `broadcast_indices` issues for `count` indices within `numel` elements, from rank
+    `src`.
+    """
     size = index_words(count, numel)
     return Round("broadcast", size, torch.int32, src=src, algorithm=algorithm)
 
@@ -114,7 +116,8 @@ def _packed(own: Callable[[], Tensor], is_leader: bool | Tensor, count: int, lik
 def take_share(
     x: Tensor, indices: Tensor, world: int, dtype: torch.dtype, kernels: Kernels = LOOKING
 ) -> Tensor:
-    """Take x/W at `indices` (k,) out of x (numel,), as values (k,) of `dtype` to be summed over ranks.
+    """Take x/W, for `world` = W ranks, at `indices` (k,) out of x (numel,), as values (k,) of `dtype` to be
+    summed over ranks. x becomes zero there.
 
     `dtype` is x's own or shorter; the rounding error goes back to x.
     """
@@ -197,7 +200,13 @@ class Leader:
 def leader(selector: Selector, elect: Elect = "round_robin", dtype: torch.dtype | None = None) -> Leader:
     """Let one rank choose for all: in turn, or the one whose gradient has the largest norm.
 
-    `dtype` (float16 or bfloat16) shortens the values on the wire.
+    Args:
+        selector: chooses elements on the leader, a number of them that follows from the unit's size.
+        elect: "round_robin" or "norm".
+        dtype: float16 or bfloat16, which shortens the values on the wire; `None` sends them as they are.
+
+    Raises `ValueError` for a selector without a fixed number of elements, an unknown `elect` or another
+    `dtype`.
     """
     if elect not in get_args(Elect):
         raise ValueError(f"elect={elect!r} is none of {', '.join(get_args(Elect))}")

@@ -232,7 +232,9 @@ class RingAllReduce:
         self._made[message] = made or (torch.zeros(TAIL_BYTES, dtype=torch.uint8, device="cpu"), 0)
 
     def _tell(self, messages: Sequence[int]) -> None:
-        """Exchange the lengths of messages that no tail carries."""
+        """Exchange the lengths of the messages with these numbers, which travel alone because no earlier
+        frame carries them: one shift of int64.
+        """
         told = torch.tensor([self._made[message][1] for message in messages], device="cpu")
         heard = torch.empty_like(told)
         self._comm.shift(heard, told, tells=len(messages)).wait()

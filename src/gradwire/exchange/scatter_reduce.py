@@ -137,7 +137,8 @@ class ScatterReduce:
         return finish
 
     def ahead(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[RowCoder, ...] | None:
-        """Coders of all segments, if gradients can be encoded as they arrive; else `None`.
+        """Coders of all segments of a unit (numel,) of type `dtype`, if gradients can be encoded as they
+        arrive; else `None`.
 
         They can if the codec encodes each block by itself. `start` then finds the rows in `ctx.coded`, which
         also brings the mean to its place: `mean` is scratch.
@@ -170,8 +171,8 @@ class ScatterReduce:
         return tuple(segments)
 
     def longest(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """Elements and type of the longest shard's payload. Rows of other shards in the segment are padded to
-        it.
+        """Elements and type of the longest payload of a shard, when a unit of `numel` elements of type
+        `dtype` has one shard per rank. Rows of other shards in the segment are padded to it.
         """
         payloads = []
         for rank in _kinds(numel, ctx):

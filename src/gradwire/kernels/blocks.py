@@ -116,7 +116,8 @@ def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor
 
 @contract(_fit_sum)
 def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
-    """out (n,) += weight · scale · code.
+    """Decode and add: out (n,) += weight · scale · code, with `scales` (blocks,) and `codes` (bytes,) as
+    `encode_blocks` writes them.
 
     >>> out, codes = torch.ones(2), torch.tensor([127, 2], dtype=torch.uint8)
     >>> add_blocks(torch.tensor([2.0]), codes, ScaledBlocks((2,), 256, "int8"), out, 0.5)
@@ -259,7 +260,8 @@ def average_by(
     room: Tensor,
     unsent: Tensor | None,
 ) -> Tensor:
-    """`average_shard` by these functions, which are `sum_shard` and `encode_blocks` or twins of both.
+    """Average and encode a shard as `average_shard` does, whose other arguments are the same. `sum_by` is
+    `sum_shard` or a twin of it, `encode_by` is `encode_blocks` or a twin.
 
     A twin brings its own, since the contracts would check their arguments and look at each tensor again.
     """
@@ -336,8 +338,8 @@ def scales_of(blocks: Tensor, largest: float) -> Tensor:
 
 
 def codes_of(blocks: Tensor, scales: Tensor, is_fp8: bool) -> Tensor:
-    """Codes (blocks, block) int8 of blocks, before packing; for fp8 the bits of e4m3. 0 where the scale is 0
-    or NaN.
+    """Codes (blocks, block) int8 of `blocks` (blocks, block) with `scales` (blocks, 1), before packing:
+    integers, or with `is_fp8` the bits of e4m3. 0 where the scale is 0 or NaN.
     """
     quotients = torch.where(scales > 0, blocks / scales, 0.0)
     if is_fp8:
@@ -346,7 +348,9 @@ def codes_of(blocks: Tensor, scales: Tensor, is_fp8: bool) -> Tensor:
 
 
 def values_of(codes: Tensor, scales: Tensor, is_fp8: bool) -> Tensor:
-    """Decoded blocks (blocks, block) in the type of the scales (blocks, 1)."""
+    """Decode `codes` (blocks, block) int8 with `scales` (blocks, 1), in the type of the scales. With `is_fp8`
+    codes are the bits of e4m3.
+    """
     numbers = codes.view(torch.float8_e4m3fn).float() if is_fp8 else codes
     return scales * numbers.to(scales.dtype)
 

@@ -19,7 +19,7 @@ def _is_one_shape(x: Tensor, ahead: Tensor, chunk: int) -> None:
 
 
 def chunk_topk_count(numel: int, chunks: int, keep: int) -> int:
-    """Number of indices that `chunk_topk_indices` returns for x (numel,).
+    """Number of indices that `chunk_topk_indices` returns for x (numel,) in `chunks` chunks, `keep` of each.
 
     >>> chunk_topk_count(5, 3, 1), chunk_topk_count(5, 3, 2)
     (3, 5)

@@ -146,9 +146,17 @@ def encoded_words(count: int) -> int:
 def decode_symbols(
     words: Tensor, sizes: tuple[int, int, int, int], count: int, lookups: Lookups, out: Tensor | None = None
 ) -> Tensor | None:
-    """Decode `count` symbols that `encode_symbols` encoded, into uint8 `out` (count,) if it is given.
+    """Decode `count` symbols that `encode_symbols` encoded.
 
-    Returns the symbols (count,), or `None` if the words are not four valid streams.
+    Args:
+        words: int64, four streams one after another.
+        sizes: words of each stream.
+        count: number of symbols.
+        lookups: tables of the Huffman code.
+        out: uint8 (count,), written; `None` allocates it.
+
+    Returns the symbols (count,), or `None` if the words are not four valid streams. Raises `ValueError` if
+    `out` has another shape.
 
     >>> lengths = np.zeros(256, np.uint8)
     >>> lengths[[0, 9, 255]] = 1, 2, 2

@@ -59,7 +59,8 @@ def encode_levels(x: Tensor, blocks: Blocks, levels: Tensor, codes: Tensor, *, l
 
 @contract(_fit_sum)
 def add_levels(levels: Tensor, codes: Tensor, blocks: Blocks, out: Tensor, weight: float = 1.0) -> None:
-    """out (n,) += weight · the level of each code, with its sign.
+    """Decode and add: out (n,) += weight · the level of each code, with its sign. `levels` (blocks, 2) and
+    uint8 `codes` are as `encode_levels` writes them.
 
     >>> out = torch.ones(3)
     >>> add_levels(torch.tensor([[2.0, 8.0]]), torch.tensor([12]).byte(), Blocks((3,)), out, 0.5)

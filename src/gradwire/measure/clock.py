@@ -77,7 +77,9 @@ class Trace:
         return Compressing(self, what, unit)
 
     def add(self, what: What, unit: str, start_s: float, stop_s: float) -> None:
-        """Note a span that was timed elsewhere."""
+        """Note a span of work of kind `what` on `unit`, timed elsewhere: from `start_s` to `stop_s` on the
+        clock of `now_s`.
+        """
         self.spans.append(Span(what, unit, start_s, stop_s))
 
 

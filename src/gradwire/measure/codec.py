@@ -177,7 +177,8 @@ def _repeated(bench: _Bench, share_s: float, clock: Callable[[], float]) -> list
 def payloads(exchange: Exchange, numel: int, world: int, step: int = STEADY) -> float:
     """Number of payloads of whole units that a rank decodes: N after an all-gather of them, else 1.
 
-    1 as well if ranks gather shards of 1/N each.
+    It is 1 as well if ranks gather shards of 1/N each. `numel` are the unit's elements, `world` = N the
+    ranks, and `step` the step whose rounds count.
 
     >>> from gradwire.codec.cast import cast
     >>> from gradwire.codec.select.topk import top_k

@@ -94,9 +94,10 @@ def tried(over: Callable[[int], Comm | None], control: Comm, clock: Callable[[],
 
 
 def round_trip_s(comm: Comm, control: Comm, clock: Callable[[], float] = now_s) -> float:
-    """The longest round trip between neighbours, in seconds, over all ranks. A collective.
+    """Measure the longest round trip between neighbours on `comm`, in seconds, over all ranks. A collective.
 
-    gloo announces a receive before it sends, so a message takes a round trip.
+    gloo announces a receive before it sends, so a message takes a round trip. `control` carries the times,
+    and `clock` returns the present time in seconds.
     """
     trips_s = list[float]()
     for _ in range(_BATCHES):

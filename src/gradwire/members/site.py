@@ -21,7 +21,7 @@ class Site:
         self.comm, self.rank, self.size = comm, comm.rank, comm.world
 
     def told(self, text: str) -> str:
-        """The first rank's text."""
+        """Broadcast the first rank's `text`. Returns it on all ranks. A collective: two broadcasts."""
         mine = text.encode()
         length = torch.tensor([len(mine)], device="cpu")
         self.comm.broadcast(length, 0).wait()
@@ -32,17 +32,19 @@ class Site:
         return bytes(flat.tolist()).decode()
 
     def spread(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite `tensors`, contiguous on the CPU, by those of the first rank."""
+        """Broadcast the first rank's `tensors`, contiguous on the CPU, over those of the other ranks. A
+        collective: one broadcast each.
+        """
         for each in tensors:
             self.comm.broadcast(each.view(-1).view(torch.uint8), 0).wait()
 
     def numbers(self, mine: int) -> list[int]:
-        """The number of each rank."""
+        """Gather the number `mine` of each rank, in rank order. A collective."""
         told: list[int] = gathered(self.comm, torch.tensor([mine], device="cpu"))[:, 0].tolist()
         return told
 
     def agree(self, failure: GradwireError | None) -> None:
-        """Raise `failure`; or `TransportError`, if another rank has a failure."""
+        """Raise `failure`; or `TransportError`, if another rank has a failure. A collective."""
         failed = [rank for rank, has in enumerate(self.numbers(int(failure is not None))) if has]
         if failure is not None:
             raise failure

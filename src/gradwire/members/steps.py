@@ -36,7 +36,18 @@ class MovingSteps(LocalSteps):
         on_host: bool,
         name: str,
     ) -> None:
-        """`replicas` is a group of this rank alone, or of the ranks with its place in other replicas."""
+        """Prepare local steps of one replica. Rounds begin with its `Membership`.
+
+        Args:
+            model: the replica's model.
+            replicas: a group of this rank alone, or of the ranks with its place in other replicas.
+            optimizers: inner optimizers of the model.
+            make: makes the outer optimizer.
+            every: attempted steps from one round to the next.
+            delay: attempted steps from sending a round to landing it.
+            on_host: whether the shared parameters are kept on the CPU.
+            name: the name of this replica among the members.
+        """
         super().__init__(model, replicas, optimizers, make, every=every, delay=delay, on_host=on_host)
         self.name = name
         self.due_after = every
@@ -114,7 +125,9 @@ class MovingSteps(LocalSteps):
         """Do nothing: all has been checked before the first meeting."""
 
     def begin(self, backward: Backward, uses: dict[str, float] | None, *, scaled: bool) -> None:
-        """Begin on `backward`. No values are exchanged: parameters are the meeting's already."""
+        """Send rounds through `backward`. No values are exchanged, and the other arguments have no effect:
+        parameters are the meeting's already.
+        """
         self.carry(backward)
 
     # -- rounds

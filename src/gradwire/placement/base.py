@@ -106,7 +106,14 @@ def host(
 
     Gradients of another `device` than the CPU are copied to pinned memory as they arrive, and means are
     copied back. That takes as many bytes of pinned memory as the gradients have, and none of the device's.
-    `control` is `comm` by default.
+
+    Args:
+        comm: comm of the payloads.
+        post: runs a job on the reducer's thread.
+        device: device of the gradients; by default the CPU.
+        control: comm of everything on which ranks agree; by default `comm`.
+        inside: comm of the ranks of this node, if they hold shards.
+        post_after: waits for a copy beside the reducer's thread, and then posts a job.
     """
     device, control = HostDevice() if device is None else device, control or comm
     transfer = BufferTransfer() if device.is_host else CopyTransfer(device)
@@ -135,7 +142,7 @@ def staged(
     CPU.
 
     Payloads are copied to pinned memory and back. `control`, by default `comm`, carries everything on which
-    ranks agree, without copies.
+    ranks agree, without copies. The other arguments are as in `host`.
     """
     transfer = StreamTransfer(device, follows=False)
 

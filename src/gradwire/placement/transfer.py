@@ -178,7 +178,9 @@ class _PinnedBuffer:
         self._copies = 0
 
     def copy(self, to: Tensor, source: Tensor, stream: Stream) -> None:
-        """Enqueue a copy out of or into the memory."""
+        """Enqueue a copy of `source` to `to` in `stream`, between the device's tensor and the pinned memory,
+        and record its duration.
+        """
         if self._copies == len(self._events):
             self._events.append((self._device.new_event(), self._device.new_event()))
         start, stop = self._events[self._copies]

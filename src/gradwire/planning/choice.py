@@ -90,7 +90,15 @@ class Option:
 
     @classmethod
     def of(cls, recipe: str, text: str, forecast: Forecast, assumed: float, longer: float = 1.0) -> Option:
-        """The option that the cost model predicts, with times multiplied by `longer`."""
+        """The option of a recipe as the cost model predicts it.
+
+        Args:
+            recipe: name of the recipe.
+            text: the recipe with its boundaries, as it would run.
+            forecast: its predicted step.
+            assumed: the lateness assumed before it is measured, in steps' worth of gradient.
+            longer: factor by which predicted times are multiplied.
+        """
         seconds = longer * forecast.step_s() - forecast.backward.before_s
         return cls(recipe, text, seconds, forecast.wire_bytes, assumed, calls=forecast.calls)
 
@@ -287,7 +295,15 @@ class Comparison:
     def after_trial(
         self, recipe: str, took_s: float, late: float | None, *, settled: bool = True, error_s: float = 0.0
     ) -> Comparison:
-        """The comparison after `recipe` has run, with the seconds `took_s` of a step and this lateness."""
+        """The comparison after a trial.
+
+        Args:
+            recipe: the recipe that has run.
+            took_s: seconds of its step.
+            late: its lateness, in steps' worth of gradient; `None` if unknown.
+            settled: False if the lateness still rose at the end of the trial.
+            error_s: standard error of `took_s`.
+        """
         tried = [
             replace(each, took_s=took_s, late=late, settled=settled, error_s=error_s)
             if each.recipe == recipe
@@ -371,8 +387,8 @@ class Comparison:
 
 
 def is_faster(seconds: float, than_s: float, off_s: float = 0.0) -> bool:
-    """True if a step is faster than another: by `LEAD`, and by more than `off_s`, the standard error of the
-    difference, explains.
+    """True if a step of `seconds` is faster than one of `than_s`: by the share `LEAD`, and by more than
+    `off_s`, the standard error of the difference, explains.
 
     >>> is_faster(0.094, 0.1), is_faster(0.096, 0.1), is_faster(0.094, 0.1, off_s=0.004)
     (True, False, False)

@@ -58,9 +58,10 @@ def levels(world: int) -> int:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Costs of one algorithm for a collective among N ranks, per byte of payload.
+    """Costs of one algorithm for a collective among N ranks.
 
-    `messages` is the number of consecutive messages. `side_by_side` messages leave a rank at the same time.
+    Each field is a function of N. `messages` is the number of consecutive messages, and `volume` the payloads
+    that pass a link one after another. `side_by_side` messages leave a rank at the same time.
     """
 
     messages: Callable[[int], float]
@@ -68,7 +69,9 @@ class Algorithm:
     side_by_side: Callable[[int], float] = lambda _world: 1
 
     def seconds(self, payload_bytes: float, world: int, link: Link) -> float:
-        """messages·α + volume·M·β; nothing for a rank that is alone."""
+        """Seconds of the collective for M = `payload_bytes` bytes of each of `world` ranks: messages·α +
+        volume·M·β. 0 for a rank that is alone.
+        """
         if world == 1:
             return 0.0
         return self.messages(world) * link.alpha_s + self.volume(world) * payload_bytes * link.beta_s
@@ -209,7 +212,9 @@ def messages_of(rounds: Iterable[Sends], world: int) -> float:
 
 
 def total_time(rounds: Iterable[Sends], world: int, network: Network) -> float:
-    """Seconds of several collectives, one after another."""
+    """Seconds of several collectives, one after another, among `world` ranks. Each takes the `time_of` its
+    verb.
+    """
     return sum(time_of(round_, world, network) for round_ in rounds)
 
 
@@ -285,7 +290,9 @@ def serial_bytes(verb: str, payload_bytes: float, world: int) -> float:
 
 
 def payload_for(verb: str, wire_bytes: float, world: int) -> int:
-    """The payload with about `wire_bytes` serial bytes, in whole float32 of each rank and row."""
+    """The payload, in bytes, for which `verb` among `world` ranks has about `wire_bytes` serial bytes. It is
+    at least 4·world bytes and a multiple of that, so that ranks and rows have whole float32.
+    """
     each = wire_bytes / max(serial_bytes(verb, 1.0, world), 1e-9)
     step = 4 * world
     return max(round(each / step), 1) * step

@@ -69,7 +69,14 @@ def shards(units: Sequence[int], interval: int) -> tuple[int, ...]:
 def paper_boundaries(
     numel: Sequence[int], interval: int, unit: int = UNIT, first: int = FIRST_UNIT
 ) -> tuple[int, ...]:
-    """Inner boundaries in elements by the paper's rule, for tensors of `numel` in ready order."""
+    """Inner boundaries in elements by the paper's rule, for tensors of `numel` elements in ready order.
+
+    Args:
+        numel: elements of each tensor.
+        interval: I, the most parts into which a unit is divided.
+        unit: elements at which a unit is full.
+        first: the same for the first unit.
+    """
     units = bucketed(numel, unit, first)
     starts = accumulate(units, initial=0)
     parts = shards(units, interval)

@@ -120,9 +120,11 @@ class Layers:
         self._unsent: deque[Sequence[float]] = deque(maxlen=looks)
 
     def weighed(self, fresh: Sequence[float], unsent: Sequence[float], lost: float = 0.0) -> Weighed:
-        """The row of a step, from the norms of every layer; nothing about the latest before it is known.
+        """Add a step's norms, and return this rank's row with its latest layer.
 
-        A layer without a gradient is never the latest. Neither is one of which not all is finite.
+        `fresh` and `unsent` are the norms of each layer's gradient and unsent gradient; `lost` is the norm of
+        everything that the step discards. Before enough steps are known, the row names no latest layer. A
+        layer without a gradient is never the latest. Neither is one of which not all is finite.
         """
         self._fresh.append(fresh)
         self._unsent.append(unsent)

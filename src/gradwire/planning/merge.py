@@ -222,8 +222,15 @@ def search_boundaries(
 ) -> Boundaries:
     """Algorithm 2: the best grouping found into 1, 2, … `most` groups (Y in the paper).
 
-    The search ends when one more group makes the step slower, or gains less than the share `alpha`. It makes
-    O(N^(Y−2) log N) different calls of `seconds`. See `bisected` for `apart`.
+    Args:
+        seconds: time of a step with given boundaries; called once for each grouping.
+        tensors: number of tensors.
+        most: the most groups that are tried.
+        alpha: the search ends when one more group gains less than this share, or makes the step slower.
+        apart: see `bisected`.
+
+    It makes O(N^(Y−2) log N) different calls of `seconds`. Raises `ValueError` for `most` below 1 or `alpha`
+    below 0.
 
     >>> calls = []
     >>> search_boundaries(lambda tried: calls.append(tried) or abs(sum(tried) - 700), tensors=1000)

@@ -21,10 +21,15 @@ _FEW = 32
 
 
 def worker_boundaries(backward: BackwardTiming, cost: GroupCost, effort: int = 4000) -> Boundaries:
-    """A good grouping, never worse than a simple one; `effort` is how many groups may be looked at.
+    """A good grouping of tensors, never worse than a simple one.
 
     Simple ones are all groups together, every tensor alone, even splits by the number of tensors, and the
     optimum of MergeComp's own model.
+
+    Args:
+        backward: elements and ready times of the tensors.
+        cost: seconds of a group.
+        effort: how many groups may be evaluated.
     """
     tensors = len(backward.numel)
     if tensors < 2:
@@ -37,7 +42,8 @@ def worker_boundaries(backward: BackwardTiming, cost: GroupCost, effort: int = 4
 def moved_boundaries(
     backward: BackwardTiming, cost: GroupCost, boundaries: Boundaries, effort: int = 2000
 ) -> Boundaries:
-    """`boundaries` of other costs, improved for these costs by local search; never worse than before.
+    """Improve `boundaries`, which were found for other costs, by local search; never worse than before. The
+    other arguments are as in `worker_boundaries`.
 
     Within 1.1 % of `worker_boundaries` in a seventh of its time, if a call costs ten times as much.
     """
@@ -70,7 +76,15 @@ def _simpler(cost: GroupCost) -> tuple[GroupCost, ...]:
 
 
 def improved(seconds: Seconds, starts: Iterable[Boundaries], tensors: int, effort: int) -> Boundaries:
-    """The best of `starts`, moved by the first move that helps, far ones first, until none does."""
+    """Local search: the best of `starts`, changed by the first move that helps, far ones first, until none
+    does.
+
+    Args:
+        seconds: the predicted time of a grouping.
+        starts: groupings to begin with; at least one.
+        tensors: number of tensors.
+        effort: how many groups may be evaluated.
+    """
     best_s, best = min((seconds(boundaries), boundaries) for boundaries in starts)
     far = max(1, tensors // 4)
     while far and effort > 0:

@@ -133,7 +133,8 @@ class Magnitudes:
 
 
 def gains(magnitudes: Magnitudes, ratios: Sequence[float]) -> list[Gain]:
-    """The gain of an exact top-k at every ratio; k is the ratio's share of the elements, at least 1.
+    """The gain of an exact top-k at every ratio; k is the ratio's share of the elements, at least 1. Raises
+    `ValueError` if the histogram has NaN or Inf.
 
     Bins above the k-th magnitude are sent whole, and their energy is known. From the bin that contains it,
     the r largest of n elements are sent. Their energy is at least that of r average elements. It is at most r

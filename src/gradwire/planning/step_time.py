@@ -167,7 +167,10 @@ def sending_s(calls: float, wire_bytes: float) -> float:
 
 
 def overhead_factor(measured_s: float, calls: float, wire_bytes: float) -> float:
-    """Times `sending_s` that collectives were found to take; 1 where nothing was measured.
+    """Measured processor time of collectives as a multiple of the assumed one (`sending_s`), at most
+    `MOST_DEAR`; 1 if nothing was measured.
+
+    `measured_s`, `calls` and `wire_bytes` are seconds, collectives and bytes of one step.
 
     >>> overhead_factor(0.004, 2, 0.0), overhead_factor(1.0, 2, 0.0), overhead_factor(0.0, 2, 0.0)
     (2.0, 4.0, 1.0)

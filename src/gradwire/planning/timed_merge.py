@@ -121,7 +121,13 @@ class TimedMerge:
 def timed_search(
     tensors: int, groups: int = 2, alpha: float = 0.0, most_steps: int = MOST_STEPS
 ) -> TimedMerge:
-    """Algorithm 2 for `tensors` tensors in at most `most_steps` steps.
+    """Prepare MergeComp's algorithm 2, which times groupings in training.
+
+    Args:
+        tensors: number of tensors.
+        groups: the most groups that are tried.
+        alpha: the search ends when one more group gains less than this share.
+        most_steps: the most steps that all timings together may take.
 
     Up to three steps count for a grouping. Neighbouring tensors stay together only as far as the budget asks
     for it. Raises `ValueError` if `most_steps` is too few to compare one group with two.

@@ -94,8 +94,9 @@ def auto(target: float = 0.95, late: float = LATE) -> Composition:
 
 
 def comparison_of(facts: Facts, target: float, late: float) -> Comparison:
-    """The options that follow from `facts`; `facts.dense_s` must be known.
+    """The options that follow from the measured `facts`; `facts.dense_s` must be known.
 
+    `target` is the share of linear to reach, and `late` the limit of lateness in steps' worth of gradient.
     Where a dense step took longer than predicted, the predictions of all others are longer by the same
     factor: they leave out the same.
     """
@@ -127,8 +128,13 @@ def comparison_of(facts: Facts, target: float, late: float) -> Comparison:
 def dense_where_hidden(
     exposed: Sequence[float], target: float, late: float, again: Again
 ) -> Composition | None:
-    """Dense, if the `exposed` shares of steps are so small that dense certainly reaches `target`; else
-    `None`.
+    """Dense, if communication is hidden so well that dense certainly reaches `target`; else `None`.
+
+    Args:
+        exposed: for each dense step, the share in which it waited for communication.
+        target: the share of linear to reach.
+        late: the limit of lateness, in steps' worth of gradient, for what follows.
+        again: makes the next decision.
 
     The test uses the upper confidence bound of the share. It ignores that communication may slow down
     computation.
@@ -146,7 +152,9 @@ def may_be_within(late: float, assumed: float) -> bool:
 
 
 def chosen_by(facts: Facts, comparison: Comparison, again: Again) -> Composition:
-    """The first trial; dense if none is worth it. `again` makes the next decision."""
+    """The recipe of the first trial, by the options of `comparison`; dense if none is worth it. `facts` are
+    quoted as the reason, and `again` makes the next decision.
+    """
     first = comparison.next_trial()
     digits = 0 if min(facts.allreduce_s, facts.backward_s) >= 0.01 else 1
     times = f"all-reduce {ms_text(facts.allreduce_s, digits)}, backward {ms_text(facts.backward_s, digits)}"

@@ -147,8 +147,9 @@ class Options:
 
 
 def compose(interval: int, options: Options, why: str = "as configured") -> Composition:
-    """The filter with its scheduled memory and boundaries; at interval 1 nothing is filtered or
-    remembered."""
+    """COVAP's filter with its scheduled memory and boundaries, for units sent once in `interval` steps. At
+    interval 1 nothing is filtered or remembered. `why` is the reason that reports show.
+    """
     text = options.text(interval)
     if interval == 1:
         return Composition(dense(), why=why, text=text)
@@ -194,7 +195,11 @@ LONGEST = 64
 
 
 def from_facts(facts: Facts, options: Options, decimals: int = 1) -> Composition:
-    """I = ⌈CCR⌉, so that sending takes no longer than the backward pass. Warns if gradients get stale."""
+    """COVAP with the measured interval I = ⌈CCR⌉, so that sending takes no longer than the backward pass.
+    `decimals` are those to which the CCR is rounded before.
+
+    Sets a warning if the interval is so long that gradients get stale.
+    """
     interval = min(interval_for(facts.ccr, decimals), LONGEST)
     why = f"CCR {facts.ccr:.2f} needs every unit only once in {interval} steps"
     warning = ""

@@ -114,7 +114,14 @@ def flexible(
 
 
 def exchange_of(ratio: float, way: str, elect: Election = "round_robin", inner: str = "topk") -> Exchange:
-    """The exchange of a choice: each rank's own by all-gather, or a leader's by ring or tree."""
+    """The exchange of a choice: each rank's own elements by all-gather, or a leader's by ring or tree.
+
+    Args:
+        ratio: share of the elements to send, above 0 and at most 1.
+        way: `ALL_GATHER`, `TREE`, or a ring.
+        elect: how the leader of ring and tree is elected.
+        inner: recipe whose selector is used, such as "topk" or "sidco(stages=2)".
+    """
     chosen = selector_of(inner, ratio)
     if way == ALL_GATHER:
         return remember(gather(sparse(chosen)))
@@ -142,8 +149,8 @@ def selector_of(inner: str, ratio: float) -> Selector:
 def rounds_of(
     watched: Watched, cutter: Cutter | None, elect: Election = "round_robin", inner: str = "topk"
 ) -> Rounds:
-    """The rounds of all units of the watched flat buffer in a step under a choice, as its exchange announces
-    them.
+    """A function from a choice to the collectives of all units of the `watched` flat buffer in a step.
+    `cutter` divides the flat buffer into units; `elect` and `inner` are as in `exchange_of`.
 
     >>> sent = rounds_of(Watched(4, (600, 400)), fused_cutter(True))(Choice(0.1, "tree"))
     >>> [(each.verb, each.algorithm) for each in sent]

@@ -24,6 +24,10 @@ def powersgd(rank: int = 1, warmup_steps: int = 0) -> Composition:
     Travels: rank·(rows + columns) values of every matrix, whatever the number of ranks.
     Paper: Vogels et al. 2019, "PowerSGD: practical low-rank gradient compression".
     Use when: traffic must fall by 50 to 300 times on any number of ranks; rank 2 to 4 where 1 costs accuracy.
+
+    Args:
+        rank: columns of each factor.
+        warmup_steps: steps at the beginning that send gradients densely.
     """
     return Composition(remember(warm(warmup_steps, power_sgd(rank))))
 

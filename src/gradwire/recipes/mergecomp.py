@@ -71,6 +71,16 @@ def mergecomp(
     Paper: Wang et al. 2021, "MergeComp: a compression scheduler for scalable communication-efficient
         distributed training".
     Use when: a codec's fixed cost per call shows, or you want to see what cutting otherwise would change.
+
+    Args:
+        inner: the recipe that runs in each group.
+        split: "planned", "exact" and "search" compute boundaries from measured costs, "timed" times
+            groupings, and "layers" and "even" are fixed.
+        groups: the number of groups of "even", and the most that "search" and "timed" try.
+        cuts: boundaries in elements, which were found before; `None` finds them.
+        elements: elements of the flat buffer for which `cuts` were found.
+        alpha: the share that one more group must gain.
+        steps: the most steps of "timed".
     """
     base = _inner(inner)
     if split not in get_args(Split):

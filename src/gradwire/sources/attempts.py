@@ -88,7 +88,9 @@ class Attempts:
         listen(self, model)
 
     def change(self, optimizers: Optimizers) -> None:
-        """Count the steps of `optimizers`, and of others that have their parameters."""
+        """Count the steps of `optimizers` from now on, and of others that have their parameters. A step that
+        only some of the previous optimizers have made is completed.
+        """
         if self._has_begun:  # by some of several, and the others will not
             self._complete()
         self._stepped.clear()

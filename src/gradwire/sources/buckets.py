@@ -72,7 +72,15 @@ class Bucket:
         device: torch.device,
         rows: Mapping[str, int] | None = None,
     ) -> None:
-        """`rows` says how many rows of a parameter there are; the rows beyond are filled with zeros."""
+        """Allocate the bucket, and clear it.
+
+        Args:
+            index: number of the bucket; buckets are exchanged in this order.
+            specs: parameters of one type; they lie one after another.
+            device: device of the gradients.
+            rows: rows of a parameter's gradient, by name, if they are fewer than its spec has; the others are
+                filled with zeros.
+        """
         self.index = index
         # The same tuple in every step, by which the reducer knows it again.
         self.entries = slots_of(specs)

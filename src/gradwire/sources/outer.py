@@ -389,10 +389,11 @@ class LocalSteps(Source):
             self._loads.look()
 
     def note_changes(self) -> None:
-        """Where something was loaded since the last step, θ₀ becomes that.
+        """Make loaded values the new baseline: if parameters or buffers were loaded since the last step, θ₀
+        becomes them.
 
-        It is agreed on when the next round has been sent. A round under way is about the old θ₀: it is
-        awaited, and thrown away.
+        All ranks agree on the new values when the next round has been sent. A round that is still in flight
+        concerns the old θ₀, so it is awaited and thrown away.
         """
         if self._loads.is_pending:
             self.attempts.written()

@@ -182,8 +182,10 @@ class PlainParameters(Source):
         return tensor
 
     def give(self, name: str, view: Tensor, *, is_there: bool) -> None:
-        """Make `view`, the parameter's place in its bucket, the memory of its gradient, unless it is
-        already.
+        """Make `view`, the place of the parameter `name` in its bucket, the memory of its gradient. If it
+        `is_there`, it already is that memory.
+
+        A parameter whose strides differ gets a gradient of its own, with a copy.
         """
         parameter, strides = self.parameters[name], self._strides.get(name)
         if strides is not None and strides != parameter.stride():

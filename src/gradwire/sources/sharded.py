@@ -142,7 +142,9 @@ class ShardedParameters(PlainParameters):
         return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
     def give(self, name: str, view: Tensor, *, is_there: bool) -> None:
-        """Set the gradient to the memory of `view`, sharded like the parameter, if it is not yet."""
+        """Make the memory of `view` the gradient of the parameter `name`, sharded like it. Does nothing if it
+        `is_there`, that is, the gradient already.
+        """
         parameter = self.parameters[name]
         assert isinstance(parameter, DTensor), "checked"
         if not is_there:

@@ -116,7 +116,9 @@ class ExchangeState:
         return self.committed.get(kind, {}).get(name)
 
     def put(self, kind: str, name: str, tensor: Tensor) -> None:
-        """Store a tensor for the next step; the caller must not change it any more."""
+        """Store a tensor for the next step, under `kind` and the parameter's `name`; the caller must not
+        change it any more.
+        """
         self._working.setdefault(kind, {})[name] = tensor
 
     def commit(self) -> None:
@@ -303,7 +305,8 @@ class ExchangeContext:
         see: See = refuse,
         coded: Coded | None = None,
     ) -> ExchangeContext:
-        """Context of the same unit in a step. The arguments are all fields that differ from step to step.
+        """Context of the same unit in a step. The arguments are all fields that differ from step to step,
+        with their meaning.
 
         >>> there = ExchangeContext(step=0, unit=3, rank=0, world=2).at(7, scale=2.0)
         >>> there.step, there.unit, there.scale

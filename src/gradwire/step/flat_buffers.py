@@ -245,7 +245,9 @@ class FlatBuffer:
         return None if unsent is None else unsent[unit.start : unit.stop]
 
     def compensate(self, grads: Gradients, step: int, world: int) -> Findings:
-        """Write memory plus gradients to the working planes; each piece begins where a slot does."""
+        """Write memory plus the gradients `grads` of a bucket to the working planes; each piece begins where
+        a slot does. `step` and `world` are as in `Memory.compensate`, and so is the result.
+        """
         return self.memory.compensate(self.working, self.committed, grads, step, world)
 
     def compensate_marked(self, grads: Gradients, numbers: Sequence[int], step: int) -> None:

@@ -162,7 +162,10 @@ def bucket_plan(
     entries: tuple[Slot, ...], slots: Mapping[str, tuple[FlatBuffer, Slot]], direct: Mapping[str, Exchange]
 ) -> BucketPlan:
     """Sort the entries of one bucket: by flat buffer in the order of the bucket, or by exchange without a
-    flat buffer."""
+    flat buffer.
+
+    `slots` and `direct` are those of the `Layout`, by name of the parameter.
+    """
     flat_buffers: defaultdict[FlatBuffer, list[tuple[Slot, Slot]]] = defaultdict(list)
     # By flat buffer and number: a unit's own hash goes through all of its pieces.
     units: Counter[tuple[FlatBuffer, int]] = Counter()

@@ -124,7 +124,7 @@ class Votes:
 
 @lru_cache(maxsize=256)
 def sum_bytes(numel: int, algorithm: Algorithm, world: int) -> float:
-    """Bytes on the wire of a float32 all-reduce of `numel` elements.
+    """Bytes that a rank sends in a float32 all-reduce of `numel` elements by `algorithm` among `world` ranks.
 
     >>> sum_bytes(1000, "library", 4)
     6000.0

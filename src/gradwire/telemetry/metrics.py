@@ -27,7 +27,13 @@ BOTH = {
 
 
 def metrics_of(backward: Backward, source: Source, loss_scale: float) -> dict[str, float]:
-    """The numbers of `Wire.metrics`, by name. Between steps, on the thread that trains."""
+    """The numbers of `Wire.metrics`, by name. Between steps, on the thread that trains.
+
+    Args:
+        backward: the exchange of one attached model.
+        source: brings its gradients.
+        loss_scale: factor by which these gradients are scaled.
+    """
     backward.commit_deferred()
     reducer, history = backward.reducer, backward.history
     found: dict[str, float] = {

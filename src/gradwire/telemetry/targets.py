@@ -111,7 +111,9 @@ def _prometheus(registry: Any, rank: int) -> Write:
 
 
 def write_textfile(path: Path, metrics: Metrics, rank: int) -> None:
-    """Replace the file at `path`, in Prometheus' text format; a reader never sees a partial file."""
+    """Replace the file at `path` by the metrics of `rank`, in Prometheus' text format; a reader never sees a
+    partial file. Raises `OSError` if it cannot be written.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(exposition(metrics, rank), encoding="utf-8")
     partial.replace(path)
@@ -142,7 +144,9 @@ class Listener:
     """
 
     def __init__(self, metrics: Callable[[], Metrics], write: Write, every: int) -> None:
-        """Raises `ValueError` unless `every` is a whole number from 1 on."""
+        """Prepare a listener that hands `metrics()` and the step to `write`, at every `every`-th backward
+        pass. Raises `ValueError` unless `every` is a whole number from 1 on.
+        """
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"every={every!r}: expected a number of backward passes, at least 1")
         self._metrics, self._every, self._passes = metrics, every, 0

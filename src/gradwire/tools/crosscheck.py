@@ -62,7 +62,9 @@ class Compared:
 
 
 def coded(rank: int, numel: int, dtype: torch.dtype, where: torch.device) -> Tensor:
-    """Small integers that depend on rank and position: sums are exact, and misplaced data show."""
+    """Small integers (numel,) of type `dtype` on the device `where`, which depend on rank and position: sums
+    are exact, and misplaced data show.
+    """
     return (torch.arange(numel, device=where) * 7 + 31 * rank).remainder(251).to(dtype)
 
 

@@ -84,7 +84,7 @@ class GradientWatch:
         step.unit_observers.append(self.take)
 
     def take(self, flat_buffer: FlatBuffer, _unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
-        """Take in a unit."""
+        """Copy the input x and the memory of a unit's exchange, for `diagnose`."""
         unsent = None if ctx.unsent is None else ctx.unsent.clone()
         self.seen.append(SeenUnit(flat_buffer.exchange, x.clone(), replace(ctx, unsent=unsent)))
 

@@ -69,9 +69,11 @@ class Guard:
         step.tell((told,), partial(self.error, step=step.number, control=env.control))
 
     def error(self, rows: Sequence[tuple[float, ...]], step: int, control: Comm) -> RanksDisagree | None:
-        """Error if the replicas differ after `step`, by the numbers of all ranks; the same on all of them.
+        """Compare the replicas before `step`. Returns the error, the same on all ranks, if they differ; else
+        `None`.
 
-        If they differ: one all-gather of 128 bytes, and one of eight bytes per parameter.
+        `rows` has the numbers of every rank. If they differ, a collective over `control`: one all-gather of
+        128 bytes, and one of eight bytes per parameter.
         """
         if len(set(rows)) == 1 or (_NOT_DUE,) in rows:
             return None

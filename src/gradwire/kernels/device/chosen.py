@@ -99,7 +99,16 @@ def _pack(
     planes: Planes,
     taken: tuple[Tensor, Tensor, float, int] | None,
 ) -> None:
-    """Write all of `words`, and of the values if any are taken, up to their padding."""
+    """Pack `indices` in the given `form` into all of `words`, padding included, in one launch.
+
+    Args:
+        words: int32, written.
+        indices: int32 or int64 (count,), ascending.
+        form: "list", "bitmap" or "coded".
+        planes: sizes of the planes of the list and the code.
+        taken: `None`, or (x, values, limit, kind): values of x at the indices are written to `values` with
+            their padding, and x keeps the rounding errors.
+    """
     x, values, limit, kind = (words, words, 0.0, 0) if taken is None else taken
     cells = {"list": 0, "bitmap": -(-planes.numel // 32), "coded": planes.blocks}[form]
     patterns = torch.empty(cells, dtype=torch.int32, device=words.device) if form == "coded" else words

@@ -108,7 +108,9 @@ def check_peer(entry: BenchEntry) -> None:
 
 
 def install(entry: BenchEntry, ddp: DistributedDataParallel) -> HookClock | None:
-    """Register the peer's hook on `ddp`, with the options that the entry carries."""
+    """Register the peer's hook on `ddp`, with the options of `entry`. Returns the clock of the time spent in
+    the hook, if the peer has one.
+    """
     return PEERS[entry.stem](ddp, **_options(entry))
 
 

@@ -25,9 +25,13 @@ def smooth(values: Sequence[float | None], window: int = WINDOW) -> list[float]:
 
 
 def on_slow_link(course: Course, warmup: int, like: Course | None = None) -> list[float]:
-    """Seconds per step as on the slow link: measured, then the median of what was measured.
+    """Seconds of each step of a course on the slow link: as measured there, then the median of the measured
+    ones.
 
-    A course that never ran there takes as long as `like`, step by step.
+    Args:
+        course: all its steps, of which the first `course.shaped` used the slow link.
+        warmup: steps at the beginning that do not count for the median.
+        like: the course whose times one takes that never used the slow link.
     """
     timed = course if course.shaped or like is None else like
     measured = timed.step_s[: timed.shaped]

@@ -110,5 +110,5 @@ def _claims(document: dict[str, Any]) -> Table:
 
 
 def _plain_table(*heads: str, title: str | None = None) -> Table:
-    """Without frames: it must fit into 80 columns."""
+    """Table with the columns `heads`, without frames, so that it fits into 80 columns."""
     return Table(*heads, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

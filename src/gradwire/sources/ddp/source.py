@@ -47,7 +47,9 @@ class BucketMap:
     """
 
     def __init__(self, module: nn.Module, specs: Sequence[ParameterSpec], *, are_views: bool = False) -> None:
-        """`are_views` is True if DDP makes gradients views of its buckets."""
+        """Map the buckets of `module`, whose exchanged parameters are `specs`. `are_views` is True if DDP
+        makes gradients views of its buckets.
+        """
         self._specs = {spec.name: spec for spec in specs}
         self._names = {id(p): name for name, p in module.named_parameters() if name in self._specs}
         self._are_views = are_views

@@ -32,7 +32,9 @@ class Coding(Protocol):
         ...
 
     def encode(self, x: Tensor, rows: Tensor, parts: tuple[int, ...], key: int) -> None:
-        """Encode x into `rows`. x either stays as it is or keeps its rounding errors."""
+        """Encode x into `rows`, in the parts and with the key that the class describes. x either stays as it
+        is or keeps its rounding errors.
+        """
         ...
 
     def decode(self, rows: Tensor, out: Tensor, parts: tuple[int, ...]) -> None:

@@ -56,7 +56,9 @@ class Account:
         self.sent_bytes = self.ring_bytes = self.inside_bytes = self.coding_s = 0.0
 
     def note(self, kind: str, sent_bytes: float, ring_bytes: float, inside_bytes: float) -> bool:
-        """Count a collective; returns True if it is the first of its kind."""
+        """Count a collective of the coding `kind`, and its bytes as the class has them. Returns True if it is
+        the first of its kind.
+        """
         self.calls[kind] += 1
         self.sent_bytes += sent_bytes
         self.ring_bytes += ring_bytes
@@ -100,7 +102,7 @@ class Gather(AllGather):
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """A new tensor."""
+        """Allocate a tensor for FSDP2: `size`, `dtype` and `device` are those of `torch.empty`."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -187,7 +189,15 @@ class Scatter(ReduceScatter):
         begins: Callable[[], Tensor | None],
         key: Callable[[], int],
     ) -> None:
-        """`begins` is called before each scatter, and returns the loss scale. `key` draws a new one."""
+        """Prepare the scatters of one module.
+
+        Args:
+            of: the module.
+            routes: make the route over a process group.
+            scattering: the coding, and whether rounding errors are remembered.
+            begins: called before each scatter; returns the loss scale.
+            key: draws a new key for stochastic rounding.
+        """
         self.account = Account()
         self.unsent: Unsent | None = None
         self.scattering = scattering
@@ -197,7 +207,7 @@ class Scatter(ReduceScatter):
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """A new tensor."""
+        """Allocate a tensor for FSDP2: `size`, `dtype` and `device` are those of `torch.empty`."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

@@ -31,7 +31,15 @@ class Unsent:
         *,
         can_go_back: bool,
     ) -> None:
-        """`columns` are where a row has each parameter; `targets` are ascending ranks of the `world`."""
+        """Allocate the memory of one module, with zeros.
+
+        Args:
+            columns: elements of a row that belong to each parameter.
+            targets: ascending ranks, of which each has a row.
+            world: the number of ranks.
+            dtype, device: type and place of the memory.
+            can_go_back: whether the earlier state is kept.
+        """
         self.columns, self._world = columns, world
         self.places = torch.tensor(list(targets), device=device)
         """The ranks that rows are meant for."""

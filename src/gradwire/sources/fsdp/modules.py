@@ -85,7 +85,9 @@ class ShardedModule:
         return torch.cat(pieces, dim).narrow(dim, 0, size[dim])
 
     def rows(self, place: int, whole: Tensor, world: int) -> Tensor:
-        """The inverse: the parameter as all ranks' rows (world, elements), filled up with zeros."""
+        """Inverse of `whole`: divide the parameter number `place` into rows (world, elements), one for each
+        rank, filled up with zeros.
+        """
         of = self.group.fsdp_params[place]
         rows = whole.new_zeros(world, self.elements[place])
         for row, piece in zip(rows, whole.chunk(len(rows), of.fsdp_placement.dim), strict=False):

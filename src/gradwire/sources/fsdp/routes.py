@@ -99,7 +99,15 @@ class ByNodes:
         between: dist.ProcessGroup,
         where: torch.device,
     ) -> None:
-        """`inside` and `between` are groups of this route alone, of the node's ranks and of `targets`."""
+        """Prepare the route of this `rank`.
+
+        Args:
+            nodes: the ranks of each node.
+            rank: this rank in the mesh.
+            inside: group of the ranks of its node, for this route alone.
+            between: group of the ranks in `targets`, for this route alone.
+            where: device of the rows.
+        """
         self._inside, self._between = ProcessGroupComm(inside), ProcessGroupComm(between)
         self._is_running = 0
         per_node, count = nodes.per_node, len(nodes.nodes)

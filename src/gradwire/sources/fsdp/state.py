@@ -80,7 +80,15 @@ def _is_of_this_world(traffic: Traffic, state: State) -> bool:
 def load(
     traffic: Traffic, control: Comm, saved: Saved, missing: Missing = "refuse", *, mean: bool = False
 ) -> None:
-    """Load a state on all ranks; after an error nothing has changed on any rank. A collective.
+    """Load a state on all ranks; after an error nothing has changed on any rank. A collective over `control`.
+
+    Args:
+        traffic: receives the state.
+        control: comm of all ranks.
+        saved: one state, or those of several ranks.
+        missing: "drop" allows states of some ranks to be missing, and parameters that the model does not
+            have; their unsent gradient is lost. "refuse" raises.
+        mean: whether to load the mean even if each rank has a state of its own.
 
     If as many ranks saved, each takes its own state; otherwise all start with the mean. Raises `ValueError`
     for a state that does not belong here, and `RanksDisagree` if another rank refuses its state or loads

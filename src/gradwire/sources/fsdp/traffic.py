@@ -64,10 +64,20 @@ class Traffic:
         memory_dtype: torch.dtype | None = None,
         can_go_back: bool = True,
     ) -> None:
-        """`nodes` are those of the mesh's ranks, if several share one: coded traffic then uses two levels,
-        once `routes` has groups for that. `why_flat` is the reason if ranks share nodes that do not suit two
-        levels. `loss_scale` is called once per backward pass; it must not wait
-        for a device.
+        """Prepare all gathers and scatters; `install` begins them.
+
+        Args:
+            modules: the modules under `fully_shard`.
+            wished: the bits of scatters and gathers.
+            steps: counts the steps of the optimizers.
+            nodes: those of the mesh's ranks, if several share one: coded traffic then uses two levels, once
+                `routes` has groups for that.
+            why_flat: the reason if ranks share nodes that do not suit two levels.
+            loss_scale: called once per backward pass; it must not wait for a device.
+            seed: seed of stochastic rounding.
+            memory_dtype: type of the unsent gradient; `None` means float32.
+            can_go_back: whether the earlier memory is kept until it is known whether optimizers have used a
+                scatter.
         """
         self.modules, self.wished, self.steps = tuple(modules), wished, steps
         self.group: dist.ProcessGroup = modules[0].received()[0]

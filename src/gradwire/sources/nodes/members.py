@@ -107,11 +107,15 @@ def _per_node() -> int:
 
 
 def agreed(kind: str, mine: Members, comm: Comm) -> tuple[NodeTable | None, str]:
-    """Agree on the nodes; `None` if the world is flat. A collective: one all-gather of a byte per pair of
-    ranks.
+    """Agree on the nodes. A collective: one all-gather of a byte per pair of ranks.
 
-    Raises `ValueError` on all ranks if given nodes contradict each other or differ in size. If nodes were
-    only detected, the world is flat then, and the text says why. It is empty otherwise.
+    Args:
+        kind: "given" if the user named the nodes, else they were detected.
+        mine: ranks of this rank's node.
+        comm: all ranks.
+
+    Returns the nodes, or `None` if the world is flat; and a text that says why detected nodes cannot be used,
+    else empty. Raises `ValueError` on all ranks if given nodes contradict each other or differ in size.
     """
     row = torch.zeros(comm.world, dtype=torch.uint8, device="cpu")
     row[list(mine)] = 1
