@@ -204,7 +204,9 @@ def _over_parts(numel: int, ctx: ExchangeContext, dtype: torch.dtype, fill: Fill
 
 
 def _over_part(seen: Replicated, part: Part, scale: float, out: Tensor, fill: Fill) -> str:
-    """Fill in one parameter's, and return nothing; or leave zeros, and say why."""
+    """Write the numerator of one parameter's elements to `out`, by `fill`. Returns an empty text; or leaves
+    zeros, and returns the reason.
+    """
     found = numerator_of(seen)
     if not isinstance(found, Numerator):
         return found

@@ -220,10 +220,14 @@ def carried(
 
 
 def _gains(table: NodeTable, chosen: Recipe, source: Source, policy: Policy | None) -> bool:
-    """True if two levels save more bytes on a node's link than they cost. Equal on all ranks, from agreed
-    numbers.
+    """True if two levels save more bytes on a node's link than they cost, counted over all traffic. Equal on
+    all ranks, from agreed numbers.
 
-    It counts the bytes of all traffic on the link.
+    Args:
+        table: the ranks of each node.
+        chosen: the recipe.
+        source: brings the gradients of the parameters.
+        policy: which parameters get which recipe.
     """
     from gradwire.control.forecast import gains_by_two_levels
 
@@ -243,7 +247,19 @@ def _gains(table: NodeTable, chosen: Recipe, source: Source, policy: Policy | No
 def _on_nodes(
     nodes: Nodes, table: NodeTable, transports: Transports, where: torch.device, lending: Lending
 ) -> Transports:
-    """`transports` with groups inside this rank's node and between nodes, if torch can make them."""
+    """Add groups inside this rank's node and between nodes to `transports`, if torch can make them. A
+    collective.
+
+    Args:
+        nodes: the argument of `attach`.
+        table: the ranks of each node.
+        transports: groups of all ranks.
+        where: device of the model.
+        lending: makes or lends groups.
+
+    If torch cannot make them, returns `transports` with a warning in the log; raises `ValueError` if the user
+    gave the nodes.
+    """
     try:
         rank = transports.everyone.rank
         return with_parts(transports, (table.inside(rank), table.between(rank)), where, lending)
@@ -400,10 +416,18 @@ def _agreed_recipe(
     comm: Comm,
     also: Callable[[], object],
 ) -> tuple[Recipe, Optimizers]:
-    """Parse and check everything, and compare it over all ranks. Returns the recipe, and the optimizers that
-    use the gradients.
+    """Parse and check everything, and compare it over all ranks. One all-gather if all ranks agree.
 
-    One all-gather if all ranks agree. A rank that must refuse tells the others first: they would wait for it.
+    Args:
+        asked: the arguments of `attach`.
+        source: brings the gradients.
+        optimizer: one optimizer or several.
+        where: device of the model.
+        comm: all ranks.
+        also: a further check, which raises.
+
+    Returns the recipe, and the optimizers that use the gradients. A rank that must refuse tells the others
+    first, because they would wait for it; all raise then.
     """
     refusal: Exception | None = None
     try:

@@ -74,9 +74,10 @@ def connect_more(
 def _announce_ahead(
     carrier: ProcessGroupComm, everyone: ProcessGroupComm, trip_s: float, lending: Lending
 ) -> None:
-    """Begin a series of receives that are announced ahead, if the round trip is long.
+    """Begin a series of receives that are announced ahead on `carrier` and `everyone`, if the round trip
+    `trip_s`, in seconds, is long.
 
-    One all-gather, unless the groups have had no model before.
+    One all-gather, unless `lending` makes new groups, which have had no model before.
     """
     if trip_s < LONG_S:
         return

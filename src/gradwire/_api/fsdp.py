@@ -137,9 +137,17 @@ def carry_inside(model: nn.Module, asked: Configuration) -> Traffic:
 def _accepted(
     modules: tuple[ShardedModule, ...], optimizer: object, asked: Configuration, control: ProcessGroupComm
 ) -> tuple[Wished, Optimizers, Members]:
-    """The wished traffic, the optimizers, and the ranks of this rank's node.
+    """Check everything that may differ between ranks, and tell a refusal to the others. A collective over
+    `control`.
 
-    Everything that may differ between ranks is checked here, and a refusal is told to the others.
+    Args:
+        modules: the modules under `fully_shard`.
+        optimizer: one optimizer or several.
+        asked: the arguments of `attach`.
+        control: all ranks.
+
+    Returns the wished traffic, the optimizers, and the ranks of this rank's node. Raises `ValueError` for
+    arguments that FSDP2's own traffic cannot have, and `RanksDisagree` if another rank refuses.
     """
     refusal: Exception | None = None
     try:
@@ -206,7 +214,8 @@ def _fingerprint(
 
 
 def _connect(traffic: Traffic, wished: Wished, control: ProcessGroupComm) -> None:
-    """Make groups inside and between nodes, if ranks share some and anything is coded. A collective.
+    """Make groups inside and between the nodes of `traffic`, if ranks share some and `wished` codes anything.
+    A collective over `control`.
 
     Raises `ValueError`, on all ranks, if torch cannot make them.
     """

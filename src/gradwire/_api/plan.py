@@ -638,7 +638,16 @@ def _facts(
     told: Told | None,
     done: float,
 ) -> Facts:
-    """The facts that `auto` would measure before its first trial; where ranks share nodes, on shards."""
+    """The facts that `auto` would measure before its first trial; on shards, if ranks share nodes.
+
+    Args:
+        forecasts: of the model on the cluster.
+        backward: elements and ready times of the parameters.
+        cluster: the ranks and their links.
+        codecs: costs of codecs, by recipe.
+        told: called with each recipe that has been forecast, and the share of the work that is done.
+        done: the share that was done before.
+    """
     buckets, levels = bucketed(backward.numel), cluster.shares_links
     ranks, parts = (cluster.nodes, cluster.per_node) if levels else (cluster.workers, 1)
     timed = cluster.between_s if levels else cluster.seconds

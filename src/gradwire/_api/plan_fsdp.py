@@ -113,7 +113,9 @@ def forecast_fsdp(
 
 
 def _gathered(coding: Coding | None, parts: tuple[int, ...], cluster: Cluster) -> _Sent:
-    """A gather of shards of these parts."""
+    """Predicted time and bytes of a gather of shards, whose `parts` have these numbers of elements, on
+    `cluster`; `coding` is `None` for torch's own.
+    """
     row = Transfer("all_gather", _row_bytes(coding, parts))
     sent = (cluster.workers - 1) * row.payload_bytes
     if coding is None or not cluster.shares_links:
@@ -123,7 +125,9 @@ def _gathered(coding: Coding | None, parts: tuple[int, ...], cluster: Cluster) -
 
 
 def _scattered(coding: Coding | None, parts: tuple[int, ...], cluster: Cluster) -> _Sent:
-    """A scatter to shards of these parts."""
+    """Predicted time and bytes of a scatter to shards, whose `parts` have these numbers of elements, on
+    `cluster`; `coding` is `None` for torch's own.
+    """
     world, nodes = cluster.workers, cluster.nodes
     if coding is None or not cluster.shares_links:
         verb, times = ("all_reduce", 2) if coding is None else ("all_to_all", 1)

@@ -245,7 +245,9 @@ class _Forecasts:
         )
 
     def of(self, text: str, cluster: Cluster, levels: bool | None = None) -> tuple[Forecast, bool]:
-        """The forecast, and whether it is on two levels."""
+        """Forecast of the recipe `text` on `cluster`, and whether it runs on two levels. `levels` says so;
+        `None` decides as `attach` would.
+        """
         composition = steady(text, "candidate")
         if levels is None:
             levels = cluster.shares_links and gains_by_two_levels(
@@ -268,7 +270,16 @@ def _outcomes(
     memory_bytes: float,
     told: Told | None,
 ) -> tuple[Outcome, ...]:
-    """The outcome of every recipe in every world; `worlds` says how late the slowest rank is in each step."""
+    """The outcome of every recipe in every world.
+
+    Args:
+        forecasts: of the model.
+        texts: recipes with fixed options.
+        every: steps from one exchange to the next.
+        worlds: clusters, each with the slowest rank's relative computing time in each step of a sample.
+        memory_bytes: memory of a rank that may be used.
+        told: called with each outcome in words, and the share of the work that is done.
+    """
     dense = [_passed_bytes(forecasts.of("dense", cluster)[0], cluster) for cluster, _ in worlds]
     outcomes = []
     for text in texts:
@@ -296,7 +307,14 @@ def _of_fsdp(
     worlds: Worlds,
     memory_bytes: float,
 ) -> tuple[Outcome, ...]:
-    """The outcome of each scatter and gather of FSDP2's own traffic in every world."""
+    """The outcome of each scatter and gather of FSDP2's own traffic in every world.
+
+    Args:
+        profile: layers of the model.
+        backward: times of a step, in seconds.
+        texts: pairs such as "int4+int8".
+        worlds, memory_bytes: as in `_outcomes`.
+    """
     outcomes = []
     for text in texts:
         for cluster, late in worlds:

@@ -284,7 +284,9 @@ def _delays_s(observed: Observed) -> tuple[float, float]:
 
 
 def _link(observed: Observed, exposed_s: float, delay_s: float) -> Link | None:
-    """Estimate the link from the exposed time; `None` if sizes or ranks are not known."""
+    """Estimate the link of an observed run from its exposed time, `exposed_s` seconds of a step, and the
+    one-way delay `delay_s`; `None` if sizes or ranks are not known.
+    """
     if observed.world < 2 or not observed.buckets:
         return None
     given = {"workers": observed.world, "per_node": _per_node(observed)}
@@ -314,7 +316,9 @@ def _ready(observed: Observed, backward_s: float) -> list[float]:
 
 
 def _free(observed: Observed, link: Link | None, step_s: float, exposed_s: float) -> Iterator[Gain]:
-    """Changes that need no compression, with what they should gain."""
+    """Yield changes that need no compression, with the factor by which a step of `step_s` seconds, of which
+    `exposed_s` wait for the network, should become faster. `link` is `None` if it is not known.
+    """
     if observed.passes > 1.0:
         rest_s = step_s - exposed_s * (1.0 - 1.0 / observed.passes)
         yield _about("no_sync() for all passes but the last", step_s / rest_s, observed)
@@ -356,7 +360,9 @@ def _exposed(observed: Observed, link: Link, sums: Sequence[tuple[float, float]]
 
 
 def _causes(observed: Observed, link: Link | None, stated_bit_per_s: float | None) -> Iterator[Cause]:
-    """Yield everything for which a step waits."""
+    """Yield everything for which a step waits, with its seconds. `link` is the estimated one, and
+    `stated_bit_per_s` the rate that the user states; `None` if there is none.
+    """
     input_s, exposed_s = observed.least(lambda step: step.input_s), observed.exposed_s
     rank, late_s = observed.late
     waits = "the input pipeline: a step waits {} ms for data"
@@ -503,8 +509,11 @@ def _profile(observed: Observed, link: Link) -> Profile:
 def _judged(
     predicted: _Predicted, observed: Observed, step_s: float
 ) -> tuple[list[Gain], list[tuple[str, str]], list[Gain]]:
-    """Recipes that would help, from mild to strong; kinds that would not, with a reason; and those that
-    would help more, with more of the gradient late."""
+    """Judge the recipes that were predicted for a run whose step takes `step_s` seconds.
+
+    Returns three lists: recipes that would help, from mild to strong; kinds that would not, with a reason;
+    and recipes that would help more, with more of the gradient late.
+    """
     fast, slow = _least(predicted.fast), _least(predicted.slow)
     most = step_s / predicted.fast.compute_s * (1.0 + LEAD + observed.spread)
     helps: list[Gain] = []
@@ -561,7 +570,14 @@ def _milder(helps: Sequence[Gain]) -> str:
 def _notes(
     observed: Observed, link: Link | None, far: Link | None, helps: Sequence[Gain], late: Sequence[Gain]
 ) -> Iterator[str]:
-    """Sentences about all that was not measured."""
+    """Yield sentences about everything that was assumed or not measured.
+
+    Args:
+        observed: the run.
+        link: the estimated link, and `far` the one with the longest latency that the run allows; `None` if
+            unknown.
+        helps, late: recipes that would help, and those that would with more of the gradient late.
+    """
     yield from observed.missing
     if link is not None and far is not None and link.delay_s < far.delay_s:
         least, most = _ms(link.delay_s), _ms(far.delay_s)

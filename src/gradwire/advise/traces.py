@@ -147,7 +147,9 @@ def _steps_in(found: Recorded) -> list[list[Pass]]:
 
 
 def _pass(found: Recorded, start_s: float, stop_s: float) -> Pass:
-    """A pass between two times; autograd is at its end where it added nothing."""
+    """The backward pass from `start_s` to `stop_s`, in seconds of the trace; if autograd added up nothing in
+    it, its work lasts until `stop_s`.
+    """
     nodes_s = found.nodes_s[(found.nodes_s >= start_s) & (found.nodes_s < stop_s)]
     added_s = found.added_s[(found.added_s > start_s) & (found.added_s <= stop_s)]
     last_s = float(added_s.max()) if len(added_s) else stop_s
@@ -218,7 +220,9 @@ def _shared_s(sums: Sequence[Sum], place: int) -> float:
 
 
 def _gradients(found: Recorded, sent: Sequence[Sequence[Span]], steps: Sequence[Step]) -> Gradients | None:
-    """Gradients with shapes and ready times (medians over steps); `None` if shapes were not recorded."""
+    """Gradients with shapes and ready times, in seconds as medians over steps; `None` if shapes were not
+    recorded. `sent` has the spans of each step's passes that send.
+    """
     spans = [step[-1] for step in sent if step]
     orders = [[each for each in found.gradients if a <= each.stop_s < b] for a, b in spans]
     if not orders or not orders[-1] or any(each.shape is None for each in orders[-1]):
@@ -254,7 +258,14 @@ def _recording_s(found: Recorded, passes: Sequence[Sequence[Pass]], steps: Seque
 def _missing(
     found: Recorded, files: int, world: int, gradients: Gradients | None, sizes: Sequence[float]
 ) -> Iterator[str]:
-    """Sentences about what was not recorded."""
+    """Yield sentences about what a trace does not tell.
+
+    Args:
+        found: the trace.
+        files: number of ranks that were recorded, of `world`; 0 if that is unknown.
+        gradients: shapes and ready times, or `None`.
+        sizes: bytes of each collective.
+    """
     if not world:
         yield (
             "the trace does not say how many ranks there were: record it after init_process_group, "

@@ -273,8 +273,9 @@ def _compared(text: str, comm: Comm) -> str:
 def _prepared(
     reducer: Reducer, saved: Saved, missing: Missing, mean: bool
 ) -> tuple[_Ready | None, Exception | None]:
-    """Prepare to load a state; changes nothing. Returns the prepared state, or the error, which other ranks
-    must hear of.
+    """Prepare to load a state; changes nothing. The arguments are those of `load`.
+
+    Returns the prepared state, or the error, which other ranks must hear of.
     """
     try:
         if missing not in get_args(Missing):
@@ -410,9 +411,10 @@ def _warn_of_changed_parameters(ready: _Ready) -> None:
 def _choose(
     reducer: Reducer, states: Sequence[State], *, alone: bool, missing: Missing, mean: bool
 ) -> tuple[State, Sequence[int]]:
-    """Choose the state that this rank loads: the one given `alone`, its own from a list, or their mean.
+    """Choose the state that this rank loads: the one given `alone`, its own from a list, or the mean of all.
 
-    Also returns the old ranks that are dropped.
+    `missing` and `mean` are those of `load`. Also returns the old ranks that are dropped. Raises `ValueError`
+    if no state suits this rank.
     """
     here = reducer.env.control
     if alone:

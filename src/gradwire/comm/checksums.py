@@ -207,7 +207,9 @@ class CheckedComm(Comm):
         return pending
 
     def _rows(self, watch: Watchman, tensor: Tensor, out: Tensor) -> Pending:
-        """Gather or all-to-all: a row comes from every rank."""
+        """All-gather or all-to-all of `tensor` into `out`, as a row with its checksums from every rank;
+        `watch` opens them.
+        """
         gathers = watch.round.verb == "all_gather"
         rows = [tensor] if gathers else list(tensor.view(self.world, -1))
         sent = torch.stack([watch.sealed(row) for row in rows])

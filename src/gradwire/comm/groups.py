@@ -226,8 +226,8 @@ def _number(group: dist.ProcessGroup) -> int:
 
 
 def _new_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device) -> dist.ProcessGroup:
-    """Make a new group; raises the same error on all ranks if one fails. That rank may reach the others by
-    `like` alone.
+    """Make a new group of the ranks, backend and timeout in `terms`. Raises the same error on all ranks if
+    one fails: that rank may reach the others by `like` alone, with tensors at `where`.
 
     Ranks first try with a group of a short timeout, and end it. It cannot be kept: gloo's messages keep the
     timeout with which a group was made.
@@ -246,7 +246,9 @@ def _new_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device)
 
 
 def _made_everywhere(terms: _Terms, like: dist.ProcessGroup, where: torch.device) -> dist.ProcessGroup:
-    """Try once to make a new group everywhere. This takes up to the timeout of `terms`."""
+    """Try once to make a group by `terms`, for up to its timeout; ranks tell each other the result by `like`,
+    with tensors at `where`. Raises `TransportError` on all ranks if one has failed.
+    """
     group: dist.ProcessGroup | None = None
     failure: TransportError | None = None
     try:

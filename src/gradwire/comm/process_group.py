@@ -318,7 +318,9 @@ class ProcessGroupComm(PointToPointComm):
         )
 
     def _shift(self, out: Tensor, tensor: Tensor, by: int) -> Pending:
-        """A shift onto oneself is a copy. gloo's messages have no future, so none announces its end."""
+        """Send `tensor` to rank + `by`, and receive `out` from rank - `by`. A shift onto oneself is a copy.
+        gloo's messages have no future, so none announces its end.
+        """
         target, source = self._neighbours(by)
         if target == self.rank:
             out.copy_(tensor)
@@ -369,7 +371,18 @@ def _striped(
     *,
     series: ahead.Series | None = None,
 ) -> list[Any]:
-    """The works of `dist.isend` or `dist.irecv`, one for each stripe of `message`."""
+    """Send or receive `message` in stripes, one over each of `groups`.
+
+    Args:
+        groups: groups of the same ranks.
+        verb: `dist.isend` or `dist.irecv`.
+        message: sent, or written.
+        rank: the other rank.
+        tag: tag of the message.
+        series: receives that are announced ahead; `None` without.
+
+    Returns the works, one for each stripe.
+    """
     works: list[Any] = []
     for part, group in zip(stripes(message, len(groups)), groups, strict=False):
         own = tag if series is None else series.tag_of(part, tag)

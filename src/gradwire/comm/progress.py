@@ -93,7 +93,9 @@ def _serve(jobs: _Jobs) -> None:
 
 
 def _attempt(job: Job, promise: Promise, broken: BaseException | None) -> BaseException | None:
-    """Run `job`; returns the error after which no further job can run, or `None`."""
+    """Run `job` and keep its `promise`; it fails at once if an earlier job has `broken` the order. Returns
+    the error after which no further job can run, or `None`.
+    """
     try:
         if broken is not None:
             raise TransportError(f"an earlier collective has failed: {broken}")

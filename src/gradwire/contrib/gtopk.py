@@ -67,7 +67,11 @@ class GTopK:
         return finish
 
     def _elect(self, x: Tensor, chosen: SparseLayout, comm: Comm, kernels: Kernels) -> Tensor:
-        """The places that reached this rank; those of rank 0 are the choice of all."""
+        """Elect the places of the largest sums. Returns the places (k,) that reached this rank; those of rank
+        0 are the choice of all.
+
+        A shift in each of ⌈log2 N⌉ rounds. `chosen` is the layout of k of the elements of x.
+        """
         places = kernels[topk_indices](x, chosen.count)
         # 1/N: a sum of N numbers near the end of the range must not be taken for Inf.
         values = x[places] * (1.0 / comm.world)
@@ -98,7 +102,11 @@ def _strides(world: int) -> tuple[int, ...]:
 def _merged(
     places: Tensor, values: Tensor, others: Tensor, theirs: Tensor, kernels: Kernels
 ) -> tuple[Tensor, Tensor]:
-    """The as many largest of the sums, at ascending places (k,), of two sparse vectors of k values."""
+    """Add two sparse vectors of k values, and keep the k largest sums. Returns their ascending places (k,)
+    and the sums (k,).
+
+    `places` and `values` are those of one vector, `others` and `theirs` those of the other.
+    """
     union, at = torch.unique(torch.cat([places, others.long()]), return_inverse=True)
     sums = values.new_zeros(union.numel())
     sums.index_add_(0, at[: places.numel()], values)

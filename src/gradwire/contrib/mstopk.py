@@ -147,7 +147,11 @@ def bisect(magnitudes: Tensor, k: int, mean: float, rounds: int) -> Bracket:
 def _within(
     bracket: Bracket, indices: Tensor, magnitudes: Tensor, k: int, numel: int, ctx: ExchangeContext
 ) -> Tensor:
-    """All elements above the bracket, and a run of elements within it, from a random start, to make k."""
+    """Select k of `numel` elements: all above the bracket, and a run of those within it from a random start.
+
+    `indices` and `magnitudes` are those of the elements that may lie within the bracket or above it. Returns
+    indices (k,).
+    """
     above = magnitudes >= bracket.upper
     need = k - bracket.above
     if need == 0:

@@ -106,7 +106,9 @@ class OkTopK:
         return finish
 
     def _slots(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Slots, Slots]:
-        """Layouts of the message from a rank to an owner, and of that from an owner to all ranks."""
+        """Layouts of the message from a rank to an owner, and of that from an owner to all ranks, for a unit
+        of `numel` elements of type `dtype`. Raises `ValueError` beyond 2^31 elements.
+        """
         if numel > 2**31:
             raise ValueError(
                 f"a unit of {numel} elements is too large: indices travel in 32 bits. Cut it, or use topk"
@@ -127,10 +129,12 @@ class OkTopK:
 
 
 def _bounds(chosen: Tensor, numel: int, comm: Comm) -> list[int]:
-    """Starts of the N regions and the end of the last one (N + 1,), ascending, equal on all ranks.
+    """Starts of the N regions and the end of the last one (N + 1,), ascending, equal on all ranks. One
+    all-reduce.
 
-    Each is the mean over ranks of the position that splits a rank's selection evenly. The sum is one of
-    integers: exact in any order.
+    `chosen` are this rank's ascending indices among `numel` elements. Each start is the mean over ranks of
+    the position that splits a rank's selection evenly. The sum is one of integers: exact in any order. Raises
+    `WireError` if the starts do not ascend.
     """
     parts, count = torch.arange(comm.world, device=chosen.device), chosen.numel()
     # A selector may choose nothing at all.
@@ -146,7 +150,9 @@ def _bounds(chosen: Tensor, numel: int, comm: Comm) -> list[int]:
 def _fitting(
     chosen: Tensor, bounds: Sequence[int], x: Tensor, capacity: int, kernels: Kernels
 ) -> list[Tensor]:
-    """Per region, the chosen places (at most `capacity`,) that lie in it: the largest, if too many do."""
+    """Per region, the `chosen` indices that lie in it; if they are more than `capacity`, those at which x is
+    largest. `bounds` (N + 1,) are the regions'.
+    """
     splits = torch.searchsorted(chosen, torch.tensor(bounds, device=chosen.device)).tolist()
     inside = [chosen[start:stop] for start, stop in pairwise(splits)]
     return [
@@ -156,7 +162,9 @@ def _fitting(
 
 
 def _to_owners(sent: Sequence[Tensor], x: Tensor, slots: Slots, comm: Comm) -> Tensor:
-    """Send x/N at the places sent[r] to rank r; returns what the ranks sent here (N, bytes)."""
+    """Send x/N at the places sent[r] to rank r, laid out as `slots`. One all-to-all. Returns what the ranks
+    sent here, uint8 (N, bytes).
+    """
     rows = torch.zeros(comm.world, slots.bytes, dtype=torch.uint8, device=x.device)
     for row, places in zip(rows, sent, strict=True):
         slots.write(row, places, x[places] * (1.0 / comm.world))
@@ -174,7 +182,17 @@ def _largest_sums(
     stop: int,
     kernels: Kernels,
 ) -> Tensor:
-    """The payload (bytes,) for all ranks: the largest sums of the region start … stop - 1, in rank order."""
+    """Add up the messages for this rank's region, elements start … stop - 1, and select the largest sums.
+
+    Args:
+        received: uint8 (N, bytes), laid out as `to_owner`.
+        to_owner, to_all: layouts of messages to an owner, and to all ranks.
+        scratch: (numel,), overwritten in the region.
+        start, stop: the region.
+        kernels: kernels for the device.
+
+    Returns the payload (bytes,) for all ranks, laid out as `to_all`.
+    """
     region = scratch[start:stop].zero_()
     for row in received:
         places, values = to_owner.read(row, start, stop)
@@ -194,7 +212,17 @@ def _land(
     mean: Tensor,
     kernels: Kernels,
 ) -> None:
-    """Write all owners' sums to `mean`, and remove from x the sent elements that are in one of them."""
+    """Write all owners' sums to `mean`, and remove from x the sent elements that are in one of them.
+
+    Args:
+        gathered: uint8 (N, bytes), one payload from each owner.
+        slots: their layout.
+        bounds: (N + 1,), the regions.
+        sent: indices of the elements that this rank has sent.
+        x: (numel,), keeps the other elements.
+        mean: (numel,), written.
+        kernels: kernels for the device.
+    """
     parts = [slots.read(row, *region) for row, region in zip(gathered, pairwise(bounds), strict=True)]
     places, sums = (torch.cat(part) for part in zip(*parts, strict=True))
     kernels[put](mean, places, torch.ones_like(sums))

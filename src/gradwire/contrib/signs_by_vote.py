@@ -91,7 +91,9 @@ class MajorityVote:
         return finish
 
     def _packed(self, means: Tensor) -> Tensor:
-        """The scales as they travel, in words."""
+        """Pack this rank's mean magnitudes (parts,) into int64 words, as they travel; no words without a
+        scale.
+        """
         if self.scale == "none":
             return torch.empty(0, dtype=WORD, device=means.device)
         words = torch.zeros(_words(means.numel(), means.dtype), dtype=WORD, device=means.device)
@@ -99,7 +101,10 @@ class MajorityVote:
         return words
 
     def _levels(self, scales: Tensor, like: Tensor) -> Tensor:
-        """(parts,) the mean over ranks, in rank order; or ones."""
+        """Level of each parameter (parts,), by which its votes are multiplied: the mean of all ranks'
+        `scales`, as `_packed` made them, added in rank order. Ones without a scale. `like` has the shape
+        and type.
+        """
         if self.scale == "none":
             return torch.ones_like(like)
         levels = torch.zeros_like(like)
@@ -108,7 +113,8 @@ class MajorityVote:
         return levels
 
     def _shares(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> int:
-        """Number of shares into which counting is divided: 1, or one per rank.
+        """Number of shares into which counting is divided, for a unit of `numel` elements of type `dtype`: 1,
+        or one per rank.
 
         On three ranks, dividing would save one byte in a hundred, which is not worth a second round.
         """

@@ -41,7 +41,7 @@ class Truncate:
     laws = Laws(contractive=True, covers=True, total=True, stays_on_device=True, fixed_rounds=True)
 
     def payload(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[int, torch.dtype]:
-        """int32 words."""
+        """Number of int32 words that the upper bits of `numel` elements take; see `Codec.payload`."""
         return upper_words(numel, self.bits), torch.int32
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:

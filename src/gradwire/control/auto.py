@@ -90,7 +90,8 @@ class AutoController(WarmupController):
         return super().decide(replace(facts, forecasts=forecasts, recut=recut))
 
     def _forecast(self, facts: Facts, text: str, layout: Layout) -> tuple[str, Forecast]:
-        """Text of a recipe with its best boundaries, and its forecast.
+        """Text of the recipe `text` with its best boundaries, and its forecast by the measured `facts`.
+        `layout` is the one with its usual boundaries.
 
         Boundaries are compared with a nominal codec, because fewer units hide less of its work.
         """

@@ -182,7 +182,9 @@ def gains_by_two_levels(
 def _spared_bytes(
     composition: Composition, specs: Sequence[ParameterSpec], workers: int, per_node: int
 ) -> float:
-    """Bytes over a node's link that two levels spare."""
+    """Bytes over a node's link that two levels spare in a step, for the parameters `specs` under
+    `composition` on `workers` ranks, `per_node` of them on each node.
+    """
     numel = tuple(spec.numel for spec in specs)
     at_once, unknown = BackwardTiming(0.0, (0.0,) * len(numel), numel, 0.0), Link(0.0, 0.0)
     cluster = Cluster(workers, unknown, per_node, unknown)

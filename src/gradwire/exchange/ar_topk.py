@@ -131,8 +131,8 @@ def _key(kind: str, ctx: ExchangeContext) -> tuple[str, str]:
 
 
 def _recall(kind: str, ctx: ExchangeContext, size: int) -> Tensor:
-    """Copy of the kept numbers (size,), float64; zeros at first, and after the number of ranks has
-    changed.
+    """Copy of the numbers (size,) kept under `kind`, float64; zeros at first, and after the number of ranks
+    has changed.
     """
     kept = ctx.kept.get(*_key(kind, ctx))
     if kept is None or kept.numel() != size:
@@ -192,7 +192,9 @@ class ArTopK:
         return finish
 
     def _lead(self, x: Tensor, comm: Comm, ctx: ExchangeContext) -> tuple[Tensor, int | Tensor]:
-        """Indices at which all ranks send, and the rank that chose them."""
+        """Find the leader, and let it choose. Returns the indices (k,) at which all ranks send, and the rank
+        that chose them.
+        """
         turn, count = leader_in_turn(ctx), self.selector.count(x.numel(), ctx)
         if in_turn(self.elect, ctx):
             places = broadcast_indices(

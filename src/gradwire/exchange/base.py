@@ -166,7 +166,8 @@ STEADY = 1248 * CYCLE
 
 
 def steady_rounds(exchange: Exchange, numel: int, world: int) -> tuple[Round, ...]:
-    """Rounds of a unit in the steady state: in a step after every warm-up, in which it does not rest.
+    """Rounds of a unit of `numel` float32 elements among `world` ranks in the steady state: in a step after
+    every warm-up, in which it does not rest.
 
     >>> from gradwire.exchange.dense import dense
     >>> from gradwire.exchange.compose import every
@@ -178,7 +179,9 @@ def steady_rounds(exchange: Exchange, numel: int, world: int) -> tuple[Round, ..
 
 
 def steady_context(numel: int, world: int, step: int, kept: ExchangeState | None = None) -> ExchangeContext:
-    """Context of a unit in `step`. The unit is one matrix, as square as powers of two allow."""
+    """Context of a unit of `numel` elements in `step`, on rank 0 of `world`, with the exchange's own state
+    `kept`. The unit is one matrix, as square as powers of two allow.
+    """
     columns = 1 << (max(numel, 1).bit_length() - 1) // 2
     shape = (numel // columns, columns) if numel % columns == 0 else (numel, 1)
     part = Part("weight", shape, 0, numel)
@@ -186,8 +189,8 @@ def steady_context(numel: int, world: int, step: int, kept: ExchangeState | None
 
 
 def first_busy_step(exchange: Exchange, numel: int, world: int) -> int:
-    """First step of the steady state in which the unit does not rest on rank 0; `STEADY` if it always
-    rests.
+    """First step of the steady state in which a unit of `numel` elements does not rest on rank 0 of `world`;
+    `STEADY` if it always rests.
     """
     for step in range(STEADY, STEADY + CYCLE):
         if exchange.rounds(numel, torch.float32, steady_context(numel, world, step)):

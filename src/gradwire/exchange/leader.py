@@ -106,7 +106,9 @@ def broadcast_round(count: int, numel: int, src: int, algorithm: Broadcasting) -
 
 
 def _packed(own: Callable[[], Tensor], is_leader: bool | Tensor, count: int, like: Tensor) -> Tensor:
-    """The packed indices (words,) int32 of the leader; zeros on other ranks."""
+    """The packed indices (words,) int32 of the leader; zeros on other ranks. The arguments are those of
+    `broadcast_indices`; `is_leader` may be a bool on the device.
+    """
     if is_leader is False:
         return torch.zeros(index_words(count, like.numel()), dtype=torch.int32, device=like.device)
     words = pack_indices(own(), like.numel())

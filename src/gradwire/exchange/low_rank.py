@@ -77,7 +77,7 @@ class Factors:
         return self.rank * int(self.spans[:, 1].sum())
 
     def recall(self, ctx: ExchangeContext, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The kept factors (numel,), orthonormal; read only.
+        """Recall the kept factors (numel,), orthonormal, in type `dtype` on `device`; read only.
 
         A factor that is not kept, or is of another rank, is random, and the same on all ranks.
         """
@@ -101,8 +101,8 @@ class Factors:
             ctx.kept.put(self.kind, name, factor)
 
     def keep_first(self, flat: Tensor, before: Tensor, ctx: ExchangeContext) -> None:
-        """Keep factors as `keep` does; but if a matrix has sent this side last time as well, keep `before`
-        unchanged.
+        """Keep the factors `flat` (numel,) as `keep` does; but if a matrix has sent this side last time as
+        well, keep those of `before` unchanged.
 
         A factor that is zero on all ranks does not count as sent. The host reads no number.
         """
@@ -215,8 +215,8 @@ def factor_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def _sum_of(numel: int, dtype: torch.dtype, world: int) -> Round:
-    """All-reduce of `numel` factors and raw elements, by the algorithm with the lowest latency: later work
-    waits for it.
+    """All-reduce of `numel` factors and raw elements of type `dtype` among `world` ranks, by the algorithm
+    with the lowest latency: later work waits for it.
     """
     return Round("all_reduce", numel, dtype, algorithm=shortest_sum(world, numel * dtype.itemsize))
 

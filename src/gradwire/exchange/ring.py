@@ -293,7 +293,9 @@ class RingAllReduce:
             return None
 
     def _own(self, is_lost: bool, part: Tensor, start: int) -> None:
-        """Let the owner of a finished segment apply the decoded frame, as all other ranks will."""
+        """Let the owner of a finished segment, `part` from element `start` on, apply the decoded frame, as
+        all other ranks will. If the frame `is_lost`, the segment becomes NaN.
+        """
         try:
             if is_lost:
                 part.fill_(torch.nan)

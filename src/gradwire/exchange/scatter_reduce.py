@@ -124,7 +124,9 @@ class ScatterReduce:
         return finish
 
     def _start_wide(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
-        """Exchange float32 copies, because sums are taken in float32."""
+        """Exchange float32 copies of a unit in a shorter type, because sums are taken in float32; see
+        `start`.
+        """
         wide_x, wide_mean = x.float(), mean.float()
         wide = replace(ctx, kernels=ctx.kernels.of(torch.float32)).with_constants(ctx.constants)
         finish_wide = self.start(wide_x, wide_mean, comm, wide)
@@ -157,7 +159,9 @@ class ScatterReduce:
     def _segments(
         self, ctx: ExchangeContext, numel: int, dtype: torch.dtype, _phase: Hashable = None
     ) -> tuple[Segment, ...]:
-        """Segments of a unit in one phase, with their shards and coders."""
+        """Segments of a unit of `numel` elements of type `dtype`, with their shards and coders. `_phase` only
+        distinguishes cached results.
+        """
         bounds = _bounds(numel, self.segment or ctx.granularity.segment)
         in_rows, segments = getattr(self.codec, "in_rows", None), []
         pieces = zip(pairwise(bounds), parts_between(ctx.parts, bounds), strict=True)

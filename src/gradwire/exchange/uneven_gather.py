@@ -69,7 +69,11 @@ class Agreed:
         return finish
 
     def _largest(self, mine: int, x: Tensor, comm: Comm, ctx: ExchangeContext) -> int:
-        """Gather the counts, and return the largest; 0 if a rank has failed."""
+        """Gather the counts of all ranks, `mine` on this one, and return the largest; 0 if a rank has failed.
+        One all-gather.
+
+        Raises `WireError` if a count is beyond what the selector may choose of x.
+        """
         told = torch.empty(comm.world, 1, dtype=torch.int64, device=x.device)
         comm.all_gather(told, torch.tensor([mine + 1], device=x.device)).wait()
         counts = told.view(-1) - 1
@@ -99,7 +103,9 @@ def _room(world: int, size: int, x: Tensor) -> Tensor:
 def _take(
     x: Tensor, chosen: Tensor, layout: SparseLayout, ctx: ExchangeContext, failures: list[BaseException]
 ) -> Tensor:
-    """Take this rank's payload out of x. If that fails, append the error to `failures` and return zeros."""
+    """Take this rank's `chosen` elements out of x, filled up to the number in `layout`. Returns the payload,
+    uint8 (bytes,). If that fails, append the error to `failures` and return zeros.
+    """
     try:
         indices = fill_up(chosen, layout.count, layout.numel, ctx)
         payload = layout.take(x, indices, ctx.kernels)

@@ -53,7 +53,8 @@ def _factors_fit(factors: Tensor, spans: Tensor, rank: int, spare: Tensor | None
 def left_products(
     x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor, subtract: bool = False
 ) -> None:
-    """left = M·right for every matrix M in `x` (numel,); with `subtract`, M loses left·rightᵀ.
+    """left = M·right for every matrix M in `x` (numel,); with `subtract`, M loses left·rightᵀ. `places` and
+    `rank` are as the module says.
 
     >>> x, left = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.empty(2)
     >>> left_products(x, torch.tensor([[0, 2, 2, 0, 0]]), 1, left, torch.tensor([1.0, 0.0]), subtract=True)
@@ -69,7 +70,8 @@ def left_products(
 
 @contract(_fit)
 def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
-    """right = Mᵀ·left for every matrix M in `x` (numel,), and M loses left·rightᵀ.
+    """right = Mᵀ·left for every matrix M in `x` (numel,), and M loses left·rightᵀ. `places` and `rank` are as
+    the module says.
 
     >>> x, right = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.empty(2)
     >>> right_products(x, torch.tensor([[0, 2, 2, 0, 0]]), 1, torch.tensor([1.0, 0.0]), right)
@@ -85,6 +87,7 @@ def right_products(x: Tensor, places: Tensor, rank: int, left: Tensor, right: Te
 @contract(_fit_out)
 def outer_products(out: Tensor, places: Tensor, rank: int, left: Tensor, right: Tensor) -> None:
     """Write left·rightᵀ to the places of the matrices in `out` (numel,); equal factors give equal bits.
+    `places` and `rank` are as the module says.
 
     >>> out = torch.zeros(5)
     >>> factors = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])

@@ -164,7 +164,9 @@ def _measure(
 
 
 def _repeated(bench: _Bench, share_s: float, clock: Callable[[], float]) -> list[tuple[float, float]]:
-    """Seconds of encoding and of decoding, of one repetition after another."""
+    """Time `bench` for about `share_s` seconds of `clock`. Returns the seconds of encoding and of decoding,
+    of one repetition after another.
+    """
     bench.once()
     pairs: list[tuple[float, float]] = []
     until_s = clock() + share_s

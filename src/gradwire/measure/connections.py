@@ -116,8 +116,8 @@ def _median_s(
     clock: Callable[[], float],
     first: Sequence[float] = (),
 ) -> float:
-    """Median seconds of a message that takes about `about_s`. Few readings suffice if all or none are below
-    `bound_s`. `first` has readings taken before.
+    """Median seconds of a message of `payload_bytes` that takes about `about_s`. Few readings suffice if all
+    or none are below `bound_s`. `first` has readings taken before; the other arguments are as in `_times`.
     """
     readings = min(_READINGS, max(1, int(_READINGS_S / about_s)))
     times_s = [*first, *_times(comm, payload_bytes, readings - len(first), control, clock)]
@@ -129,7 +129,17 @@ def _median_s(
 def _times(
     comm: Comm, payload_bytes: int, messages: int, control: Comm, clock: Callable[[], float]
 ) -> list[float]:
-    """Seconds of the slowest rank for each of several messages to the next rank."""
+    """Time messages to the next rank. A collective.
+
+    Args:
+        comm: carries the messages.
+        payload_bytes: bytes of a message.
+        messages: how many are sent, one after another.
+        control: carries the times.
+        clock: returns the present time in seconds.
+
+    Returns the seconds of the slowest rank, for each message.
+    """
     if messages == 0:
         return []
     sent = torch.zeros(payload_bytes // 4, dtype=torch.float32, device="cpu")

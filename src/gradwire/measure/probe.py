@@ -175,7 +175,18 @@ def _durations(
     clock: Callable[[], float],
     where: torch.device,
 ) -> list[float]:
-    """Seconds from handing in to having all, of each of several in a row."""
+    """Time collectives, one after another.
+
+    Args:
+        comm: the ranks.
+        verb: the collective.
+        payload_bytes: bytes that a rank hands in.
+        repetitions: number of collectives.
+        clock: returns the present time in seconds.
+        where: device of the tensors.
+
+    Returns the seconds from handing in to having everything, of each.
+    """
     tensor = torch.zeros(payload_bytes // 4, dtype=torch.float32, device=where)
     round_ = _round(verb, tensor.numel())
     durations = []

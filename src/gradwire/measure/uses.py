@@ -156,8 +156,8 @@ def _steps(layer: nn.RNNBase, inputs: tuple[Any, ...], output: Any) -> float:
 
 
 def _attended(layer: nn.MultiheadAttention, inputs: tuple[Any, ...], output: Any) -> float:
-    """Multiply–adds of an attention layer. Its projections run inside one function, so their own hooks are
-    not called.
+    """Multiply-adds per weight of an attention layer in a forward pass with this `output`. Its projections
+    run inside one function, so their own hooks are not called.
     """
     vectors: float = output[0].numel() / layer.embed_dim
     return vectors

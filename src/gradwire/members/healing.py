@@ -64,7 +64,8 @@ def take(peers: GroupPeers, source: int) -> tuple[Any, int]:
 
 
 def describe(state: Any) -> tuple[str, list[Tensor]]:
-    """A text about `state`, and the tensors in it, in their order. Raises `ValueError` for strange things.
+    """Describe `state` in a text, and return it with the tensors in it, in their order. Raises `ValueError`
+    for types other than dictionaries, lists, tensors, numbers and texts.
 
     >>> describe({"step": 3, 0: torch.zeros(2)})
     ('{"of": [["step", 3], [0, {"tensor": ["float32", [2]]}]]}', [tensor([0., 0.])])

@@ -201,7 +201,9 @@ class _CopiedBuffer(TransferredBuffer):
     def __init__(
         self, source: Tensor, pinned: _PinnedBuffer, wait: Callable[[], None], device: Device, stream: Stream
     ) -> None:
-        """`stream` is for copies into the device."""
+        """`source` is the tensor on the device, and `pinned` the memory into which it is copied. `wait`
+        returns when the copy is complete; `stream` is for copies into the device.
+        """
         super().__init__(pinned.memory, wait)
         self._source, self._pinned, self._device, self._stream = source, pinned, device, stream
         self._copied: list[tuple[int, int]] = []

@@ -148,7 +148,7 @@ def algorithm_of(verb: str, algorithm: str | None = None) -> Algorithm:
 
 
 def time_of(round_: Sends, world: int, network: Network, algorithm: str | None = None) -> float:
-    """Seconds of one collective by its verb's calibrated link.
+    """Seconds of the collective `round_` among `world` ranks, by the calibrated links of `network`.
 
     The algorithm that a `Transfer` names overrides `algorithm`. A link that was calibrated for
     "verb/algorithm" overrides that of the verb.
@@ -164,7 +164,8 @@ def time_of(round_: Sends, world: int, network: Network, algorithm: str | None =
 
 
 def latency_of(round_: Sends, world: int, network: Network) -> float:
-    """Seconds of a collective in which its bytes are in flight and the link is free for others.
+    """Seconds of the collective `round_` among `world` ranks in which its bytes are in flight and the link is
+    free for others.
 
     Each latency above `HOP_S`, the software time of a hop, counts. Only messages that leave a rank at the
     same time let others pass. Hops of rings and trees wait for each other, and the next ring waits for the
@@ -230,6 +231,8 @@ def fastest(
 
     Args:
         ways: the collectives of each candidate, by the candidate's name.
+        world: the number of ranks.
+        network: the calibrated links.
         lead: the share by which another candidate must be faster than `now`, so that two with equal costs do
             not alternate.
         now: the candidate in use; empty if there is none.
@@ -281,7 +284,8 @@ def volume(verb: str, world: int) -> float:
 
 
 def serial_bytes(verb: str, payload_bytes: float, world: int) -> float:
-    """Bytes that pass the busiest link one after the other when each rank hands in `payload_bytes`.
+    """Bytes that pass the busiest link one after the other in a `verb` among `world` ranks, of which each
+    hands in `payload_bytes`.
 
     >>> serial_bytes("all_reduce", 1000, 4), serial_bytes("all_gather", 1000, 4)
     (1500.0, 3000)

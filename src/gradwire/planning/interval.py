@@ -102,12 +102,13 @@ def balanced_edges(backward: BackwardTiming, interval: int, communicate: Line) -
 
 
 def _segments(backward: BackwardTiming, interval: int, communicate: Line) -> list[int]:
-    """Offsets, in elements, at which segments begin and end.
+    """Offsets, in elements, at which segments begin and end, from 0 on.
 
-    A step sends one unit of every segment, 1/I of it, ready at the latest when the segment is. So the best
-    segments are the best groups of tensors for a wire I times as fast. Each segment adds collectives, whose
-    processor time delays the backward pass. Without that cost, the optimum would be one segment per piece if
-    everything hides.
+    A step sends one unit of every segment, 1/I of it for the `interval` I, ready at the latest when the
+    segment is. So the best segments are the best groups of tensors for a wire I times as fast. `communicate`
+    are the seconds of a unit as a line over its elements. Each segment adds collectives, whose processor time
+    delays the backward pass. Without that cost, the optimum would be one segment per piece if everything
+    hides.
     """
     pieces = _divisible(backward, interval)
     wire = Line(communicate.base_s, communicate.slope_s / interval)
@@ -117,7 +118,9 @@ def _segments(backward: BackwardTiming, interval: int, communicate: Line) -> lis
 
 
 def _divisible(backward: BackwardTiming, interval: int, most: int = 256) -> BackwardTiming:
-    """Cut the elements into equal pieces, because segments need not end where tensors do."""
+    """Divide the elements of a backward pass into at most `most` equal pieces, each of at least `interval`
+    elements, because segments need not end where tensors do.
+    """
     total = sum(backward.numel)
     unit = max(interval, -(-total // most))
     ready_s = ready_of_element(backward)

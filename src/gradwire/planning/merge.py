@@ -121,7 +121,8 @@ def optimal_boundaries(backward: BackwardTiming, cost: GroupCost, most: int | No
 
 
 def _first_guess(backward: BackwardTiming, cost: GroupCost, most: int) -> tuple[float, Boundaries]:
-    """The best of the simple groupings: a bound from the start."""
+    """The best of the simple groupings into at most `most` groups, with its seconds: a bound from the start.
+    """
     tensors = len(backward.numel)
     guesses = [even_groups(tensors, parts) for parts in (1, 2, 4, 8) if parts <= most]
     if most == tensors:
@@ -254,8 +255,9 @@ def search_boundaries(
 
 
 def _best_of(seconds: Seconds, tensors: int, groups: int, apart: float) -> Boundaries:
-    """The best grouping, by trying all choices of the first boundaries, each with a bisected last
-    boundary."""
+    """The best grouping into `groups` groups, by trying all choices of the first boundaries, each with a last
+    boundary from `bisected`; `seconds`, `tensors` and `apart` are as there.
+    """
     heads = combinations(range(1, tensors - 1), groups - 2)
     return min((bisected(seconds, tensors, head, apart) for head in heads), key=seconds)
 

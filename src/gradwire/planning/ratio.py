@@ -165,7 +165,9 @@ def gains(magnitudes: Magnitudes, ratios: Sequence[float]) -> list[Gain]:
 
 
 def _part(magnitudes: Magnitudes, from_top: int, taken: int) -> tuple[float, float]:
-    """Least and most energy of the `taken` largest elements of a bin."""
+    """Least and most energy of the `taken` largest elements of a bin, which is number `from_top` from the top
+    of the histogram.
+    """
     place = len(magnitudes.counts) - 1 - from_top
     count, energy = int(magnitudes.counts[place]), float(magnitudes.energies[place])
     low, high = float(magnitudes.edges[place]), float(magnitudes.edges[place + 1])

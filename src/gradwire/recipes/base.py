@@ -92,9 +92,10 @@ class Composition:
     def boundaries(
         self, specs: Sequence[ParameterSpec], world: int, unit_elements: int | None = None
     ) -> Sequence[int]:
-        """Inner boundaries, ascending, of a flat buffer of `specs` among `world` ranks.
+        """Inner boundaries, in elements, ascending, of a flat buffer of `specs` among `world` ranks. They
+        follow from the arguments alone.
 
-        They follow from these arguments alone.
+        Without a cutter, `unit_elements` asks for units of about that size; `None` chooses them for overlap.
 
         >>> import torch
         >>> from gradwire.recipes import recipe
@@ -121,7 +122,9 @@ class Composition:
 def _announced(
     exchange: Exchange, specs: Sequence[ParameterSpec], world: int, start: int
 ) -> tuple[Round, ...]:
-    """The rounds of the elements from `start` to the end as one unit, in a step of the steady state."""
+    """The rounds of the elements from `start` to the end of a flat buffer of `specs` as one unit, among
+    `world` ranks in a step of the steady state.
+    """
     memory = exchange.memory or NoMemory()
     last = units_of(slots_of(specs), (start,), exchange.laws.grain)[-1]
     step = first_busy_step(exchange, last.numel, world)

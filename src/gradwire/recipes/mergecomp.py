@@ -142,7 +142,10 @@ def _told(boundaries: Sequence[int]) -> str:
 
 
 def _timed(asked: Asked, groups: int, alpha: float, steps: int, watched: Watched) -> Judge:
-    """Judge that searches groupings by the paper's algorithm 2, with the measured times of training steps."""
+    """Judge that searches groupings of the `watched` flat buffer by the paper's algorithm 2, with the
+    measured times of training steps. `asked` makes the recipe with given boundaries; the other arguments
+    are those of `mergecomp`.
+    """
     return _trying(timed_search(len(watched.sizes), groups, alpha, steps), asked(), asked, watched)
 
 
@@ -178,8 +181,9 @@ def _trying(search: TimedMerge, trying: Composition, asked: Asked, watched: Watc
 
 
 def _planned(asked: Asked, inner: str, split: Split, groups: int, alpha: float, facts: Facts) -> Composition:
-    """Composition with planned boundaries. The first steps are in one group, because a built flat buffer is
-    needed to plan.
+    """Composition with boundaries planned from the measured `facts`. `asked` makes the recipe with given
+    boundaries; the other arguments are those of `mergecomp`. The first steps are in one group, because a
+    built flat buffer is needed to plan.
 
     Its text says one group until the decision, because a checkpoint may be saved before.
     """
@@ -209,7 +213,9 @@ def _planned(asked: Asked, inner: str, split: Split, groups: int, alpha: float, 
 def _best(
     split: Split, groups: int, alpha: float, backward: BackwardTiming, cost: GroupCost
 ) -> tuple[Boundaries, float]:
-    """Boundaries, and the seconds of a backward pass under the model that they are the best of."""
+    """Boundaries for tensors that become ready as in `backward`, in groups of this `cost`, and the seconds of
+    a backward pass under the model of `split`, of which they are the best.
+    """
     seconds = seconds_of(backward, cost, beside=split == "planned")
     if split == "planned":
         boundaries = worker_boundaries(backward, cost)
@@ -266,7 +272,7 @@ def dearer(cost: GroupCost) -> GroupCost:
 
 
 def sending(exchange: Exchange, network: Network, world: int) -> Line:
-    """Seconds of communication as a linear function of a group's elements.
+    """Seconds of sending a group with `exchange` among `world` ranks, as a line over the group's elements.
 
     The line goes through the predicted times of the exchange for a group of 2^12 and one of 2^22 elements.
     Neither its base nor its slope is negative.

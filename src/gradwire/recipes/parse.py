@@ -152,7 +152,9 @@ def _with_its_name(name: str, options: dict[str, Any], known: tuple[str, ...]) -
 
 
 def _check_types(text: str | Recipe, name: str, options: dict[str, Any]) -> None:
-    """Raise `ValueError` for a whole number that is none, and for a flag that is a word: `false` is true."""
+    """Raise `ValueError` if an option of the recipe `name` is no whole number but must be one, or if a flag
+    is a word: `false` is true. `text` is quoted in the error.
+    """
     parameters = inspect.signature(_entry(name).build).parameters
     for key, value in options.items():
         kind = parameters[key].annotation

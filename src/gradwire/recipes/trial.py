@@ -105,7 +105,9 @@ def _judge_of(
 
 
 def _settled(text: str, known: Comparison, again: Again) -> Composition:
-    """The best of the recipes tried, after `text`; dense if none is left."""
+    """The best of the recipes tried, after `text`, by the options and trials in `known`; dense if none is
+    left. `again` makes the next decision.
+    """
     best = known.best()
     if best is None:
         # Logged, not warned: the choice is right, and every rank would print the warning.

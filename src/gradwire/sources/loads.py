@@ -91,7 +91,9 @@ class Loads:
     def _before(
         self, names: Mapping[str, str], part: nn.Module, state: Any, prefix: str, metadata: Any, *_: Any
     ) -> None:
-        """Note that a module is about to be loaded, whose tensors have `names`."""
+        """Pre-hook of `load_state_dict`: note that the module `part` is about to be loaded, whose tensors
+        have `names`. Raises if nothing may be loaded now, and `ValueError` with `assign=True`.
+        """
         self._allowed()
         if metadata.get("assign_to_params_buffers", False):
             raise ValueError(_ASSIGNED)

@@ -193,7 +193,9 @@ def remove(hooks: Iterable[RemovableHandle]) -> None:
 def _begin(
     device: Device, watch: BackwardWatch, begun: Callable[[], None], _gradient: Tensor | None = None
 ) -> None:
-    """A hook without a reference to a model, which a graph would keep alive."""
+    """Note on a gradient's arrival that a backward pass begins, in `watch` and by `begun`. It is a hook
+    without a reference to a model, which a graph would keep alive.
+    """
     if not device.is_capturing():  # or the pass will be refused, before which a wait could fail
         watch.begin()
         begun()
@@ -219,7 +221,9 @@ class LossScale:
             self._fetched = fetch(self._device, self._scaler.scale(self._one))
 
     def __call__(self) -> float:
-        """The number of the pass that has begun; of now, where none has (under `join()`)."""
+        """The loss scale of the backward pass that has begun. If none has (under `join()`), the present
+        scale, for which the host waits.
+        """
         fetched, self._fetched = self._fetched, None
         return float(self._scaler.get_scale()) if fetched is None else float(fetched())
 

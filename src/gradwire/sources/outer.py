@@ -530,7 +530,7 @@ class LocalSteps(Source):
         return bool(all_finished)
 
     def land_now(self) -> None:
-        """Land what is under way before it is due."""
+        """Land the round that is in flight, if there is one, before it is due."""
         self.note_changes()
         if self._lands_at is not None:
             self.land_round()
@@ -828,7 +828,9 @@ def _own_part(spec: ParameterSpec, parts: int) -> ParameterSpec:
 
 
 def _land(own: Tensor, shared: Tensor, baseline: Tensor) -> None:
-    """θ := θ₀′, rounded to the parameter's type; Δ is measured from that."""
+    """Land one parameter: θ := θ₀′, that is, `own` becomes `shared`, rounded to the parameter's type. Δ is
+    measured from that: it is copied to `baseline`.
+    """
     own.copy_(shared)
     if baseline.data_ptr() != shared.data_ptr():
         baseline.copy_(own)

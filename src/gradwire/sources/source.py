@@ -240,8 +240,8 @@ class Source(ABC):
 def _replicated(
     parameters: Mapping[str, nn.Parameter], optimizers: Callable[[], Optimizers], name: str
 ) -> Replicated | None:
-    """Look up a parameter, its group and its state at the moment of the call: users add and change groups
-    while training.
+    """Look up the parameter `name`, its group and its state at the moment of the call, because users add and
+    change groups while training. Returns `None` if no optimizer has it.
     """
     parameter = parameters[name]
     for optimizer in optimizers():

@@ -89,7 +89,9 @@ class ParameterSpec:
 
 
 def specs_of(module: nn.Module, ignored: Iterable[str] = ()) -> tuple[ParameterSpec, ...]:
-    """The trainable parameters of `module` in reverse registration order."""
+    """Specs of the trainable parameters of `module`, in reverse registration order, without those whose names
+    are `ignored`.
+    """
     skip = set(ignored)
     specs = [
         ParameterSpec(name, tuple(p.shape), p.dtype, p.numel(), _stride_of(p))

@@ -30,10 +30,12 @@ class Reader(Protocol):
     """
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that it is about to step. One optimizer may step inside the step of another."""
+        """Note that `optimizer` is about to step. One optimizer may step inside the step of another."""
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer, found_inf: Tensor | None) -> None:
-        """Note that it has stepped. A fused one has skipped it, on the device, if `found_inf` is not zero."""
+        """Note that `optimizer` has stepped. A fused one has skipped its step, on the device, if `found_inf`
+        is not zero.
+        """
 
 
 _READERS: weakref.WeakValueDictionary[int, Reader] = weakref.WeakValueDictionary()
@@ -53,7 +55,7 @@ def listen(reader: Reader, model: nn.Module) -> None:
 
 
 def stop_listening(reader: Reader) -> None:
-    """Tell it no more."""
+    """Stop telling `reader` of steps. Does nothing if it is told of none."""
     _READERS.pop(id(reader), None)
 
 

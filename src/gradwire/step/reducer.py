@@ -796,7 +796,8 @@ class Reducer(InstalledRecipe):
             step.fail(error, f"look at {unit}")
 
     def _compress_direct(self, step: Step, bucket: GradientBucket, share: DirectShare) -> None:
-        """Worker, 2 and 3: start the exchange of a direct share in place; a small one waits for the vote.
+        """Worker, 2 and 3: start the exchange of a direct `share` of `bucket` in place; a small one waits for
+        the vote.
 
         It belongs to no flat buffer: the flat buffer of its context is -1.
         """
@@ -860,11 +861,11 @@ class Reducer(InstalledRecipe):
             self._started(step, exchange, comm.last)
 
     def _when_announced(self, step: Step, exchange: InFlight, last: Pending) -> None:
-        """Worker: decode once the transport announces the end of the last collective."""
+        """Worker: decode `exchange` once the transport announces the end of its `last` collective."""
         last.then(partial(self.placement.post, partial(self._received, step, exchange)))
 
     def _in_order(self, step: Step, exchange: InFlight, _last: Pending) -> None:
-        """Worker: decode after the start of the next exchanges, as many as the granularity says.
+        """Worker: decode `exchange` after the start of the next ones, as many as the granularity says.
 
         The transport announces no end: decoding makes a stream wait for the bytes.
         """
@@ -1034,7 +1035,9 @@ class Reducer(InstalledRecipe):
         return Outcome.COMMITTED if finite else Outcome.NOT_FINITE
 
     def _observe(self, step: Step, votes: Votes, *, committed: bool) -> None:
-        """Worker: hand the facts of a step to the controller, which may name the recipe that follows."""
+        """Worker: hand the facts of a step to the controller, which may name the recipe that follows.
+        `committed` says whether the step counts.
+        """
         rows = [row.facts[len(step.told) :] for row in votes.rows]
         self._following = self._controller.observe(step, rows, committed=committed)
         self.facts = self._controller.facts or self.facts

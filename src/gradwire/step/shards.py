@@ -42,8 +42,8 @@ def shards_of(
 
 
 def _shard_of(spec: ParameterSpec, parts: int, by_rows: bool) -> ParameterSpec:
-    """Spec of a shard of a parameter, of equal shape for all of the `parts` shards: rows, or elements of the
-    flat parameter.
+    """Spec of a shard of the parameter `spec`, of equal shape for all of the `parts` shards: rows, or
+    elements of the flat parameter. `by_rows` asks for rows whatever that adds.
     """
     numel = -(-spec.numel // parts)
     if len(spec.shape) > 1 and spec.numel:

@@ -93,7 +93,9 @@ def _share_of_linear(reducer: InstalledRecipe, history: History) -> float | None
 
 
 def _residual_to_gradient(reducer: InstalledRecipe, source: Source, loss_scale: float) -> float | None:
-    """‖unsent gradient of this rank‖ / ‖mean gradient‖; `None` if there is no gradient."""
+    """‖unsent gradient of this rank‖ / ‖mean gradient‖, where gradients of `source` are divided by
+    `loss_scale`; `None` if there is no gradient.
+    """
     grads = [each.grad for each in source.parameters.values() if each.grad is not None]
     gradient = _norm(grads) / loss_scale
     if not gradient > 0.0 or not math.isfinite(gradient):

@@ -291,7 +291,9 @@ def _check_claims(head: Header, out: Tensor, length: int, key: Key) -> None:
 
 
 def _drops(head: Header, dropped: Dropped | None, out: Tensor) -> Drops:
-    """Dropped bits of each element; raises `WireError` if frame and receiver disagree about them."""
+    """Dropped bits of each element of `out`, from the header and from the receiver's own `dropped`, which is
+    `None` if levels travel. Raises `WireError` if the two disagree.
+    """
     thresholds = isinstance(dropped, Tensor)
     if head.explicit != (dropped is None) or head.thresholds != thresholds:
         raise WireError("the frame and the receiver disagree on how many bits were dropped")
@@ -329,7 +331,18 @@ def _decode(
     out: Tensor,
     add: bool,
 ) -> None:
-    """Decode all chunks, on several threads if cores are free."""
+    """Decode all chunks, on several threads if cores are free.
+
+    Args:
+        words: the frame; three more words after its end must be readable.
+        directory: uint16 (chunks, 8), sizes of the segments.
+        drops: dropped bits of each element.
+        table: the Huffman code.
+        out: (numel,), written.
+        add: whether values are added to `out`.
+
+    Raises `WireError` if a chunk is damaged.
+    """
     direct = out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous()
     floats = out.detach().numpy() if direct else np.empty(out.numel(), np.float32)
     bits = floats.view(np.uint32)

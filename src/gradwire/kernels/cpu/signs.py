@@ -91,7 +91,9 @@ def _pack(x: Any, high: Any, low: Any, flags: Any, out: Any, leave: Any) -> None
 @prepared("float32[::1], int64[::1], int64, float32[:, ::1], uint8[::1], boolean")
 @kernel
 def _pack_signs(x: Any, bounds: Any, step: Any, levels: Any, packed: Any, leave: Any) -> None:
-    """float32: write `levels` (blocks, 1 or 2) and `packed`; with `leave`, x keeps the rounding errors."""
+    """Write `levels` (blocks, 1 or 2) and uint8 `packed` of float32 x; with `leave`, x keeps the rounding
+    errors. Parts end at `bounds`, and have blocks of `step` elements.
+    """
     flags = np.zeros(_BLOCK, np.uint8)
     sums, counts = np.zeros((2, LANES)), np.zeros(LANES, np.int64)
     row, byte = 0, 0
@@ -121,7 +123,9 @@ def _add_either(out: Any, flags: Any, high: Any, low: Any) -> None:
 @prepared("float32[:, ::1], uint8[::1], int64[::1], int64, float32[::1], float32")
 @kernel
 def _add_signs(levels: Any, packed: Any, bounds: Any, step: Any, out: Any, weight: Any) -> None:
-    """float32: out += weight · the level of each bit."""
+    """float32: out += weight · the level of each bit of `packed`, with `levels` (blocks, 1 or 2). Parts end
+    at `bounds`, and have blocks of `step` elements.
+    """
     flags = np.zeros(_BLOCK, np.uint8)
     row, byte = 0, 0
     for part in range(bounds.size - 1):

@@ -168,7 +168,9 @@ class Setting:
 
 
 def _per_step(before: Any, after: Any, count: int, field: str) -> list[float]:
-    """Bytes or packets sent per step, mean over ranks; empty where the network cannot count."""
+    """Bytes or packets, by the counters' `field`, that a rank sent per step of `count`, as a mean over ranks;
+    empty if the network cannot count.
+    """
     if before is None or after is None:
         return []
     sent = [getattr(late - early, field) for early, late in zip(before, after, strict=True)]

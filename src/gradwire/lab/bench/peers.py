@@ -119,6 +119,8 @@ def _options(entry: BenchEntry) -> dict[str, Any]:
 
 
 def wire_bytes(entry: BenchEntry, numel: int, world: int) -> float | None:
-    """Bytes per rank and step of a ring all-reduce of its payload; None where that depends on shapes."""
+    """Bytes that a rank sends per step in a ring all-reduce of `numel` gradient elements among `world` ranks,
+    as the peer encodes them; `None` if that depends on shapes.
+    """
     per_value = {"ddp": 4, "fp16_hook": 2, "bf16_hook": 2}.get(entry.stem)
     return None if per_value is None else 2 * (world - 1) / world * numel * per_value

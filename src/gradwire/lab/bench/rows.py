@@ -19,7 +19,8 @@ _TIMES = ("data_s", "forward_s", "backward_s", "exposed_comm_s", "optimizer_s", 
 def rows(measured: list[Measured], workers: int, stock: str = "ddp") -> dict[str, Any]:
     """{"rows": […], "spread": A/A comparison of the two bounds or None}.
 
-    `stock` is the peer with which all are compared: without options, or with buckets of another size.
+    `measured` has the settings, on `workers` ranks. `stock` is the peer with which all are compared: without
+    options, or with buckets of another size.
     """
     by_name = {item.entry.name: item for item in measured}
     bound, again = by_name.get(BOUND.name), by_name.get(BOUND_AGAIN.name)
@@ -38,7 +39,9 @@ def rows(measured: list[Measured], workers: int, stock: str = "ddp") -> dict[str
 
 
 def row(item: Measured, bound: Measured | None, workers: int) -> dict[str, Any]:
-    """Figures of one setting. A failed one has its error, and the figures measured before it."""
+    """Figures of one setting, on `workers` ranks and against `bound`, the speed without communication. A
+    failed one has its error, and the figures measured before it.
+    """
     steps = item.steps()
     times = slowest(steps)
     return {

@@ -170,7 +170,9 @@ def started(
 
 
 def measure(running: list[Setting], settings: Settings, say: Say) -> int:
-    """Warm up, then alternate. Returns how many steps of each setting are not counted."""
+    """Warm up, then alternate among the settings, as the schedule of `settings` says; `say` gets progress in
+    words. Returns how many steps of each setting are not counted.
+    """
     schedule = settings.schedule
     warmup = WARMUP if schedule.warmup is None else schedule.warmup
     _warm_up(running, warmup, say)

@@ -37,7 +37,7 @@ class StepSample:
     settled: bool = True
 
     def as_dict(self) -> dict[str, float | None]:
-        """Plain JSON types."""
+        """The sample as a dictionary of plain JSON types."""
         return asdict(self)
 
     @classmethod
@@ -85,9 +85,11 @@ def median_over_steps(
 
 
 def paired(numerators: Sequence[float], denominators: Sequence[float], seed: int = 0) -> Ratio:
-    """Ratio of two settings measured in the same rounds, from one figure per round and setting.
+    """Ratio of two settings measured in the same rounds, from one figure per round and setting, with its
+    confidence interval.
 
-    Pairing by round removes the machine's slow drifts; the bootstrap resamples rounds.
+    Pairing by round removes the machine's slow drifts; the bootstrap resamples rounds, by random numbers from
+    `seed`. Raises `ValueError` without rounds.
     """
     ratios = [top / bottom for top, bottom in zip(numerators, denominators, strict=True)]
     if not ratios:

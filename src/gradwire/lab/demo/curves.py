@@ -42,7 +42,9 @@ def on_slow_link(course: Course, warmup: int, like: Course | None = None) -> lis
 
 
 def ends_s(course: Course, warmup: int, like: Course | None = None) -> list[float]:
-    """The time at which each step is over on the slow link, in seconds of training."""
+    """The time at which each step is over on the slow link, in seconds of training. The arguments are those
+    of `on_slow_link`.
+    """
     return list(accumulate(on_slow_link(course, warmup, like)))
 
 

@@ -179,7 +179,10 @@ class Director:
         self._network.reshape(self._slow)
 
     def _after_race(self, contestants: Contestants, ddp: Course, wire: Course) -> list[dict[str, Any]]:
-        """Evaluate, and freeze the figures measured on the slow link."""
+        """Evaluate gradwire, and DDP if it has done all its steps, after the race in which they made the
+        courses `wire` and `ddp`. Returns the rows of figures, which are frozen: later steps are not on the
+        slow link.
+        """
         self._live.say("gradwire has finished all steps")
         start_s = time.monotonic()
         finish(contestants.gradwire, wire, self._plan, self._live, shaped=True)
@@ -190,7 +193,9 @@ class Director:
         return list(rows(measured, self._plan.workers)["rows"])
 
     def _finish_ddp(self, contestants: Contestants, ddp: Course, wire: Course) -> None:
-        """The steps that DDP did not manage in time; its loss over steps does not depend on the link."""
+        """Train the steps that are missing in DDP's course `ddp`, on the slow link if there is time. The loss
+        over steps does not depend on the link.
+        """
         plan, left = self._plan, self._plan.steps - len(ddp)
         if left <= 0 or not contestants.alive:
             return

@@ -106,7 +106,9 @@ class Runs:
 
     @classmethod
     def of(cls, courses: Sequence[Course], name: str, steps: int, warmup: int) -> "Runs":
-        """The runs of `name`. Runs that never used the slow link have the times of seed 0."""
+        """The whole runs of `name` among `courses`, of at least `steps` steps. Runs that never used the slow
+        link have the times of seed 0; `warmup` is as in `on_slow_link`.
+        """
         mine = [course for course in courses if course.name == name]
         first = next((course for course in mine if course.seed == 0), None)
         whole = [course for course in mine if len(course) >= steps]
@@ -162,7 +164,8 @@ class Both:
 
 
 def band(values: Sequence[float], number: Callable[[float], str], unit: str) -> str:
-    """The mean, and the range if there is one.
+    """Text of the mean, and of the range if there is one. `number` writes a value, and `unit` follows; "-"
+    without values.
 
     >>> band([1.0, 3.0], "{:.1f}".format, " s")
     '2.0 (1.0 to 3.0) s'
@@ -199,7 +202,9 @@ def time_to_loss(both: Both) -> Check:
 
 
 def time_to_metric(both: Both, metric: Metric) -> Check:
-    """gradwire's mean must reach what every seed of plain DDP has in the end; both after all their steps."""
+    """Check that gradwire's mean reaches, after all its steps, what every seed of plain DDP has in the end,
+    and that this takes less time.
+    """
     claim = f"seconds to plain DDP's final {metric.label}"
     ddp, wire = both.ddp.values(metric), both.wire.values(metric)
     if not ddp or not wire:
@@ -359,7 +364,14 @@ def counted_bytes(row: dict[str, Any]) -> Check:
 def checks(
     courses: Sequence[Course], measured_rows: Sequence[dict[str, Any]], steps: int, warmup: int
 ) -> list[Check]:
-    """All claims that the demonstration must meet; failed ones first."""
+    """Check all claims that the demonstration must meet; failed ones come first.
+
+    Args:
+        courses: all runs.
+        measured_rows: figures of the settings, as `row` makes them.
+        steps: steps of a whole run.
+        warmup: steps at the beginning that do not count for medians.
+    """
     by_kind = {row["kind"]: row for row in measured_rows}
     both = Both.of(courses, steps, warmup)
     metric = metric_of(courses)

@@ -76,7 +76,8 @@ def text_plan(plan: DemoPlan) -> DemoPlan:
 
 
 def rate_for_ccr(gradient_bytes: float, workers: int, backward_s: float, ccr: float = TARGET_CCR) -> float:
-    """Link rate (bit/s, two significant digits) at which a ring all-reduce takes `ccr` backward passes.
+    """Link rate (bit/s, two significant digits) at which a ring all-reduce of `gradient_bytes` among
+    `workers` ranks takes as long as `ccr` backward passes of `backward_s` seconds.
 
     >>> rate_for_ccr(10e6, 2, 0.05, 4.0)
     400000000.0

@@ -122,7 +122,9 @@ def race(contestants: Contestants, plan: DemoPlan, live: Live) -> tuple[Course, 
 
 
 def finish(setting: Setting, course: Course, plan: DemoPlan, live: Live, *, shaped: bool) -> None:
-    """Train the steps that a course still lacks, then evaluate and compare its replicas."""
+    """Train the steps of `plan` that `course` still lacks, then evaluate and compare the replicas of
+    `setting`. `shaped` says whether the link is the slow one; `live` shows progress.
+    """
     left = plan.steps - len(course)
     if left > 0:
         on_step = live.follow(course.name, course.seed, plan.steps, len(course))
@@ -135,7 +137,9 @@ def finish(setting: Setting, course: Course, plan: DemoPlan, live: Live, *, shap
 
 
 def _train(setting: Setting, course: Course, count: int, plan: DemoPlan, live: Live, counted: bool) -> float:
-    """One slice; its length in seconds of training."""
+    """Train one slice of `count` steps, and add it to `course`. Returns its length in seconds of training.
+    Steps that are not `counted` do not enter the figures.
+    """
     if count < 1:
         return 0.0
     on_step = live.follow(course.name, course.seed, plan.steps, len(course))
@@ -176,12 +180,16 @@ class Budget:
         return self._end_s - time.monotonic() - _CODA_S
 
     def fits_on_slow_link(self, plan: DemoPlan, contestants: Contestants, ddp: Course, wire: Course) -> bool:
-        """Whether DDP can do its other steps at the slow link's pace, with all seeds still to come."""
+        """True if DDP can do the rest of its steps at the slow link's pace in the time that is left, with all
+        seeds still to come. `ddp` and `wire` are the courses so far.
+        """
         slow_s = (plan.steps - len(ddp)) * median(ddp.step_s[plan.warmup :] or ddp.step_s)
         return slow_s + (plan.seeds - 1) * self._expected_seed_s(plan, contestants, wire) < self.left_s
 
     def fits_another_seed(self, plan: DemoPlan, contestants: Contestants, wire: Course) -> bool:
-        """Whether both can run once more: DDP unshaped, gradwire on the slow link."""
+        """True if another seed fits into the time that is left: DDP with an unshaped link, gradwire on the
+        slow one. `wire` is gradwire's course so far.
+        """
         known_s = self._seed_s
         expected_s = known_s if known_s is not None else self._expected_seed_s(plan, contestants, wire)
         return expected_s < self.left_s

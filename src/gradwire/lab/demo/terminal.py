@@ -28,7 +28,9 @@ class LiveProgress:
         self._console.print(text, highlight=False)
 
     def follow(self, name: str, seed: int, total: int, done: int) -> OnStep:
-        """A callback that moves the bar of this contestant."""
+        """Make a callback that moves the bar of the contestant `name` with this seed, of `total` steps, by
+        one for each step.
+        """
         label = {"ddp": "plain DDP"}.get(name, name)
         if (name, seed) not in self._bars:
             self._bars[name, seed] = self._progress.add_task(f"{label}, seed {seed}", total=total, state="")

@@ -42,7 +42,9 @@ class Cable:
             carrier.join(max(deadline_s - now_s(), 0.0))
 
     def reserve(self, hops: int, wire_bytes: float, directions: Sequence[str], now_s: float) -> float:
-        """The time at which a transfer that is ready now has gone through; later ones queue behind it.
+        """Reserve the cable for a transfer of `wire_bytes` in `directions` that is ready at `now_s`. Returns
+        the time at which it has gone through, in seconds of the same clock; later transfers queue behind
+        it.
 
         Latency (`hops` times the delay) does not occupy the wire: the next transfer starts meanwhile.
         """
@@ -57,7 +59,8 @@ class Cable:
     def deliver(
         self, work: Any, result: Any, hops: int, wire_bytes: float, directions: Sequence[str] = BOTH
     ) -> Carried:
-        """A work that completes when the wire has carried what `work` has moved over the loopback.
+        """Make a work that completes, with `result`, when the cable has carried what `work` has moved over
+        the loopback. The other arguments are those of `reserve`.
 
         The wire is taken when the loopback is done, not before: only then have all ranks joined. A thread per
         transfer, since a receive may wait for ever while others must complete.
@@ -113,7 +116,9 @@ class _Together:
 
 
 class DelayedGroup(_ProcessGroup):  # type: ignore[misc]
-    """Every verb that DDP and torch's comm hooks use; `hops` and bytes are those of gloo's algorithm."""
+    """Process group that delays the messages of gloo: it has every verb that DDP and torch's comm hooks use.
+    `hops` and bytes are those of gloo's algorithm.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, wire: Cable) -> None:
         super().__init__(rank, size)

@@ -130,7 +130,15 @@ def fork(
     netns: int | None,
     output: int,
 ) -> Forked:
-    """A process that calls `target` ("module:function") with copies of the file `descriptors`.
+    """Fork a process that calls a function.
+
+    Args:
+        target: "module:function".
+        descriptors: file descriptors, of which the function gets copies.
+        variables: the environment of the process.
+        cores: processor cores on which it may run.
+        netns: descriptor of its network namespace; `None` stays in the present one.
+        output: descriptor for standard output and error.
 
     Raises `EOFError` or `OSError` if the process to fork from has ended.
     """

@@ -89,7 +89,8 @@ class EmulatedNetwork:
         master_port: int | None = None,
         **popen_kwargs: Any,
     ) -> "subprocess.Popen[Any]":
-        """Start a program as `rank`; like `subprocess.Popen`, with the rank's variables added to `env`.
+        """Start the program `argv` as `rank`; like `subprocess.Popen`, with the rank's variables added to
+        `env`. `master_port` is the port at which its ranks meet.
 
         The process has its own share of the cores. It leads its own session, so that Ctrl-C reaches the
         launcher only and all of its children can be ended. Raises `ValueError` in backend mode if the program
@@ -138,7 +139,7 @@ class EmulatedNetwork:
             raise ValueError(f"rank={rank}: must lie between 0 and {self.workers - 1}")
 
     def _variables(self, base: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
-        """The environment of a rank."""
+        """Environment of a rank: `base`, and the variables by which it finds the others at `port`."""
         if self._topology is None:
             assert self._wire is not None
             variables = backend_variables(base, rank, self.workers, port, self._wire.path)

@@ -40,13 +40,16 @@ def _torchrun(base: Mapping[str, str], rank: int, workers: int, host: str, port:
 def namespace_variables(
     base: Mapping[str, str], rank: int, workers: int, port: int, host: str, interface: str
 ) -> dict[str, str]:
-    """Variables of a rank in a namespace of its own."""
+    """Environment of a rank in a namespace of its own: `base`, torchrun's variables for `rank` of `workers`
+    with the master at `host` and `port`, and the network `interface` of the namespace.
+    """
     sockets = dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
     return {**_torchrun(base, rank, workers, host, port), **sockets, INTERFACE_VARIABLE: interface}
 
 
 def node_variables(rank: int, workers: int, per_node: int) -> dict[str, str]:
-    """Torchrun's variables of nodes, where ranks are numbered node by node.
+    """Torchrun's variables of nodes for `rank` of `workers`, where ranks are numbered node by node,
+    `per_node` on each.
 
     >>> node_variables(3, 4, 2)["LOCAL_RANK"], node_variables(3, 4, 2)["GROUP_RANK"]
     ('1', '1')
@@ -62,7 +65,10 @@ def node_variables(rank: int, workers: int, per_node: int) -> dict[str, str]:
 def backend_variables(
     base: Mapping[str, str], rank: int, workers: int, port: int, wire: str
 ) -> dict[str, str]:
-    """Variables of a rank that shares the loopback with the others and is slowed by its process group."""
+    """Environment of a rank that shares the loopback with the others and is slowed by its process group:
+    `base`, torchrun's variables for `rank` of `workers` at `port`, and the path `wire` of the file that
+    has rate and delay.
+    """
     common = _torchrun(base, rank, workers, "127.0.0.1", port)
     return {**common, "GLOO_SOCKET_IFNAME": "lo", WIRE_VARIABLE: wire}
 

@@ -69,7 +69,17 @@ def line_chart(
     spots: Sequence[Spot] = (),
     width: float = WIDTH,
 ) -> str:
-    """Curves over common axes. The vertical axis starts at 0 and leaves out the highest 2 % of values."""
+    """Chart of curves over common axes, as SVG. The vertical axis starts at 0 and leaves out the highest 2 %
+    of values.
+
+    Args:
+        series: the curves.
+        x_label, y_label: labels of the axes.
+        bands: areas between two curves.
+        marks: places on the horizontal axis, with words.
+        spots: points with words.
+        width: width in pixels.
+    """
     points = [point for curve in series for point in curve.points if math.isfinite(point[1])]
     if not points:
         return svg.drawing(width, 40, [svg.text(8, 24, "nothing was measured")], y_label)
@@ -128,7 +138,9 @@ def _band(band: Band, across: svg.Scale, up: svg.Scale) -> list[str]:
 
 
 def _mark(mark: Mark, across: svg.Scale, number: int) -> list[str]:
-    """A line from top to bottom. Its words are at the side that has room, below those of the mark before."""
+    """Line from top to bottom at a mark, as SVG. Its words are at the side that has room, below those of the
+    marks before, of which there are `number`.
+    """
     x = across(mark.x)
     to_the_right = x < (across.start + across.stop) / 2
     place, anchor = (x + 5, "start") if to_the_right else (x - 5, "end")
@@ -139,7 +151,9 @@ def _mark(mark: Mark, across: svg.Scale, number: int) -> list[str]:
 
 
 def _spots(spots: Sequence[Spot], across: svg.Scale, up: svg.Scale) -> list[str]:
-    """Dots, with their words in lines of their own: below the curves, or above where the axis is too near."""
+    """Dots, as SVG, with their words in lines of their own: below the curves, or above where the axis is too
+    near. `across` and `up` are the scales of the axes.
+    """
     parts = []
     for line, spot in enumerate(spots):
         x, y = across(spot.x), up(spot.y)
@@ -193,7 +207,7 @@ def byte_pairs(rows: Sequence[tuple[str, float | None, float | None, str]]) -> s
 
 
 def _above(y: float, name: str, words: str) -> list[str]:
-    """A line of words above a bar."""
+    """Line of words above a bar at height `y`, as SVG: `name` at the left, `words` at the right."""
     left = [svg.text(0.0, y + 13, name, "start", "name")] if name else []
     return [*left, svg.text(WIDTH, y + 13, words, "end", "name")]
 

@@ -107,7 +107,9 @@ def loss_over_steps(document: Document) -> str:
 
 
 def _sides(document: Document, both: Both, *, timed: bool = True) -> tuple[list[Series], list[Band]]:
-    """Curve and band of plain DDP and of gradwire; where no run is whole, what there is of seed 0."""
+    """Curve and band of plain DDP and of gradwire, over seconds if `timed`, else over steps. If no run is
+    whole, they show what there is of seed 0.
+    """
     series, bands = [], []
     for name, runs in (("ddp", both.ddp), ("gradwire", both.wire)):
         if not runs.courses:
@@ -132,7 +134,9 @@ def _means(losses: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _marks(document: Document, both: Both, *, timed: bool) -> list[Mark]:
-    """Where kernels were compiled within steps, and where an adaptive recipe was decided; of seed 0."""
+    """Marks where kernels were compiled within steps, and where an adaptive recipe was decided; of seed 0.
+    They lie at seconds if `timed`, else at steps.
+    """
     first = next((each for each in courses_of(document) if each.name == "gradwire" and each.seed == 0), None)
     if first is None:
         return []
@@ -315,7 +319,9 @@ def _of_bench(document: Document) -> Document:
 def _table(
     title: str, columns: Sequence[Column], rows: Sequence[Document]
 ) -> tuple[str, list[str], list[tuple[str, list[str]]]]:
-    """The terminal's table: title, heads, and cells by setting. What a failed one measured is left out."""
+    """The terminal's table: title, heads, and the cells of each row by its setting. Figures of a failed
+    setting are left out.
+    """
     lines = [
         (
             row["name"],

@@ -55,7 +55,7 @@ def element(name: str, body: str = "", **attributes: object) -> str:
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", class_: str = "label") -> str:
-    """Words at a place; `anchor` is start, middle or end."""
+    """Element with `words` at (x, y) in pixels; `anchor` is start, middle or end, and `class_` the style."""
     return element("text", escape(words), x=x, y=y, text_anchor=anchor, class_=class_)
 
 
@@ -76,13 +76,17 @@ def dot(x: float, y: float, radius: float, class_: str) -> str:
 
 
 def box(x: float, y: float, width: float, height: float, class_: str, hint: str = "") -> str:
-    """A rectangle; `hint` appears under the pointer. Never thinner than a pixel: short events must show."""
+    """Element of a rectangle at (x, y), in pixels; `hint` appears under the pointer, and `class_` is the
+    style. Never thinner than a pixel: short events must show.
+    """
     title = element("title", escape(hint)) if hint else ""
     return element("rect", title, x=x, y=y, width=max(width, 1.0), height=height, class_=class_)
 
 
 def drawing(width: float, height: float, parts: Sequence[str], label: str) -> str:
-    """The picture, scaled to the width of its place; `label` is for those who cannot see it."""
+    """Picture of `width` by `height` pixels with these `parts`, scaled to the width of its place; `label` is
+    for those who cannot see it.
+    """
     body = "".join(parts)
     return element(
         "svg", body, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=escape(label, quote=True)

@@ -93,10 +93,11 @@ def check_shards(shards: str) -> None:
 
 
 def shard(labels: Tensor, rank: int, world: int, seed: int, shards: Shards) -> Tensor:
-    """Indices of `rank`'s examples; every rank gets len(labels) // world, the remainder is left out.
+    """Indices of `rank`'s examples among `world`, by their `labels`; every rank gets len(labels) // world,
+    the remainder is left out.
 
-    "iid" deals a shuffled deck. "skewed" sorts by label and cuts the result into `world` runs, so that two
-    ranks share one class at most: with ten classes and two ranks, five classes each.
+    "iid" deals a deck that is shuffled by `seed`. "skewed" sorts by label and divides the result into `world`
+    runs, so that two ranks share one class at most: with ten classes and two ranks, five classes each.
     """
     order = torch.randperm(len(labels), generator=generator(seed))
     each = len(labels) // world

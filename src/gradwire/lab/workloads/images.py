@@ -63,7 +63,7 @@ class ImageWorkload:
         return self._endless(mine, rank, seed)
 
     def shard(self, rank: int, world: int, seed: int) -> Tensor:
-        """Indices of the training images that belong to `rank`."""
+        """Indices of the training images that belong to `rank` of `world`, shuffled by `seed`."""
         check_rank(rank, world)
         return shard(self._data.train.labels, rank, world, seed, self._shards)
 

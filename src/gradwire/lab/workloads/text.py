@@ -60,9 +60,9 @@ class TextWorkload:
         return self._endless(self.shard(rank, world, seed), rank, seed)
 
     def shard(self, rank: int, world: int, seed: int) -> Tensor:
-        """Numbers of the windows of length + 1 characters that belong to `rank`.
+        """Numbers of the windows of length + 1 characters that belong to `rank` of `world`.
 
-        "iid" deals the windows out at random; "skewed" cuts the text into one stretch per rank.
+        "iid" deals the windows out at random, by `seed`; "skewed" divides the text into one stretch per rank.
         """
         windows = len(self._data.train) // (self._size.length + 1)
         each = windows // world

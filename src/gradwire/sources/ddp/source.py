@@ -87,7 +87,9 @@ class BucketMap:
         return GradientBucket(buffer, entries, index, failure=failure)
 
     def _homes_of(self, buffer: Tensor, index: int, entries: tuple[Slot, ...]) -> _Homes:
-        """Memory in which the gradients of a bucket belong; computed again if DDP has made other buckets."""
+        """Memory in which the gradients of bucket `index`, with the flat `buffer` and these `entries`,
+        belong; computed again if DDP has made other buckets.
+        """
         known, start, itemsize = self._homes.get(index), buffer.data_ptr(), buffer.itemsize
         if known is None or known.start != start or known.entries is not entries:
             homes = [(start + each.start * itemsize, self._strides[each.spec.name], each) for each in entries]
@@ -96,7 +98,8 @@ class BucketMap:
 
     @torch.no_grad()
     def _bring_home(self, buffer: Tensor, parameters: Sequence[Tensor], homes: _Homes) -> None:
-        """Copy gradients into `buffer` that have got other memory since DDP made them views of it.
+        """Copy gradients of `parameters` into `buffer` if they have got other memory than in `homes`, where
+        DDP made them views of it.
 
         DDP identifies its views by the tensor objects, whose memory users can replace: after `p.grad.data =
         …`, DDP assumes that the gradient is in the bucket, and sends an earlier step's contents.

@@ -124,7 +124,9 @@ def _nothing() -> None:
 def _chosen(
     traffic: Traffic, states: Sequence[State], control: Comm, missing: Missing, *, mean: bool
 ) -> State:
-    """The state to go on from: this rank's own, a mean, or the mean of all."""
+    """The state to go on from: this rank's own, a mean, or the mean of all. The arguments are those of
+    `load`. Raises `ValueError` if the states do not belong here or are incomplete.
+    """
     for each in states:
         if each.get("kind") != KIND:
             raise ValueError(
@@ -158,7 +160,9 @@ def _chosen(
 
 
 def _fitted(traffic: Traffic, state: State, missing: Missing) -> dict[str, Tensor]:
-    """Unsent gradients of the present parameters, as far as names and shapes match."""
+    """Unsent gradients in `state` of the present parameters, by name. If others are in it, `missing="drop"`
+    leaves them out. Raises `ValueError` otherwise, and for NaN or Inf.
+    """
     shapes = {
         each.names[place]: tuple(each.parameters[each.names[place]].shape)
         for each in traffic.modules

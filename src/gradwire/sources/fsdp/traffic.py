@@ -250,7 +250,9 @@ class Traffic:
         self._is_open = self._is_counted = False
 
     def roll_back_unused(self) -> Fates | None:
-        """Undo in the memory what optimizers have left out since the last scatters."""
+        """Take gradients that no optimizer has used since the last scatters back out of the memory. Returns
+        their fates; `None` if all are final.
+        """
         fates = self.steps.fates()
         for scatter in self.scatters:
             if (unsent := scatter.unsent) is not None:
