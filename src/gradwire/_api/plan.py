@@ -705,7 +705,7 @@ def _table_of(found: Sequence[Candidate], width: int) -> str:
 
 
 def _cells(each: Candidate, *, over_node: bool) -> tuple[str, ...]:
-    """`over_node`: bytes are those over a node's link."""
+    """Texts of a row's cells. With `over_node`, bytes are those over a node's link, else those of a rank."""
     sent = bytes_text(each.node_bytes if over_node else each.wire_bytes) + "*" * each.at_most
     linear, memory = f"{each.share_of_linear:.0%}", bytes_text(each.memory_bytes)
     tried = "tries" if each.tried else ""

@@ -243,7 +243,11 @@ class ProcessGroupComm(PointToPointComm):
         return self._beside().issue(partial(collective, GroupPeers(self.groups, self.series)))
 
     def _all_reduce(self, tensor: Tensor) -> Pending:
-        """Two addends commute, so a swap gives the same bits as a ring."""
+        """Sum `tensor` in place: by a swap with the only peer, by gradwire's own hops in gloo's order, or by
+        the library.
+
+        Two addends commute, so a swap gives the same bits as a ring.
+        """
         if self._swaps(tensor) and tensor.nbytes <= SWAP_BYTES:
             return self._direct(tensor)
         if self._is_striped(tensor, tensor.nbytes // self.world) or (

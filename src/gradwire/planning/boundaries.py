@@ -33,7 +33,7 @@ def layer_boundaries(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def one_unit(_sizes: Sequence[int]) -> tuple[int, ...]:
-    """One unit, no cuts: a single selection over the whole gradient, without overlap.
+    """One unit, without boundaries: a single selection over the whole gradient, without overlap.
 
     >>> one_unit((600, 400))
     ()

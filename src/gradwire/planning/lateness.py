@@ -139,7 +139,9 @@ class Layers:
 
 
 def _cycles(looks: int, cycle: int) -> int:
-    """The least number of whole cycles with so many looks or more."""
+    """The least number of whole cycles of `cycle` steps that have `looks` steps or more. Raises `ValueError`
+    for a cycle below one step.
+    """
     if cycle < 1:
         raise ValueError(f"cycle={cycle} must be at least 1 step")
     return -(-looks // cycle)

@@ -74,7 +74,9 @@ def scalecom(
 
 
 def _rated(with_rates: Callable[..., Composition], facts: Facts) -> Composition:
-    """Rates per layer, by how often the weights are used."""
+    """scalecom with rates per layer, by how often the layer's weights are used (`facts.uses`). `with_rates`
+    makes the composition.
+    """
     rates = rates_of(facts.uses or {})
     chosen = with_rates(rates=rates)
     counted = f"rates by multiply-adds per weight: {rates}" if rates else "no use of any weight was counted"

@@ -349,7 +349,9 @@ class LocalSteps(Source):
 
     @contextmanager
     def showing_shared(self) -> Iterator[None]:
-        """Within it the model has θ₀; afterwards this replica's own parameters and buffers, bit for bit."""
+        """Context in which the model has θ₀; afterwards it has this replica's own parameters and buffers
+        again, bit for bit. Raises `GradwireError` inside of such a context.
+        """
         if self._shown is not None:
             raise GradwireError("the model has the shared parameters already")
         self.note_changes()
@@ -910,7 +912,7 @@ def _require_like(what: str, saved: object, here: Mapping[str, Tensor]) -> None:
 
 
 def _require_fits(what: str, saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ValueError` unless `saved` has the groups of `optimizer`."""
+    """Raise `ValueError` unless `saved`, the state of `what`, has the groups of `optimizer`."""
     theirs = [len(group["params"]) for group in saved["param_groups"]]
     ours = [len(group["params"]) for group in optimizer.param_groups]
     if theirs != ours:

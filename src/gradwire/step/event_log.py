@@ -76,8 +76,8 @@ class EventLog:
             _LOG.warning("step %d: %s; less compression would help, such as wire.switch('int8')", step, sign)
 
     def dropped(self, step: int, dropped: int, in_a_row: int) -> None:
-        """Log that the user has left a step out; `dropped` counts these steps. No warning, as in
-        `unhealthy`.
+        """Log that the user has left out step number `step`: the first of them in the run, and when there
+        have been many `in_a_row`. `dropped` counts them all. No warning, as in `unhealthy`.
         """
         if self._speaks and dropped == 1:
             _LOG.warning(

@@ -178,15 +178,15 @@ class FlatBuffer:
         device: torch.device,
         memory_dtype: torch.dtype | None = None,
     ) -> None:
-        """Allocate the planes, and cut the units.
+        """Allocate the planes, and divide the flat buffer into units.
 
         Args:
-            number: of the flat buffer.
+            number: number of the flat buffer.
             specs: its parameters, in order, all of one type.
-            exchange: of all its units; has a memory.
-            boundaries: inner ones, in elements. They move to the exchange's grain.
-            device: of the planes.
-            memory_dtype: of committed planes, by default that of working ones.
+            exchange: exchange of all its units; has a memory.
+            boundaries: inner boundaries in elements. They move to the exchange's grain.
+            device: device of the planes.
+            memory_dtype: type of committed planes, by default that of working ones.
         """
         assert exchange.memory is not None, "only exchanges with a memory have a flat buffer"
         self.number = number
@@ -300,7 +300,7 @@ class FlatBuffer:
         self.committed[UNSENT].zero_()
 
     def begin(self) -> None:
-        """Make the last commit final: compensation now overwrites the planes that it replaced."""
+        """Make the last commit final: the next compensation overwrites the planes that it replaced."""
         self._replaced = {}
         self.kept.begin()
 
@@ -367,10 +367,10 @@ def units_of(
     parameter.
 
     Args:
-        slots: of the flat buffer.
-        boundaries: inner ones, in elements.
-        grain: of the exchange.
-        flat_buffer: its number.
+        slots: slots of the flat buffer.
+        boundaries: inner boundaries in elements.
+        grain: grain of the exchange (`Laws`).
+        flat_buffer: number of the flat buffer.
     """
     ends = [0, *(slot.stop for slot in slots)]
     numel = ends[-1]
@@ -387,7 +387,9 @@ def units_of(
 
 
 def _nearest(ends: Sequence[int], boundary: int) -> int:
-    """The nearest of ascending `ends`, and the lower one of two as near. 0 < boundary < the last."""
+    """The one of ascending `ends` that is nearest to `boundary`, and the lower one of two as near. 0 <
+    boundary < the last end.
+    """
     above = bisect_left(ends, boundary)
     return min(ends[above - 1], ends[above], key=lambda end: abs(end - boundary))
 

@@ -38,6 +38,7 @@ class Worker:
             ended: runs last on the thread.
             begun: runs first on the thread.
             awake_s: seconds between two checks of a thread that waits.
+            name: name of the thread.
         """
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._begun = begun

@@ -167,7 +167,7 @@ _CODA_S = 6.0
 
 
 class Budget:
-    """Starts to run when it is made."""
+    """Time that is left of `seconds`; it begins to run when this is made."""
 
     def __init__(self, seconds: float) -> None:
         self._end_s = time.monotonic() + seconds
@@ -176,7 +176,7 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Seconds; negative when overdrawn."""
+        """Seconds that are left; negative if the budget is overdrawn."""
         return self._end_s - time.monotonic() - _CODA_S
 
     def fits_on_slow_link(self, plan: DemoPlan, contestants: Contestants, ddp: Course, wire: Course) -> bool:

@@ -284,8 +284,10 @@ class Scatter(ReduceScatter):
         return parts if sum(parts) == elements else (elements,)
 
     def _remembered(self, parts: tuple[int, ...]) -> Unsent | None:
-        """The memory, if all of the module's trained parameters have gradients. Otherwise it would be added
-        to wrong ones.
+        """The memory of a scatter of shards with these `parts`; `None` if there is none, or if some trained
+        parameter has no gradient: the memory would be added to others.
+
+        Raises `ValueError` if parameters were frozen or thawed since attaching.
         """
         unsent = self.unsent
         if unsent is None:
