@@ -204,8 +204,9 @@ def _over_parts(numel: int, ctx: ExchangeContext, dtype: torch.dtype, fill: Fill
 
 
 def _over_part(seen: Replicated, part: Part, scale: float, out: Tensor, fill: Fill) -> str:
-    """Write the numerator of one parameter's elements to `out`, by `fill`. Returns an empty text; or leaves
-    zeros, and returns the reason.
+    """Write the numerator of one parameter's elements, which all replicas have `seen`, to `out`, by `fill`.
+    `part` says which elements they are, and `scale` multiplies the result. Returns an empty text; or
+    leaves zeros, and returns the reason.
     """
     found = numerator_of(seen)
     if not isinstance(found, Numerator):

@@ -243,7 +243,8 @@ def _gradients(found: Recorded, sent: Sequence[Sequence[Span]], steps: Sequence[
 
 
 def _recording_s(found: Recorded, passes: Sequence[Sequence[Pass]], steps: Sequence[Step]) -> float:
-    """Seconds by which the profiler lengthened a step on the CPU, in the median; 0 on a GPU.
+    """Seconds by which the profiler lengthened a step on the CPU, in the median over `steps`; 0 on a GPU.
+    `passes` are the backward passes of each step.
 
     The result is at most half of the time in which the step computes. On a GPU only the host records, and it
     runs ahead of the device.

@@ -277,7 +277,8 @@ def _chosen(told: list[dict[_Set, _Sight]], world: int, missing: Missing) -> _Ch
 
 
 def _of_all(folder: Path, mine: Mapping[int, Path], control: Comm) -> Saved:
-    """Read the states of all old ranks, to load them on another number of ranks. A collective.
+    """Read the states of all old ranks in `folder`, to load them on another number of ranks. A collective
+    over `control`.
 
     `mine` are the files that this rank sees, by the rank that saved them. If a file is missing or damaged on
     any rank, all ranks raise an error.

@@ -79,10 +79,12 @@ def pack_indices(indices: Tensor, numel: int) -> Tensor:
 
 
 def unpack_indices(packed: Tensor, count: int, numel: int, see: See = refuse) -> Tensor:
-    """Unpack ascending indices (count,): int32 if numel ≤ 2^31, else int64.
+    """Unpack ascending indices (count,): int32 if numel ≤ 2^31, else int64. Raises `WireError` if `packed`
+    has another size than `index_words(count, numel)`.
 
     Indices from a peer are checked here, once, because kernels check no bounds. If they are invalid, 0 …
-    count - 1 are returned, and `see` is told. Zeros are accepted, as by `see_choice`.
+    count - 1 are returned, and `see` is told; by default it raises `WireError`. Zeros are accepted, as by
+    `see_choice`.
 
     >>> unpack_indices(torch.tensor([3, 5], dtype=torch.int32), 2, 1000)
     tensor([3, 5], dtype=torch.int32)

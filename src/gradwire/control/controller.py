@@ -125,8 +125,8 @@ class RunningController:
         return self._remembers and is_weighed(step, self._every, self._cycle)
 
     def _look(self, flat_buffer: FlatBuffer, unit: Unit, x: Tensor, ctx: ExchangeContext) -> None:
-        """Run the judge's measurement on a unit, and measure the norms of its new and unsent gradient, in
-        steps in which these are due.
+        """Measure a unit before its exchange, in steps in which this is due: run the judge's measurement on
+        x, and take the norms of its new and unsent gradient.
         """
         if flat_buffer not in self._flat_buffers:
             return

@@ -536,7 +536,9 @@ class _TwoLevels(_Flat):
         )
 
     def end(self, small: Round) -> Tail:
-        """Small gradients go by shards, too; the status vote among all ranks; then all means are gathered."""
+        """The end of a step: `small` gradients go by shards, too; then come the status vote among all ranks,
+        and the gather of all means inside the nodes.
+        """
         small_s = self.cluster.inside_s(small.payload_bytes) + self.cluster.between_s(small)
         gathered_s = self.cluster.inside_s(_BYTES * (self.main.numel + self.main.beside))
         vote_s = self.cluster.seconds(_status_vote(self.cluster.workers))

@@ -109,7 +109,9 @@ def mantissa_levels(x: Tensor, numerators: Tensor, out: Tensor) -> None:
 
 
 def _exact(parameter: Tensor, square: Tensor | None, momentum: Tensor | None, terms: Terms) -> Tensor:
-    """C (n,) in float64. No operations are fused, so that every processor gets the same bits."""
+    """Compute C (n,) in float64, from the arguments of `numerators`. No operations are fused, so that every
+    processor gets the same bits.
+    """
     if square is None:
         exact = parameter.double() * (terms.slope * terms.eps + terms.offset)
     else:

@@ -50,7 +50,8 @@ training over seeds in all trials so far (`docs/choosing.md`). Casts, near-lossl
 are within it; four bits are about at it."""
 
 ALIKE = 0.01
-"""Share by which the bytes of two recipes may differ and still count as equal: padding depends on the units.
+"""Share by which the bytes of two recipes may differ and still count as equal: padding depends on the
+units.
 """
 
 ASKED = (1.0, 4.0, 16.0, 64.0)

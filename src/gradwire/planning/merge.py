@@ -121,7 +121,8 @@ def optimal_boundaries(backward: BackwardTiming, cost: GroupCost, most: int | No
 
 
 def _first_guess(backward: BackwardTiming, cost: GroupCost, most: int) -> tuple[float, Boundaries]:
-    """The best of the simple groupings into at most `most` groups, with its seconds: a bound from the start.
+    """The best of the simple groupings into at most `most` groups, with its seconds: a bound from the
+    start.
     """
     tensors = len(backward.numel)
     guesses = [even_groups(tensors, parts) for parts in (1, 2, 4, 8) if parts <= most]

@@ -34,7 +34,8 @@ the lateness exceeds the limit, one step is enough."""
 MOST_TRIALS = 4
 """Trials at most. Then the best of the tried recipes runs, or dense."""
 DECIDED = 80
-"""Number of steps, including measured dense ones, after which the best of the recipes tried stays, or dense.
+"""Number of steps, including measured dense ones, after which the best of the recipes tried stays, or
+dense.
 """
 PATIENCE = 1.25
 """Times the limit above which lateness, a median over many looks, is too much where a recipe stays."""

@@ -408,7 +408,8 @@ def _add_rows(scales: Any, codes: Any, kind: Any, weight: Any, out: Any) -> None
 
 @kernel
 def _as_rows(x: Any, scales: Any, codes: Any, places: Any, count: Any, block: Any, kind: Any) -> Any:
-    """Views of the next `count` blocks as rows of x, of scales and of codes.
+    """Views of the next `count` blocks of `block` elements as rows of x, of scales and of the codes of this
+    `kind`.
 
     `places` (3,) has the first element, scale and byte of these blocks, and is moved on to the next ones.
     """
@@ -427,8 +428,10 @@ def _as_rows(x: Any, scales: Any, codes: Any, places: Any, count: Any, block: An
 def _encode_blocks(
     x: Any, sizes: Any, block: Any, kind: Any, largest: Any, scales: Any, codes: Any, left: Any
 ) -> None:
-    """float32: encode parts of these `sizes` into scales and codes; with `left`, x keeps the rounding
-    errors.
+    """Encode float32 x, in parts of these `sizes`, into `scales` (blocks,) and uint8 `codes`; with `left`, x
+    keeps the rounding errors.
+
+    Blocks have `block` elements or fewer. `kind` is INT8, INT4 or FP8, and `largest` its largest code.
     """
     places = np.zeros(3, np.int64)
     for size in sizes:
@@ -442,7 +445,9 @@ def _encode_blocks(
 @prepared("float32[::1], uint8[::1], int64[::1], int64, int64, float32, float32[::1]")
 @kernel
 def _add_blocks(scales: Any, codes: Any, sizes: Any, block: Any, kind: Any, weight: Any, out: Any) -> None:
-    """float32: out += weight · decoded, for parts of these `sizes`."""
+    """float32: out += weight · decoded, in parts of these `sizes`. The other arguments are as in
+    `_encode_blocks`.
+    """
     places = np.zeros(3, np.int64)
     for size in sizes:
         for count, length in ((size // block, block), (min(size % block, 1), size % block)):
@@ -453,7 +458,9 @@ def _add_blocks(scales: Any, codes: Any, sizes: Any, block: Any, kind: Any, weig
 
 @kernel
 def _row(data: Any, start: Any, count: Any, code_bytes: Any) -> Any:
-    """Views of the scales and codes in a shard's row, which begins at byte `start` of `data`."""
+    """Views of the `count` scales and of the `code_bytes` bytes of codes in a shard's row, which begins at
+    byte `start` of `data`.
+    """
     codes = start + 4 * count
     return data[start:codes].view(np.float32), data[codes : codes + code_bytes]
 
@@ -463,7 +470,11 @@ def _row(data: Any, start: Any, count: Any, code_bytes: Any) -> Any:
 def _encode_shards(
     x: Any, sizes: Any, table: Any, block: Any, kind: Any, largest: Any, data: Any, width: Any
 ) -> None:
-    """float32: encode each shard of x into a row of `width` bytes of `data`; x keeps the rounding errors."""
+    """Encode each shard of float32 x into a row of `width` bytes of `data`; x keeps the rounding errors.
+
+    `table` (shards, 4) has each shard's elements, parts, blocks and bytes of codes; `sizes` has the elements
+    of all parts. The other arguments are as in `_encode_blocks`.
+    """
     first, part = 0, 0
     for shard in range(table.shape[0]):
         numel, parts, count, code_bytes = table[shard]
@@ -477,7 +488,7 @@ def _encode_shards(
 @prepared("uint8[::1], int64, int64[::1], int64[:, ::1], int64, int64, float32[::1]")
 @kernel
 def _add_shards(data: Any, width: Any, sizes: Any, table: Any, block: Any, kind: Any, out: Any) -> None:
-    """float32: out += decoded, shard by shard."""
+    """float32: out += decoded, shard by shard. The arguments are as in `_encode_shards`."""
     first, part = 0, 0
     for shard in range(table.shape[0]):
         numel, parts, count, code_bytes = table[shard]
@@ -500,7 +511,10 @@ def _sum_shard(
     weight: Any,
     out: Any,
 ) -> None:
-    """float32: out += weight · decoded, over all rows of `data`, one after the other."""
+    """float32: out += weight · decoded, over all rows of `width` bytes of `data`, one after the other. Each
+    encodes the same shard, in parts of these `sizes`, with `count` blocks and `code_bytes` bytes of codes;
+    `block` and `kind` are as in `_encode_blocks`.
+    """
     for row in range(data.size // max(width, 1)):
         scales, codes = _row(data, row * width, count, code_bytes)
         _add_blocks(scales, codes, sizes, block, kind, weight, out)

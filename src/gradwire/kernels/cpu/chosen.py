@@ -296,6 +296,7 @@ def _pack(indices: Any, shape: Any, encoding: Any, packed: Any) -> None:
 def _take_chosen(x: Any, indices: Any, shape: Any, encoding: Any, payload: Any) -> Any:
     """Encode float32 x at `indices` into uint8 `payload`; x keeps the rounding errors there.
 
+    `shape` are the numbers of the layout (`Shape.numbers`), and `encoding` is the table of the block code.
     Returns False, and changes nothing, if the indices do not ascend within x.
     """
     count, words, start, kind = shape[1], shape[3], shape[4], shape[5]

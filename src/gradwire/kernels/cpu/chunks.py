@@ -43,8 +43,8 @@ def indices_near_maxima(x: Tensor, ahead: Tensor, chunk: int) -> Tensor:
 @prepared("int32[::1], int64, int64, int64[::1]")
 @kernel
 def _chunk_maxima(bits: Any, chunks: Any, keep: Any, out: Any) -> None:
-    """Write the index of the largest element of each chunk. `keep` is 1; it is there so that `_chunk_topk`
-    can be swapped in.
+    """Write to int64 `out` the index of the largest element of each of `chunks` chunks; `bits` are those of
+    float32, as int32. `keep` is 1; it is there so that `_chunk_topk` can be swapped in.
     """
     count = min(chunks, bits.size)
     row_of, largest = np.zeros(count, np.int32), np.empty(_TILE, np.int32)
@@ -63,7 +63,8 @@ def _chunk_maxima(bits: Any, chunks: Any, keep: Any, out: Any) -> None:
 @prepared("int32[::1], int64, int64, int64[::1]")
 @kernel
 def _chunk_topk(bits: Any, chunks: Any, keep: Any, out: Any) -> None:
-    """Write the indices of the `keep` largest elements of each chunk, or of all, if it has fewer.
+    """Write to int64 `out` the indices of the `keep` largest elements of each of `chunks` chunks, or of all,
+    if it has fewer; `bits` are those of float32, as int32.
 
     Magnitude and row are combined into one integer, which orders by magnitude, then by lowest row.
     """
@@ -112,8 +113,9 @@ def _by_row(row_of: Any, chunks: Any, keep: Any, numel: Any, out: Any) -> None:
 @prepared("int32[::1], int32[::1], int64, int64[::1]")
 @kernel
 def _indices_near_maxima(bits: Any, ahead: Any, chunk: Any, out: Any) -> Any:
-    """Write the indices where |ahead| or |x| reaches the chunk's largest |x|, and x is not 0; returns their
-    number.
+    """Write to int64 `out` the indices where |ahead| or |x| reaches the largest |x| of a chunk of `chunk`
+    neighbours, and x is not 0. `bits` and `ahead` are the bits of float32, as int32. Returns the number of
+    indices.
     """
     count = 0
     for start in range(0, bits.size, chunk):

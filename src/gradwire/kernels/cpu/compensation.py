@@ -237,8 +237,11 @@ def _compensate_momentum(
     ahead: Any,
     largest: Any,
 ) -> Any:
-    """float32: u' = momentum · u + scale · grad, v' = v + u'; `ahead` is Nesterov's; otherwise as
-    `_compensate`."""
+    """float32: u' = momentum · u + scale · grad, v' = v + u'; with `ahead`, v' is Nesterov's.
+
+    `v` and `u` are read, `v_out` and `u_out` written; `scales` has a factor for each row of pieces. Otherwise
+    as `_compensate`.
+    """
     sum_max = np.int32(0)
     one = np.float32(1.0)
     for row in range(rows.shape[0]):

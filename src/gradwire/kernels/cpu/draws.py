@@ -56,7 +56,9 @@ def _sample_indices(n: Any, k: Any, seed: Any) -> Any:
 @prepared("int64, int64, int64")
 @kernel
 def _stratified_indices(n: Any, size: Any, seed: Any) -> Any:
-    """Draw one index from each of `size` stretches by SplitMix64; the same draws as the contract's."""
+    """Draw one index from each of `size` equal stretches of 0 … n - 1, by SplitMix64 from `seed`; the same
+    draws as the contract's.
+    """
     out = np.empty(size, np.int64)
     state = np.uint64(seed)
     for j in range(size):

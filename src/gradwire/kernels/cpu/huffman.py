@@ -170,9 +170,10 @@ def window_at(words: Any, bit: Any) -> Any:
 def _finish_stream(
     words: Any, bit: Any, limit: Any, windows: Any, lengths: Any, symbols: Any, place: Any, stop: Any
 ) -> Any:
-    """Decode the rest of one stream, from place `bit`, into symbols `place` … `stop` - 1.
+    """Decode the rest of one stream, from bit `bit` of uint64 `words`, into symbols `place` … `stop` - 1.
 
-    Returns True if its last code ends in the last word before place `limit`, and only zeros follow it.
+    `windows` and `lengths` are as in `decode_streams`. Returns True if its last code ends in the last word
+    before bit `limit`, and only zeros follow it.
     """
     mask = _U(windows.size - 1)
     while place < stop:

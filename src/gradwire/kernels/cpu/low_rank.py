@@ -73,7 +73,9 @@ def _scale(out: Any, weight: Any, a: Any) -> None:
 @prepared("float32[::1], int64[:, ::1], int64, float32[::1], float32[::1], boolean")
 @kernel
 def _left_products(x: Any, places: Any, rank: Any, left: Any, right: Any, subtract: Any) -> None:
-    """float32: left = M·right for every matrix; with `subtract` M loses left·rightᵀ in the same pass."""
+    """float32: left = M·right for every matrix of x at `places`; with `subtract` M loses left·rightᵀ in the
+    same pass. The arguments are as in the contract.
+    """
     for matrix in range(places.shape[0]):
         start, rows, columns, at_left, at_right = places[matrix]
         for i in range(rows):
@@ -91,7 +93,9 @@ def _left_products(x: Any, places: Any, rank: Any, left: Any, right: Any, subtra
 @prepared("float32[::1], int64[:, ::1], int64, float32[::1], float32[::1]")
 @kernel
 def _right_products(x: Any, places: Any, rank: Any, left: Any, right: Any) -> None:
-    """float32: right = Mᵀ·left, and M loses left·rightᵀ."""
+    """float32: right = Mᵀ·left for every matrix of x at `places`, and M loses left·rightᵀ. The arguments are
+    as in the contract.
+    """
     for matrix in range(places.shape[0]):
         start, rows, columns, at_left, at_right = places[matrix]
         right[at_right : at_right + rank * columns] = np.float32(0.0)
@@ -110,7 +114,9 @@ def _right_products(x: Any, places: Any, rank: Any, left: Any, right: Any) -> No
 @prepared("float32[::1], int64[:, ::1], int64, float32[::1], float32[::1]")
 @kernel
 def _outer_products(out: Any, places: Any, rank: Any, left: Any, right: Any) -> None:
-    """float32: out = left·rightᵀ where the matrices lie, each element summed in the order of the columns."""
+    """float32: write left·rightᵀ to the matrices of `out` at `places`, each element summed in the order of
+    the columns. The arguments are as in the contract.
+    """
     for matrix in range(places.shape[0]):
         start, rows, columns, at_left, at_right = places[matrix]
         for i in range(rows):
@@ -166,7 +172,8 @@ def _accept(work: Any, taken: Any, k: Any, column: Any) -> Any:
 )
 @kernel
 def _orthonormalise(factors: Any, spans: Any, rank: Any, spare: Any) -> None:
-    """Make the columns of every factor orthonormal in place, as the contract says; float32 or float64.
+    """Make the columns of every factor orthonormal in place, as the contract says, whose arguments these are;
+    float32 or float64. No `spare` is an empty one.
 
     All sums are float64 and in order, so that every processor gets the same bits.
     """

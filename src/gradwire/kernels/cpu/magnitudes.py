@@ -25,8 +25,8 @@ def magnitude_histogram(x: Tensor) -> Histogram:
 @prepared("float32[::1], int64, int64[::1], float64[::1]")
 @kernel
 def _magnitude_histogram(x: Any, shift: Any, counts: Any, energies: Any) -> None:
-    """Add each element of float32 x to the count and energy of its bin: the magnitude's bits without the
-    lowest `shift`.
+    """Add each element of float32 x to `counts` and, squared, to `energies` of its bin, which is the
+    magnitude's bits without the lowest `shift`.
     """
     bits = x.view(np.uint32)
     bins = counts.size

@@ -37,7 +37,8 @@ def _dropped(exponent: Any, drop: Any, how: Any) -> Any:
 
 @kernel
 def _rounded(bits: Any, drop: Any, how: Any) -> Any:
-    """Round a magnitude to the nearest with the dropped bits zero, ties to even.
+    """Round the magnitude in `bits` of a float32 to the nearest one whose lowest bits are zero, ties to even.
+    `drop` and `how` say which bits, as in `_dropped`.
 
     With a threshold above the number's own step, the result is 0 or one step of the threshold.
     """

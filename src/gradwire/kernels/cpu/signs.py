@@ -63,7 +63,9 @@ def _subtract(x: Any, high: Any, low: Any) -> None:
 
 @kernel
 def _measure(x: Any, sums: Any, counts: Any, levels: Any) -> None:
-    """Write the levels of a block: its mean magnitude, or the means of elements >= 0 and of the others."""
+    """Write the `levels` of a block x: its mean magnitude, or the means of elements >= 0 and of the others.
+    `sums` and `counts` are scratch memory.
+    """
     sums[:], counts[:] = 0, 0
     for start in range(0, x.size, _BLOCK):
         here = x[start : start + _BLOCK]

@@ -73,8 +73,8 @@ def _count_sketch(x: Any, multipliers: Any, addends: Any, table: Any) -> None:
 
 @kernel
 def _read(row: Any, hashed: Any, multiplier: Any, out: Any) -> None:
-    """Write the estimates of elements from one row of the table. `hashed` is the hash of the first
-    element.
+    """Write to `out` the estimates of elements from one `row` of the table. `hashed` is the hash of the first
+    element; that of the next one is larger by `multiplier`.
     """
     columns = np.uint64(row.size)
     for i in range(out.size):
@@ -94,8 +94,8 @@ def _order(low: Any, high: Any) -> None:
 @prepared("float32[:, ::1], uint64[::1], uint64[::1], float32[::1]")
 @kernel
 def _count_sketch_estimates(table: Any, multipliers: Any, addends: Any, out: Any) -> None:
-    """float32: out[i] = median of the rows' estimates. The number of rows is odd, and the table has no
-    NaN.
+    """float32: out[i] = median of the rows' estimates. The number of rows is odd, and the table has no NaN.
+    `multipliers` and `addends` (rows,) uint64 are those of the hashes.
     """
     rows = table.shape[0]
     read = np.empty((rows, _BLOCK), np.float32)

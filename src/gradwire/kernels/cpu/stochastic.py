@@ -212,9 +212,11 @@ def _quantize_bucket(
 def _quantize(
     x: Any, ends: Any, bucket: Any, rule: Any, key: Any, steps: Any, packed: Any, subtract: Any
 ) -> None:
-    """float32: write steps (buckets,) and packed codes of x; with `subtract`, x keeps the rounding errors.
+    """Quantize float32 x: write `steps` (buckets,) and `packed` codes; with `subtract`, x keeps the rounding
+    errors.
 
-    Parts end at `ends`. `rule` is (bits per code, whether norms are Euclidean, clip, largest step).
+    Parts end at `ends`, and have buckets of `bucket` elements. `rule` is (bits per code, whether norms are
+    Euclidean, clip, largest step), and `key` the key of the noise.
     """
     bits_of_x, bits = x.view(np.int32), rule[0]
     lanes, codes = np.empty(_LANES, np.float32), np.empty(_BLOCK + 4, np.int8)
@@ -238,8 +240,8 @@ def _quantize(
 @prepared("float32[::1], uint8[::1], int64[::1], int64, int64, float32, float32[::1]")
 @kernel
 def _add_quantized(steps: Any, packed: Any, ends: Any, bucket: Any, bits: Any, weight: Any, out: Any) -> None:
-    """float32: out += weight · step · code, in the order of parts and buckets in which `_quantize`
-    wrote them.
+    """float32: out += weight · step · code, in the order of parts and buckets in which `_quantize` wrote
+    them. The arguments are as there; `bits` are those of a code.
     """
     codes = np.empty(_BLOCK + 4, np.int8)
     number, place, begin = 0, 0, 0

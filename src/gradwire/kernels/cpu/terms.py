@@ -86,8 +86,8 @@ def _numerators(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any
 @prepared("float32[::1], float32[::1], float32[::1], float64[::1], uint8[::1]")
 @kernel
 def _numerator_exponents(parameter: Any, square: Any, momentum: Any, terms: Any, out: Any) -> None:
-    """out (n,) uint8: exponents of the results of `_numerators`, biased as float32's and clamped to 0
-    … 255.
+    """Write to `out` (n,) uint8 the exponents of the results of `_numerators`, whose other arguments are the
+    same, biased as float32's and clamped to 0 … 255.
     """
     exact = np.empty(_BLOCK)
     bits = exact.view(np.int64)

@@ -44,8 +44,8 @@ def largest_bits(bits: Any) -> Any:
 
 @kernel
 def _first_beyond(bits: Any, threshold: Any, out: Any, start: Any) -> Any:
-    """Correct the last entry of a full `out`: the first index after the others, in the block at `start` or
-    later.
+    """Correct the last entry of a full `out`: the first index after the others at which `bits`, as int32,
+    reach `threshold`, in the block at `start` or later.
 
     Returns the size of `out`.
     """

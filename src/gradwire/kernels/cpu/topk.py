@@ -55,6 +55,12 @@ def _sift_block(
 ) -> Any:
     """Append the elements of a whole block that reach `threshold` to the candidates; returns the new count.
 
+    Args:
+        bits: int32 bits of the block, which begins at element `start`.
+        threshold: magnitude, as bits.
+        flags, which: scratch memory.
+        indices, kept: indices and bits of the candidates, written from `count` on.
+
     At 1 %, nine groups of eight in ten have none and are skipped.
     """
     _flag(bits, threshold, flags)
@@ -69,7 +75,9 @@ def _sift_block(
 
 @kernel
 def _sift_rest(bits: Any, start: Any, threshold: Any, indices: Any, kept: Any, count: Any) -> Any:
-    """Append the elements after the last whole block that reach `threshold`; returns the new count."""
+    """Append the elements after the last whole block that reach `threshold`; returns the new count. The
+    arguments are as in `_sift_block`.
+    """
     for i in range(bits.size):
         indices[count] = start + i
         kept[count] = bits[i]

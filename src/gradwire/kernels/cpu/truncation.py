@@ -96,7 +96,9 @@ def _add(out: Any, weight: Any, floats: Any) -> None:
 @prepared("float32[::1], int64, int64, uint32[::1], boolean")
 @kernel
 def _pack_upper(x: Any, drop: Any, lanes: Any, out: Any, left: Any) -> None:
-    """float32: pack the upper 32 - drop bits of x into uint32 words; with `left`, x keeps the lower bits."""
+    """Pack the upper 32 - drop bits of float32 x into uint32 words `out`, in chunks of 32 rows of `lanes`
+    elements; with `left`, x keeps the lower bits.
+    """
     x_bits, width, chunk = x.view(np.uint32), 32 - drop, _ROWS * lanes
     codes, bits = np.empty(chunk, np.uint32), np.empty(chunk, np.uint32)
     floats, low, place = bits.view(np.float32), np.uint32(drop), 0
@@ -116,7 +118,9 @@ def _pack_upper(x: Any, drop: Any, lanes: Any, out: Any, left: Any) -> None:
 @prepared("uint32[::1], int64, int64, float32, float32[::1]")
 @kernel
 def _add_upper(words: Any, drop: Any, lanes: Any, weight: Any, out: Any) -> None:
-    """float32: out += weight · the numbers that `_pack_upper` packed."""
+    """float32: out += weight · the numbers that `_pack_upper` packed into `words`; `drop` and `lanes` are as
+    there.
+    """
     width, chunk, place = 32 - drop, _ROWS * lanes, 0
     bits = np.empty(chunk, np.uint32)
     floats = bits.view(np.float32)

@@ -49,7 +49,8 @@ def _any(x: Any) -> Any:
 
 @kernel
 def _cast_block(x: Any, first: Any, flags: Any, bits: Any, groups: Any, rows: Any) -> None:
-    """Write the ballots of up to _BLOCK elements to `rows`, from group number `first` on.
+    """Write the ballots of up to _BLOCK elements x to `rows`, from group number `first` on; a row has
+    `groups` groups.
 
     `flags` (_BLOCK,) and `bits` (_BLOCK / 8,) are scratch memory.
     """

@@ -168,8 +168,10 @@ class Setting:
 
 
 def _per_step(before: Any, after: Any, count: int, field: str) -> list[float]:
-    """Bytes or packets, by the counters' `field`, that a rank sent per step of `count`, as a mean over ranks;
-    empty if the network cannot count.
+    """Bytes or packets that a rank sent per step, as a mean over ranks; empty if the network cannot count.
+
+    `before` and `after` are the ranks' counters around `count` steps, and `field` is the counter that is
+    read.
     """
     if before is None or after is None:
         return []

@@ -87,7 +87,8 @@ def shard(model: nn.Module, entry: BenchEntry) -> None:
 def attach(
     entry: BenchEntry, model: nn.Module, optimizer: torch.optim.Optimizer, seed: int
 ) -> gradwire.Wire | None:
-    """Attach the recipe of `entry` to FSDP2's own traffic. Returns its wire; `None` for a peer. A collective.
+    """Attach the recipe of `entry` to FSDP2's own traffic. Returns its wire; `None` for a peer. A
+    collective.
     """
     if entry.kind == "peer":
         return None

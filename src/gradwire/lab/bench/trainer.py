@@ -235,7 +235,9 @@ def learning_rate_factor(decay_steps: int | None, step: int) -> float:
 def _data_parallel(
     model: torch.nn.Module, entry: BenchEntry, task: TrainingTask, work: Workload
 ) -> DistributedDataParallel:
-    """Wrap with equal arguments in all settings; a peer's own `bucket_cap_mb` shows in its name."""
+    """Wrap `model` in DDP with equal arguments in all settings; only a peer's own `bucket_cap_mb` in `entry`
+    differs, and it shows in the setting's name.
+    """
     wanted = entry.options.get(peers.BUCKET_OPTION) if entry.kind == "peer" else None
     usual = work.bucket_cap_mb if task.bucket_cap_mb is None else task.bucket_cap_mb
     cap_mb = usual if wanted is None else float(cast("float", wanted))

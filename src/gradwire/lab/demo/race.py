@@ -105,8 +105,9 @@ class Result:
 def race(contestants: Contestants, plan: DemoPlan, live: Live) -> tuple[Course, Course]:
     """Train on the slow link until gradwire has done all its steps; DDP gets the same time, not steps.
 
-    Returns the courses of DDP and gradwire. Steps count for the medians after the warm-up, and once the
-    recipe is decided; if it is not by half of the steps, from there on.
+    `plan` has the number of steps, and `live` shows progress. Returns the courses of DDP and gradwire. Steps
+    count for the medians after the warm-up, and once the recipe is decided; if it is not by half of the
+    steps, from there on.
     """
     ddp, wire = Course("ddp", 0), Course("gradwire", 0)
     while len(wire) < plan.steps and contestants.alive:

@@ -100,7 +100,7 @@ def _arrivals(both: Both) -> list[Spot]:
 
 
 def loss_over_steps(document: Document) -> str:
-    """Means and ranges over seeds."""
+    """Chart, as SVG, of the training loss over steps: means and ranges over seeds."""
     both = both_of(document)
     series, bands = _sides(document, both, timed=False)
     return line_chart(series, "steps", "training loss", bands, _marks(document, both, timed=False))

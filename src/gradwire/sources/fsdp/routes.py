@@ -176,7 +176,7 @@ class Routes:
         return self._straight[name]
 
     def close(self) -> None:
-        """End their threads."""
+        """End the threads of all routes."""
         every: Sequence[Straight | ByNodes] = [*self._straight.values()]
         for each in every if self.by_nodes is None else [*every, self.by_nodes]:
             each.close()
