@@ -221,4 +221,4 @@ class NoMemory:
         return grads.kernels[compensate](working[UNSENT], None, grads.bucket, 1.0, grads.scale, grads.pieces)
 
     def update(self, working: Planes, committed: Planes) -> None:
-        """Keep nothing."""
+        """Do nothing: there is no memory."""

@@ -74,7 +74,7 @@ def ms_text(seconds: float, digits: int = 0) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things.
+    """Text of a number of things.
 
     >>> counted(1, "rank"), counted(2, "rank")
     ('1 rank', '2 ranks')

@@ -698,7 +698,9 @@ def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> 
 
 
 def _table_of(found: Sequence[Candidate], width: int) -> str:
-    """The cost of the codec has a column only where some are known."""
+    """Table of the candidates in lines of at most `width` characters. The cost of the codec has a column only
+    if some are known.
+    """
     head = ("recipe", "step", "linear", "sent", "memory", "auto", "codec")
     last = None if any(each.codec != "free" for each in found) else -1
     return table_text(head[:last], [_cells(each, over_node=each.two_levels)[:last] for each in found], width)

@@ -605,7 +605,7 @@ def _ms(seconds: float) -> str:
 
 
 def _rate(bit_per_s: float) -> str:
-    """A rate as links are rated."""
+    """Text of a rate in Gbit/s, Mbit/s or kbit/s."""
     for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
         if bit_per_s >= factor:
             return f"{bit_per_s / factor:.3g} {unit}"

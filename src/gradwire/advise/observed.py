@@ -43,7 +43,7 @@ class RankSteps:
     steps: tuple[Step, ...]
 
     def typical(self, number: Callable[[Step], float]) -> float:
-        """The median over steps."""
+        """Median over steps of the `number` of a step."""
         return median(map(number, self.steps))
 
 

@@ -122,7 +122,7 @@ def require_undamaged(found: Iterable[Exception | None], control: Comm) -> None:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """CRC-32 of its bytes."""
+    """CRC-32 of the bytes of `tensor`, in the order of its elements. Waits for its device."""
     plain = tensor.cpu().contiguous().view(-1)
     return zlib.crc32(plain.view(torch.uint8).numpy().data)
 

@@ -79,7 +79,9 @@ def links(rate: str, delay: str, inside: str | None, inside_delay: str) -> dict[
 
 
 def texts_of(recipes: str | None, default: Sequence[str]) -> list[str]:
-    """Recipes separated by semicolons."""
+    """Recipes named in `recipes`, separated by semicolons, in their normal form; `default` without any.
+    Raises `ValueError` for an unknown one.
+    """
     return list(default) if recipes is None else [str(recipe(text)) for text in recipes.split(";")]
 
 

@@ -39,7 +39,7 @@ class RandomK:
         return count_kept(self.ratio, numel)
 
     def select(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
-        """Uniform without replacement."""
+        """Draw `count` indices uniformly without replacement; the same on all ranks."""
         seed = int(torch.randint(2**62, (1,), generator=ctx.shared(), device="cpu"))
         return sent_to(sampled(x.numel(), self.count(x.numel(), ctx), seed), x.device)
 

@@ -210,7 +210,7 @@ def _bits(numbers: Tensor, width: int) -> Tensor:
 
 
 def _numbers(bits: Tensor) -> Tensor:
-    """Inverse of `_bits`."""
+    """Inverse of `_bits`: numbers (numbers,) from their bits (numbers, width)."""
     return (bits << torch.arange(bits.shape[1], device=bits.device)).sum(1)
 
 

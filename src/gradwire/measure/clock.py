@@ -155,7 +155,7 @@ class Timed(Protocol):
         """True if work is complete when a call returns."""
 
     def new_event(self) -> Any:
-        """An event that takes times."""
+        """Make an event that takes times."""
 
     def current(self) -> Any:
         """The stream to which this thread's operators go."""

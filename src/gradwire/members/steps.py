@@ -137,7 +137,7 @@ class MovingSteps(LocalSteps):
         return self.steps_since_round >= self.due_after or self._is_called()
 
     def take_round(self) -> None:
-        """Let the membership do it."""
+        """Hand the round that is due to the membership."""
         self.made, self._round_at = self.steps_since_round, self.attempts.count
         self._take()
 
@@ -233,5 +233,5 @@ class MovingSteps(LocalSteps):
 
 
 def fingerprint_of(specs: Sequence[ParameterSpec]) -> str:
-    """Digits over names, shapes and types."""
+    """Fingerprint of the names, shapes and types of `specs`: eight hexadecimal digits."""
     return f"{zlib.crc32(str([(each.name, each.shape, str(each.dtype)) for each in specs]).encode()):08x}"

@@ -21,7 +21,7 @@ class Line:
     slope_s: float
 
     def __call__(self, x: float) -> float:
-        """Seconds for x."""
+        """Seconds for x elements: base_s + slope_s · x."""
         return self.base_s + self.slope_s * x
 
 

@@ -102,7 +102,7 @@ class Times:
 
     @classmethod
     def of_row(cls, row: Sequence[float], parameters: int) -> Times:
-        """Take a row apart.
+        """Inverse of `row`: read the times of a rank, with as many ready times as there are `parameters`.
 
         >>> times = Times(2.0, (0.5, 0.25), before_s=1.0, ready_s=(0.1, 0.2, 2.0), busy=1.5, sending_s=0.125)
         >>> Times.of_row(times.row, parameters=3) == times

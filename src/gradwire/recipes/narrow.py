@@ -20,7 +20,8 @@ _DTYPES = {"full": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def dtype_of(values: Values) -> torch.dtype | None:
-    """The type, or `None` for the gradient's own.
+    """The type that `values` names, or `None` for the gradient's own. Raises `ValueError` for an unknown
+    name.
 
     >>> dtype_of("bf16")
     torch.bfloat16

@@ -102,7 +102,7 @@ class Attempts:
         self._versions = self._versions_now()
 
     def retire(self) -> None:
-        """Count no more."""
+        """Stop counting, and remove all hooks."""
         remove(self._handles)
         self._entrance.unwatch()
         stop_listening(self)

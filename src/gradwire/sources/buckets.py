@@ -108,7 +108,7 @@ class Bucket:
         return whole[:rows]
 
     def begin(self) -> None:
-        """A step begins: nothing has come."""
+        """Begin a step, in which no gradient has arrived yet."""
         self.missing, self.failure = {entry.spec.name for entry in self.entries}, None
 
     def fill(self, name: str, gradient: Tensor | None) -> bool:

@@ -44,7 +44,7 @@ def claim(source: Carrier) -> None:
 
 
 def give_up(source: Carrier) -> None:
-    """The inverse."""
+    """Undo `claim`: other sources may average the model again."""
     held = _CLAIMS.get(source.module, [])
     held[:] = [each for each in held if each.model() is not source.model]
 

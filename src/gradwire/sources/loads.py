@@ -84,7 +84,7 @@ class Loads:
         self.note(self._parameters.values())
 
     def retire(self) -> None:
-        """Watch no more."""
+        """Stop watching, and remove all hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -148,7 +148,7 @@ class Loads:
         self._noted.update(zip(map(id, each), [one._version for one in each], strict=True))
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Note that `optimizer` has stepped: its parameters have changed, and not by a load."""
         self._known = {}
         self.note([each for group in optimizer.param_groups for each in group["params"]])
 

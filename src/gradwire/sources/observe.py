@@ -143,7 +143,7 @@ class Entrance:
         weakref.finalize(model, remove, self._handles).atexit = False
 
     def show(self, outputs: Any) -> None:
-        """A forward pass has brought `outputs`."""
+        """Hook the `outputs` of a forward pass, by which the backward pass enters the model."""
         seen = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         for tensor in seen:
             tensor.register_hook(self._enter)  # type: ignore[no-untyped-call]
@@ -185,7 +185,7 @@ class Entrance:
 
 
 def remove(hooks: Iterable[RemovableHandle]) -> None:
-    """Remove them all."""
+    """Remove all `hooks`."""
     for hook in hooks:
         hook.remove()
 

@@ -598,7 +598,7 @@ class LocalSteps(Source):
         step.tell(self._buffer_means.told, self._buffer_means.heard)
 
     def step_ended(self, step: Step) -> None:
-        """Keep the outcome."""
+        """Keep the step that has ended, with its outcome."""
         self._step = step
 
     @torch.no_grad()

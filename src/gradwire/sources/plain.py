@@ -303,7 +303,7 @@ class PlainParameters(Source):
         self._backward.close()
 
     def _say(self, what: str) -> None:
-        """Once each kind."""
+        """Log `what` as a warning on rank 0, once for each kind: its first word."""
         kind = what.split()[0]
         if kind not in self._warned and self.group.rank() == 0:
             self._warned.add(kind)
@@ -325,11 +325,11 @@ class PlainParameters(Source):
         self._packed = self._known
 
     def side_broadcast(self) -> SideBroadcast | None:
-        """The buffers, if there are any."""
+        """Broadcast of the buffers in this pass; `None` if there is none."""
         return self._packed
 
     def step_ended(self, step: Step) -> None:
-        """Note whether the buffers have come."""
+        """Note whether the buffers have arrived, and warn if they changed during the backward pass."""
         self._landing = self._packed if bool(step.carried) and step.error is None else None
         if step.stale:
             self._say(
@@ -375,7 +375,9 @@ def _at_the_end(job: Callable[[], None]) -> None:
 
 
 def _refuse_under_ddp(model: nn.Module, _inputs: Any) -> None:
-    """DDP would exchange the same gradients."""
+    """Pre-hook of the model: raise `ValueError` inside a running DDP module, which would exchange the same
+    gradients.
+    """
     find = getattr(DistributedDataParallel, "_get_active_ddp_module", lambda: None)
     env = find()
     if env is not None and any(each is model for each in env.modules()):

@@ -77,7 +77,7 @@ class ParameterSpec:
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def type_for(self, memory: Memory) -> torch.dtype:
-        """The type of its planes."""
+        """Type of the parameter's planes in `memory`."""
         return self.dtype if memory.as_arrived else self.plane_dtype
 
     def narrow_for(self, memory: Memory) -> torch.dtype | None:

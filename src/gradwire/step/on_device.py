@@ -144,5 +144,5 @@ class DeviceBackward(Backward):
 
 
 def _once_there(ready: Job, job: Callable[[Waited], None]) -> None:
-    """Worker: wait, and then go on."""
+    """Worker: wait for `ready`, and then call `job` with the result of the wait."""
     job(wait_until(ready))

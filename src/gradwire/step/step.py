@@ -87,7 +87,7 @@ class SideBroadcast(Protocol):
         """
 
     def send(self, comm: Comm) -> None:
-        """Issue its collective. Raises `TransportError`."""
+        """Issue the collective over `comm`. Raises `TransportError`."""
 
     def wait(self) -> None:
         """Block until the collective has ended. Raises `TransportError` when it failed."""

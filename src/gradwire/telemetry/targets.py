@@ -153,7 +153,7 @@ class Listener:
         self._write: Write | None = write
 
     def __call__(self) -> None:
-        """A backward pass has ended."""
+        """Count a backward pass that has ended, and write the metrics if they are due."""
         self._passes += 1
         if self._write is None or self._passes % self._every:
             return

@@ -197,7 +197,7 @@ class Settings:
         return (BOUND, *self.entries, BOUND_AGAIN)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types, flat."""
+        """The settings as one flat dictionary of plain JSON types."""
         return {
             **asdict(self.task),
             **asdict(self.schedule),

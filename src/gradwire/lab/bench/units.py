@@ -4,7 +4,7 @@ from gradwire import quantities
 
 
 def seconds_text(value: float | None) -> str:
-    """Milliseconds below a second, else seconds.
+    """Text of a time: milliseconds below a second, else seconds; "-" for `None`.
 
     >>> seconds_text(0.0421), seconds_text(2.2), seconds_text(None)
     ('42.1 ms', '2.20 s', '-')
@@ -44,5 +44,5 @@ _MODES = {
 
 
 def mode_text(mode: str) -> str:
-    """One phrase for tables and reports."""
+    """Phrase for a mode of emulation, for tables and reports."""
     return _MODES.get(mode, mode)

@@ -46,7 +46,7 @@ def record(trainer: Trainer, steps: int) -> list[Span]:
 
 
 def _spans(trainer: Trainer, probe: "_BucketProbe") -> list[Span]:
-    """One more step's."""
+    """Train one more step, and return its spans of work."""
     probe.reset()
     sample = trainer.step()
     if trainer.wire is not None:
@@ -143,7 +143,7 @@ class BenchWorker:
         return {"report": trainer.report(), "peak_bytes": peak_bytes()}
 
     def do_check(self, command: Message) -> Message:
-        """Hash of the replica."""
+        """Answer with a hash of this rank's replica, and the peak of its memory in bytes."""
         return {"fingerprint": self._running().fingerprint(), "peak_bytes": peak_bytes()}
 
     def do_evaluate(self, command: Message) -> Message:

@@ -40,7 +40,7 @@ class Check:
     headline: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """The check as a dictionary of plain JSON types."""
         return asdict(self)
 
 
@@ -59,11 +59,11 @@ class Metric:
         return " %" if self.percent else ""
 
     def number(self, value: float) -> str:
-        """Without its unit."""
+        """Text of a value without its unit."""
         return f"{value * 100:.2f}" if self.percent else f"{value:.3f}"
 
     def text(self, value: float | None) -> str:
-        """The value with its unit."""
+        """Text of a value with its unit; "-" for `None`."""
         return "-" if value is None else self.number(value) + self.unit
 
     def gap(self, value: float, other: float) -> tuple[str, str]:
@@ -115,11 +115,11 @@ class Runs:
         return cls(whole, [ends_s(course, warmup, first) for course in whole])
 
     def values(self, metric: Metric) -> list[float]:
-        """Of all seeds, in the end."""
+        """Values of `metric` at the end of each run that has one."""
         return [value for value in map(metric.of, self.courses) if value is not None]
 
     def losses(self) -> list[list[float]]:
-        """Smoothed, by seed."""
+        """Smoothed losses of each run, step by step."""
         return [smooth(course.losses) for course in self.courses]
 
     def whole_s(self) -> list[float]:

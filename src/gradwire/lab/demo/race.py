@@ -65,7 +65,7 @@ class Course:
         return len(self.step_s)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """The course as a dictionary of plain JSON types."""
         return asdict(self)
 
 

@@ -24,7 +24,7 @@ class LiveProgress:
         self._bars: dict[tuple[str, int], TaskID] = {}
 
     def say(self, text: str) -> None:
-        """A line above the bars."""
+        """Print a line above the bars."""
         self._console.print(text, highlight=False)
 
     def follow(self, name: str, seed: int, total: int, done: int) -> OnStep:
@@ -71,7 +71,7 @@ def show(document: dict[str, Any]) -> Group:
 
 
 def show_failures(document: dict[str, Any], console: Console) -> None:
-    """Reasons and tracebacks, unabridged."""
+    """Print the reason and the traceback of each failure, unabridged."""
     for failure in document["failures"]:
         console.print(
             f"{failure['name']} failed: {failure['reason']}\n{failure['detail']}", style="red", markup=False

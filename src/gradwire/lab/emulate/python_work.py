@@ -55,7 +55,7 @@ class Carried(Work):
         return True
 
     def get_future(self) -> torch.futures.Future[list[Any]]:
-        """The tensors, or the error."""
+        """Future of the collective's tensors, or of its error."""
         return self._future
 
     def result(self) -> list[Any]:

@@ -62,7 +62,8 @@ _ROW_COLOURS = {"bound": "bound", "peer": "ddp", "recipe": "gradwire"}
 
 
 def loss_over_time(document: Document, width: float = WIDTH) -> str:
-    """Means and ranges over seeds, at the mean times of steps; projected steps are dashed.
+    """Chart, as SVG, of the training loss over time: means and ranges over seeds, at the mean times of steps;
+    projected steps are dashed.
 
     Plain DDP's losses at the step time of no communication show what a link that costs nothing would give. A
     line is at the loss that every run of plain DDP ends with, and a dot on each curve says when it is there.
@@ -149,7 +150,7 @@ def _marks(document: Document, both: Both, *, timed: bool) -> list[Mark]:
 
 
 def step_parts(document: Document) -> str:
-    """Medians per step of every contestant."""
+    """Bars, as SVG, of the parts of a step: their medians for every contestant."""
     rows = []
     for row in document["rows"]:
         if row["step_s"] is not None and not row.get("failed"):

@@ -40,7 +40,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """The shortest exact text.
+    """The shortest exact text of a number.
 
     >>> tick_text(0.5), tick_text(100.0)
     ('0.5', '100')

@@ -32,7 +32,7 @@ class Caps:
 
 
 def caps_of(ddp: DistributedDataParallel) -> Caps:
-    """The caps of now, for `restore_buckets`."""
+    """Present limits of DDP's buckets, for `restore_buckets`."""
     private: Any = ddp
     config = getattr(private, "_bucket_config", None)
     return Caps(private.bucket_bytes_cap, getattr(private, "bucket_bytes_cap_default", False), config)

@@ -286,12 +286,12 @@ class DDPBuckets(Source):
             future.set_result(buffer)
 
     def complete(self) -> None:
-        """Write the buffers that have come."""
+        """Write the buffers that have arrived into the model."""
         for buffers in self._carried:
             buffers.land()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """DDP's own."""
+        """Context of DDP's own `no_sync()`."""
         context: AbstractContextManager[None] = self._ddp.no_sync()
         return context
 
