@@ -208,7 +208,9 @@ WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
 
 
 def ramp(make: Callable[[float], Selector], ratio: float, steps: int) -> Ramp:
-    """`make(ratio)` after `steps` steps in which the ratio falls to it in the paper's stages.
+    """`make(ratio)`, the final selector, after `steps` steps in which the ratio falls to it in the paper's
+    stages; `make` builds a selector for the ratio of a stage. Raises `ValueError` for a ratio outside (0,
+    1] or negative `steps`.
 
     >>> from gradwire.codec.select.topk import top_k
     >>> ramp(top_k, 0.001, steps=400).starts

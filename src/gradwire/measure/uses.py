@@ -93,7 +93,9 @@ class FirstForward:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """A count must not change running averages."""
+    """Context in which `module` is in evaluation mode, because a count must not change running averages. Each
+    part is in its earlier mode afterwards.
+    """
     before = {each: each.training for each in module.modules()}
     module.eval()
     try:

@@ -77,7 +77,7 @@ class MovingSteps(LocalSteps):
     # -- in a meeting
 
     def meet(self, meeting: Apart) -> None:
-        """The next rounds are among its ranks."""
+        """Run the next rounds among the ranks of `meeting`."""
         self._meeting = self.lending = meeting
 
     @property

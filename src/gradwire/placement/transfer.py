@@ -174,7 +174,7 @@ class _PinnedBuffer:
         return self.memory.shape == source.shape and self.memory.dtype == source.dtype
 
     def begin(self) -> None:
-        """A step begins, with events of the one before."""
+        """Begin a step, which reuses the events of the step before."""
         self._copies = 0
 
     def copy(self, to: Tensor, source: Tensor, stream: Stream) -> None:

@@ -24,7 +24,7 @@ def even_boundaries(sizes: Sequence[int], unit_elements: int) -> tuple[int, ...]
 
 
 def layer_boundaries(sizes: Sequence[int]) -> tuple[int, ...]:
-    """A unit for every parameter.
+    """Boundaries, in elements, that make a unit of every parameter.
 
     >>> layer_boundaries((2, 5, 3))
     (2, 7)

@@ -119,7 +119,7 @@ class Attempts:
         self._complete()
 
     def forget(self, count: int) -> None:
-        """Another state was loaded, of so many attempted steps."""
+        """Go on from a loaded state, with `count` attempted steps and none begun."""
         self.count, self._is_pending, self._is_due, self._is_half = count, False, False, False
         self._stepped.clear()
         self._inside.clear()
@@ -191,7 +191,9 @@ class Attempts:
         return [each._version for each in self._parameters]
 
     def _are_cleared(self) -> bool:
-        """A device is not read for zeros."""
+        """True if no parameter has a gradient, or all gradients are zeros on the CPU. A device is not read
+        for zeros.
+        """
         there: list[Tensor] = [each.grad for each in self._parameters if each.grad is not None]
         return not there or (all(each.is_cpu for each in there) and are_zero(self._parameters))
 

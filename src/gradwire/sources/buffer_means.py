@@ -128,7 +128,9 @@ class BufferMeans:
         return self._come
 
     def resume(self, come: Mapping[str, Tensor]) -> None:
-        """A round was under way in a checkpoint, and these had come."""
+        """Take up a round that was in flight when a checkpoint was saved: `come` are the means that had
+        arrived, by name.
+        """
         self._come = {name: each.to(self._device) for name, each in come.items()}
 
     @torch.no_grad()

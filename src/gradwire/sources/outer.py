@@ -339,7 +339,9 @@ class LocalSteps(Source):
         self._written()
 
     def _written(self) -> None:
-        """Parameters were written here. FSDP may hold gathered ones, which are out of date."""
+        """Note that parameters were written here, so that gathered ones that FSDP may hold are dropped: they
+        are out of date.
+        """
         self._loads.note(self._own.values())
         self.attempts.written()
         if self._shards is not None:

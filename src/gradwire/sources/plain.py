@@ -222,7 +222,10 @@ class PlainParameters(Source):
         _at_the_end(finish)
 
     def _ready(self, name: str, parameter: Tensor) -> None:
-        """The gradient of a parameter is there, in `p.grad`."""
+        """Hook on a parameter: put its gradient, which is in `p.grad`, into the bucket.
+
+        Raises `ValueError` for a second gradient in one backward pass.
+        """
         if self._at_end() is None:  # no output has told that it enters, as of `model.forward(…)`
             refuse_changed(self._backward, self)
             self._begin(running=name)

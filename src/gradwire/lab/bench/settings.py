@@ -35,6 +35,7 @@ class BenchEntry:
 
 def parse_entry(text: str, kind: Kind) -> BenchEntry:
     """Read `name` or `name(key=value, …)`; after a recipe may follow + and the bits of FSDP2's gathers.
+    Raises `ValueError` for other texts.
 
     >>> parse_entry("powersgd_hook(rank=2)", "peer").options["rank"]
     2

@@ -74,7 +74,8 @@ def backend_variables(
 
 
 def share(rank: int, workers: int, cores: Sequence[int]) -> set[int]:
-    """Every rank gets as many of `cores`, neighbours; all of them if there are fewer than ranks.
+    """The cores of `rank` among `workers`: every rank gets as many of `cores`, neighbours; all of them if
+    there are fewer than ranks.
 
     Ranks that wander over shared cores slow each other down: on a virtual machine a step of plain DDP took up
     to a third longer, on an unshaped link.

@@ -187,7 +187,9 @@ def bytes_beside(document: Document) -> str:
 
 
 def _name(document: Document, row: Document) -> str:
-    """A demonstration has one setting of a kind, a bench has several."""
+    """Name of a row's setting: of its kind in a demonstration, which has one setting of each, and its own in
+    a bench.
+    """
     return ROW_NAMES[row["kind"]] if "courses" in document else str(row["name"])
 
 

@@ -94,7 +94,9 @@ class Buffers:
             self.packed = self._known
 
     def look(self, device: Device) -> None:
-        """The last bucket is there, and the status vote not yet under way; buffers are on the `device`."""
+        """Note whether the broadcast buffers, on `device`, have changed since they were packed. Called with
+        the last bucket, before the status vote.
+        """
         ddp = self._ddp()
         if self.packed is not None and ddp is not None:
             self.packed.look(self._listed(ddp), device)
@@ -108,7 +110,9 @@ class Buffers:
         self._in_vain = self._in_vain + 1 if in_vain else 0 if here else self._in_vain
 
     def land(self) -> None:
-        """The backward pass is over: its graph reads no buffer any more."""
+        """Overwrite the model's buffers by those that have arrived, after the backward pass, whose graph
+        reads them no more.
+        """
         landing, self._landing = self._landing, None
         if landing is not None:
             landing.land()

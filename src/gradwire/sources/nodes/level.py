@@ -40,7 +40,13 @@ class Packing:
     """
 
     def __init__(self, entries: tuple[Slot, ...], shards: Sequence[ParameterSpec], parts: int) -> None:
-        """`shards` are those of the entries' parameters."""
+        """Lay out the gradients of a bucket as shards.
+
+        Args:
+            entries: parameters of the bucket, and their places in it.
+            shards: specs of these parameters' shards.
+            parts: number of shards of each.
+        """
         self.source, self.parts = entries, parts
         self.numel = sum(shard.numel for shard in shards)
         """Elements of a row."""
