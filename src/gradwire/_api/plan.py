@@ -497,6 +497,8 @@ def _memory_of(rows: Sequence[Candidate], parts: int) -> list[str]:
 def profile_of(model: str | Profile | nn.Module) -> Profile:
     """A profile by its name, as it is, or of a module's trainable parameters: a layer for each submodule.
 
+    Raises `ValueError` for an unknown name, and for a module without trainable parameters.
+
     >>> profile_of(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))).layers[0]
     Layer(name='0', macs=0, shapes=((2, 3), (2,)))
     """
@@ -532,7 +534,10 @@ def backward_of(profile: Profile, step_s: float, backward_s: float | None, overl
 
 
 def link_of(rate_bit_per_s: float, delay_s: float) -> Link:
-    """A link by its rate and its one-way delay."""
+    """A link by its rate and its one-way delay.
+
+    Raises `ValueError` unless the rate is positive, and the delay finite and not negative.
+    """
     if not rate_bit_per_s > 0.0 or not 0.0 <= delay_s < float("inf"):
         raise ValueError(f"rate_bit_per_s={rate_bit_per_s}, delay_s={delay_s}: a link has a positive rate")
     return Link(delay_s, 8.0 / rate_bit_per_s)

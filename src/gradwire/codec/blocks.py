@@ -127,6 +127,8 @@ class BlocksInRows:
 def blocks(kind: BlockKind, block: int = 256) -> BlockCodec:
     """Send every element in 8 bits (int8, fp8) or 4 (int4), and a scale per `block` elements.
 
+    Raises `ValueError` for an unknown `kind` or a `block` below 1.
+
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> x = torch.tensor([254.0, -3.2, 0.9])
     >>> codec, out = blocks("int8"), torch.zeros(3)

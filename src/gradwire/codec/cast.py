@@ -47,6 +47,8 @@ class Cast:
 def cast(dtype: torch.dtype) -> Cast:
     """Send float16 or bfloat16 instead of the gradient's own type.
 
+    Raises `ValueError` for other types.
+
     >>> import torch
     >>> from gradwire.step.context import ExchangeContext
     >>> cast(torch.bfloat16).payload(10, torch.float32, ExchangeContext(step=0, unit=0, rank=0, world=1))

@@ -196,7 +196,10 @@ class Sparse:
 
 
 def values(selector: Selector) -> Values:
-    """Send the chosen values alone. The selector must choose the same elements on all ranks."""
+    """Send the chosen values alone. The selector must choose the same elements on all ranks.
+
+    Raises `ValueError` for a selector that is not `shared`.
+    """
     if not selector.laws.shared:
         raise ValueError(f"{selector} differs between ranks: send indices too, with sparse(selector)")
     return Values(check_fixed_size(selector))

@@ -61,6 +61,8 @@ def ada_comp(bin_elements: int = 500, at_most: float = 0.1) -> AdaComp:
     """Select elements that would reach their bin's maximum with one more such gradient, at most the share
     `at_most`.
 
+    Raises `ValueError` for `bin_elements` below 1 or a share outside (0, 1].
+
     >>> import torch
     >>> x, ctx = torch.tensor([4.0, -2.0, 1.0, 0.0]), ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> ada_comp(bin_elements=4, at_most=1.0).select(x, ctx)

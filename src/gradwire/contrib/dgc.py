@@ -152,6 +152,8 @@ class SampledTopK:
 def sampled_top_k(ratio: float, sample: float = 0.01) -> SampledTopK:
     """Keep about the share `ratio` with the largest magnitudes, judged by the share `sample` of all.
 
+    Raises `ValueError` for a share outside (0, 1].
+
     >>> x = torch.arange(1000.0)
     >>> indices = sampled_top_k(0.01, sample=0.5).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1))
     >>> len(indices), bool((indices[-5:] >= 995).all())

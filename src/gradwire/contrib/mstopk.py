@@ -166,6 +166,8 @@ def _within(
 def ms_top_k(ratio: float, rounds: int = 25) -> MSTopK:
     """Keep about the share `ratio` with the largest magnitudes, after `rounds` rounds of bisection.
 
+    Raises `ValueError` for a ratio outside (0, 1] or less than one round.
+
     >>> x = torch.tensor([0.1, -3.0, 0.2, 2.0, 0.3, 0.1, 0.2, 0.1])
     >>> ms_top_k(0.25).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1))
     tensor([1, 3])

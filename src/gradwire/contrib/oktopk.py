@@ -236,6 +236,8 @@ def ok_topk(selector: Selector, slack: float = 2.0) -> OkTopK:
     `slack` is how many times its even share a rank may send to one owner; what does not fit stays unsent.
     At 1 everything uneven waits, at N nothing does.
 
+    Raises `ValueError` for `slack` below 1.
+
     >>> from gradwire.codec.select.topk import top_k
     >>> ok_topk(top_k(0.01)).slack
     2.0

@@ -153,6 +153,8 @@ def majority_vote(scale: Scale = "none") -> MajorityVote:
 
     Outvoted signs are not remembered: wrap the exchange in `forget`.
 
+    Raises `ValueError` for an unknown `scale`.
+
     >>> from gradwire.exchange.compose import forget
     >>> from gradwire.step.context import ExchangeContext
     >>> rounds = forget(majority_vote()).rounds(2**20, torch.float32, ExchangeContext(0, 0, 0, world=8))

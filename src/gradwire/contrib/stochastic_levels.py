@@ -194,6 +194,8 @@ class TernGrad:
 def tern_grad(clip: float | None = None) -> TernGrad:
     """Ternary numbers with a scale per parameter; `clip` is in standard deviations, in the paper 2.5.
 
+    Raises `ValueError` unless `clip` is positive or `None`.
+
     >>> from gradwire.step.context import ExchangeContext
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> codec, out = tern_grad(), torch.zeros(3)

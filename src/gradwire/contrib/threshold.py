@@ -54,6 +54,8 @@ class FixedThreshold:
 def fixed_threshold(threshold: float, at_most: float = 0.1) -> FixedThreshold:
     """Keep what reaches `threshold`, but no more than the share `at_most`.
 
+    Raises `ValueError` unless `threshold` is positive and finite, and `at_most` in (0, 1].
+
     >>> import torch
     >>> x = torch.tensor([0.5, -2.0, 1.0, 0.1])
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)

@@ -58,6 +58,8 @@ class Truncate:
 def upper_bits(bits: int = 18) -> Truncate:
     """Drop `bits` bits of float32's mantissa.
 
+    Raises `ValueError` unless `bits` is 1 … 22.
+
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> x, out = torch.tensor([1.0, 3.14159]), torch.zeros(2)
     >>> upper_bits(18).add_decoded(upper_bits(18).encode(x, ctx), out, 1.0, ctx)

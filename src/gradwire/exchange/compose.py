@@ -217,6 +217,8 @@ def forget(inner: Exchange, memory: Memory | None = None) -> Scheme:
 def warm(steps: int, inner: Exchange) -> Scheme:
     """Send the first `steps` committed steps densely; 0 sends all as `inner` does.
 
+    Raises `ValueError` for negative `steps`.
+
     >>> from gradwire.exchange.low_rank import power_sgd
     >>> remember(warm(100, power_sgd())) == warm(100, remember(power_sgd()))
     True
@@ -228,6 +230,8 @@ def warm(steps: int, inner: Exchange) -> Scheme:
 
 def every(interval: int, inner: Exchange, *, together: bool = False, order: Order = "random") -> Scheme:
     """Exchange each unit once in `interval` steps (`EveryK`), one after another or all `together`.
+
+    Raises `ValueError` unless `interval` is a whole number from 1 on.
 
     >>> paper = every(3, Dense(), order="paper")
     >>> contexts = [ExchangeContext(step, unit=1, rank=0, world=2) for step in range(6)]

@@ -110,6 +110,8 @@ def encode_symbols(
 
     Returns (int64 words, a view of `room` if given; the number of words of each of the four streams).
 
+    Raises `ValueError` if `room` is too small.
+
     >>> lengths = np.zeros(256, np.uint8)
     >>> lengths[[0, 9, 255]] = 1, 2, 2
     >>> words, sizes = encode_symbols(torch.tensor([0, 9, 0, 9], dtype=torch.uint8), Lookups(lengths))

@@ -37,6 +37,8 @@ def own_address(given: str) -> str:
 def address_towards(host: str | None) -> str:
     """Address of this machine from which packets to `host` are sent; by default, to the launcher's host.
 
+    Raises `ValueError` if no address of this machine leads there.
+
     >>> address_towards("127.0.0.1")
     '127.0.0.1'
     """

@@ -100,6 +100,8 @@ def optimal_boundaries(backward: BackwardTiming, cost: GroupCost, most: int | No
 
     Ready times must ascend. O(N²) per number of groups, and numbers that cannot win any more are not tried.
 
+    Raises `ValueError` if ready times do not ascend.
+
     >>> backward = BackwardTiming(0.0, (1.0, 2.0, 3.0), (4, 4, 1), 3.0)
     >>> optimal_boundaries(backward, GroupCost(Line(0.0, 0.0), Line(0.1, 0.25)))
     (1, 2)

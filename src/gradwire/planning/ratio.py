@@ -54,6 +54,8 @@ Evaluate = Callable[[float], RatioCandidate]
 def candidate_ratios(low: float = LOWEST, high: float = HIGHEST, factor: float = FACTOR) -> tuple[float, ...]:
     """Ratios high, high/factor, …, with `low` in place of the nearest one; the paper's by default.
 
+    Raises `ValueError` unless 0 < low <= high <= 1 and factor > 1.
+
     >>> [round(ratio, 4) for ratio in candidate_ratios()]
     [0.1, 0.0333, 0.0111, 0.0037, 0.001]
     """
@@ -84,6 +86,8 @@ def knee(front: Sequence[RatioCandidate]) -> RatioCandidate:
 
     Each objective is scaled to 0 … 1 over the front, so that units do not matter. The ideal has the best
     value of each.
+
+    Raises `ValueError` for an empty front.
     """
     if not front:
         raise ValueError("an empty front has no knee")

@@ -97,7 +97,10 @@ def _each(dropped: Tensor, numel: int, levels: Sequence[int] | None) -> NDArray[
 
 
 def words_of(x: Tensor) -> NDArray[np.uint32]:
-    """Bits of x as uint32 (numel,); those of 16-bit floats are spread over float32's fields."""
+    """Bits of x as uint32 (numel,); those of 16-bit floats are spread over float32's fields.
+
+    Raises `ValueError` unless x has one dimension.
+    """
     if x.dim() != 1:
         raise ValueError(f"a frame holds a flat tensor, not {tuple(x.shape)}")
     x = x.detach().cpu().contiguous()

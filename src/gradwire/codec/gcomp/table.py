@@ -47,6 +47,8 @@ ZERO = 0
 def package_merge(weights: NDArray[np.int64], longest: int) -> NDArray[np.uint8]:
     """Lengths (n,) of an optimal prefix code for n ≥ 2 positive `weights`, none above `longest`.
 
+    Raises `ValueError` if n is below 2 or above 2^longest.
+
     >>> [package_merge(np.array([1, 1, 2, 4, 8]), longest).tolist() for longest in (4, 3)]
     [[4, 4, 3, 2, 1], [3, 3, 3, 3, 1]]
     """
@@ -134,7 +136,10 @@ class CodeTable:
 
     @staticmethod
     def from_histogram(histogram: Tensor, longest: int = N_THETA) -> CodeTable:
-        """Build the shortest table for symbols with these counts, int64 (256,)."""
+        """Build the shortest table for symbols with these counts, int64 (256,).
+
+        Raises `ValueError` for another shape or a negative count.
+        """
         counts = histogram.cpu().numpy()
         if counts.shape != (SYMBOLS,) or counts.min() < 0:
             raise ValueError(f"a histogram has {SYMBOLS} counts, none below 0")

@@ -88,6 +88,8 @@ def rated_top_k(rate: int, rates: Mapping[str, int] | None = None, keep: int | N
 
     `rates` are by patterns over parameter names.
 
+    Raises `ValueError` unless rates and `keep` are whole numbers from 1 on.
+
     >>> from gradwire.step.context import Part
     >>> x = torch.tensor([1.0, -3.0, 2.0, 0.0, 5.0, 1.0, 4.0])
     >>> parts = Part("conv.weight", (4,), 0, 4), Part("fc.weight", (3,), 0, 3)
