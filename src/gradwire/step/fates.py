@@ -246,7 +246,9 @@ class Steps:
         self.in_a_row += is_dropped
 
     def exchange_begins(self, fates: Fates | None, *, compresses: bool) -> None:
-        """Note that an exchange begins, after memory was rolled back by the `fates` of earlier ones."""
+        """Note that an exchange begins, after memory was rolled back by the `fates` of earlier ones.
+        `compresses` is False if gradients are sent as they are.
+        """
         goes_on = fates is not None and not fates.made and bool(fates.open)
         self._passes = self._passes + compresses if goes_on else 1
         self._is_pending, self._has_looked, self._is_dropping, self._is_local = True, False, False, False

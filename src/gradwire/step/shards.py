@@ -117,7 +117,9 @@ class Shard:
         return said.all()
 
     def replicas(self, whole: Replicas, specs: Sequence[ParameterSpec]) -> Replicas:
-        """This rank's shards, of the parameters `specs`, of what all replicas hold alike."""
+        """Restrict `whole` to this rank's shards of the parameters `specs`: the returned function gives a
+        parameter's shard, and those of the optimizer's state.
+        """
         shards = {shard.name: shard for shard in shards_of(specs, self.parts)}
 
         def of(name: str) -> Replicated | None:

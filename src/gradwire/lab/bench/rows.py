@@ -71,7 +71,9 @@ def row(item: Measured, bound: Measured | None, workers: int) -> dict[str, Any]:
 
 
 def compare(slow: Measured | None, fast: Measured | None) -> dict[str, float] | None:
-    """The speed of `fast` over that of `slow`: paired by round, with a 95 % interval."""
+    """The speed of `fast` over that of `slow`: paired by round, with a 95 % interval. `None` if they are the
+    same setting, or one has no rounds.
+    """
     if slow is None or fast is None or slow is fast:
         return None
     pairs = [(_round_s(a), _round_s(b)) for a, b in zip(slow.rounds, fast.rounds, strict=False)]
