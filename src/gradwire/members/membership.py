@@ -555,12 +555,14 @@ class _Asks:
             asked = self._asked
 
             def ask() -> None:
+                why = ""
                 with self._said("no quorum yet: local steps go on meanwhile"):
                     while not asked.done() and not self._has_left.is_set():
                         try:
                             asked.set_result(self._members.ask(card))
                         except TransportError as error:
-                            _LOG.debug("%s: %s", self.name, error)
+                            if why != (why := str(error)):
+                                _LOG.info("%s: no quorum: %s", self.name, why)
                             self._has_left.wait(PAUSE_S)
                         except BaseException as error:
                             asked.set_exception(error)
@@ -570,7 +572,9 @@ class _Asks:
 
     @contextmanager
     def _said(self, what: str) -> Iterator[None]:
-        """Log `what` after a few seconds, and at the end how long the wait was; nothing if it was short."""
+        """Log `what` after a few seconds, and the length of a wait that an answer ended. Nothing if it was
+        short.
+        """
         start_s, waits = now_s(), threading.Timer(PATIENCE_S, _LOG.info, ("%s: %s", self.name, what))
         waits.daemon = True
         waits.start()
@@ -578,8 +582,8 @@ class _Asks:
             yield
         finally:
             waits.cancel()
-            if (waited_s := now_s() - start_s) >= PATIENCE_S:
-                _LOG.info("%s: the wait for a quorum has ended after %.0f s", self.name, waited_s)
+        if not self._has_left.is_set() and (waited_s := now_s() - start_s) >= PATIENCE_S:
+            _LOG.info("%s: the wait for a quorum has ended after %.0f s", self.name, waited_s)
 
     def is_answered(self) -> bool:
         """True if a question asked while training has an answer. Called by all ranks together."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import gradwire
+from gradwire.errors import TransportError
 from gradwire.members.base import Card, Entry, Roster
 from tests.support.command import eventually
 from tests.support.models import perceptron
@@ -26,9 +27,13 @@ class Late:
     def __init__(self, alone_s: float | None = None) -> None:
         self.alone_s = alone_s
         self.comes = threading.Event()
+        self.refuses = 0
         self._asked = 0
 
     def ask(self, card: Card) -> Roster:
+        if self.refuses:
+            self.refuses -= 1
+            raise TransportError("the lighthouse is away")
         assert self.comes.wait(GUARD_S)
         self._asked += 1
         return Roster(self._asked, (Entry(self.name, self.id, card),))
@@ -83,14 +88,19 @@ def test_a_replica_that_trains_meanwhile_says_so_once(caplog: pytest.LogCaptureF
     members.comes.set()
     model, optimizer, wire = begun(members)
     members.comes.clear()
-    with patch("gradwire.members.membership.PATIENCE_S", 0.05):
+    members.refuses = 3
+    with (
+        patch("gradwire.members.membership.PATIENCE_S", 0.05),
+        patch("gradwire.members.membership.PAUSE_S", 0.01),
+    ):
         stepped(model, optimizer)
-        assert eventually(lambda: bool(told(caplog)), GUARD_S)
+        assert eventually(lambda: len(told(caplog)) == 2, GUARD_S)
         stepped(model, optimizer)
         assert wire.rounds == 0
         members.comes.set()
-        assert eventually(lambda: len(told(caplog)) == 2, GUARD_S)
-    assert "local steps go on" in told(caplog)[0]
+        assert eventually(lambda: len(told(caplog)) == 3, GUARD_S)
+    assert told(caplog)[0] == "site-a: no quorum: the lighthouse is away"
+    assert "local steps go on" in told(caplog)[1]
     stepped(model, optimizer)
     assert wire.rounds == 1
     wire.detach()
