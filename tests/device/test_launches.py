@@ -16,7 +16,7 @@ from tests.support.where import WHERE
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
-from tests.support.counted import Count, count
+from tests.support.counted import SIDE, Count, count, count_unit
 
 pytestmark = pytest.mark.skipif(WHERE.type != "cpu", reason="kernels are counted where they are interpreted")
 
@@ -67,6 +67,15 @@ def test_a_unit_takes_what_the_table_says(row: str) -> None:
 
 def test_the_page_prints_the_table() -> None:
     assert TABLE.read_text(encoding="utf-8") in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_matrices_that_would_not_become_smaller_take_four_operators_together(rank: int) -> None:
+    small, other, raw = (SIDE, SIDE), (SIDE, 2 * SIDE), (rank, 64 * SIDE)
+    none, one, four = (
+        count_unit(f"powersgd(rank={rank})", [small, other, *number * [raw]]) for number in (0, 1, 4)
+    )
+    assert one == four == {**none, "operator": none["operator"] + 4}
 
 
 def main() -> None:

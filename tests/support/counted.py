@@ -204,10 +204,21 @@ def same_buckets() -> Iterator[None]:
 
 def asked(recipe: str, matrices: int, dtype: torch.dtype, world: int = WORLD) -> list[Counter[Asked]]:
     """What rank 0 asks for in each step of a model of so many matrices, each a bucket and a unit."""
-    names = [f"{number}.weight" for number in range(matrices)]
-    shapes: dict[str, tuple[int, ...]] = {**dict.fromkeys(names, (SIDE, SIDE)), "bias": (3,)}
+    units = [{f"{number}.weight": (SIDE, SIDE)} for number in range(matrices)]
+    return asked_of(recipe, units, dtype, world)
+
+
+def asked_of(
+    recipe: str,
+    units: Sequence[Mapping[str, tuple[int, ...]]],
+    dtype: torch.dtype = torch.float32,
+    world: int = WORLD,
+) -> list[Counter[Asked]]:
+    """What rank 0 asks for in each step of a model of units of one size, each a bucket of such parameters."""
+    shapes = {name: shape for unit in units for name, shape in unit.items()} | {"bias": (3,)}
     numels = {name: torch.Size(shape).numel() for name, shape in shapes.items()}
-    buckets = [(name,) for name in reversed(shapes)]
+    buckets = [("bias",), *(tuple(reversed(unit)) for unit in reversed(units))]
+    (elements,) = {sum(numels[name] for name in unit) for unit in units}
 
     def gradients(rank: int, step: int) -> dict[str, Tensor]:
         drawn = torch.Generator().manual_seed(100 * step + rank)
@@ -215,7 +226,7 @@ def asked(recipe: str, matrices: int, dtype: torch.dtype, world: int = WORLD) ->
 
     def rig_over(placed: Callable[[Post], Placement], comm: Comm) -> rig.Rig:
         options: dict[str, Any] = {"place": placed, "dtype": dtype, "shapes": shapes}
-        return rig.Rig(comm, recipe, unit_elements=SIDE * SIDE, **options)
+        return rig.Rig(comm, recipe, unit_elements=elements, **options)
 
     def on_the_cpu(comm: ThreadComm) -> list[Counter[Asked]]:
         reducer = rig_over(lambda _post: stream(comm, comm, Near()), comm)
@@ -258,6 +269,13 @@ def count(recipe: str, dtype: torch.dtype = torch.float32, world: int = WORLD) -
     )
     unit = {kind: more[kind] - fewer[kind] for kind in KINDS}
     return Count(unit, {kind: fewer[kind] - 2 * unit[kind] for kind in KINDS})
+
+
+def count_unit(recipe: str, shapes: Sequence[tuple[int, ...]]) -> dict[Kind, int]:
+    """By kind, what a step takes in which parameters of these shapes are one unit, in one bucket."""
+    unit = {f"{number}.weight": shape for number, shape in enumerate(shapes)}
+    steps = asked_of(recipe, [unit])[-2:]
+    return {kind: max(_total(each, kind) for each in steps) for kind in KINDS}
 
 
 def _total(counted: Counter[Asked], kind: Kind) -> int:

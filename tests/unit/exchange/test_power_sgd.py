@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import run
-from gradwire.exchange.low_rank import SIDE, acp_sgd, arrange, power_sgd
+from gradwire.exchange.low_rank import SIDE, acp_sgd, arrange, factor_type, power_sgd
 from gradwire.exchange.round_robin import Order, round_robin
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.measure.metered import MeteredComm
@@ -131,6 +131,22 @@ def test_vectors_and_what_would_not_get_smaller_travel_raw(build: type) -> None:
         exact = (normal(0, 0) + normal(1, 0))[WHERE[name]] / 2
         assert torch.equal(runs[0].means[0][WHERE[name]], exact)
         assert not runs[0].unsent[0][WHERE[name]].any()
+
+
+@looped("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_what_travels_raw_is_weighed_in_the_type_of_the_unit(dtype: torch.dtype) -> None:
+    unit, before = arrange(NUMEL, PARTS, 2), normal(0, 0).to(dtype)
+    x, mean, wide = before.clone(), torch.zeros_like(before), factor_type(dtype)
+    raw = torch.empty(unit.raw_numel, dtype=wide)
+    unit.take_raw(x, raw, 1 / 3)
+    unit.land_raw(raw, mean)
+    for name in ("bias", "tiny"):
+        assert not x[WHERE[name]].any()
+        assert torch.equal(mean[WHERE[name]], before[WHERE[name]] * (1 / 3))
+    assert torch.equal(raw, torch.cat([(before[start:stop] * (1 / 3)).to(wide) for start, stop in unit.raw]))
+    for name in MATRICES:
+        assert torch.equal(x[WHERE[name]], before[WHERE[name]])
+        assert not mean[WHERE[name]].any()
 
 
 def test_which_parameters_are_matrices() -> None:
