@@ -128,6 +128,17 @@ def places() -> None:
     device.scatter(torch.zeros(N), torch.arange(16), torch.zeros(16))
 
 
+def low_rank() -> None:
+    """Two matrices, of rank 2."""
+    places = torch.tensor([[0, 64, 64, 0, 0], [4096, 32, 128, 128, 128]])
+    x, left, right = torch.zeros(8192), torch.zeros(192), torch.zeros(384)
+    device.left_products(x, places, 2, left, right, subtract=True)
+    device.right_products(x, places, 2, left, right)
+    device.outer_products(x, places, 2, left, right)
+    device.orthonormalise(left, places[:, [3, 1]], 2)
+    device.orthonormalise(right, places[:, [4, 2]], 2, torch.zeros(384))
+
+
 def quantized(grid: Grid) -> None:
     steps, codes = torch.zeros(grid.buckets), torch.zeros(grid.code_bytes, dtype=torch.uint8)
     x = torch.zeros(sum(grid.sizes))
@@ -161,6 +172,7 @@ CALLS = (
     signs,
     topk,
     places,
+    low_rank,
     blocks_int8,
     blocks_int4,
     blocks_fp8,

@@ -40,6 +40,8 @@ WITHOUT_VECTORS = {
     "_begin_search",
     "_count_kept",
     "_write_kept",
+    "_add_strips",
+    "_orthonormalise",
 }
 
 

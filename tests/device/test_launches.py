@@ -70,6 +70,15 @@ def test_the_page_prints_the_table() -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 3])
+def test_low_rank_takes_as_many_for_any_number_of_matrices_and_groups_of_shapes(rank: int) -> None:
+    recipe = f"powersgd(rank={rank})"
+    square, tall, wide = (SIDE, SIDE), (SIDE, 2 * SIDE), (SIDE // 2, SIDE + 1)
+    one = count_unit(recipe, [square])
+    assert one == count_unit(recipe, 6 * [square])
+    assert one == count_unit(recipe, 2 * [square, tall, wide])
+
+
+@pytest.mark.parametrize("rank", [1, 3])
 def test_matrices_that_would_not_become_smaller_take_four_operators_together(rank: int) -> None:
     small, other, raw = (SIDE, SIDE), (SIDE, 2 * SIDE), (rank, 64 * SIDE)
     none, one, four = (
