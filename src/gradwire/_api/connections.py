@@ -41,9 +41,10 @@ def connect_more(
     more: list[dist.ProcessGroup] = []
 
     def over(count: int) -> ProcessGroupComm | None:
-        while len(more) < count - 1:
+        missing = count - 1 - len(more)
+        if missing > 0:
             try:
-                made = lending.borrow_parts(everyone.group, (members, carrier.group, _CPU))
+                made = lending.borrow_parts(everyone.group, *[(members, carrier.group, _CPU)] * missing)
             except TransportError as error:  # on all ranks
                 made, why = None, str(error)
             else:

@@ -7,15 +7,17 @@ group. Other functions of torch that ask a group for its ranks, its backend or i
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -43,8 +45,8 @@ _QUIET_MS = 500
 """Milliseconds without a byte after which nothing moves on a connection."""
 _ESTABLISHED = 1
 """State of a TCP connection that is open on both sides, as Linux numbers it."""
-_HERE = "here"
-"""Key by which a rank announces its arrival."""
+_ADDRESSES = "addresses"
+"""Prefix of the keys by which ranks tell each other their addresses."""
 
 
 class Lending(Protocol):
@@ -94,40 +96,73 @@ class Apart:
         self._cut: dict[tuple[int, ...], int] = {}
         """Number of groups made so far, by their ranks."""
         self._groups: list[dist.ProcessGroup] = []
+        self._addresses: list[_Addresses] = []
+        """One for each group. gloo asks them again if it connects late, as the environment may tell it."""
         self._connections = _Connections()
         self._lost = lost
-        self._await_all()
-        self.group = self.make(range(world))
+        (self.group,) = self.make(range(world))
         """Over all ranks."""
         self._lost = self._connections.are_lost
 
-    def _await_all(self) -> None:
-        """Wait until all ranks have come, before gloo is asked to connect; a missing rank is noticed within
-        `connect_s`.
-        """
-
-        def met() -> None:
-            self._store.set(f"{_HERE}/{self.rank}", "")
-            keys = [f"{_HERE}/{rank}" for rank in range(self.world)]
-            self._store.wait(keys, timedelta(seconds=self._connect_s))
-
-        within(self._connect_s + 1.0, met, f"not all {self.world} ranks of {self.name} have come", self._lost)
-
     # -- groups
 
-    def make(self, members: Sequence[int]) -> dist.ProcessGroup:
-        """Make a new group over `members`, which include this rank. All members call it, in the same order.
+    def make(self, *parts: Sequence[int]) -> tuple[dist.ProcessGroup, ...]:
+        """Make a new group over each of `parts`, which are lists of ranks that include this one, all at once.
 
-        Raises `TransportError` if they cannot connect.
+        All ranks that are in a part with this one call it at this point, with that part among theirs. Raises
+        `TransportError` if some cannot connect.
         """
-        ranks = tuple(members)
+        lists = [tuple(each) for each in parts]
+        names = [self._new_name(ranks) for ranks in lists]
+        most = max(map(len, lists))
+        what = f"not all {most} ranks of {self.name} have come and connected"
+        made = within(self._connect_s, partial(self._connect, names, lists), what, self._lost)
+        self._connections.note()
+        return tuple(map(self._registered, names, lists, made))
+
+    def _new_name(self, ranks: tuple[int, ...]) -> GroupName:
         number = self._cut[ranks] = self._cut.get(ranks, 0) + 1
         digest = hashlib.blake2b(f"{self.name} {ranks} {number}".encode(), digest_size=8).hexdigest()
-        name, rank = GroupName(f"gradwire-{digest}"), ranks.index(self.rank)
+        return GroupName(f"gradwire-{digest}")
+
+    def _connect(self, names: Sequence[GroupName], lists: Sequence[tuple[int, ...]]) -> list[Any]:
+        """gloo's part of each group. Addresses go over the store once for all groups: each rank says its own
+        before it waits for any, so none waits for one that waits.
+        """
+        stores, begun = [_Addresses() for _ in names], []
+        self._addresses += stores
+        for store, ranks in zip(stores, lists, strict=True):
+            device = self._connections.device(self._address)
+            begun.append(begin(partial(self._gloo, store, ranks.index(self.rank), len(ranks), device)))
+        try:
+            for name, store, connects in zip(names, stores, begun, strict=True):
+                wait([store.mine, connects], return_when=FIRST_COMPLETED)
+                mine = store.mine.result() if store.mine.done() else connects.result()
+                self._store.set(f"{_ADDRESSES}/{name}/{self.rank}", json.dumps(mine))
+            keys = [
+                f"{_ADDRESSES}/{name}/{each}" for name, of in zip(names, lists, strict=True) for each in of
+            ]
+            told = iter(self._store.multi_get(keys))
+            for store, ranks in zip(stores, lists, strict=True):
+                store.all.set_result(dict(json.loads(next(told)) for _ in ranks))
+        except BaseException as error:
+            for store in stores:
+                if not store.all.done():
+                    store.all.set_exception(error)
+            raise
+        return [each.result() for each in begun]
+
+    def _gloo(self, store: Store, rank: int, world: int, device: Any) -> Any:
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=self._timeout_s)
+        options._devices = [device]
+        own: Any = ProcessGroupGloo
+        return own(store, rank, world, options)
+
+    def _registered(self, name: GroupName, ranks: tuple[int, ...], made: Any) -> dist.ProcessGroup:
+        """Group over what gloo has `made`, as torch and gradwire know groups."""
         store = PrefixStore(name, self._store)
-        what = f"gloo could not connect the ranks of {self.name}"
-        made = within(self._connect_s, lambda: self._gloo(store, rank, len(ranks)), what, self._lost)
-        group = dist.ProcessGroup(store, rank, len(ranks))
+        group = dist.ProcessGroup(store, ranks.index(self.rank), len(ranks))
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         group._register_backend(_CPU, dist.ProcessGroup.BackendType.GLOO, made)
         group._set_group_name(name)
@@ -137,16 +172,8 @@ class Apart:
         _world.pg_group_ranks[group] = {each: place for place, each in enumerate(ranks)}
         _world.pg_backend_config[group] = str(BackendConfig(dist.Backend("cpu:gloo")))
         self._groups.append(group)
-        self._connections.note()
         is_lost[group] = self._connections.are_lost
         return group
-
-    def _gloo(self, store: Store, rank: int, world: int) -> Any:
-        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=self._timeout_s)
-        options._devices = [self._connections.device(self._address)]
-        own: Any = ProcessGroupGloo
-        return own(store, rank, world, options)
 
     # -- as `gradwire.comm.groups` lends groups
 
@@ -159,7 +186,7 @@ class Apart:
     def borrow_parts(self, like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGroup, ...]:
         """A new group over each of `parts`, as `gradwire.comm.groups.borrow_parts` does it."""
         ranks = dist.get_process_group_ranks(like)
-        return tuple(self.make([ranks[each] for each in members]) for members, _model, _where in parts)
+        return self.make(*([ranks[each] for each in members] for members, _model, _where in parts))
 
     # -- the end
 
@@ -177,6 +204,32 @@ class Apart:
                 known.pop(group, None)
         self._groups.clear()
         del self.group, self._store
+
+
+class _Addresses(Store):
+    """Store of one group, by which gloo tells its address and learns those of the other ranks.
+
+    Over the store of a meeting gloo would ask for one rank after the other, each with three round trips.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mine: Future[tuple[str, str]] = Future()
+        """Key and value that gloo sets: the only ones."""
+        self.all: Future[dict[str, str]] = Future()
+        """Values of all ranks, by key."""
+
+    def set(self, key: str, value: Any) -> None:
+        self.mine.set_result((key, bytes(value).hex()))
+
+    def get(self, key: str) -> bytes:
+        return bytes.fromhex(self.all.result()[key])
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self.all.result()
+
+    def clone(self) -> _Addresses:
+        return self
 
 
 class _Connections:
@@ -275,14 +328,8 @@ def _moves(number: int) -> bool:
     return False
 
 
-def within(
-    limit_s: float, function: Callable[[], T], failure: str, lost: Callable[[], bool] = lambda: False
-) -> T:
-    """Result of `function`; raises `TransportError` with the text `failure` after `limit_s` seconds at most,
-    and earlier once it is `lost`.
-
-    The function runs on its own thread, because torch's waits cannot be interrupted.
-    """
+def begin(function: Callable[[], T]) -> Future[T]:
+    """Run `function` on a thread of its own, whose end nobody needs to wait for."""
     found: Future[T] = Future()
 
     def run() -> None:
@@ -292,7 +339,18 @@ def within(
             found.set_exception(error)
 
     threading.Thread(target=run, name="gradwire connects", daemon=True).start()
-    until_s = now_s() + limit_s
+    return found
+
+
+def within(
+    limit_s: float, function: Callable[[], T], failure: str, lost: Callable[[], bool] = lambda: False
+) -> T:
+    """Result of `function`; raises `TransportError` with the text `failure` after `limit_s` seconds at most,
+    and earlier once it is `lost`.
+
+    The function runs on its own thread, because torch's waits cannot be interrupted.
+    """
+    found, until_s = begin(function), now_s() + limit_s
     while not wait([found], min(LOOK_S, max(until_s - now_s(), 0.0))).done:
         if now_s() >= until_s:
             raise TransportError(f"members cannot meet: {failure} in {limit_s:.0f} s")

@@ -76,11 +76,13 @@ def borrow_parts(like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGro
     some cannot make one: the others may be in other parts, and would go on.
     """
     terms: list[_Terms] = []
-    free, ranks = [], dist.get_process_group_ranks(like)
+    free: list[dist.ProcessGroup | None] = []
+    ranks = dist.get_process_group_ranks(like)
     for members, model, where in parts:
         _, backend, timeout = _terms(model, where)
         terms.append(([ranks[each] for each in members], backend, timeout))
-        free.append(_free_everywhere(_free(_known(terms[-1], where)), like, members, _CPU))
+        known = [group for group in _known(terms[-1], where) if group not in free]
+        free.append(_free_everywhere(_free(known), like, members, _CPU))
     count = len(dist.distributed_c10d._world.pg_names)
     needs: list[int] = []
     for group, (members, *_) in zip(free, parts, strict=True):

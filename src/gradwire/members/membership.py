@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
@@ -24,7 +25,7 @@ from torch.distributed.distributed_c10d import Store
 from gradwire.checkpoint import state
 from gradwire.checkpoint.state import Kept
 from gradwire.checkpoint.validate import State
-from gradwire.comm.apart import Apart, within
+from gradwire.comm.apart import Apart, begin, within
 from gradwire.comm.process_group import GroupPeers
 from gradwire.errors import GradwireError, TransportError
 from gradwire.measure.clock import now_s
@@ -227,10 +228,10 @@ class Membership:
     def _met(self, plan: Plan) -> Apart:
         with ExitStack() as held:
             # A member that dies now closes its end: the others need not wait until `CONNECT_S` is over.
-            ends = [
-                held.enter_context(_connected(name, address))
-                for name, address in zip(plan.names, plan.addresses, strict=True)
+            begun = [
+                begin(partial(_connected, *each)) for each in zip(plan.names, plan.addresses, strict=True)
             ]
+            ends = [held.enter_context(each.result()) for each in begun]
             return self._apart(plan, lambda: any(map(_is_closed, ends)))
 
     def _apart(self, plan: Plan, lost: Callable[[], bool]) -> Apart:

@@ -22,16 +22,22 @@ from gradwire.errors import TransportError
 
 
 def met(
-    world: int, body: Callable[[Apart], Any], connect_s: float = 5.0, missing: int = 0
+    world: int,
+    body: Callable[[Apart], Any],
+    connect_s: float = 5.0,
+    missing: int = 0,
+    by: Callable[[dist.Store], dist.Store] = lambda store: store,
 ) -> list[Future[Any]]:
-    """What `body` returns on each rank of a meeting, but for the last ones, which are `missing`."""
+    """What `body` returns on each rank of a meeting `by` a store, but for the last ones, which are
+    `missing`.
+    """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     limit = timedelta(seconds=5)
 
     def run(rank: int) -> Any:
         own = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=limit)
         options: dict[str, Any] = {"address": "127.0.0.1", "connect_s": connect_s, "timeout_s": 600.0}
-        meeting = Apart(own, "a meeting", rank, world, **options)
+        meeting = Apart(by(own), "a meeting", rank, world, **options)
         try:
             return body(meeting)
         finally:
@@ -52,6 +58,52 @@ def test_ranks_are_numbered_within_the_meeting_and_groups_are_cut_by_list() -> N
 
     found = [each.result() for each in met(4, body)]
     assert found == [(10.0, 4.0 + 2 * (rank % 2), [rank % 2, rank % 2 + 2], "gloo") for rank in range(4)]
+
+
+class Counted(dist.Store):
+    """A store that counts how often something is asked of it: a round trip or two each."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self.asked, self._store = 0, store
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.asked += 1
+        return self._store.get(key)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.asked += 1
+        return self._store.multi_get(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=5)) -> None:
+        self.asked += 1
+        self._store.wait(keys, timeout)
+
+    def clone(self) -> Counted:
+        return self
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_store_is_asked_once_for_any_number_of_ranks_and_groups(count: int) -> None:
+    stores: list[Counted] = []
+
+    def counted(store: dist.Store) -> dist.Store:
+        stores.append(Counted(store))
+        return stores[-1]
+
+    def body(meeting: Apart) -> list[float]:
+        part = (range(meeting.world), meeting.group, torch.device("cpu"))
+        groups = meeting.borrow_parts(meeting.group, *[part] * count)
+        sums = [torch.tensor([float(meeting.rank)]) for _ in groups]
+        for each, group in zip(sums, groups, strict=True):
+            ProcessGroupComm(group).all_reduce(each).wait()
+        return [float(each) for each in sums]
+
+    assert [each.result() for each in met(4, body, by=counted)] == [[6.0] * count] * 4
+    assert [each.asked for each in stores] == [2] * 4  # for the first group, and for the others
 
 
 def test_a_rank_that_does_not_come_is_missed_in_time() -> None:
