@@ -23,6 +23,8 @@ pytestmark = pytest.mark.process
 
 GUARD_S = 60.0
 QUORUM_S = 5.0
+TIMEOUT_S = 15.0
+"""Limit of gloo's waits, where a test waits until they have ended."""
 
 
 class Site:
@@ -126,7 +128,9 @@ def test_a_member_that_dies_while_groups_are_made_is_left_out_before_a_limit(sit
     site.start("c", rounds=4, connect_s=10 * GUARD_S)
     site.end("a", "c")
     site.check("ac")
-    assert [what for what, _who in site.events("a")].count("failed") == 1
+    # The first roster may be without one of the two.
+    failed = [[what for what, _who in site.events(name)].count("failed") for name in "ac"]
+    assert max(failed) == 1
 
 
 @pytest.mark.rest
@@ -214,22 +218,33 @@ def test_replicas_that_make_as_many_steps_as_they_can_share_rounds_by_time(site:
 
 @pytest.mark.rest
 def test_open_files_and_threads_are_as_many_after_many_rosters_as_after_the_first(site: Site) -> None:
+    def start(name: str) -> None:
+        site.start(name, rounds=10_000, pause_s=0.05, timeout_s=TIMEOUT_S)
+
+    def of_all(name: str, since: float = 0.0) -> list[dict[str, Any]]:
+        return [each for each in site.notes(name) if len(each.get("members", ())) == 3 and each["at"] > since]
+
     for name in "abc":
-        site.start(name, rounds=1000, pause_s=0.05)
-    site.wait_for("a", 3)
+        start(name)
+    while min(len(of_all(name)) for name in "ac") < 3:
+        site.wait_for("a", site.rounds("a") + 1)
+    most = {
+        name: {key: 2 + max(each[key] for each in of_all(name)[:3]) for key in ("files", "threads")}
+        for name in "ac"
+    }
     for _ in range(4):
         site.kill("b")
         at = site.rounds("a")
         site.wait_for("a", at + 2)
-        site.start("b", rounds=1000, pause_s=0.05)
+        start("b")
         site.wait_for_a_note("a", lambda each, at=at: each.get("rounds", 0) > at and "b" in each["members"])
-        at = site.rounds("a")
-        site.wait_for("a", at + 3)
-    for name in "ac":
-        of_all = [each for each in site.notes(name) if len(each.get("members", ())) == 3]
-        first, last = of_all[:3], of_all[-3:]
-        for key in ("files", "threads"):
-            assert min(each[key] for each in last) <= max(each[key] for each in first) + 2, key
+        site.wait_for("a", site.rounds("a") + 3)
+    # A wait for a message that a kill has broken ends at gloo's timeout. Until then it keeps its group.
+    since, until_s = time.time(), time.monotonic() + TIMEOUT_S + GUARD_S
+    for name, limits in most.items():
+        while not any(all(each[key] <= limits[key] for key in limits) for each in of_all(name, since)):
+            assert time.monotonic() < until_s, f"more than {limits} in {site.notes(name)[-1:]}"
+            site.wait_for("a", site.rounds("a") + 1)
 
 
 @pytest.mark.rest
