@@ -24,6 +24,10 @@ WRITTEN = {
         "process.test_nodes:test_dense_on_two_levels_is_dense",
         "process.test_nodes:test_a_recipe_learns_and_its_replicas_are_identical",
     ),
+    "DDP, one machine with several GPUs and no NVLink": (
+        "process.test_train:test_dense_equals_plain_ddp_bit_for_bit",
+        "device.test_streaming:test_whole_steps_never_make_the_host_wait",
+    ),
     "FSDP2": (
         "process.test_sharded:test_dense_is_native_hsdp",
         "process.test_sharded:test_recipes_learn_and_replicas_stay_identical",
