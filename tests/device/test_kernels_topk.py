@@ -57,6 +57,7 @@ ONE, TWO, THREE, INFINITY = map(key, (1.0, 2.0, 3.0, torch.inf))
         (TWO, INFINITY),
         (INFINITY, INFINITY),
     ],
+    few=4,
 )
 def test_whatever_the_bounds_the_choice_is_exact(
     lower: int, upper: int, monkeypatch: pytest.MonkeyPatch

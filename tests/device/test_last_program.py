@@ -46,7 +46,7 @@ def shuffled(seed: int) -> Iterator[list[int]]:
         yield lasts
 
 
-@looped("seed", range(3))
+@looped("seed", range(3), few=1)
 def test_the_order_of_programs_changes_nothing(seed: int) -> None:
     with shuffled(seed) as lasts:
         for x in (heavy_tail(15_011), special(15_011)):

@@ -21,11 +21,12 @@ def test_places_of_codes_are_kept_for_the_buckets_that_come_and_not_for_those_th
             grads, buckets = gradients(comm.rank, step), (ALONE, REVERSED)[step % 2]
             coded, plain = rig.step(grads, buckets), other.step(grads, buckets)
             are_same &= torch.equal(flat(coded.mean), flat(plain.mean))
-            gc.collect()
-            counts.append(sum(type(each) is CodedPieces for each in gc.get_objects()))
+            if step in (1, 6, 7):  # all objects of the process are looked at
+                gc.collect()
+                counts.append(sum(type(each) is CodedPieces for each in gc.get_objects()))
         return counts, are_same
 
-    (((_first, both, *later), are_same),) = run_ranks(1, rank)
+    (((both, *later), are_same),) = run_ranks(1, rank)
     assert are_same
     assert both > 0
     assert max(later) <= both
