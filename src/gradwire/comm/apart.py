@@ -35,7 +35,6 @@ from torch.distributed.distributed_c10d import (
 from gradwire.comm.groups import Part
 from gradwire.comm.process_group import LOOK_S, is_lost
 from gradwire.errors import TransportError
-from gradwire.measure.clock import now_s
 
 T = TypeVar("T")
 
@@ -350,9 +349,10 @@ def within(
 
     The function runs on its own thread, because torch's waits cannot be interrupted.
     """
-    found, until_s = begin(function), now_s() + limit_s
-    while not wait([found], min(LOOK_S, max(until_s - now_s(), 0.0))).done:
-        if now_s() >= until_s:
+    found, left_s = begin(function), limit_s
+    while not wait([found], min(LOOK_S, left_s)).done:
+        left_s -= LOOK_S
+        if left_s <= 0.0:
             raise TransportError(f"members cannot meet: {failure} in {limit_s:.0f} s")
         if lost():
             raise TransportError(f"members cannot meet: {failure}, as one of them has gone")
