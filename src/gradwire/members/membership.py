@@ -231,7 +231,9 @@ class Membership:
             begun = [
                 begin(partial(_connected, *each)) for each in zip(plan.names, plan.addresses, strict=True)
             ]
-            ends = [held.enter_context(each.result()) for each in begun]
+            for each in begun:  # also those that connect after one has failed
+                held.callback(each.add_done_callback, _close)
+            ends = [each.result() for each in begun]
             return self._apart(plan, lambda: any(map(_is_closed, ends)))
 
     def _apart(self, plan: Plan, lost: Callable[[], bool]) -> Apart:
@@ -562,7 +564,8 @@ class _Asks:
                         try:
                             asked.set_result(self._members.ask(card))
                         except TransportError as error:
-                            if why != (why := str(error)):
+                            if str(error) != why:
+                                why = str(error)
                                 _LOG.info("%s: no quorum: %s", self.name, why)
                             self._has_left.wait(PAUSE_S)
                         except BaseException as error:
@@ -607,6 +610,12 @@ def _connected(name: str, address: str) -> socket.socket:
         return socket.create_connection((host, int(port)), CONNECT_S)
     except OSError as error:
         raise TransportError(f"members cannot meet: {name} is not there, at {address}: {error}") from error
+
+
+def _close(connecting: Future[socket.socket]) -> None:
+    """Close a connection with a store, unless it could not be made."""
+    if connecting.exception() is None:
+        connecting.result().close()
 
 
 def _is_closed(connection: socket.socket) -> bool:
