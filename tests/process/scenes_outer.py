@@ -442,7 +442,9 @@ def resumed_with_the_model(delay: int, first: str) -> dict[str, Any]:
 
 
 def saved_after_loading() -> dict[str, Any]:
-    """A run that is saved between a load and the next step begins from what was loaded, on all ranks."""
+    """A run that is saved between a load and the next step begins from what was loaded, on all ranks. Shared
+    parameters that are shown there are those that were loaded.
+    """
     folder = Path(os.environ[FOLDER]) / "after-loading"
     model, optimizer, wire = model_and_wire("diloco", 0)
     steps(model, optimizer, range(EVERY + 1))
@@ -452,7 +454,9 @@ def saved_after_loading() -> dict[str, Any]:
     again, _theirs, other = model_and_wire("diloco", 0)
     other.load(folder)
     target = [state[name] for name, _ in again.named_parameters()]
-    return {"theta": same(values(again), target), "shared": same(shared(other, again), target)}
+    found = {"theta": same(values(again), target), "shared": same(shared(other, again), target)}
+    model.load_state_dict({name: 0.5 * each for name, each in state.items()})
+    return found | {"shown": same(shared(wire, model), [0.5 * each for each in target])}
 
 
 def load_refused() -> dict[str, Any]:

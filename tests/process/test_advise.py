@@ -114,6 +114,7 @@ def test_a_slow_input_pipeline_is_named_first_and_a_script_can_be_stopped(tmp_pa
     found = json.loads(path.read_text())
     assert found["bound"] == "input"
     assert found["input_s"] >= 0.04
+    assert found["calls"] == 1
     assert not any(ended.hashes), "it has not come to its end"
     # Ten steps to warm up, eight that count, and one in which DDP logs the last of them.
     step, _, words = (tmp_path / "0.ended").read_text().partition(" ")

@@ -142,8 +142,8 @@ def test_a_run_resumes_bit_for_bit_where_the_model_is_loaded_too(world: Scenes, 
     assert value(world, f"resumed, {first} first") == [{"same": True}] * 2
 
 
-def test_a_save_after_a_load_has_what_was_loaded(world: Scenes) -> None:
-    assert value(world, "saved after loading") == [{"theta": True, "shared": True}] * 2
+def test_what_was_loaded_is_what_is_saved_and_shown(world: Scenes) -> None:
+    assert value(world, "saved after loading") == [{"theta": True, "shared": True, "shown": True}] * 2
 
 
 def test_a_load_that_would_have_no_effect_is_refused(world: Scenes) -> None:
