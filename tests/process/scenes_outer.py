@@ -1157,6 +1157,8 @@ def refused() -> dict[str, str]:
     optimizer = optimizer_of(model)
     tried("delay", lambda: outer(model, optimizer, delay=EVERY))
     tried("every", lambda: outer(model, optimizer, every=0))
+    tried("neither", lambda: outer(model, optimizer, replicas=None))
+    tried("both", lambda: outer(model, optimizer, members=gradwire.members.fixed(dist.group.WORLD)))
     tried("no time", lambda: outer(model, optimizer, every_seconds=0.0))
     tried("time and delay", lambda: outer(model, optimizer, every_seconds=1.0, delay=1))
     tried("auto", lambda: outer(model, optimizer, "auto"))

@@ -284,6 +284,8 @@ def test_another_optimizer_takes_over_and_the_count_goes_on(world: Scenes, delay
 REFUSED = {
     "delay": "ValueError: delay=4 is not a number of steps below every=4",
     "every": "ValueError: every=0 is not a number of steps",
+    "neither": "ValueError: pass either replicas=, the ranks that average, or members=",
+    "both": "ValueError: pass either replicas=, the ranks that average, or members=",
     "no time": "ValueError: every_seconds=0.0 is not a time above 0",
     "time and delay": "ValueError: every_seconds=1.0 needs rounds without a delay, not delay=1",
     "auto": "ValueError: auto and other recipes that measure",

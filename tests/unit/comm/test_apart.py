@@ -115,6 +115,19 @@ def test_a_rank_that_does_not_come_is_missed_in_time() -> None:
             each.result()
 
 
+class Gone(Counted):
+    """A store whose machine is gone."""
+
+    def set(self, key: str, value: Any) -> None:
+        raise RuntimeError("Broken pipe")
+
+
+def test_a_store_that_is_gone_is_a_meeting_that_fails() -> None:
+    for each in met(2, lambda meeting: None, by=Gone):
+        with pytest.raises(TransportError, match=r"members cannot meet: .*: Broken pipe"):
+            each.result()
+
+
 def test_an_abort_ends_what_runs_here_and_on_other_ranks() -> None:
     def body(meeting: Apart) -> str:
         if meeting.rank == 0:

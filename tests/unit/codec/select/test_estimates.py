@@ -52,6 +52,12 @@ def test_fit_of_a_generalised_pareto_finds_the_share_and_the_exponential_does_no
     assert share_reaching(sidco_top_k(0.01, 1), x) != pytest.approx(0.01, rel=0.4)
 
 
+@looped("fit", ["exponential", "gamma", "pareto"])
+def test_a_fit_does_not_depend_on_the_unit_of_its_elements(fit) -> None:
+    select, scale = sidco_top_k(0.01, fit=fit), 2.0**-40  # far below the resolution of 1
+    assert select.threshold(scale * exponential()) == pytest.approx(scale * select.threshold(exponential()))
+
+
 def test_stages_correct_a_wrong_fit() -> None:
     # Magnitudes of normal elements fall faster than an exponential of their mean.
     x = normal(N)
