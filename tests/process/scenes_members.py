@@ -50,11 +50,11 @@ def _digest(tensors: list[torch.Tensor]) -> str:
     return str([checksum(local(each)) for each in tensors])
 
 
-def plain(recipe: str, delay: int) -> dict[str, Any]:
-    """Two replicas of a rank each."""
+def plain(recipe: str, delay: int, kind: type[Fixed] = Fixed) -> dict[str, Any]:
+    """Two replicas of a rank each; as ranks of a group, and as members of a `kind`."""
     group = dist.group.WORLD
     one = _trained(perceptron(dist.get_rank()), recipe, delay, dist.get_rank(), replicas=group)
-    members = gradwire.members.fixed(group, address="127.0.0.1")
+    members = kind(group, "127.0.0.1")
     other = _trained(perceptron(dist.get_rank()), recipe, delay, dist.get_rank(), members=members)
     return {"same": one == other, "moves": len(set(one["seen"])) > 2, "rounds": one["rounds"]}
 
@@ -84,6 +84,12 @@ class Anew(Fixed):
 
     def ask(self, card: Card) -> Roster:
         return super().ask(replace(card, meeting="") if self.is_broken else card)
+
+
+class AlwaysAnew(Anew):
+    """Members that connect anew before each round."""
+
+    is_broken = True
 
 
 def anew() -> dict[str, Any]:
@@ -180,6 +186,7 @@ INSIDE: dict[str, Callable[[], Any]] = {
 SCENES |= INSIDE
 ALSO: dict[str, Callable[[], Any]] = {
     "anew": anew,
+    "moved": partial(plain, "topk(ratio=0.1)", 0, AlwaysAnew),
     "questions": questions,
     "losses": losses_that_rise,
     "refused": refused,

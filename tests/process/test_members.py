@@ -31,6 +31,10 @@ def test_members_that_stay_take_the_rounds_of_replicas_bit_for_bit(world: Scenes
     assert value(world, scene) == [{"same": True, "moves": True, "rounds": ROUNDS}] * 2
 
 
+def test_what_is_unsent_and_what_was_sent_go_along_to_a_fresh_meeting(world: Scenes) -> None:
+    assert value(world, "moved") == [{"same": True, "moves": True, "rounds": ROUNDS}] * 2
+
+
 @pytest.mark.parametrize("scene", rest(list(INSIDE), but=["ddp, int4, 0"]))
 def test_members_of_two_ranks_take_the_rounds_of_replicas_bit_for_bit(sites: Scenes, scene: str) -> None:
     assert value(sites, scene) == [{"same": True, "moves": True, "rounds": ROUNDS}] * 4

@@ -379,6 +379,7 @@ class Membership:
             former = before.backward
             backward.overlap, backward.reducer.health = former.overlap, former.reducer.health
             backward.event_log.complaints = former.event_log.complaints
+            backward.history.go_on(former.history)
         backward.call(lambda: state.go_on(backward.reducer, memory, kept, max(self._rounds, 0)))
         backward.steps.forget()
         self._memory = None

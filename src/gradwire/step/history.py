@@ -51,6 +51,11 @@ class History:
         self._compress_s = 0.0
         """Seconds of encoding and decoding in the last step that was timed."""
 
+    def go_on(self, former: History) -> None:
+        """Continue the sums of `former`, whose steps ran among other ranks."""
+        self.skipped, self.compile_s = former.skipped, former.compile_s
+        self.predicted_bytes = former.predicted_bytes
+
     def add(self, step: Step) -> None:
         """Note a step; forgets older ones that ran under another recipe."""
         if step.recipe != self._recipe:
