@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -114,6 +115,22 @@ def test_words_that_stand_for_no_choice_are_found_as_on_the_cpu(count: int, nume
             assert heard == sound
             assert same(*outs)
     assert False in found
+
+
+def test_places_out_of_order_are_no_choice_wherever_they_lie() -> None:
+    planes = elias_fano_planes(40, 1000)
+    ascending = torch.cat([2 * torch.arange(16), torch.arange(500, 524)])
+    good = cpu.pack_elias_fano(ascending, planes)
+    width = planes.low_bits
+    for place in range(15):
+        if place >> width != (place + 1) >> width:
+            continue  # the upper parts differ, and say the order
+        bits = np.unpackbits(good.numpy().view(np.uint8), bitorder="little")
+        low = bits[: 40 * width].reshape(40, width)
+        low[[place, place + 1]] = low[[place + 1, place]]
+        words = torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
+        for module in (device, cpu):
+            assert not bool(module.unpack_elias_fano(words, planes)[1]), place
 
 
 def test_zeros_are_no_choice_and_nothing_is_added() -> None:
