@@ -786,9 +786,11 @@ def resumed(recipe: str, **options: Any) -> dict[str, Any]:
             masters = copy.deepcopy(model.state_dict())
             state = wire.state_dict()
             wire.save(folder)
+            before_bytes = wire.report().memory_bytes
             model, optimizer, wire = vector(recipe, lr=0.05, gather="int8", model_seed=5, **options)
             model.load_state_dict(masters)
             wire.load(folder) if way == "folder" else wire.load_state_dict(state)
+            after_bytes = wire.report().memory_bytes
         for step in steps[3:]:
             optimizer.zero_grad()
             model(*given(step)).backward()
@@ -798,6 +800,7 @@ def resumed(recipe: str, **options: Any) -> dict[str, Any]:
     return {
         "same": all(torch.equal(each, found[0]) for each in found),
         "step": wire.report().step,
+        "memory": after_bytes - before_bytes,
         "neighbour": _refusal(lambda: wire.load_state_dict(neighbour)),
         "strange": _refusal(lambda: wire.load_state_dict({"rank0": {"format": 9}})),
     }
@@ -878,6 +881,7 @@ def loaded_into(recipe: str) -> dict[str, Any]:
         "off": difference(arrived, total(range(4))),
         "memory": wire.report().memory_bytes,
         "strange": refused_of,
+        "ignored": _refusal(lambda: wire.load_state_dict(own, missing="ignore")),
         "warned": any("have changed since" in str(each.message) for each in warned),
     }
 

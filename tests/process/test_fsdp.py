@@ -207,6 +207,7 @@ def test_a_run_resumes_bit_for_bit(two: Scenes, recipe: str) -> None:
     for found in value(two, f"resumed, {recipe}"):
         assert found["same"]
         assert found["step"] == 6
+        assert found["memory"] == 0
         assert "are missing" in found["neighbour"]
         assert "not of FSDP2's own traffic" in found["strange"]
 
@@ -456,6 +457,7 @@ def test_a_state_goes_on_under_another_recipe(two: Scenes) -> None:
     for found in value(two, "loaded into dense"):
         assert found["off"] < 5e-6
         assert "other parameters, such as 'other'" in found["strange"]
+        assert "missing='ignore' is neither" in found["ignored"]
         assert found["warned"]
 
 
