@@ -43,7 +43,13 @@ def _trained(model: nn.Module, recipe: str, delay: int, seed: int, **who: Any) -
     steps(model, optimizer, range(90, 90 + delay))  # in which the last round lands
     seen.append(_digest(values(model)))
     report = wire.report()
-    return {"seen": seen, "bytes": report.wire_bytes, "rounds": report.step}
+    sent = {"bytes": report.wire_bytes, "by round": ROUNDS * report.wire_bytes_per_step}
+    return sent | {"seen": seen, "rounds": report.step}
+
+
+def _beside(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    found = {"same": one == other, "moves": len(set(one["seen"])) > 2, "rounds": one["rounds"]}
+    return found | {"counted": one["bytes"] == one["by round"] > 0}
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:
@@ -56,7 +62,7 @@ def plain(recipe: str, delay: int, kind: type[Fixed] = Fixed) -> dict[str, Any]:
     one = _trained(perceptron(dist.get_rank()), recipe, delay, dist.get_rank(), replicas=group)
     members = kind(group, "127.0.0.1")
     other = _trained(perceptron(dist.get_rank()), recipe, delay, dist.get_rank(), members=members)
-    return {"same": one == other, "moves": len(set(one["seen"])) > 2, "rounds": one["rounds"]}
+    return _beside(one, other)
 
 
 def inside(kind: str, recipe: str, delay: int) -> dict[str, Any]:
@@ -74,7 +80,7 @@ def inside(kind: str, recipe: str, delay: int) -> dict[str, Any]:
     one = _trained(made(), recipe, delay, replica, replicas=mesh["replicas"])
     members = gradwire.members.fixed(mesh["replicas"], address="127.0.0.1")
     other = _trained(made(), recipe, delay, replica, members=members)
-    return {"same": one == other, "moves": len(set(one["seen"])) > 2, "rounds": one["rounds"]}
+    return _beside(one, other)
 
 
 class Anew(Fixed):

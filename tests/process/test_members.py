@@ -23,21 +23,22 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
     return Scenes("tests.process.scenes_members", 4, tmp_path_factory.mktemp("sites"))
 
 
+AS_REPLICAS = {"same": True, "moves": True, "rounds": ROUNDS, "counted": True}
 PLAIN = [name for name in SCENES if name not in INSIDE | ALSO]
 
 
 @pytest.mark.parametrize("scene", rest(PLAIN, but=["int4, 0", "sparseloco, 2"]))
 def test_members_that_stay_take_the_rounds_of_replicas_bit_for_bit(world: Scenes, scene: str) -> None:
-    assert value(world, scene) == [{"same": True, "moves": True, "rounds": ROUNDS}] * 2
+    assert value(world, scene) == [AS_REPLICAS] * 2
 
 
 def test_what_is_unsent_and_what_was_sent_go_along_to_a_fresh_meeting(world: Scenes) -> None:
-    assert value(world, "moved") == [{"same": True, "moves": True, "rounds": ROUNDS}] * 2
+    assert value(world, "moved") == [AS_REPLICAS] * 2
 
 
 @pytest.mark.parametrize("scene", rest(list(INSIDE), but=["ddp, int4, 0"]))
 def test_members_of_two_ranks_take_the_rounds_of_replicas_bit_for_bit(sites: Scenes, scene: str) -> None:
-    assert value(sites, scene) == [{"same": True, "moves": True, "rounds": ROUNDS}] * 4
+    assert value(sites, scene) == [AS_REPLICAS] * 4
 
 
 def test_a_meeting_leaves_nothing_behind_and_settings_stay_and_links_are_measured_once(world: Scenes) -> None:
