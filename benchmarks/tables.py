@@ -4,9 +4,10 @@
     .venv/bin/python -m benchmarks.tables --demo demo.json
 
 `--demo` takes the numbers of a run over into benchmarks/results/demo.json, from which `gradwire report` makes
-its page again. The sweep's file is benchmarks/results/sweep.jsonl, as `benchmarks/sweep.py` writes it; where
-there is none, the tables do without. Without an option all is written anew: README.md, docs/choosing.md, and
-the run's pictures in docs/pictures. A test fails when these and the files differ.
+its page again. The sweep's files are benchmarks/results/sweep.jsonl and sweep-again.jsonl, as
+`benchmarks/sweep.py` writes them. The second has settings that were measured again, beside trainings of DDP
+of that day; its rows replace those of the first. Without an option all is written anew: README.md,
+docs/choosing.md, and the run's pictures in docs/pictures. A test fails when these and the files differ.
 """
 
 import argparse
@@ -44,7 +45,7 @@ from gradwire.planning.choice import ChoiceRow
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "benchmarks" / "results" / "demo.json"
-SWEEP = ROOT / "benchmarks" / "results" / "sweep.jsonl"
+SWEEPS = tuple(ROOT / "benchmarks" / "results" / name for name in ("sweep.jsonl", "sweep-again.jsonl"))
 COLUMNS = 100
 DIGITS = 5
 """Of the numbers in the file: more than is shown anywhere."""
@@ -247,9 +248,10 @@ def pages(demo: Document, sweep: list[Document]) -> dict[Path, str]:
 
 
 def load() -> tuple[Document, list[Document]]:
-    """The demonstration's document, and the lines of the sweep."""
-    lines = SWEEP.read_text(encoding="utf-8").splitlines() if SWEEP.exists() else []
-    return json.loads(DEMO.read_text(encoding="utf-8")), [json.loads(line) for line in lines]
+    """The demonstration's document, and the newest line of each setting of the sweep."""
+    lines = [json.loads(text) for path in SWEEPS for text in path.read_text(encoding="utf-8").splitlines()]
+    newest = {line["setting"]: line for line in lines if "setting" in line}
+    return json.loads(DEMO.read_text(encoding="utf-8")), list(newest.values())
 
 
 def main() -> None:

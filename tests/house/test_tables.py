@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from benchmarks import tables
 
+from tests.support.source import ROOT
+
 DEMO, SWEEP = tables.load()
 
 
@@ -67,6 +69,17 @@ def test_a_line_of_the_sweep_is_a_row() -> None:
     assert "| `chargpt` | 2 | 100mbit, 10ms | 25.0 % | 50.0 % (`int4`) |" in tables.measured(DEMO, [line])
     failed = {**line, "step_s": {"bound": 0.1, "ddp": 0.4, "auto": None}}
     assert "chargpt" not in tables.measured(DEMO, [failed])
+
+
+def test_a_setting_that_was_measured_again_has_its_newest_row() -> None:
+    newest: dict[str, str] = {}
+    for path in (ROOT / "benchmarks" / "results").glob("sweep*.jsonl"):
+        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            if "setting" in line:
+                name, day = line["setting"], line["machine"]["date"]
+                newest[name] = max(newest.get(name, ""), day)
+    assert len(newest) == len(tables.SETTINGS)
+    assert {line["setting"]: line["machine"]["date"] for line in SWEEP if "setting" in line} == newest
 
 
 def test_what_is_kept_of_a_run_makes_the_same_tables(tmp_path: Path) -> None:
