@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench import bench
 from lockstep import Outcome, Setting, spread, train
-from methods import bench
 
 from gradwire.lab.workloads import catalogue
 

@@ -23,7 +23,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from methods import bench
+from bench import bench
 
 from gradwire.lab.workloads.catalogue import workload
 from gradwire.lab.workloads.emulated import EmulatedWorkload

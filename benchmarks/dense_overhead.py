@@ -11,30 +11,16 @@ weights parameters must be the same bit for bit.
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import bench
+
 from gradwire.lab.bench.statistics import Ratio, paired
 
 DDP, AGAIN, DENSE = "ddp", "ddp()", "dense"
-
-
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """One `gradwire bench` run with DDP twice; its JSON document."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "bench.json"
-        command = [sys.executable, "-m", "gradwire", "bench", "--workers", str(arguments.workers)]
-        command += ["--rate", "unlimited", "--workload", arguments.workload, "--recipes", DENSE]
-        command += ["--peers", f"{DDP};{AGAIN}", "--rounds", str(arguments.rounds)]
-        command += ["--steps", str(arguments.steps), "--json", str(path)]
-        subprocess.run(command, check=True)
-        document: dict[str, Any] = json.loads(path.read_text())
-        return document
 
 
 def by_round(document: dict[str, Any], name: str, steps: int, what: str = "step_s_all") -> list[float]:
@@ -77,7 +63,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    document = measure(arguments)
+    document = bench(
+        *("--workers", str(arguments.workers), "--rate", "unlimited", "--workload", arguments.workload),
+        *("--recipes", DENSE, "--peers", f"{DDP};{AGAIN}"),
+        *("--rounds", str(arguments.rounds), "--steps", str(arguments.steps)),
+    )
     ddp, again, dense = (by_round(document, name, arguments.steps) for name in (DDP, AGAIN, DENSE))
     ratios = {"dense / ddp": paired(dense, ddp), "ddp / ddp (A/A)": paired(again, ddp)}
     shares = processor_shares(document, arguments.steps)

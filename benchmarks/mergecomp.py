@@ -25,7 +25,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from methods import bench
+from bench import bench
 
 COMPRESSORS = (
     "fp16",

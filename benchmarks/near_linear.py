@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench import bench
 from covap_ablation import EMULATED, UNIT_MB
-from methods import bench
 
 WORLD = 4
 GOALS = {"ddp": 2.6, "fp16_hook": 1.45, "powersgd_hook(bucket_cap_mb=100)": 1.0}
