@@ -58,8 +58,8 @@ test-full: $(STAMP)
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/integrations/constraints.txt
 	test -d $(FRAMEWORKS) || $(PYTHON) -m venv $(FRAMEWORKS)
-	$(subst $(BIN),$(FRAMEWORKS)/bin,$(PIP)) -c tests/integrations/constraints.txt "torch==2.13.0" -e . \
-		pytest pytest-timeout accelerate transformers lightning "ray[train]" expecttest
+	$(subst $(BIN),$(FRAMEWORKS)/bin,$(PIP)) -c tests/integrations/constraints.txt "torch==2.13.0" \
+		-e ".[elastic]" pytest pytest-timeout accelerate transformers lightning "ray[train]" expecttest
 	touch $@
 
 test-integrations: $(FRAMEWORKS)/.installed
