@@ -44,7 +44,8 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "not rest" $(BESIDE) $(ARGS)
 	$(BIN)/python -m pytest -m "not rest" $(CORES) $(RANKS) $(ARGS)
 
-# All tests. The others alone are `make test-rest`: those that carry `pytest.mark.rest`, and tables in more rows.
+# All tests but those of frameworks and those that carry `pytest.mark.full`. What it adds is `make test-rest`: tests
+# that carry `pytest.mark.rest`, and tables in more rows.
 test-all: test test-rest
 
 test-rest: $(STAMP)
@@ -52,6 +53,7 @@ test-rest: $(STAMP)
 	GRADWIRE_LAWS=sample $(BIN)/python -m pytest -m rest $(BESIDE) $(ARGS)
 	$(BIN)/python -m pytest -m rest $(RANKS) $(ARGS)
 
+# All rows of all tables, and all tests but those of frameworks.
 test-full: $(STAMP)
 	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(BESIDE) $(ARGS)
 	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(RANKS) $(ARGS)

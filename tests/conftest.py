@@ -46,6 +46,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_out else None
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that take minutes run where all rows are tried. Elsewhere they are left out, and are no skips."""
+    if FULL:
+        return
+    config.hook.pytest_deselected(items=[each for each in items if each.get_closest_marker("full")])
+    items[:] = [each for each in items if not each.get_closest_marker("full")]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is loaded now stays: no later collection of garbage, one at each `attach` for one, looks at it."""

@@ -98,7 +98,7 @@ def test_every_kernel_is_among_them() -> None:
     assert FEW or found == launched()
 
 
-@pytest.mark.skipif(not FULL, reason="compiled for gfx942 in `make test-full` only")
+@pytest.mark.full
 def test_all_of_them_compile_for_another_maker() -> None:
     assert {each["name"] for each in compiled("gfx942")} == {each["name"] for each in compiled("sm_90")}
 

@@ -121,12 +121,7 @@ def test_the_example_goes_on_where_it_was_on_as_many_ranks_and_on_more(tmp_path:
     assert run(3, folder, 40)[:3] == (3, 30, 40)
 
 
-long = pytest.mark.skipif(
-    os.environ.get("GRADWIRE_LAWS") != "full", reason="starts interpreters: make test-full"
-)
-
-
-@long
+@pytest.mark.full
 @pytest.mark.timeout(6 * GUARD_S)
 def test_when_one_of_two_machines_is_lost_the_other_goes_on_alone_with_what_both_had_not_sent(
     tmp_path: Path,
@@ -169,7 +164,7 @@ def _by_hand(model: dict[str, Tensor], unsent: dict[str, Tensor], start: int) ->
     return last
 
 
-@long
+@pytest.mark.full
 @pytest.mark.timeout(4 * GUARD_S)
 def test_a_killed_worker_leaves_no_trace(tmp_path: Path) -> None:
     folder, straight = tmp_path / "killed", tmp_path / "straight"

@@ -12,16 +12,14 @@ from typing import Any
 import pytest
 
 from gradwire.lab.emulate.sandbox import why_not
-from tests.support.depth import FULL
 from tests.support.source import ROOT
 
 needed = next((why for why in map(why_not, ("root", "user")) if why is None), "namespaces")
 NEEDS = [
-    pytest.mark.skipif(not FULL, reason="takes a minute: make test-full"),
     pytest.mark.skipif(needed is not None, reason="needs network namespaces"),
     pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="needs /dev/net/tun"),
 ]
-pytestmark = [pytest.mark.process, pytest.mark.rest, pytest.mark.timeout(900), *NEEDS]
+pytestmark = [pytest.mark.process, pytest.mark.rest, pytest.mark.full, pytest.mark.timeout(900), *NEEDS]
 
 STEPS, TIMEOUT_S = 40, 20.0
 LINES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {

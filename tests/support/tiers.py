@@ -1,4 +1,7 @@
-"""Tiers: `make test` runs a part of the tests, and `make test-all` the rest, marked `pytest.mark.rest`."""
+"""Tiers: `make test` runs a part of the tests, and `make test-all` the rest, marked `pytest.mark.rest`.
+
+Tests marked `pytest.mark.full` run in neither, but in `make test-full`: `tests/conftest.py` leaves them out.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ def rest(values: Iterable[Any], but: Collection[Any]) -> list[Any]:
 def in_make_test(module: ModuleType, test: Callable[..., Any]) -> Iterator[Mapping[str, Any]]:
     """Parameters of each case of a test that `make test` runs; of a test that loops, those of each row.
 
-    Without a mark on the test, its module, or all values of one of its parameters.
+    There are none if the test, its module, or all values of one of its parameters are marked to run elsewhere
+    or to be skipped, even if only on some machines.
     """
     whole = getattr(module, "pytestmark", [])
     marks = [*(whole if isinstance(whole, list) else [whole]), *getattr(test, "pytestmark", [])]
-    if any(mark.name == "rest" for mark in marks):
+    if any(mark.name in _ELSEWHERE for mark in marks):
         return
     rows: Mapping[str, Sequence[Mapping[str, Any]]] = getattr(test, "rows", {"": [{}]})
     for values in product(*(_unmarked(*mark.args) for mark in marks if mark.name == "parametrize")):
@@ -35,12 +39,13 @@ def in_make_test(module: ModuleType, test: Callable[..., Any]) -> Iterator[Mappi
 
 
 _Marked = type(pytest.param())
+_ELSEWHERE = {"rest", "full", "skip", "skipif", "xfail"}
 
 
 def _unmarked(names: str | Sequence[str], values: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
     for value in values:
         if isinstance(value, _Marked):
-            if any(mark.name == "rest" for mark in value.marks):
+            if any(mark.name in _ELSEWHERE for mark in value.marks):
                 continue
             value = value.values if not isinstance(names, str) else value.values[0]
         yield {names: value} if isinstance(names, str) else dict(zip(names, value, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import pytest_ignore_collect
+from tests.conftest import pytest_collection_modifyitems, pytest_ignore_collect
 from tests.support.looped import looped
 from tests.support.tiers import in_make_test, rest
 
@@ -38,6 +38,23 @@ def test_a_file_is_imported_by_the_tiers_that_run_a_part_of_it(
 
     found = [is_imported(words) for words in ("not rest", "rest", "", "process and not rest")]
     assert found == [in_test, in_rest, True, True]
+
+
+@looped(("depth", "names"), [("few", ["short"]), ("full", ["short", "long"])])
+def test_tests_that_take_minutes_are_left_out_where_not_all_rows_are_tried(
+    monkeypatch: pytest.MonkeyPatch, depth: str, names: list[str]
+) -> None:
+    monkeypatch.setattr("tests.conftest.FULL", depth == "full")
+    gone: list[Any] = []
+    config: Any = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: gone.extend(items)))
+    marks = {"short": {"rest"}, "long": {"rest", "full"}}
+    every: list[Any] = [
+        SimpleNamespace(name=name, get_closest_marker=marks[name].__contains__) for name in marks
+    ]
+    items = every.copy()
+    pytest_collection_modifyitems(config, items)
+    assert [each.name for each in items] == names
+    assert [*items, *gone] == every
 
 
 def test_a_part_of_a_parameter_s_values_is_marked() -> None:
@@ -75,6 +92,8 @@ PAIRS = pytest.mark.parametrize(("b", "c"), [(4, 5), pytest.param(6, 7, marks=py
         ([pytest.mark.process, pytest.mark.rest], [], []),
         ([], [pytest.mark.rest, CASES], []),
         ([], [NONE, PAIRS], []),
+        ([], [pytest.mark.full], []),
+        ([pytest.mark.skipif(False, reason="")], [CASES], []),  # it may be skipped elsewhere
     ],
 )
 def test_marks_say_which_cases_make_test_runs(
