@@ -18,7 +18,7 @@ TABLES := tests/device tests/laws tests/process/test_placement.py tests/unit/exc
 # Dozens of processes import the same modules, which would each compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Frameworks are large, and pin versions of their own: they have an environment of their own.
+# Frameworks are large, and pin versions of their own. They have an environment of their own, and torchft is in it.
 FRAMEWORKS := .venv-integrations
 # What checks packages has no place among what they need.
 TOOLS := .venv-release
@@ -44,8 +44,8 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "not rest" $(BESIDE) $(ARGS)
 	$(BIN)/python -m pytest -m "not rest" $(CORES) $(RANKS) $(ARGS)
 
-# All tests but those of frameworks and those that carry `pytest.mark.full`. What it adds is `make test-rest`: tests
-# that carry `pytest.mark.rest`, and tables in more rows.
+# All tests but those of `make test-full` and of `make test-integrations`. `make test-rest` runs those that it adds:
+# those that carry `pytest.mark.rest`, and tables in more rows.
 test-all: test test-rest
 
 test-rest: $(STAMP)
@@ -53,7 +53,7 @@ test-rest: $(STAMP)
 	GRADWIRE_LAWS=sample $(BIN)/python -m pytest -m rest $(BESIDE) $(ARGS)
 	$(BIN)/python -m pytest -m rest $(RANKS) $(ARGS)
 
-# All rows of all tables, and all tests but those of frameworks.
+# All rows of all tables, and tests that carry `pytest.mark.full`, beside those of `make test-all`.
 test-full: $(STAMP)
 	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(BESIDE) $(ARGS)
 	GRADWIRE_LAWS=full $(BIN)/python -m pytest $(RANKS) $(ARGS)
