@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +24,9 @@ from gradwire.members.round import take_round
 
 MOST = 20_000
 """Actions of a play: far more than any needs."""
+
+OFTEN = 0.1
+"""How often a fault is drawn while any are left: so they come in all rounds, and not all in the first one."""
 
 WHOLE = ("meet", "exchange", "heal", "vote")
 """Calls that end when all who take part have made them."""
@@ -211,6 +214,8 @@ class Play:
         self.ends: list[tuple[str, str]] = []
         self.committed = self.happened = 0
         """Landings of all members, and faults."""
+        self.struck: set[tuple[str, str]] = set()
+        """Faults, each with the call in which it came."""
         self._rounds, self._faults, self._least, self._moment = rounds, faults, at_least, 0
         self._names, self._saves = list(names), dict[str, Save]()
         self._errors: list[BaseException] = []
@@ -230,7 +235,9 @@ class Play:
                     raise self._errors[0]
                 if not self._stopped():
                     return
-                actions = self._actions()
+                actions, faults = self._actions(), self._accidents()
+                if faults and (not actions or self.draw.random() < OFTEN):
+                    actions = faults
                 if not actions:
                     told = [(each.id, each.call and each.call[0]) for each in self._stopped()]
                     self._end_all()
@@ -298,10 +305,6 @@ class Play:
             if each.beats and (each.sleeps or not each.is_alive):
                 found.append(lambda each=each: setattr(each, "beats", False))
         found += self._quorum(awake) + self._meetings(awake)
-        if self._faults > self.happened:
-            for each in awake:
-                found += [lambda each=each: self._kill(each), lambda each=each: self._sleep(each)]
-            found += [self._restart_lighthouse, self._set_clock_back]
         alive = {each.name for each in self._stopped()}
         for name in self._names if self._faults else ():
             killed = [each for each, end in self.ends if end == "killed" and each.startswith(f"{name}#")]
@@ -309,12 +312,26 @@ class Play:
                 found.append(lambda name=name: self._restart(name))
         return found
 
+    def _accidents(self) -> list[Callable[[], object]]:
+        """Those that may come now, while any are left."""
+        if self._faults <= self.happened:
+            return []
+        found: list[Callable[[], object]] = [self._restart_lighthouse, self._set_clock_back]
+        awake = [each for each in self._stopped() if not each.sleeps]
+        for each in awake:
+            found += [lambda each=each: self._kill(each), lambda each=each: self._sleep(each)]
+        for (what, meeting), here in _together(awake).items():
+            if self._is_whole(meeting, here):
+                found.append(lambda here=here, what=what: self._some(here, what))
+        return found
+
     def _restart(self, name: str) -> None:
         saved = self._saves.get(name) if self.draw.random() < 0.5 else None
+        self.struck.add(("start again", "from a save" if saved else "anew"))
         self._start(name, saved)
 
     def _kill(self, process: Process) -> None:
-        self.happened += 1
+        self._strike("kill", process)
         if process.call is not None and process.call[0] == "ask" and self.draw.random() < 0.5:
             self._ghosts.append((process, process.call[1]))
         self.aborted.add(self.replicas[process.id].meeting)
@@ -332,8 +349,13 @@ class Play:
         self.happened += 1
         self._moment = self.draw.randint(0, self._moment)
 
-    def _sleep(self, process: Process) -> None:
+    def _strike(self, fault: str, process: Process) -> None:
         self.happened += 1
+        assert process.call is not None
+        self.struck.add((fault, process.call[0]))
+
+    def _sleep(self, process: Process) -> None:
+        self._strike("sleep", process)
         process.sleeps = True
 
     def _wake(self, process: Process) -> None:
@@ -373,21 +395,17 @@ class Play:
 
     def _meetings(self, awake: list[Process]) -> list[Callable[[], object]]:
         """Of each thing that several do together: it ends well, or for some, or fails."""
-        calls: dict[tuple[str, str], list[Process]] = {}
-        for each in awake:
-            if each.call is not None and each.call[0] in WHOLE:
-                calls.setdefault((each.call[0], each.call[1][0]), []).append(each)
         found: list[Callable[[], object]] = []
-        for (what, meeting), here in calls.items():
-            names = set(here[0].call[1][1]) if here[0].call else set()
-            broken = meeting in self.aborted
-            if {each.name for each in here} == names and not broken:
+        for (what, meeting), here in _together(awake).items():
+            if self._is_whole(meeting, here):
                 found.append(lambda here=here, what=what: self._all(here, what, here))
-                if self._faults > self.happened:
-                    found.append(lambda here=here, what=what: self._some(here, what))
-            elif broken or self._is_missed(what, meeting, names, here):
+            elif meeting in self.aborted or self._is_missed(what, meeting, _named(here), here):
                 found.append(lambda here=here: self._fail(here))
         return found
+
+    def _is_whole(self, meeting: str, here: list[Process]) -> bool:
+        """Whether all who are in it are here, and nothing has broken it."""
+        return {each.name for each in here} == _named(here) and meeting not in self.aborted
 
     def _is_missed(self, what: str, meeting: str, names: set[str], here: list[Process]) -> bool:
         """Whether somebody does not come in time: it is dead, sleeps, or is busy with something else."""
@@ -409,7 +427,7 @@ class Play:
 
     def _some(self, here: list[Process], what: str) -> None:
         """A link is cut, or a process stops, and only some hear the end of it."""
-        self.happened += 1
+        self._strike("cut", here[0])
         hear = self.draw.sample(here, self.draw.randint(0, len(here) - 1))
         if hear and self.draw.random() < 0.5:
             self.draw.choice(hear).sleeps = True
@@ -418,3 +436,17 @@ class Play:
     def _fail(self, here: list[Process]) -> None:
         for each in here:
             each.reply(TransportError("a peer is gone"))
+
+
+def _together(awake: Iterable[Process]) -> dict[tuple[str, str], list[Process]]:
+    """Processes by what they do together, and by their meeting."""
+    calls: dict[tuple[str, str], list[Process]] = {}
+    for each in awake:
+        if each.call is not None and each.call[0] in WHOLE:
+            calls.setdefault((each.call[0], each.call[1][0]), []).append(each)
+    return calls
+
+
+def _named(here: Sequence[Process]) -> set[str]:
+    """All who are in it."""
+    return set(here[0].call[1][1]) if here[0].call else set()

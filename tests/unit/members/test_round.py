@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -12,9 +13,10 @@ from gradwire.members.plan import ENDS, planned
 from tests.support.looped import looped
 from tests.support.scripted import Play
 
-FEW, MANY = range(24), range(24, 1024)
+FEW, MANY = range(96), range(96, 1024)
 
 
+@cache
 def played(seed: int) -> Play:
     """Three or four members, with up to twelve faults."""
     play = Play(seed, "abcd"[: 3 + seed % 2], rounds=4, faults=seed % 13, at_least=1 + seed % 2)
@@ -47,6 +49,15 @@ def test_without_faults_all_is_counted_once_and_nothing_is_lost() -> None:
 @looped("seed", FEW)
 def test_members_that_die_sleep_and_come_back_keep_the_invariant(seed: int) -> None:
     check(played(seed))
+
+
+def test_faults_come_in_every_call_of_a_round() -> None:
+    struck = set[tuple[str, str]]().union(*(played(seed).struck for seed in FEW))
+    calls = {"ask", "meet", "heal", "exchange", "vote", "land", "work"}
+    assert calls == {call for what, call in struck if what == "kill"}
+    assert calls == {call for what, call in struck if what == "sleep"}
+    assert {"meet", "heal", "exchange", "vote"} == {call for what, call in struck if what == "cut"}
+    assert ("start again", "from a save") in struck
 
 
 @pytest.mark.rest
