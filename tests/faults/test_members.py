@@ -99,7 +99,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     lighthouse.close()
 
 
-@pytest.mark.rest
 def test_a_killed_member_is_left_out_and_comes_back_healed(site: Site) -> None:
     for name in "abc":
         site.start(name, rounds=14, pause_s=0.1)

@@ -10,15 +10,44 @@ from typer.testing import CliRunner
 
 from gradwire.cli.main import app
 
-pytestmark = [pytest.mark.process, pytest.mark.network, pytest.mark.rest]
+pytestmark = [pytest.mark.process, pytest.mark.network]
+
+OWN = """
+import torch
+
+def make():
+    model = torch.nn.Linear(64, 64)
+    return model, lambda rank, world: [torch.ones(4, 64)], lambda model, batch: model(batch).square().mean()
+"""
+"""A model whose steps take no time."""
 
 
-def bench(*arguments):
+def bench(*arguments, model=("--workload", "convnet"), folder=None):
     script = Path(sys.executable).parent / "gradwire"
-    command = [script, "bench", "--workload", "convnet", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    command = [script, "bench", *model, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
 
 
+def test_a_recipe_is_compared_with_ddp_and_with_no_communication(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    path = tmp_path / "out.json"
+    words = ["--recipes", "fp16", "--peers", "ddp", "--steps", "2", "--rounds", "1", "--warmup", "1"]
+    done = bench(*words, "--json", str(path), model=("--model", "own:make"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["name"], row["kind"]) for row in rows[1:3]] == [("ddp", "peer"), ("fp16", "recipe")]
+    assert [row["kind"] for row in rows] == ["bound", "peer", "recipe", "bound"]
+    for row in rows:
+        assert row["failed"] is None
+        assert len(row["step_s_all"]) == 2
+    bound, ddp, fp16, _again = rows
+    assert [row["replicas_identical"] for row in (ddp, fp16)] == [True, True]
+    assert bound["wire_bytes_per_step"] == 0
+    assert 0.5 <= fp16["wire_bytes_per_step"] / ddp["wire_bytes_per_step"] < 0.6
+    assert "identical" in done.stdout
+
+
+@pytest.mark.rest
 def test_a_tiny_run_measures_everything(tmp_path):
     path = tmp_path / "out.json"
     sizes = ["--steps", "3", "--rounds", "2", "--warmup", "2"]
@@ -48,6 +77,7 @@ def test_a_tiny_run_measures_everything(tmp_path):
     assert f"policy {policy}" in done.stdout
 
 
+@pytest.mark.rest
 def test_fsdp2_and_its_traffic_in_few_bits_beside_each_other(tmp_path):
     path, page = tmp_path / "out.json", tmp_path / "out.html"
     sizes = ["--steps", "2", "--rounds", "2", "--warmup", "2", "--report", str(page)]
@@ -79,12 +109,14 @@ def test_fsdp2_and_its_traffic_in_few_bits_beside_each_other(tmp_path):
     assert "as fast as stock FSDP2" in page.read_text()
 
 
+@pytest.mark.rest
 def test_a_misspelt_peer_is_refused_with_the_nearest_name():
     done = bench("--peers", "ddb")
     assert done.returncode == 2
     assert "did you mean 'ddp'?" in done.stderr
 
 
+@pytest.mark.rest
 def test_bad_options_are_refused():
     done = CliRunner().invoke(app, ["bench", "--workload", "convnet", "--shards", "maybe"])
     assert done.exit_code == 2

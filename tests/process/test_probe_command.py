@@ -1,49 +1,57 @@
-"""`gradwire probe` on real ranks, started as torchrun would."""
+"""`gradwire probe` on real ranks, with the variables that torchrun sets."""
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.rest]
+from tests.support.ranks import FORKED, VARIABLES
+
+pytestmark = pytest.mark.process
 
 
-def probed(*words: str) -> tuple[str, str]:
+def probed(folder: Path, *words: str) -> tuple[str, str]:
     """What two ranks print; they must end with 0."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    command = [sys.executable, "-m", "gradwire", "probe", *words]
-    ranks: list[subprocess.Popen[str]] = []
+    ranks = [
+        FORKED.Process(target=_probe, args=(rank, port, words, folder), daemon=True) for rank in range(2)
+    ]
     try:
-        for rank in range(2):
-            place = {
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "CUDA_VISIBLE_DEVICES": "",
-            }
-            environment = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo"}
-            ranks.append(subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE))
-        first, second = (process.communicate(timeout=100)[0] for process in ranks)
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(100)
     finally:
         for process in ranks:
             process.kill()
-            process.wait()
-    assert [process.returncode for process in ranks] == [0, 0]
+            process.join()
+    first, second = ((folder / f"{rank}.out").read_text(encoding="utf-8") for rank in range(2))
+    assert [process.exitcode for process in ranks] == [0, 0], first + second
     return first, second
+
+
+def _probe(rank: int, port: int, words: tuple[str, ...], folder: Path) -> None:
+    """As `python -m gradwire probe` in a process of its own."""
+    os.environ.update(VARIABLES, RANK=str(rank), WORLD_SIZE="2", CUDA_VISIBLE_DEVICES="")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    with (folder / f"{rank}.out").open("wb") as out:
+        os.dup2(out.fileno(), 1)
+    sys.argv = ["gradwire", "probe", *words]
+    runpy.run_module("gradwire", run_name="__main__")
 
 
 def test_two_ranks_probe_their_link_and_the_first_tells(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
-    first, second = probed("--verbs", "all_reduce,shift", "--budget", "0.3", "--json", str(found))
+    words = ["--verbs", "all_reduce,shift", "--budget", "0.1", "--json", str(found)]
+    first, second = probed(tmp_path, *words)
     assert "2 ranks" in first
     assert all(verb in first for verb in ("all_reduce", "shift"))
     assert second == ""
@@ -58,8 +66,9 @@ def test_two_ranks_probe_their_link_and_the_first_tells(tmp_path: Path) -> None:
         assert min(seconds) > 0.0
 
 
-def test_a_check_without_gpus_compares_gloo_with_itself_and_says_so() -> None:
-    first, second = probed("--check")
+@pytest.mark.rest
+def test_a_check_without_gpus_compares_gloo_with_itself_and_says_so(tmp_path: Path) -> None:
+    first, second = probed(tmp_path, "--check")
     assert second == ""
     fence, _versions, ranks, why, *table, verdict, end = first.splitlines()
     assert fence == end == "```"

@@ -20,6 +20,19 @@ from gradwire.planning.links import straight_line
 AXES = Axes("bytes", "ms")
 
 
+def test_a_codec_is_measured_printed_and_written(tmp_path: Path) -> None:
+    words = ["--codecs", "fp16", "--budget", "0.01", "--json", str(tmp_path / "a.json")]
+    done = CliRunner().invoke(app, ["probe", *words])
+    assert done.exit_code == 0, done.output
+    assert "fp16, encode" in done.output
+    codecs = json.loads((tmp_path / "a.json").read_text())["codecs"]
+    assert list(codecs) == ["fp16"]
+    for what in ("encode", "decode"):
+        sizes, seconds = zip(*codecs["fp16"][what]["points"], strict=True)
+        assert sizes[-1] == 2**20
+        assert min(seconds) > 0.0
+
+
 @pytest.mark.rest
 def test_two_codecs_are_measured_printed_drawn_and_written(tmp_path: Path) -> None:
     options = ["--budget", "0.01", "--picture", str(tmp_path / "a.svg"), "--json", str(tmp_path / "a.json")]
