@@ -200,7 +200,9 @@ def beside_stock(
         "ring": report.dense_bytes_per_step,
         "numel": numel,
         "memory": report.memory_bytes,
-        "metered": metrics["gradwire/bytes_sent_mean"] == report.wire_bytes_per_step,
+        "told": [
+            metrics[f"gradwire/{name}_mean"] for name in ("bytes_sent", "gather_bytes", "scatter_bytes")
+        ],
         "text": str(report),
     }
 

@@ -53,7 +53,7 @@ def test_dense_counts_the_bytes_that_gloo_sends(two: Scenes) -> None:
         assert 4 * found["numel"] / 2 < gathered < 2 * 4 * found["numel"] / 2 * 1.1
         assert 2 * 4 * found["numel"] / 2 <= scattered < 2 * 4 * found["numel"] / 2 * 1.1
         assert found["ring"] == gathered + scattered / 2
-        assert found["metered"]
+        assert found["told"] == [gathered + scattered, gathered, scattered]
         assert "gathered as" in found["text"]
 
 

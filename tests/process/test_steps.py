@@ -47,6 +47,7 @@ def test_a_fixed_recipe_tells_all_that_it_knows(world: Scenes, recipe: str) -> N
             [*lateness, *elsewhere, "choices", "diagnosis", "facts", "predicted_step_s", "times_led"]
         )
         assert each["metrics"] == METRICS.split()
+        assert each["apart"] == [], "the report says otherwise"
         assert each["timeline"] == ["backward", "decode", "encode", "wait", "wire"]
         assert each["bytes"], "as many are metered as the plan says"
         assert each["timed"]

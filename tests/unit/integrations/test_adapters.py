@@ -32,11 +32,19 @@ class Accelerator:
 
 
 class Wire:
-    """A handle that is only saved."""
+    """A handle that is only saved and loaded."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
 
     def save(self, folder: Path) -> int:
         """Leave the folder, and nothing in it."""
         folder.mkdir()
+        return 0
+
+    def load(self, folder: Path) -> int:
+        """Note its name."""
+        self.loaded.append(folder.name)
         return 0
 
 
@@ -51,6 +59,9 @@ def test_two_wires_of_one_accelerator_need_a_name_each(tmp_path: Path) -> None:
     for save in accelerator.hooks[::2]:
         save([], [], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["critic", "gradwire"]
+    for load in accelerator.hooks[1::2]:
+        load([], tmp_path)
+    assert wire.loaded == ["gradwire", "critic"]
 
 
 def test_a_class_of_a_framework_that_is_there_is_that_class() -> None:

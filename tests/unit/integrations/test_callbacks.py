@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec, module_from_spec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -93,6 +94,27 @@ def test_the_trainer_s_reporters_get_the_metrics_with_the_loss(callback_of: Call
     callback.wire.detach()
 
 
+def test_the_trainer_s_callback_saves_and_resumes(callback_of: Callable[..., Any], tmp_path: Path) -> None:
+    made = callback_of("transformers", "transformers", "TrainerCallback")
+    args = SimpleNamespace(**{**vars(MODEL_ARGS), "output_dir": str(tmp_path)})
+    steps = []
+    for begins in (0, 3):
+        trainer = Trainer()
+        callback = made(trainer, "topk(0.05)")
+        trainer.callback_handler.callbacks.append(callback)
+        trainer.state.global_step = begins
+        callback.on_train_begin(args, trainer.state, None)
+        steps.append(callback.wire.report().step)
+        for _ in range(3):
+            trainer.step()
+        trainer.state.global_step += 3
+        (tmp_path / f"checkpoint-{trainer.state.global_step}").mkdir()
+        callback.on_save(args, trainer.state, None)
+        steps.append(callback.wire.report().step)
+        callback.wire.detach()
+    assert steps == [0, 3, 3, 6]
+
+
 class Module:
     """As Lightning's, of which one method is called."""
 
@@ -104,15 +126,9 @@ class Module:
         self.logged.append(metrics)
 
 
-@pytest.mark.parametrize(
-    ("every", "loggers", "steps"), [(3, 1, [3.0, 6.0]), (0, 1, []), (1, 0, [])], ids=["third", "off", "none"]
-)
-def test_lightning_s_loggers_get_the_metrics_when_it_logs(
-    callback_of: Callable[..., Any], every: int, loggers: int, steps: list[float]
-) -> None:
-    callback = callback_of("lightning", "lightning.pytorch", "Callback")("topk(0.05)")
-    model, optimizer, step = trained()
-    trainer = SimpleNamespace(
+def fitting(model: torch.nn.Module, optimizer: Any, every: int = 0, loggers: int = 0) -> Any:
+    """As Lightning's Trainer in `fit`."""
+    return SimpleNamespace(
         precision_plugin=None,
         strategy=SimpleNamespace(model=model),
         world_size=1,
@@ -121,6 +137,17 @@ def test_lightning_s_loggers_get_the_metrics_when_it_logs(
         loggers=[object()] * loggers,
         global_step=0,
     )
+
+
+@pytest.mark.parametrize(
+    ("every", "loggers", "steps"), [(3, 1, [3.0, 6.0]), (0, 1, []), (1, 0, [])], ids=["third", "off", "none"]
+)
+def test_lightning_s_loggers_get_the_metrics_when_it_logs(
+    callback_of: Callable[..., Any], every: int, loggers: int, steps: list[float]
+) -> None:
+    callback = callback_of("lightning", "lightning.pytorch", "Callback")("topk(0.05)")
+    model, optimizer, step = trained()
+    trainer = fitting(model, optimizer, every, loggers)
     module = Module()
     callback.on_train_start(trainer, module)
     for batch in range(7):
@@ -129,3 +156,20 @@ def test_lightning_s_loggers_get_the_metrics_when_it_logs(
         callback.on_train_batch_end(trainer, module, None, None, batch)
     assert [each["gradwire/step"] for each in module.logged] == steps
     callback.wire.detach()
+
+
+def test_lightning_s_callback_saves_and_resumes(callback_of: Callable[..., Any]) -> None:
+    made = callback_of("lightning", "lightning.pytorch", "Callback")
+    saved, steps = None, []
+    for _ in range(2):
+        model, optimizer, step = trained()
+        callback = made("topk(0.05)")
+        if saved is not None:
+            callback.load_state_dict(saved)
+        callback.on_train_start(fitting(model, optimizer), Module())
+        steps.append(callback.wire.report().step)
+        for _ in range(3):
+            step()
+        saved = callback.state_dict()
+        callback.wire.detach()
+    assert steps == [0, 3]

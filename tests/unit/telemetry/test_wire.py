@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import gradwire
 from gradwire.comm import run_ranks
+from gradwire.planning.costs import Link
 from gradwire.recipes.parse import short
 from gradwire.step.event_log import account
 from tests.support.rig import Rig
@@ -65,6 +66,14 @@ def test_metrics_are_flat_floats_that_agree_with_the_report_and_the_memory() -> 
     assert metrics["gradwire/residual_to_gradient"] == pytest.approx(unsent / grads, rel=1e-12)
     ddp.zero_grad()
     assert "gradwire/residual_to_gradient" not in wire.metrics()
+
+
+def test_a_link_that_is_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = gradwire.attach(_ddp(), recipe="topk(ratio=0.1)")
+    assert not any(name.startswith("gradwire/link_") for name in wire.metrics())
+    monkeypatch.setattr("gradwire.measure.link.Traffic.link", Link(alpha_s=1e-3, beta_s=4e-8))
+    told = wire.metrics()
+    assert (told["gradwire/link_bytes_per_s"], told["gradwire/link_latency_s"]) == (1.0 / 4e-8, 1e-3)
 
 
 def test_a_listener_sees_the_gradient_that_the_optimizer_will_see() -> None:
