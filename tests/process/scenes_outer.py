@@ -143,6 +143,18 @@ def beside_own(delay: int) -> dict[str, Any]:
     return {"relative": float(torch.cat(apart).norm() / gone), "rounds": wire.report().step}
 
 
+def another_recipe() -> dict[str, Any]:
+    """Two rounds of `dense`, which sends all of Δ, beside those of DiLoCo: own and shared parameters."""
+    found = []
+    for recipe in ("dense", "diloco"):
+        model = perceptron(2)
+        optimizer = optimizer_of(model)
+        wire = outer(model, optimizer, recipe)
+        steps(model, optimizer, range(2 * EVERY))
+        found.append([*values(model), *shared(wire, model)])
+    return {"same": all(map(torch.equal, *found)), "rounds": wire.report().step}
+
+
 REFUSED = {"auto", "flexible", "mergecomp"}
 FIXED = {
     "covap": "covap(interval=2)",
@@ -1200,6 +1212,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "follows attach": follows_attach,
     "beside own": partial(beside_own, 0),
     "beside own, delayed": partial(beside_own, 2),
+    "another recipe": another_recipe,
     "every recipe": with_every_recipe,
     "conservation": conservation,
     "at rest": partial(at_rest, 0),

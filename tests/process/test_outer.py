@@ -49,6 +49,10 @@ def test_diloco_is_the_paper_s(world: Scenes, scene: str) -> None:
         assert each["relative"] < ROUNDINGS
 
 
+def test_another_recipe_has_the_outer_optimizer_of_diloco(world: Scenes) -> None:
+    assert value(world, "another recipe") == [{"same": True, "rounds": 2}] * 2
+
+
 @pytest.mark.rest
 def test_shared_parameters_are_the_same_bits_after_every_round_of_every_recipe(world: Scenes) -> None:
     one, other = value(world, "every recipe")
