@@ -91,6 +91,7 @@ def test_a_run_is_bit_for_bit_the_one_that_is_not_watched(tmp_path: Path, world:
     assert all(watched.hashes)
     assert watched.hashes == plain.hashes
     assert watched.printed[0].startswith("step ")
+    assert watched.printed[0].count("\nstep ") == 0, "said once, though the script goes on"
     assert not any(watched.printed[1:]), "the first rank speaks for all"
 
 
@@ -139,6 +140,7 @@ def test_workers_of_a_loader_may_be_spawned(tmp_path: Path) -> None:
     assert watched.codes == [0, 0], watched.printed
     assert watched.hashes == plain.hashes
     assert watched.printed[0].startswith("step ")
+    assert watched.printed[0].count("\nstep ") == 0, "said once, though the script goes on"
 
 
 def test_a_script_that_raises_ends_with_its_own_traceback(tmp_path: Path) -> None:
