@@ -85,10 +85,7 @@ def compensate_momentum(
 
 def mask_zeros(target: Tensor, like: Tensor) -> None:
     """Twin of `gradwire.kernels.compensation.mask_zeros`. Mask in one pass."""
-    if target.shape == like.shape:
-        _mask_zeros(target.numpy(), like.numpy())
-    else:
-        contracts.mask_zeros.plain(target, like)
+    _mask_zeros(target.numpy(), like.numpy())
 
 
 def _loaded(working: Tensor, committed: Tensor, pieces: Pieces) -> Tensor:
