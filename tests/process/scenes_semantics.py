@@ -179,9 +179,9 @@ def _total(ddp: nn.Module, steps: range, wire: gradwire.Wire | None) -> list[tor
     return total
 
 
-def flush() -> dict[str, Any]:
+def flush(recipe: str) -> dict[str, Any]:
     """What was sent late is handed over in the end: sums over twenty steps against plain DDP."""
-    ddp, _, wire = _attached()
+    ddp, _, wire = _attached(recipe)
     ours = _total(ddp, range(20), wire)
     plain = _total(DistributedDataParallel(perceptron()), range(20), None)
     return {
@@ -306,7 +306,8 @@ SCENES: dict[str, Callable[[], Any]] = {
     "accumulation, dense": partial(accumulation, "dense", False),
     "resumed": resumed_without_warning,
     "clipping": clipping,
-    "flush": flush,
+    "flush": partial(flush, LOSSY),
+    "flush of a low-pass memory": partial(flush, "scalecom(beta=0.25)"),
     "flush with scaler": flush_with_scaler,
     "detach": partial(detach, None),
     "detach with policy": partial(detach, {"*.bias": "topk(ratio=0.5)"}),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import socket
+import struct
 from pathlib import Path
+
+import pytest
 
 from gradwire.advise.link import card_bit_per_s, latency_s
 
@@ -42,3 +45,17 @@ def test_the_kernel_tells_the_latency_of_a_connection() -> None:
     if hasattr(socket, "TCP_INFO"):
         assert found is not None
         assert 0.0 < found < 1.0
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells round trips")
+def test_a_latency_is_half_a_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(self: socket.socket, *_option: int) -> bytes:
+        """`struct tcp_info` of a connection that is established, and has seen a round trip of 10 ms."""
+        return struct.pack("=B147xI104x", 1, 10_000)
+
+    monkeypatch.setattr(socket.socket, "getsockopt", told, raising=False)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()),
+    ):
+        assert latency_s() == pytest.approx(0.005)

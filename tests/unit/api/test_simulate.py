@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -64,6 +65,15 @@ def test_what_grows_with_the_ranks_is_flagged_and_what_an_all_reduce_does_is_not
     for text in FEW[:3]:
         assert not found[text, 64].warnings
         assert not found[text, 1024].warnings
+
+
+def test_the_table_marks_those_that_are_flagged_and_no_others() -> None:
+    memory_bytes = outcomes()["topk(ratio=0.01)", 1024].memory_bytes - 1
+    setting = {**LINK, "workers": (4, 64, 256, 1024), "candidates": FEW, "memory_bytes": memory_bytes}
+    said = str(gradwire.simulate("resnet50", **setting)).splitlines()
+    rows = dict(row.split(maxsplit=1) for row in said if row.startswith(FEW))
+    marks = {text: re.findall(r"\d([!+^]?)(?= |$)", row) for text, row in rows.items()}
+    assert marks == {text: [""] * 4 for text in FEW[:3]} | {FEW[3]: ["^", "^", "+", "!"]}
 
 
 def test_a_gather_that_does_not_fit_is_flagged_from_there_on() -> None:

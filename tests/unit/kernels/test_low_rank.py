@@ -267,8 +267,11 @@ def test_products_keep_all_bits_whatever_the_script_allows_its_own(monkeypatch: 
     try:
         left_products.plain(x, places, 1, factors[:2], factors[2:], subtract=True)
         right_products.plain(x, places, 1, factors[:2], factors[2:])
-        after = products.fp32_precision
+        after = [products.fp32_precision]
+        with pytest.raises(RuntimeError):
+            left_products.plain(x, places, 1, factors[:2], factors[2:4], subtract=True)  # one is lacking
+        after.append(products.fp32_precision)
     finally:
         products.fp32_precision = before
-    assert seen == ["ieee"] * 4
-    assert after == "tf32"
+    assert seen[:4] == ["ieee"] * 4
+    assert after == ["tf32", "tf32"]

@@ -32,6 +32,22 @@ def test_gradients_that_a_hook_of_the_user_s_clears_before_the_step_are_dropped(
     assert fates_of_a_step() == Fates(dropped=frozenset({"weight", "bias"}), made=False)
 
 
+def test_only_the_step_that_the_user_drops_is_left_out() -> None:
+    model = nn.Linear(3, 2)
+    steps = Steps(dict(model.named_parameters()), (), HostDevice())
+
+    def fates_of_a_step(*, drops: bool) -> Fates | None:
+        steps.exchange_begins(None, compresses=True)
+        steps.exchange_ended()
+        if drops:
+            steps.drop()
+        return steps.fates()
+
+    assert fates_of_a_step(drops=False) is None
+    assert fates_of_a_step(drops=True) == Fates(dropped=frozenset({"weight", "bias"}), made=False)
+    assert fates_of_a_step(drops=False) is None
+
+
 def test_a_step_that_a_scaler_lets_a_fused_optimizer_skip_is_not_made() -> None:
     """On the device: `GradScaler` hands such an optimizer `found_inf`, and calls its `step` all the same."""
     model = nn.Linear(3, 2)
