@@ -145,7 +145,7 @@ class SampledTopK:
 
     def threshold(self, x: Tensor, ctx: ExchangeContext) -> float:
         """Magnitude that the wanted share of a sample reaches; Inf if it is NaN. x is not empty."""
-        size = min(x.numel(), math.ceil(max(self.sample * x.numel(), 2 / self.ratio)))
+        size = math.ceil(min(x.numel(), max(self.sample * x.numel(), 2 / self.ratio)))
         return threshold_of_sample(x, size, math.ceil(self.ratio * size), ctx)
 
 

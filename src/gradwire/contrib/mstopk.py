@@ -163,17 +163,21 @@ def _within(
     return indices[above]
 
 
+MOST_ROUNDS = 1000
+"""Far more than halve a share in float64, which has 53 bits. Each looks at all candidates."""
+
+
 def ms_top_k(ratio: float, rounds: int = 25) -> MSTopK:
     """Keep about the share `ratio` with the largest magnitudes, after `rounds` rounds of bisection.
 
-    Raises `ValueError` for a ratio outside (0, 1] or less than one round.
+    Raises `ValueError` for a ratio outside (0, 1], and for less than one round or more than `MOST_ROUNDS`.
 
     >>> x = torch.tensor([0.1, -3.0, 0.2, 2.0, 0.3, 0.1, 0.2, 0.1])
     >>> ms_top_k(0.25).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1))
     tensor([1, 3])
     """
-    if rounds < 1:
-        raise ValueError(f"rounds={rounds} is not 1 or more; the paper takes 25")
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise ValueError(f"rounds={rounds} is outside 1 … {MOST_ROUNDS}; the paper takes 25")
     return MSTopK(check_ratio(ratio), rounds)
 
 
@@ -188,7 +192,7 @@ def mstopk(
     Use when: comparing with it: on CPUs the exact choice is no slower.
 
     Args:
-        rounds: rounds of the bisection.
+        rounds: rounds of the bisection, 1 … 1000.
         ratio, values, fused: as in `topk`.
     """
     exchange = remember(gather(coded(ms_top_k(ratio, rounds), values)))

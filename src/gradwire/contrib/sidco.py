@@ -139,18 +139,22 @@ def mean_logarithm(x: Tensor) -> float:
     return total / max(number, 1)
 
 
+MOST_STAGES = 1000
+"""Far more than a fit needs. Each looks at all elements."""
+
+
 def sidco_top_k(ratio: float, stages: int = 3, fit: Fit = "exponential") -> Sidco:
     """Keep about the share `ratio` with the largest magnitudes, judged by a fitted distribution.
 
-    `stages` and `fit` are as in `sidco`. Raises `ValueError` for a ratio outside (0, 1], less than one stage,
-    or an unknown distribution.
+    `stages` and `fit` are as in `sidco`. Raises `ValueError` for a ratio outside (0, 1], less than one stage
+    or more than `MOST_STAGES`, or an unknown distribution.
 
     >>> x = torch.linspace(0.0, 1.0, 1001)[:-1].log1p()
     >>> len(sidco_top_k(0.01).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1)))
     10
     """
-    if stages < 1:
-        raise ValueError(f"stages={stages} is not 1 or more; two or three reach 0.1 %")
+    if not 1 <= stages <= MOST_STAGES:
+        raise ValueError(f"stages={stages} is outside 1 … {MOST_STAGES}; two or three reach 0.1 %")
     if fit not in get_args(Fit):
         raise ValueError(f"fit={fit!r} is none of {', '.join(get_args(Fit))}")
     return Sidco(check_ratio(ratio), stages, fit)
@@ -171,7 +175,7 @@ def sidco(
     Use when: comparing with it, or where a sort is slow and gradients follow the fitted law.
 
     Args:
-        stages: fits of the distribution, each to the magnitudes above the threshold before; at least 1.
+        stages: fits of the distribution, each to the magnitudes above the threshold before; 1 … 1000.
         fit: distribution of the magnitudes: "exponential", "gamma" or "pareto".
         ratio, values, fused: as in `topk`.
     """

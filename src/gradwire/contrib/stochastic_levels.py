@@ -191,10 +191,14 @@ class TernGrad:
         self._levels(out.numel(), out.dtype, ctx).add(payload, out, weight, ctx)
 
 
+LEAST_CLIP = 1e-6
+"""Of far fewer standard deviations, a scale in float32 may be zero, by which the kernel divides."""
+
+
 def tern_grad(clip: float | None = None) -> TernGrad:
     """Ternary numbers with a scale per parameter; `clip` is in standard deviations, in the paper 2.5.
 
-    Raises `ValueError` unless `clip` is positive or `None`.
+    Raises `ValueError` unless `clip` is `None` or at least `LEAST_CLIP`.
 
     >>> from gradwire.step.context import ExchangeContext
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
@@ -205,9 +209,9 @@ def tern_grad(clip: float | None = None) -> TernGrad:
     >>> codec.payload(1000, torch.float32, ctx)
     (256, torch.uint8)
     """
-    if clip is not None and not clip > 0.0:
+    if clip is not None and not clip >= LEAST_CLIP:
         raise ValueError(
-            f"clip={clip} must be positive standard deviations; 2.5 is usual, None clips nothing"
+            f"clip={clip} is below {LEAST_CLIP} standard deviations; 2.5 is usual, None clips nothing"
         )
     return TernGrad(clip)
 

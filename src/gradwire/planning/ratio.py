@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 from gradwire.planning.collectives import Sends, Transfer
 
 LOWEST, HIGHEST, FACTOR = 0.001, 0.1, 3.0
+MOST = 100
+"""Candidate ratios at most. Ranks tell each other a gain of each."""
 
 
 class RatioCandidate(NamedTuple):
@@ -54,7 +56,7 @@ Evaluate = Callable[[float], RatioCandidate]
 def candidate_ratios(low: float = LOWEST, high: float = HIGHEST, factor: float = FACTOR) -> tuple[float, ...]:
     """Ratios high, high/factor, …, with `low` in place of the nearest one; the paper's by default.
 
-    Raises `ValueError` unless 0 < low <= high <= 1 and factor > 1.
+    Raises `ValueError` unless 0 < low <= high <= 1 and factor > 1, and for more than `MOST` ratios.
 
     >>> [round(ratio, 4) for ratio in candidate_ratios()]
     [0.1, 0.0333, 0.0111, 0.0037, 0.001]
@@ -64,6 +66,10 @@ def candidate_ratios(low: float = LOWEST, high: float = HIGHEST, factor: float =
             f"low={low}, high={high}, factor={factor}: needs 0 < low <= high <= 1 and factor > 1"
         )
     steps = max(round(math.log(high / low) / math.log(factor)), low < high)
+    if steps >= MOST:
+        raise ValueError(
+            f"low={low}, high={high}, factor={factor}: more than {MOST} ratios; raise the factor"
+        )
     return (*(high / factor**step for step in range(steps)), low)
 
 

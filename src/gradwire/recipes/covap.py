@@ -60,7 +60,8 @@ def covap(
     between. What Adam, momentum and clipping make of that is in
     `benchmarks/results/2026-11-25-covap-optimizers.md`.
 
-    - `interval`: I. Without one, dense steps measure CCR, and I = ⌈CCR⌉ after rounding to `ccr_decimals`.
+    - `interval`: I, at most 1000. Without one, dense steps measure CCR, and I = ⌈CCR⌉ after rounding to
+      `ccr_decimals`.
     - `sharding`: "balanced" makes units of equal size for all steps of an interval. Where ready times and
       links have been measured, segments are placed for the least step time; `edges` are then the shares at
       which they end. "paper" takes units of `unit_mb` as DDP has them, and cuts those of twice the median or
@@ -116,8 +117,8 @@ class Options:
                 raise ValueError(
                     f"{option}={getattr(self, option)!r} is none of {', '.join(get_args(known))}"
                 )
-        if not self.unit_mb > 0:
-            raise ValueError(f"unit_mb={self.unit_mb} must be positive; the paper's units hold 25 MB")
+        if not 0 < self.unit_mb <= 1e6:
+            raise ValueError(f"unit_mb={self.unit_mb} must be positive, and at most 10^6; the paper's is 25")
         bounds = (0.0, *(self.edges or ()), 1.0)
         if any(a > b for a, b in pairwise(bounds)):
             raise ValueError(f"edges={self.edges} must ascend within 0 … 1: shares of all elements")
@@ -153,7 +154,10 @@ def compose(interval: int, options: Options, why: str = "as configured") -> Comp
     text = options.text(interval)
     if interval == 1:
         return Composition(dense(), why=why, text=text)
-    return Composition(_fed_back(interval, options), _cutter(interval, options), why, text=text)
+    exchange = _fed_back(interval, options)
+    if interval > MOST:
+        raise ValueError(f"interval={interval} is outside 1 … {MOST} steps; 2 to 4 are usual")
+    return Composition(exchange, _cutter(interval, options), why, text=text)
 
 
 def _fed_back(interval: int, options: Options) -> Exchange:
@@ -189,6 +193,9 @@ def schedule(interval: int, options: Options) -> Residual:
 FRESH = 5
 """Common networks stay below this CCR (section V). Far above it the paper expects accuracy to suffer, and
 names no number."""
+
+MOST = 1000
+"""Largest interval. A flat buffer has several units for each of its steps."""
 
 LONGEST = 64
 """Largest measured interval: tiny models have absurd CCRs, and a unit must be sent now and then."""

@@ -91,6 +91,8 @@ def flexible(
     for option, by in (("link_change", link_change), ("gain_change", gain_change)):
         if not by > 0.0:
             raise ValueError(f"{option}={by} must be positive: a share, such as 0.2 for a fifth")
+    if 0.0 < low < SMALLEST:
+        raise ValueError(f"low={low} is below {SMALLEST}, to which ratios are rounded")
     ratios = tuple(round(each, 6) for each in candidate_ratios(low, high, factor))
 
     def compose(choice: Choice, why: str) -> Composition:
@@ -111,6 +113,9 @@ def flexible(
         link_change=link_change,
     )
     return Composition(exchange_of(ratio, way, elect, inner), cutter, watch=watch)
+
+
+SMALLEST = 1e-6
 
 
 def exchange_of(ratio: float, way: str, elect: Election = "round_robin", inner: str = "topk") -> Exchange:

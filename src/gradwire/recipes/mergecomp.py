@@ -91,6 +91,8 @@ def mergecomp(
         raise ValueError(f"alpha={alpha} must be at least 0: a share, such as 0.01")
     if steps < LEAST_STEPS:
         raise ValueError(f"steps={steps} is too few: timing one group and two takes {LEAST_STEPS}")
+    if elements < 0:
+        raise ValueError(f"elements={elements} must not be negative")
     if cuts and elements < 1:
         raise ValueError("cuts need elements=, the number of elements for which they were made")
     asked = partial(mergecomp, inner, split, groups, alpha=alpha, steps=steps)

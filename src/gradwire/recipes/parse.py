@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import inspect
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 
 from gradwire.recipes.base import REGISTRY, Composition, RecipeEntry
 from gradwire.recipes.catalogue import MODULES
+from gradwire.recipes.options import problem_of
 
 
 def names() -> tuple[str, ...]:
@@ -89,12 +89,16 @@ def recipe(text: str | Recipe | Composition) -> Recipe:
             raise ValueError(f"recipe {name!r} has no option {key!r}{_nearest(key, known)}")
     if FIRST in options:
         options = _with_its_name(name, options, tuple(known))
-    _check_types(text, name, options)
     parsed = Recipe(name, options)
     try:
-        parsed.build()
-    except TypeError as error:
-        raise ValueError(f"recipe '{text}': an option has the wrong type ({error})") from error
+        parsed.build()  # first: a recipe knows the bounds of its options
+    except ValueError as error:
+        raise ValueError(f"recipe '{text}': {error}") from error
+    except (TypeError, ArithmeticError) as error:
+        problem = problem_of(_entry(name).build, options) or str(error)
+        raise ValueError(f"recipe '{text}': an option has the wrong type: {problem}") from error
+    if problem := problem_of(_entry(name).build, options):
+        raise ValueError(f"recipe '{text}': {problem}")
     return parsed
 
 
@@ -151,19 +155,6 @@ def _with_its_name(name: str, options: dict[str, Any], known: tuple[str, ...]) -
     return {known[0]: options[FIRST]} | {key: value for key, value in options.items() if key != FIRST}
 
 
-def _check_types(text: str | Recipe, name: str, options: dict[str, Any]) -> None:
-    """Raise `ValueError` if an option of the recipe `name` is no whole number but must be one, or if a flag
-    is a word: `false` is true. `text` is quoted in the error.
-    """
-    parameters = inspect.signature(_entry(name).build).parameters
-    for key, value in options.items():
-        kind = parameters[key].annotation
-        if kind in (int, "int") and not isinstance(value, int):
-            raise ValueError(f"recipe '{text}': {key}={value!r} is not a whole number")
-        if kind in (bool, "bool") and value not in (True, False):
-            raise ValueError(f"recipe '{text}': {key}={value!r} is neither True nor False")
-
-
 def steady(text: str, role: str) -> Composition:
     """The composition of a fixed recipe. `role` says in errors for which purpose a recipe must not change.
 
@@ -195,7 +186,7 @@ def _split(text: str) -> tuple[str, dict[str, Any]]:
     try:
         with _PARSING:
             tree = ast.parse(str(text).strip(), mode="eval").body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of brackets in brackets
         raise malformed from None
     match tree:
         case ast.Name(id=name):
@@ -215,7 +206,7 @@ def _differ(keywords: list[ast.keyword]) -> bool:
 def _literal(node: ast.expr, text: str) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         # Bare words stand for strings, so that a shell needs no second pair of quotes.
         if isinstance(node, ast.Name):
             return node.id

@@ -70,7 +70,10 @@ class RatedTopK:
     def _choice(self, x: Tensor, rate: int, kernels: Kernels) -> Tensor:
         if self.keep is None:
             return kernels[topk_indices](x, self._count(x.numel(), rate))
-        return kernels[chunk_topk_indices](x, _chunks(x.numel(), rate * self.keep), self.keep)
+        # The kernel has room for so many, and no chunk has more elements than x.
+        return kernels[chunk_topk_indices](
+            x, _chunks(x.numel(), rate * self.keep), min(self.keep, max(x.numel(), 1))
+        )
 
 
 def _chunks(numel: int, length: int) -> int:

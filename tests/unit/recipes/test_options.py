@@ -1,0 +1,127 @@
+"""Options of absurd types and sizes: what a user hears, and what works all the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gradwire.comm import Comm, run_ranks
+from gradwire.exchange.dense import dense
+from gradwire.recipes import Composition, Recipe, entries, recipe, register
+from gradwire.recipes.base import REGISTRY
+from tests.support.looped import looped
+from tests.support.rig import Outcome, Rig, gradients
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+BEYOND = "1" + "0" * 30
+
+
+@looped(
+    ("text", "message"),
+    [
+        (f"int8(block={BEYOND})", f"block={BEYOND} is outside -10^12 … 10^12"),
+        (f"local_every(interval={BEYOND})", "interval=1000000000000000000000000000000 is outside"),
+        (f"efsignsgd(block={BEYOND})", f"block={BEYOND} is outside -10^12 … 10^12"),
+        ("efsignsgd(block=1e30)", "block=1e+30 is not a whole number"),
+        (f"covap(ccr_decimals={BEYOND})", f"ccr_decimals={BEYOND} is outside"),
+        ("covap(interval=1001)", "interval=1001 is outside 1 … 1000 steps"),
+        ("covap(interval=4, unit_mb=1e400)", "unit_mb=inf must be positive, and at most 10^6"),
+        ("covap(edges='')", "edges='' is not a sequence"),
+        ("covap(edges=(0.5, 'all'))", "covap(edges=(0.5, 'all'))': an option has the wrong type: edges="),
+        ("powersgd(rank=True)", "rank=True is not a whole number"),
+        ("topk(ratio=True)", "ratio=True is not a number"),
+        ("topk(ratio=nan)", "ratio='nan' is not a number"),
+        ("topk(values={})", "values={} is none of full, fp16"),
+        ("auto(late=1e400)", "late=inf is not finite"),
+        ("dgc(clip=1e400)", "clip=inf is not finite"),
+        ("terngrad(clip=1e-300)", "clip=1e-300 is below 1e-06"),
+        ("mstopk(rounds=1001)", "rounds=1001 is outside 1 … 1000"),
+        ("sidco(stages=1001)", "stages=1001 is outside 1 … 1000"),
+        ("flexible(low=1e-9)", "low=1e-09 is below 1e-06"),
+        ("flexible(factor=1.0000000001)", "factor=1.0000000001: more than 100 ratios"),
+        ("mergecomp(cuts=0)", "cuts=0 is not a sequence"),
+        ("mergecomp(cuts=(1, 'x'), elements=2)", "cuts=(1, 'x'), of which 'x' is not a whole number"),
+        ("mergecomp(elements=-1)", "elements=-1 must not be negative"),
+        ("scalecom(rates=())", "rates=() is not a mapping"),
+        ("scalecom(rates={1: 2})", "rates={1: 2}, of which 1 is not a word"),
+        ("adacomp(at_most=2)", "recipe 'adacomp(at_most=2)': "),
+        ("powersgd(warmup_steps=-1)", "recipe 'powersgd(warmup_steps=-1)': "),
+        ("topk({[]: 1})", "'{[]: 1}' is not a plain value"),
+        (f"topk({'(' * 300}0.1{')' * 300})", "cannot read recipe"),
+    ],
+)
+def test_an_option_that_no_recipe_can_have_is_refused_by_its_name(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011, the text is compared below without escapes
+        recipe(text)
+    assert message in str(caught.value)
+
+
+SMALL, LARGE = 5e-324, 10**12
+ABSURD = (10**30, LARGE, SMALL, math.inf, -math.inf, math.nan, 0, -1, True, "", (), {})
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "acpsgd": {"warmup_steps": 0},
+    "covap": {"interval": 3},
+    "dgc": {"warmup_steps": 0, "sample": 0.5},
+    "mergecomp": {"split": "even"},
+    "powersgd": {"warmup_steps": 0},
+    "scalecom": {"warmup_steps": 0, "keep": 2},
+}
+"""Options with which the others count in the first step."""
+
+
+def _asked(values: tuple[Any, ...]) -> Iterator[Recipe]:
+    """Every recipe with each of its options at each of `values`."""
+    for entry in entries():
+        beside = BESIDE.get(entry.name, {})
+        yield from (Recipe(entry.name, beside | {key: value}) for key in entry.options for value in values)
+
+
+def _refusal(asked: Recipe) -> str | None:
+    try:
+        recipe(asked)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@looped("asked", _asked(ABSURD))
+def test_an_absurd_option_is_refused_or_its_text_is_the_same_recipe(asked: Recipe) -> None:
+    refused = _refusal(asked)
+    if refused is None:
+        found = recipe(asked)
+        assert recipe(str(found)) == found
+    else:
+        assert str(asked) in refused
+
+
+def _step(comm: Comm, text: str) -> Outcome:
+    return Rig(comm, text).step(gradients(comm.rank, 0))
+
+
+@looped("asked", _asked((SMALL, LARGE)))
+def test_an_absurd_option_that_is_accepted_makes_a_step(asked: Recipe) -> None:
+    if _refusal(asked) is not None:
+        return
+    outcomes = run_ranks(2, lambda comm: _step(comm, str(asked)))
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert all(mean.isfinite().all() for outcome in outcomes for mean in outcome.mean.values())
+
+
+def test_options_of_a_users_recipe_are_checked_beside_annotations_for_type_checkers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def mine(steps: int = 1, share: Decimal | None = None) -> Composition:
+        """Not ours."""
+        return Composition(dense())
+
+    register(mine)
+    monkeypatch.setitem(REGISTRY, "mine", REGISTRY.pop("mine"))
+    assert recipe("mine(steps=2, share=0.5)").build().text == "mine(steps=2, share=0.5)"
+    with pytest.raises(ValueError, match=r"recipe 'mine\(steps=2.5\)': steps=2.5 is not a whole number"):
+        recipe("mine(steps=2.5)")
