@@ -18,10 +18,12 @@ class Laws:
     round: there `False` is the promise. A promise is of the kinds that its line names, and means nothing for
     the others. `docs/engineering/laws.md` has the tolerances.
 
-    - `contractive`: what is left is smaller than what came. Selector: dropping what is not chosen shrinks the
-      squared norm (in mean, if random). Codec: ‖x − decode(encode(x))‖² ≤ γ‖x‖² with γ < 1, so error feedback
-      stays bounded. Exchange: the unsent part is not larger than the input; the page says for each exchange
-      by how much it is smaller, and how much stays while ranks disagree.
+    - `contractive`: what is left is smaller than what came, but for a floor. Selector and codec: ‖left‖² ≤
+      γ‖x‖² + n·floor² for n elements, with γ < 1 (in mean, if random), so error feedback stays bounded. Left
+      are the elements that are not chosen, or x − decode(encode(x)). The floor does not depend on x, and is 0
+      for most: a fixed threshold has itself, a cast what its type cannot express. Exchange: the unsent part
+      is not larger than the input; the page says for each exchange by how much it is smaller, and how much
+      stays while ranks disagree.
     - `stays_on_device` (selector, codec, exchange): where x is on a device, no call makes the host wait for
       it. It reads no number, no size depends on one, and copies to the device come from pinned memory. The
       first step may copy constants that every step needs.
@@ -32,7 +34,8 @@ class Laws:
     - `linear` (codec): payloads of all ranks may be summed before decoding, so they ride an all-reduce.
     - `lossless` (codec): decode(encode(x)) == x for every finite x.
     - `unbiased` (codec): E decode(encode(x)) == x over the draws of `ctx.private()`.
-    - `covers` (codec): every element travels, so that without a memory nothing is forgotten.
+    - `covers` (codec): every element travels, so that without a memory nothing is forgotten but what is below
+      the range of the payload's type.
     - `may_overflow` (codec, exchange): a finite x can have an image or a mean that is not finite (a narrow
       payload type, sums over a matrix).
     - `total` (codec, exchange): any bytes of the payload's size decode, alike on all ranks, and `add_decoded`

@@ -34,8 +34,9 @@ class FixedThreshold:
     """Select all elements with |x| >= threshold, which may be none; at most the share `at_most` of elements,
     the largest ones.
 
-    Not a contraction: nothing is sent of an x that is below the threshold everywhere. With the bound k =
-    at_most·numel, ‖left‖² <= (1 - k/numel)‖x‖² + numel·threshold².
+    A contraction but for a floor: with the bound k = at_most·numel, ‖left‖² <= (1 - k/numel)‖x‖² +
+    numel·threshold². Nothing is sent of an x that is below the threshold everywhere. Error feedback adds up
+    what is not sent, until it reaches the threshold.
     """
 
     threshold: float

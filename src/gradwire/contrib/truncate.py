@@ -30,9 +30,9 @@ class Truncate:
     """Codec that drops the lowest `bits` bits of float32's mantissa, which rounds towards zero.
 
     The error of an element is less than 2^(bits − 23)·|x|, and less than 2^(bits − 149) below the normal
-    range. The squared error of a tensor is at most 4^(bits − 23) of its squared norm. The codec is biased:
-    with uniformly distributed mantissas the magnitude shrinks by 2^(bits − 24)/1.5 in the mean, 1 % at 18
-    bits. Averages over ranks or steps do not remove this bias; error feedback does.
+    range. So the squared error of n elements is at most 4^(bits − 23) of their squared norm, plus n·4^(bits −
+    149). The codec is biased: with uniformly distributed mantissas the magnitude shrinks by 2^(bits − 24)/1.5
+    in the mean, 1 % at 18 bits. Averages over ranks or steps do not remove this bias; error feedback does.
 
     NaN and Inf arrive as such. float64 is rounded to float32 first; larger numbers become its largest one.
     """
