@@ -284,20 +284,20 @@ def left_flat() -> dict[str, int]:
 
 
 def found_nodes() -> dict[str, Any]:
-    """How many ranks per node "auto" finds, by what launchers say, and what it says of it."""
+    """How many ranks per node "auto" finds, by what launchers say, and its warnings, also of a switch."""
     uneven = "3" if dist.get_rank() < 3 else "1"
     said = {"none": None, "2": "2", "4": "4", "uneven": uneven, "no number": "two"}
+    asked = [(name, text, "auto") for name, text in said.items()]
     log, found = _Lines(), {}
     logger = logging.getLogger("gradwire")
     logger.addHandler(log)
-    level, _ = logger.level, logger.setLevel(logging.INFO)
-    for name, text in said.items():
+    for name, text, nodes in (*asked, ("uneven, asked to be flat", uneven, None)):
         log.lines.clear()
         with _environment("LOCAL_WORLD_SIZE", text):
-            _ddp, _optimizer, wire = _attached("int8", "auto")
+            _ddp, _optimizer, wire = _attached("int8", nodes)
+            wire.switch("int4")
         found[name] = wire.report().per_node, [line for line in log.lines if "not added up inside" in line]
     logger.removeHandler(log)
-    logger.setLevel(level)
     return found
 
 

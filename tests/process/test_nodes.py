@@ -96,15 +96,20 @@ def test_flush_detach_and_diagnose_are_those_of_whole_parameters(four: Scenes) -
 
 
 def test_auto_goes_by_the_launcher_and_leaves_alone_what_would_not_gain(four: Scenes) -> None:
-    for found in value(four, "auto finds"):
+    for rank, found in enumerate(value(four, "auto finds")):
         assert {name: per_node for name, (per_node, _lines) in found.items()} == {
             "none": 1,
             "2": 2,
             "4": 1,
             "uneven": 1,
             "no number": 1,
+            "uneven, asked to be flat": 1,
         }
-        assert [name for name, (_per_node, lines) in found.items() if lines] == ["uneven"]
+        told = {name: lines for name, (_per_node, lines) in found.items() if lines}
+        assert {name: len(lines) for name, lines in told.items()} == ({} if rank else {"uneven": 1})
+        for line in told.get("uneven", ()):
+            assert line.startswith("nodes differ in size, from 1 to 3 ranks: ")
+            assert "nodes=None" in line
 
 
 def test_auto_stays_flat_where_a_recipe_sends_little(four: Scenes) -> None:

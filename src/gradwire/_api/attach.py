@@ -57,6 +57,10 @@ from gradwire.step.worker import Worker
 from gradwire.tools.guard import Guard
 
 _LOG = logging.getLogger("gradwire")
+_FLAT = (
+    "%s: gradients are not added up inside nodes first, so more bytes travel between nodes. Two levels need "
+    "as many ranks on every node. nodes=None asks for the same, without this warning"
+)
 
 
 def attach(
@@ -111,8 +115,9 @@ def attach(
     - `nodes`: which ranks share a node: a list of each node's ranks or process group, or a `DeviceMesh` of
       nodes by ranks. The ranks of a node add up their gradients first. Then shards of the sums travel between
       nodes by the recipe (`docs/where-it-runs.md`). "auto" reads `LOCAL_WORLD_SIZE`, which torchrun sets. It
-      changes nothing with one node, one rank per node, or nodes that differ in size. It also changes nothing
-      if the recipe sends so little that adding up first would cost more. `None` ignores nodes.
+      changes nothing with one node, one rank per node, or nodes that differ in size, of which a warning in
+      the log tells. It also changes nothing if the recipe sends so little that adding up first would cost
+      more. `None` ignores nodes.
     - `memory_dtype`: `torch.bfloat16` keeps unsent gradient in half the space; the rounding errors are lost.
     - `placement`: where memory and codecs are, if gradients are not on the CPU. "host" copies gradients to
       pinned memory and means back, and sends over gloo, whatever the model's own group is. "device" leaves
@@ -206,8 +211,8 @@ def carried(
             transports = with_parts(transports, source.members, where, source.lending)
         elif nodes is not None:
             table, why_flat = agreed(kind_of(nodes), mine(), everyone)
-            if why_flat:
-                _LOG.info("%s: gradients are not added up inside nodes first", why_flat)
+            if why_flat and everyone.rank == 0:
+                _LOG.warning(_FLAT, why_flat)
             if table is not None:
                 adds_up = kind_of(nodes) == "given" or _gains(table, chosen, source, asked.policy)
                 flat = transports
