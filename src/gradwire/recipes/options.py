@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 LARGEST = 10**12
@@ -58,7 +58,7 @@ def _why(value: Any, kind: Any) -> str:
         return reasons[0] if all(reasons) else ""
     if origin is Literal:
         return "" if value in inner else f" is none of {', '.join(map(str, inner))}"
-    if origin in (tuple, list, Sequence):
+    if origin in (list, Sequence) or (origin is tuple and inner[1:] == (...,)):
         if not isinstance(value, tuple | list):
             return " is not a sequence"
         return _of_all(value, inner[0])
@@ -66,7 +66,7 @@ def _why(value: Any, kind: Any) -> str:
         if not isinstance(value, Mapping):
             return " is not a mapping"
         return _of_all(value, inner[0]) or _of_all(value.values(), inner[1])
-    if kind is None.__class__:
+    if kind is NoneType:
         return "" if value is None else " is not None"
     if kind is bool:
         return "" if value in (True, False) else " is neither True nor False"

@@ -113,6 +113,17 @@ def test_an_absurd_option_that_is_accepted_makes_a_step(asked: Recipe) -> None:
     assert all(mean.isfinite().all() for outcome in outcomes for mean in outcome.mean.values())
 
 
+def test_a_users_recipe_may_have_options_of_other_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ours(pair: tuple[int, str] = (1, "a"), share: complex = 1j, anything=None) -> Composition:  # type: ignore[no-untyped-def]
+        """Not a recipe of the library."""
+        return Composition(dense())
+
+    register(ours)
+    monkeypatch.setitem(REGISTRY, "ours", REGISTRY.pop("ours"))
+    text = "ours(pair=(2, 'b'), share=2j, anything=[1])"
+    assert str(recipe(text)) == text
+
+
 def test_options_of_a_users_recipe_are_checked_beside_annotations_for_type_checkers_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
