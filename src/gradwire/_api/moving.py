@@ -32,7 +32,8 @@ from gradwire.members.site import Site
 from gradwire.members.steps import MovingSteps
 from gradwire.placement import device_at, through_a_device
 from gradwire.recipes import Composition, Recipe
-from gradwire.sources.outer import LocalSteps, OuterFactory
+from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
+from gradwire.sources.outer import LocalSteps
 from gradwire.sources.unwrap import optimizers_of
 from gradwire.step.layout import Policy
 from gradwire.version import __version__
@@ -75,11 +76,11 @@ def moving(
     if members in _HELD:
         raise ValueError("these members have a wire already: rounds of several wires are not carried yet")
     rank = dist.get_rank() if dist.is_initialized() else 0
+    optimizers = LocalOptimizers(optimizer, make)
     source = MovingSteps(
         model,
         getattr(members, "group", None) or alone(rank),
-        optimizer,
-        make,
+        optimizers,
         every=every,
         delay=delay,
         on_host=asked.placement != "device",
@@ -101,7 +102,7 @@ def moving(
     weakref.finalize(model, membership.close)
     membership.join()
     _HELD.add(members)
-    return MovingWire(model, membership, source)
+    return MovingWire(model, membership, source, optimizers)
 
 
 def _comm_of(inside: dist.ProcessGroup | None, where: torch.device) -> Comm:
@@ -147,10 +148,12 @@ class MovingWire(OuterWire):
     not make them. `report()` and the bytes in it are about rounds since the roster last changed.
     """
 
-    def __init__(self, model: nn.Module, membership: Membership, source: MovingSteps) -> None:
+    def __init__(
+        self, model: nn.Module, membership: Membership, source: MovingSteps, optimizers: LocalOptimizers
+    ) -> None:
         self._model, self._membership = model, membership
         self._moving = source
-        super().__init__(self.attached)
+        super().__init__(self.attached, optimizers)
         del self._attached  # of the first meeting, with its groups
 
     @property

@@ -16,7 +16,8 @@ from gradwire._api.attach import carried
 from gradwire._api.configuration import Configuration
 from gradwire._api.rounds import OuterWire, method_of
 from gradwire.recipes import Composition, Recipe
-from gradwire.sources.outer import LocalSteps, OuterFactory
+from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
+from gradwire.sources.outer import LocalSteps
 from gradwire.step.layout import Policy
 
 if TYPE_CHECKING:  # few runs need it
@@ -143,7 +144,8 @@ def outer(
         raise ValueError(
             "resume= and every_seconds= are for members=; with replicas=, call wire.load(folder)"
         )
-    source = LocalSteps(model, replicas, optimizer, make, every=every, delay=delay, on_host=on_host)
+    optimizers = LocalOptimizers(optimizer, make)
+    source = LocalSteps(model, replicas, optimizers, every=every, delay=delay, on_host=on_host)
     machine = None if source.machine is None else [source.machine]
     asked = replace(asked, policy=source.weighed(policy), nodes=machine)
-    return OuterWire(carried(asked, source, optimizer, process_group, source.where))
+    return OuterWire(carried(asked, source, optimizer, process_group, source.where), optimizers)

@@ -14,7 +14,8 @@ from gradwire._api.wire import Attached, Wire
 from gradwire.errors import GradwireError
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes import recipe as parsed
-from gradwire.sources.outer import LocalSteps, OuterFactory
+from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
+from gradwire.sources.outer import LocalSteps
 from gradwire.sources.unwrap import Optimizers
 
 _diloco: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
@@ -58,10 +59,10 @@ class OuterWire(Wire):
     the same on all ranks.
     """
 
-    def __init__(self, attached: Attached) -> None:
+    def __init__(self, attached: Attached, optimizers: LocalOptimizers) -> None:
         super().__init__(attached)
         assert isinstance(attached.source, LocalSteps), "made for it"
-        self._local = attached.source
+        self._local, self._optimizers = attached.source, optimizers
 
     def _change(self, optimizers: Optimizers) -> None:
         self._local.change(optimizers)
@@ -74,7 +75,7 @@ class OuterWire(Wire):
     @property
     def outer_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer of the shared parameters; a schedule of its rate must be the same on all ranks."""
-        return self._local.outer
+        return self._optimizers.outer
 
     def shared_parameters(self) -> AbstractContextManager[None]:
         """Within it the model has the shared parameters, as they were after the last round, for evaluation.

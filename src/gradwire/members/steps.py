@@ -13,7 +13,8 @@ from torch import nn
 from gradwire.agreement.agree import checksum
 from gradwire.comm.apart import Apart
 from gradwire.sources.buffer_means import put
-from gradwire.sources.outer import LocalSteps, OuterFactory
+from gradwire.sources.local_optimizers import LocalOptimizers
+from gradwire.sources.outer import LocalSteps
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.reducer import Backward
 
@@ -28,8 +29,7 @@ class MovingSteps(LocalSteps):
         self,
         model: nn.Module,
         replicas: dist.ProcessGroup,
-        optimizers: object,
-        make: OuterFactory,
+        optimizers: LocalOptimizers,
         *,
         every: int,
         delay: int,
@@ -41,14 +41,13 @@ class MovingSteps(LocalSteps):
         Args:
             model: the replica's model.
             replicas: a group of this rank alone, or of the ranks with its place in other replicas.
-            optimizers: inner optimizers of the model.
-            make: makes the outer optimizer.
+            optimizers: the replica's optimizers.
             every: attempted steps from one round to the next.
             delay: attempted steps from sending a round to landing it.
             on_host: whether the shared parameters are kept on the CPU.
             name: the name of this replica among the members.
         """
-        super().__init__(model, replicas, optimizers, make, every=every, delay=delay, on_host=on_host)
+        super().__init__(model, replicas, optimizers, every=every, delay=delay, on_host=on_host)
         self.name = name
         self.due_after = every
         """Attempted steps from one round to the next."""
@@ -70,7 +69,7 @@ class MovingSteps(LocalSteps):
         returns, after each step, whether others wait for this replica.
         """
         super().check()
-        super().applying(self._inner)
+        super().applying(self.optimizers.inner)
         self._take, self._end, self._is_called = take, end, is_called
         self.follow()
 
@@ -202,7 +201,7 @@ class MovingSteps(LocalSteps):
 
     def checksum(self) -> int:
         """CRC-32 of θ₀ and of the outer optimizer's state."""
-        state = self.outer.state_dict()["state"]
+        state = self.optimizers.outer.state_dict()["state"]
         moments = [each for _, of in sorted(state.items()) for _, each in sorted(of.items())]
         tensors = [self.parameters[name].detach() for name in self._baselines]
         tensors += [each for each in moments if isinstance(each, torch.Tensor)]
@@ -219,7 +218,7 @@ class MovingSteps(LocalSteps):
             self.parameters[name].copy_(each)
         for each in self.parameters.values():
             each.grad = None
-        self.outer.load_state_dict(saved["optimizer"])
+        self.optimizers.outer.load_state_dict(saved["optimizer"])
         rest = self._rest()
         for name, each in saved["rest"].items():
             put(rest[name], each)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -12,6 +13,7 @@ from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from gradwire.sources.local_optimizers import LocalOptimizers
 from gradwire.sources.observe import Entrance, leave_out_of_copies, remove
 from gradwire.sources.unwrap import Optimizers
 from gradwire.step.optimizers import are_zero, listen, parameters_of, stop_listening
@@ -37,6 +39,7 @@ class Attempts:
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
+        optimizers: LocalOptimizers,
         ended: Callable[[], None],
         *,
         before_pass: Callable[[bool], None],
@@ -47,6 +50,7 @@ class Attempts:
 
         Args:
             parameters: the replica's trained parameters.
+            optimizers: the replica's optimizers.
             ended: called after each attempt, outside of backward passes.
             before_pass: called before each forward pass that trains, with True for the first one since a
                 step.
@@ -58,10 +62,7 @@ class Attempts:
         self._on_pass, self._on_step, self._on_stepped = before_pass, before_step, after_step
         self._versions: list[int] = []
         """Versions of the parameters after the last backward pass."""
-        self._optimizers: Optimizers = ()
-        self._stepped = set[torch.optim.Optimizer]()
-        self._inside = set[torch.optim.Optimizer]()
-        """Optimizers whose `step` is running: a closure runs forward and backward passes."""
+        self._held = weakref.ref(optimizers)
         self._is_pending = False
         """True if a backward pass has brought gradients that no optimizer has used."""
         self._is_half = False
@@ -71,31 +72,38 @@ class Attempts:
         """True if `ended` is still to be called for the last attempt."""
         self._handles: list[RemovableHandle] = []
 
-    def watch(self, model: nn.Module, optimizers: Optimizers) -> None:
-        """Register hooks on `model` and `optimizers`, for as long as the model lives."""
+    @property
+    def _optimizers(self) -> LocalOptimizers:
+        held = self._held()
+        assert held is not None, "asked while the model or the wire is there"
+        return held
+
+    def watch(self, model: nn.Module) -> None:
+        """Register hooks on `model`, which hold the optimizers, for as long as it lives."""
         # FSDP brings gradients past the hooks of shards: there the outputs tell that a pass begins.
         whole = [each for each in self._parameters if not isinstance(each, DTensor)]
         self._entrance = Entrance(model, self._entered, whole)
         self._entrance.watch()
         hooks = [
-            model.register_forward_pre_hook(untraced(self._before_forward), prepend=True),
+            model.register_forward_pre_hook(
+                untraced(partial(self._before_forward, self._optimizers)), prepend=True
+            ),
             model.register_forward_hook(untraced(_shown_to(self._entrance))),
         ]
         leave_out_of_copies(model, hooks)
         self._handles = hooks
         weakref.finalize(model, remove, hooks).atexit = False
-        self.change(optimizers)
         listen(self, model)
 
     def change(self, optimizers: Optimizers) -> None:
         """Count the steps of `optimizers` from now on, and of others that have their parameters. A step that
         only some of the previous optimizers have made is completed.
         """
-        if self._has_begun:  # by some of several, and the others will not
+        has_begun = self._has_begun  # by some of several, and the others will not
+        self._optimizers.inner = optimizers
+        if has_begun:
             self._complete()
-        self._stepped.clear()
-        self._inside.clear()
-        self._optimizers = optimizers
+        self._forget_stepped()
 
     def written(self) -> None:
         """Parameters were written by gradwire, or loaded: that uses no gradient."""
@@ -121,13 +129,16 @@ class Attempts:
     def forget(self, count: int) -> None:
         """Go on from a loaded state, with `count` attempted steps and none begun."""
         self.count, self._is_pending, self._is_due, self._is_half = count, False, False, False
-        self._stepped.clear()
-        self._inside.clear()
+        self._forget_stepped()
+
+    def _forget_stepped(self) -> None:
+        self._optimizers.stepped.clear()
+        self._optimizers.running.clear()
 
     def _complete(self) -> None:
         self.count += 1
         self._is_pending, self._is_due, self._is_half = False, True, False
-        self._stepped.clear()
+        self._optimizers.stepped.clear()
         self._catch_up()
 
     def _catch_up(self) -> None:
@@ -138,7 +149,7 @@ class Attempts:
     def _close(self) -> None:
         """End the attempt that came before a new pass, if any."""
         self._catch_up()
-        if self._inside:
+        if self._optimizers.running:
             return
         if self._has_begun:
             self._complete()
@@ -148,18 +159,19 @@ class Attempts:
             else:
                 self._is_half = True
             self._is_pending = False
-        self._stepped.clear()
+        self._optimizers.stepped.clear()
 
     @property
     def _has_begun(self) -> bool:
         """True if some optimizer has begun a step. An optimizer that was not given counts only while its step
         runs.
         """
-        return bool(self._stepped) and (self._is_pending or not self._stepped.isdisjoint(self._optimizers))
+        stepped = self._optimizers.stepped
+        return bool(stepped) and (self._is_pending or not stepped.isdisjoint(self._optimizers.inner))
 
-    def _before_forward(self, model: nn.Module, _inputs: Any) -> None:
+    def _before_forward(self, optimizers: LocalOptimizers, model: nn.Module, _inputs: Any) -> None:
         if torch.is_grad_enabled():
-            if model.training and not self._inside:
+            if model.training and not optimizers.running:
                 self._on_pass(not self._is_pending)
             self._close()
 
@@ -201,33 +213,36 @@ class Attempts:
         """Note that an optimizer is about to step. One that was not given may be inside another, or
         around it.
         """
-        if optimizer in self._inside:
-            self._inside.clear()  # its last step has raised
+        running = self._optimizers.running
+        if optimizer in running:
+            running.clear()  # its last step has raised
         if not parameters_of(optimizer).isdisjoint(map(id, self._parameters)):
             self._on_step()
-            self._inside.add(optimizer)
+            running.add(optimizer)
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer, _found_inf: Tensor | None) -> None:
         """Note that an optimizer has stepped, or skipped its step: both count. One inside another makes no
         step of its own.
         """
-        if optimizer not in self._inside:
+        stepped, running = self._optimizers.stepped, self._optimizers.running
+        if optimizer not in running:
             return
-        self._inside.remove(optimizer)
+        running.remove(optimizer)
         self._on_stepped(optimizer)
-        if self._inside:
+        if running:
             return
-        if optimizer in self._stepped and self._has_begun:  # no pass was seen between its two steps
+        if optimizer in stepped and self._has_begun:  # no pass was seen between its two steps
             self._complete()
-        self._stepped.add(optimizer)
+        stepped.add(optimizer)
         if self._have_all_stepped():
             self._complete()
 
     def _have_all_stepped(self) -> bool:
         """True if all given optimizers have stepped, or others with their parameters."""
-        left = [each for each in self._optimizers if each not in self._stepped]
-        others = self._stepped.difference(self._optimizers)
-        return not left or (bool(others) and parameters_of(*left) <= parameters_of(*self._stepped))
+        given, stepped = self._optimizers.inner, self._optimizers.stepped
+        left = [each for each in given if each not in stepped]
+        others = stepped.difference(given)
+        return not left or (bool(others) and parameters_of(*left) <= parameters_of(*stepped))
 
 
 def _shown_to(entrance: Entrance) -> Callable[..., None]:

@@ -8,11 +8,12 @@ formulas of landing. What differs: Δ goes by any recipe, and may land later.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,7 @@ from gradwire.sources.buffer_means import BufferMeans, number_of, put
 from gradwire.sources.carried import give_up, require_unclaimed
 from gradwire.sources.checks import check_policy
 from gradwire.sources.loads import Loads
+from gradwire.sources.local_optimizers import LocalOptimizers
 from gradwire.sources.plain import group_in, spread
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.sharded import ShardedParameters, is_sharded
@@ -45,9 +47,6 @@ from gradwire.step.shards import shards_of
 from gradwire.step.step import SideBroadcast, Step
 
 _LOG = logging.getLogger("gradwire")
-
-OuterFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-"""Makes the optimizer of the shared parameters, which it is given."""
 
 WEIGHT = "gradwire: weight"
 """In a round, beside parameters: does this replica count (1 or 0), has it finished (1 or 0)."""
@@ -74,8 +73,7 @@ class LocalSteps(Source):
         self,
         model: nn.Module,
         replicas: object,
-        optimizers: object,
-        make: OuterFactory,
+        optimizers: LocalOptimizers,
         *,
         every: int,
         delay: int,
@@ -84,10 +82,7 @@ class LocalSteps(Source):
         super().__init__(model)
         self.source_state = self
         self.every, self.delay = every, delay
-        self.outer: torch.optim.Optimizer
-        """Made by `check`."""
-        self._given, self._make = optimizers, make
-        self._inner: Optimizers = ()
+        self._held = weakref.ref(optimizers)
         self._policy: Policy | None = None
         wrapped = inside(model)
         self._shared_by: dist.ProcessGroup | None = None
@@ -138,6 +133,7 @@ class LocalSteps(Source):
         """Checksums by name of all that was loaded and is not agreed on by all ranks."""
         self.attempts = Attempts(
             self._own.values(),
+            optimizers,
             self._step_attempted,
             before_pass=self._before_pass,
             before_step=self.note_changes,
@@ -157,6 +153,13 @@ class LocalSteps(Source):
         if rows is not None:
             return torch.zeros((rows, *spec.shape[1:]), dtype=spec.dtype, device=self.device)
         return spec.shaped(torch.zeros(spec.numel, dtype=spec.dtype, device=self.device))
+
+    @property
+    def optimizers(self) -> LocalOptimizers:
+        """The replica's optimizers, which the model and the wire hold."""
+        held = self._held()
+        assert held is not None, "asked by the user of the model"
+        return held
 
     # -- who averages with whom
 
@@ -208,11 +211,10 @@ class LocalSteps(Source):
                     "parameters of its own, which a round would not reach. Take an optimizer that steps the "
                     "model's parameters alone, or gradwire.attach, which averages gradients"
                 )
-        return (self.outer,)
+        return (self.optimizers.outer,)
 
     def change(self, optimizers: Optimizers) -> None:
         """Others make the local steps from now on. Call it between two steps, on all ranks."""
-        self._inner = optimizers
         self.attempts.change(optimizers)
 
     def weighed(self, policy: Policy | None) -> Policy:
@@ -237,17 +239,19 @@ class LocalSteps(Source):
                     f"they must have one rank in common, and make up all {world} ranks as a grid. Take both "
                     "from one mesh: process_group=mesh.get_group('ranks'), replicas=mesh['nodes']"
                 )
-        self._inner = optimizers_of(self._given)
-        if not self._inner:
+        optimizers = self.optimizers
+        optimizers.inner = optimizers_of(optimizers.given)
+        if not optimizers.inner:
             raise ValueError("outer() counts an optimizer's steps: write outer(model, optimizer, …)")
         shared = [self.parameters[name] for name in self._own]
-        self.outer = self._make(shared)
-        if not isinstance(self.outer, torch.optim.Optimizer):
+        optimizers.outer = optimizers.make(shared)
+        made = type(optimizers.outer).__name__
+        if not isinstance(optimizers.outer, torch.optim.Optimizer):
             raise ValueError(
-                f"outer= made a {type(self.outer).__name__}; it takes a function that makes an optimizer of "
-                "the parameters that it is given: outer=lambda given: torch.optim.SGD(given, lr=1.0)"
+                f"outer= made a {made}; it takes a function that makes an optimizer "
+                "of the parameters that it is given: outer=lambda given: torch.optim.SGD(given, lr=1.0)"
             )
-        stepped = {id(each) for group in self.outer.param_groups for each in group["params"]}
+        stepped = {id(each) for group in optimizers.outer.param_groups for each in group["params"]}
         if stepped != set(map(id, shared)):
             raise ValueError("outer= made an optimizer of other parameters than those that it was given")
 
@@ -299,9 +303,9 @@ class LocalSteps(Source):
                 shared.copy_(own)
                 baseline.copy_(shared)
         self._buffer_means.begin()
-        self._outer_began = deepcopy(self.outer.state_dict()["state"])
+        self._outer_began = deepcopy(self.optimizers.outer.state_dict()["state"])
         self._loads.watch(module, self._floating)
-        self.attempts.watch(self.model, self._inner)
+        self.attempts.watch(self.model)
 
     def retire(self) -> None:
         """Make no more rounds."""
@@ -424,8 +428,8 @@ class LocalSteps(Source):
                 shared.copy_(own)
                 baseline.copy_(shared)
         self._buffer_means.begin(loaded)
-        groups = self.outer.state_dict()["param_groups"]
-        self.outer.load_state_dict({"state": deepcopy(self._outer_began), "param_groups": groups})
+        groups = self.optimizers.outer.state_dict()["param_groups"]
+        self.optimizers.outer.load_state_dict({"state": deepcopy(self._outer_began), "param_groups": groups})
         self._backward.call(self._forget_unsent)
         self._backward.steps.forget()
 
@@ -583,7 +587,7 @@ class LocalSteps(Source):
     def outer_step(self) -> None:
         """The outer optimizer steps, and this replica goes on from θ₀′."""
         self._buffer_means.land()
-        self.outer.step()
+        self.optimizers.outer.step()
         for _name, own, shared, baseline in self._tensors():
             (_join if self.delay else _land)(own, shared, baseline)
         for each in self.parameters.values():
@@ -654,7 +658,7 @@ class LocalSteps(Source):
     def _begin_anew(self, name: str) -> BaseException | None:
         """Take θ₀ back, as `name` is not finite. Returns the error of a replica that did so too often."""
         self.sync_from_shared()
-        for optimizer in self._inner:
+        for optimizer in self.optimizers.inner:
             _make_finite(optimizer)
         self._unsound += 1
         if self._unsound >= PATIENCE:
@@ -694,7 +698,7 @@ class LocalSteps(Source):
             **self._save_shared(),
             "own": own | dict(self.module.named_buffers()),
             "anchors": self._baselines,  # this key and "left_at" are as in states of earlier versions
-            "inner": [_local_state(optimizer) for optimizer in self._inner],
+            "inner": [_local_state(optimizer) for optimizer in self.optimizers.inner],
             "left_at": self._sent_at,
             "unsound": self._unsound,
             "loaded": self._loaded,
@@ -711,7 +715,7 @@ class LocalSteps(Source):
         return {
             "attempts": self.attempts.count,
             "shared": shared,
-            "optimizer": self.outer.state_dict(),
+            "optimizer": self.optimizers.outer.state_dict(),
             "buffers": self._buffer_means.base,
         }
 
@@ -739,14 +743,14 @@ class LocalSteps(Source):
         _require_like("shared parameters", saved["shared"], {n: self.parameters[n] for n in self._baselines})
         # A state from before buffers travelled beside a round fits a model without floating ones.
         base = _require_names("buffers", saved.get("buffers", {}), self._buffer_means.base)
-        _require_fits("the outer optimizer", saved["optimizer"], self.outer)
+        _require_fits("the outer optimizer", saved["optimizer"], self.optimizers.outer)
         inner = saved.get("inner")
         if inner is not None:
-            if len(inner) != len(self._inner):
+            if len(inner) != len(self.optimizers.inner):
                 raise ValueError(
-                    f"state has {len(inner)} optimizers, and outer() was given {len(self._inner)}"
+                    f"state has {len(inner)} optimizers, and outer() was given {len(self.optimizers.inner)}"
                 )
-            for each, optimizer in zip(inner, self._inner, strict=True):
+            for each, optimizer in zip(inner, self.optimizers.inner, strict=True):
                 _require_fits("an optimizer", each, optimizer)
         if own and "own" in saved:
             found = _require_names(
@@ -768,8 +772,8 @@ class LocalSteps(Source):
         flight, count = saved.get("flight"), int(saved["attempts"])
         for name, each in saved["shared"].items():
             self.parameters[name].copy_(each)
-        self.outer.load_state_dict(saved["optimizer"])
-        for each, optimizer in zip(saved.get("inner", ()), self._inner, strict=False):
+        self.optimizers.outer.load_state_dict(saved["optimizer"])
+        for each, optimizer in zip(saved.get("inner", ()), self.optimizers.inner, strict=False):
             optimizer.load_state_dict(_sharded_state(optimizer, each))
         self._buffer_means.take_up(saved.get("buffers", {}))
         self._lands_at = self._resumed = None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -189,6 +192,87 @@ def test_each_way_of_the_table_is_one_attempted_step(way: str) -> None:
         WAYS[way](model, optimizer, wire)
     made(model, optimizer)
     assert wire.attempts == 4
+
+
+def _no_hook(_optimizer: torch.optim.Optimizer, _model: nn.Module, _wire: gradwire.OuterWire) -> None: ...
+
+
+def _averaged(optimizer: torch.optim.Optimizer, model: nn.Module, _wire: gradwire.OuterWire) -> None:
+    optimizer.register_step_post_hook(lambda *_: model.training)
+
+
+def _logged(optimizer: torch.optim.Optimizer, _model: nn.Module, wire: gradwire.OuterWire) -> None:
+    optimizer.register_step_post_hook(lambda *_: repr(wire))
+
+
+def _outer_averaged(_optimizer: torch.optim.Optimizer, model: nn.Module, wire: gradwire.OuterWire) -> None:
+    wire.outer_optimizer.register_step_post_hook(lambda *_: model.training)
+
+
+@pytest.mark.parametrize("refer", [_no_hook, _averaged, _logged, _outer_averaged])
+@pytest.mark.parametrize("detaches", [False, True])
+def test_a_model_goes_with_its_optimizers_although_hooks_on_them_refer_to_it(
+    refer: Callable[..., None], detaches: bool
+) -> None:
+    model = perceptron()
+    optimizer, gone = optimizer_of(model), weakref.ref(model)
+    wire = outer(model, optimizer, every=2)
+    refer(optimizer, model, wire)
+    for _ in range(3):
+        made(model, optimizer)
+    if detaches:
+        wire.detach()
+    del model, optimizer, wire
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_model_goes_although_the_function_that_makes_the_outer_optimizer_refers_to_it() -> None:
+    model = perceptron()
+    optimizer, gone = optimizer_of(model), weakref.ref(model)
+
+    def shared(given: list[nn.Parameter], beside: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(given, lr=1.0 if beside.training else 0.5)
+
+    make = partial(shared, beside=model)
+    wire = gradwire.outer(model, optimizer, outer=make, every=2, replicas=dist.group.WORLD)
+    for _ in range(3):
+        made(model, optimizer)
+    del model, optimizer, make, wire
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_optimizer_that_only_outer_was_given_is_counted_and_saved() -> None:
+    model = perceptron()
+    wire = outer(model, optimizer_of(model))
+    gc.collect()
+    halves = [optimizer_of(part) for part in (model[:2], model[2:])]
+    for step in range(1, 4):
+        model.zero_grad()
+        backward(model)
+        halves[0].step()
+        assert wire.attempts == step - 1
+        halves[1].step()
+        assert wire.attempts == step
+    wire.load_state_dict(wire.state_dict())
+    assert wire.attempts == 3
+
+
+def test_rounds_go_on_where_nobody_keeps_the_wire() -> None:
+    model, rounds = perceptron(), list[int]()
+
+    def shared(given: list[nn.Parameter]) -> torch.optim.Optimizer:
+        made_here = torch.optim.SGD(given, lr=1.0)
+        made_here.register_step_post_hook(lambda *_: rounds.append(1))
+        return made_here
+
+    optimizer = optimizer_of(model)
+    gradwire.outer(model, optimizer, outer=shared, every=2, replicas=dist.group.WORLD)
+    gc.collect()
+    for _ in range(4):
+        made(model, optimizer)
+    assert len(rounds) == 2
 
 
 def test_buffers_in_another_order_of_memory_travel() -> None:
