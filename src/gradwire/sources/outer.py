@@ -240,7 +240,7 @@ class LocalSteps(Source):
                     "from one mesh: process_group=mesh.get_group('ranks'), replicas=mesh['nodes']"
                 )
         optimizers = self.optimizers
-        optimizers.inner = optimizers_of(optimizers.given)
+        optimizers.inner, optimizers.given = optimizers_of(optimizers.given), None
         if not optimizers.inner:
             raise ValueError("outer() counts an optimizer's steps: write outer(model, optimizer, …)")
         shared = [self.parameters[name] for name in self._own]

@@ -259,6 +259,19 @@ def test_an_optimizer_that_only_outer_was_given_is_counted_and_saved() -> None:
     assert wire.attempts == 3
 
 
+def test_an_optimizer_that_another_one_has_followed_is_freed() -> None:
+    model = perceptron()
+    first, second = optimizer_of(model), optimizer_of(model)
+    wire, gone = outer(model, first), weakref.ref(first)
+    made(model, first)
+    wire.switch_optimizer(second)
+    del first
+    gc.collect()
+    assert gone() is None
+    made(model, second)
+    assert wire.attempts == 2
+
+
 def test_rounds_go_on_where_nobody_keeps_the_wire() -> None:
     model, rounds = perceptron(), list[int]()
 
