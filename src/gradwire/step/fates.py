@@ -67,6 +67,9 @@ class _Record:
     """True if an exchange has begun since its last step."""
     got_zeros: bool = False
     """True if all its gradients were zero after the last exchange."""
+    has_unseen: bool = False
+    """True if it began its step with gradients that no exchange has seen: after the step, hooks of the user's
+    may have cleared them."""
     used: tuple[weakref.ref[Tensor], int] | None = None
     """The first gradient of its last step, and that gradient's version."""
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
@@ -341,8 +344,10 @@ class Steps:
         )
 
     def _before(self, record: _Record) -> None:
-        """Note gradients that are gone before the optimizer steps: they leave no trace in the parameters."""
-        record.is_inside = True
+        """Note gradients that are gone before the optimizer steps, as they leave no trace in the parameters,
+        and gradients that were never exchanged.
+        """
+        record.is_inside, record.has_unseen = True, self._has_unseen(record)
         if self._is_pending and not record.has_stepped and self._recognises(record, inside=True):
             self._clear(record)
 
@@ -357,18 +362,23 @@ class Steps:
                 GradwireWarning,
                 stacklevel=6,
             )
-        if not (record.is_new or self._is_local or self._alone or self._is_retired or self._may_differ()):
-            self._check_unseen(record)
+        if (record.has_unseen and not record.is_new) or self._has_unseen(record):
+            self._tell_unseen()
         record.is_new = False
         record.used = self._first_gradient(record)
 
-    def _check_unseen(self, record: _Record) -> None:
-        """Warn or raise if an optimizer has stepped, and no exchange had begun since its previous step."""
+    def _has_unseen(self, record: _Record) -> bool:
+        """True if an optimizer has gradients, and no exchange had begun since its previous step."""
+        if record.is_new or self._is_local or self._alone or self._is_retired or self._may_differ():
+            return False
         first = self._first_gradient(record)
         if first is None or (record.used is not None and _same(first, record.used)):
-            return  # nothing was used, or gradients that it had used before
-        if are_zero(self._parameters_of(record).values()):
-            return  # as where code lets an optimizer make its state
+            return False  # nothing is used, or gradients that it had used before
+        # Zeros are there where code lets an optimizer make its state.
+        return not are_zero(self._parameters_of(record).values())
+
+    def _tell_unseen(self) -> None:
+        """Warn or raise, as an optimizer has stepped with gradients that were never exchanged."""
         why = _UNSEEN if torch._C._current_graph_task_id() == -1 else _INSIDE
         if self._raises:
             raise GradwireError(why)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from functools import partial
 
+import pytest
 import torch
 from torch import nn
 
+from gradwire.errors import GradwireError
 from gradwire.placement import HostDevice
 from gradwire.step.context import Fates
 from gradwire.step.fates import Steps
@@ -95,3 +99,73 @@ def test_an_optimizer_that_is_gone_still_says_which_parameters_were_its_own() ->
     other.zero_grad()
     steps.note_cleared()
     assert steps.fates() == Fates(dropped=frozenset({"weight", "bias"}), made=False)
+
+
+def _cleared(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+
+
+def _zeroed(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad(set_to_none=False)
+
+
+def _kept(_optimizer: torch.optim.Optimizer) -> None: ...
+
+
+@pytest.mark.parametrize("after", [_kept, _cleared, _zeroed])
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_step_without_an_exchange_is_seen_although_a_hook_of_the_user_s_clears_gradients_after_it(
+    after: Callable[[torch.optim.Optimizer], None], is_early: bool
+) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watched = Steps(dict(model.named_parameters()), (optimizer,), HostDevice(), raises=True)
+    register = partial(optimizer.register_step_post_hook, lambda *_: after(optimizer))
+    if is_early:
+        register()
+    watched.watch(model)
+    if not is_early:
+        register()
+
+    def bring() -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+
+    for _ in range(2):
+        watched.exchange_begins(None, compresses=True)
+        bring()
+        watched.exchange_ended()
+        optimizer.step()
+    optimizer.step()  # with no gradients, or those that it has used
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    watched.backward_begins(exchanges=False)  # as under no_sync()
+    bring()
+    optimizer.step()
+    watched.exchange_begins(None, compresses=True)
+    bring()
+    watched.exchange_ended()
+    optimizer.step()
+    bring()
+    with pytest.raises(GradwireError, match="never exchanged"):
+        optimizer.step()
+
+
+def test_gradients_that_a_closure_replaces_by_exchanged_ones_are_no_step_without_an_exchange() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = Steps(dict(model.named_parameters()), (optimizer,), HostDevice(), raises=True)
+    steps.watch(model)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        steps.exchange_begins(steps.fates(), compresses=True)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        steps.exchange_ended()
+        return 0.0
+
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 2.0)
+        optimizer.step(closure)
