@@ -24,7 +24,7 @@ class LocalOptimizers:
     def __init__(self, given: object, make: OuterFactory) -> None:
         """`given` are the user's optimizers, as `outer` takes them. `make` makes the outer optimizer."""
         self.given, self.make = given, make
-        """`given` until `LocalSteps.check` has looked for optimizers in it: these go once others take over."""
+        """`given` until `LocalSteps.check` looks for optimizers in it: these go once others take over."""
         self.inner: Optimizers = ()
         """Optimizers that make the local steps."""
         self.outer: torch.optim.Optimizer
