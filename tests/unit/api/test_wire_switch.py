@@ -99,9 +99,8 @@ def test_a_notebook_shows_the_report_and_repr_is_a_line(monkeypatch: pytest.Monk
     wire = gradwire.attach(ddp, recipe="topk(0.1)")
     _backward(ddp)
     shown = replace(wire.report(), wire_bytes_per_step=37.0, dense_bytes_per_step=100.0)
-    monkeypatch.setattr(
-        "gradwire._api.wire.report_of", lambda *_: replace(shown, recipe=wire._reducer.running)
-    )
+    running = wire.attached.backward.reducer
+    monkeypatch.setattr("gradwire._api.wire.report_of", lambda *_: replace(shown, recipe=running.running))
     assert repr(wire) == "Wire(topk, step 1, 37 % of dense)"
     assert wire._repr_html_() == wire.report()._repr_html_()
     wire.detach()

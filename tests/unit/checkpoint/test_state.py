@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -529,27 +528,26 @@ def test_a_state_of_before_a_decision_is_taken_up_by_a_fixed_recipe(text: str, w
     assert run_ranks(2, rank) == [(text.split("(")[0], 13)] * 2
 
 
-def test_a_rank_that_cannot_copy_its_memory_for_the_mean_is_named_on_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    honest, unlucky = state._copied, threading.local()
+class Unlucky:
+    """A source's own part of the state, which rank 1 has no room for at first."""
 
-    def copied(reducer: Any) -> dict[str, Any]:
-        if unlucky.here:
-            raise MemoryError("no room for a copy")
-        return honest(reducer)
+    def __init__(self, rank: int) -> None:
+        self.refusals = [MemoryError("no room for a copy")] * (rank == 1)
 
-    monkeypatch.setattr(state, "_copied", copied)
+    def save_mean(self) -> dict[str, Any]:
+        if self.refusals:
+            raise self.refusals.pop()
+        return {}
 
+
+def test_a_rank_that_cannot_copy_its_memory_for_the_mean_is_named_on_all() -> None:
     def rank(comm: Comm) -> tuple[str, int]:
-        rig = Rig(comm, "topk(ratio=0.1)")
+        rig = Rig(comm, "topk(ratio=0.1)", source_state=Unlucky(comm.rank))
         rig.step(gradients(comm.rank, 0))
-        unlucky.here = comm.rank == 1
         try:
             state.save_mean(rig.reducer)
         except (MemoryError, PeerFailed) as error:
             told = type(error).__name__
-        unlucky.here = False
         return told, state.save_mean(rig.reducer)["step"]
 
     assert run_ranks(3, rank) == [("PeerFailed", 1), ("MemoryError", 1), ("PeerFailed", 1)]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from gradwire.cli.cluster_options import codecs_of, model_of, places
 from gradwire.cli.main import app
-from gradwire.measure import cache, codec
+from gradwire.measure import codec
+from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.shapes import Profile
+from gradwire.recipes import recipe
 
 WORDS = ["--rate", "1gbit", "--delay", "1ms", "--step", "180ms", "--codec", "free"]
 RESNET = ["plan", "--model", "resnet50", *WORDS]
@@ -127,9 +130,10 @@ def test_codecs_of_this_machine_and_of_a_file(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     texts = ["int8", "bf16"]
     assert codecs_of("cached", texts) == codecs_of("free", texts) == {}
-    numbers = {"encode_s": 1.0, "encode_slope_s": 2.0, "decode_s": 3.0, "decode_slope_s": 4.0}
-    key = codec._key("int8(block=256, feedback=True, collective='all_reduce')")
-    assert cache.store(key, numbers)
+    measured = SimpleNamespace(cost=CodecCost(Line(1.0, 2.0), Line(3.0, 4.0)))
+    monkeypatch.setattr(codec, "measure_codec", lambda *_exchange, **_budget: measured)
+    chosen = recipe("int8").build()
+    codec.codec_cost(chosen.exchange, chosen.text)
     [(name, cost)] = codecs_of("cached", texts).items()
     assert (name, cost.encode(1), cost.decode(1)) == ("int8", 3.0, 7.0)
     line = {"base_s": 1.0, "slope_s": 2.0, "points": []}

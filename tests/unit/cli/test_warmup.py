@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import numba
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -64,7 +65,7 @@ def test_what_cannot_be_is_said_before_anything_is_compiled(
     prepared: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert warmup("--recipe", "tpok").exit_code == 2
-    monkeypatch.setattr(cache._CONFIG, "CACHE_DIR", __file__)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", __file__)
     refused = warmup()
     assert refused.exit_code == 1
     assert __file__ in refused.output

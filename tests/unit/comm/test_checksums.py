@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.comm import Comm, Round, ThreadComm, gathered, run_ranks
-from gradwire.comm.base import SHORT_BYTES
+from gradwire.comm import Comm, Pending, Round, ThreadComm, gathered, run_ranks
+from gradwire.comm.base import DONE, SHORT_BYTES
 from gradwire.comm.checksums import CheckedComm, Sealed
 from gradwire.errors import PeerFailed, WireError
 from tests.support.damage import Damage, DamagingComm
@@ -202,10 +202,24 @@ def test_a_message_of_another_round_or_rank_is_not_taken_for_this_one() -> None:
     assert torch.equal(out, payload)
     assert how.open(message, 18, out) == (False, False)
 
+    class Losing(Comm):
+        """Sends nothing of its first round."""
+
+        def __init__(self, inner: Comm) -> None:
+            self.rank, self.world, self.connections = inner.rank, inner.world, inner.connections
+            self._inner, self._has_lost = inner, False
+
+        def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+            if self._has_lost:
+                return self._inner.issue(round_, tensor, out)
+            self._has_lost = True
+            return DONE
+
     def body(comm: ThreadComm) -> str:
-        # Rank 0 is one round ahead, as after a message that got lost.
-        checked = CheckedComm(comm)
-        checked._number += comm.rank == 0
+        checked = CheckedComm(Losing(comm) if comm.rank == 0 else comm)
+        if comm.rank == 0:  # which is one round ahead then
+            with pytest.raises(WireError):
+                _gather(checked)
         try:
             _gather(checked)
         except WireError as error:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
-from gradwire.measure.clock import Trace
+from gradwire.measure.clock import RoundTime, Trace
 from gradwire.measure.link import Traffic
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
@@ -39,10 +39,12 @@ def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, Link]:
         here = now["link"]
         return hops(verb, world) * here.alpha_s + serial_bytes(verb, payload_bytes, world) * here.beta_s
 
+    honest = Traffic.note
+
     def note(traffic: Traffic, _rounds: object) -> None:
-        traffic._tail_bytes = 100.0
-        tail_s, rest_s = (seconds("all_reduce", size, 2) for size in (100.0, 10_000.0))
-        traffic.row = (tail_s, rest_s, 10_000.0, float(hops("all_reduce", 2)))
+        rest_s, tail_s = (seconds("all_reduce", size, 2) for size in (10_000, 100))
+        rest = RoundTime("all_reduce", 10_000, 0.0, rest_s)
+        honest(traffic, [rest, RoundTime("all_reduce", 100, rest_s, rest_s + tail_s)])
 
     monkeypatch.setattr(Traffic, "note", note)
     # Far below what any choice takes on the slow link, where small ones gain more per byte.

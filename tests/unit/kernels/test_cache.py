@@ -5,6 +5,7 @@ Each `fresh` dispatcher stands for another process: it has compiled nothing yet.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import logging
 import os
@@ -22,7 +23,7 @@ from gradwire.kernels.cpu import cache
 from gradwire.kernels.cpu.cache import KernelCache, folder_name, places, writable
 from tests.support.source import SRC
 
-FOLDER = cache._PREFIX + "of-a-test"
+FOLDER = folder_name(Path(__file__).parent)
 
 
 def half(x: float) -> float:
@@ -44,6 +45,11 @@ def files(place: Path) -> list[Path]:
     return sorted((place / FOLDER).iterdir())
 
 
+def sealed(content: bytes) -> bytes:
+    """A file that no byte of which is damaged."""
+    return hashlib.blake2b(content, digest_size=16).digest() + content
+
+
 def test_what_one_process_has_compiled_another_loads(tmp_path: Path) -> None:
     # They begin with different types, and none has seen the other's.
     assert (fresh(tmp_path)(3.0), fresh(tmp_path)(3)) == (1.5, 1.5)
@@ -60,7 +66,7 @@ def test_what_one_process_has_compiled_another_loads(tmp_path: Path) -> None:
         lambda _: b"",
         lambda whole: bytes(len(whole)),
         lambda whole: whole.replace(b".text", b".test"),  # in the object code
-        cache._sealed,
+        sealed,
     ],
     ids=["cut", "empty", "garbage", "one letter", "of another kind"],
 )
@@ -127,14 +133,19 @@ def test_nobody_else_can_write_whatever_the_umask(tmp_path: Path) -> None:
 
 
 def test_few_folders_stay(tmp_path: Path) -> None:
-    for age in range(8):
-        old = tmp_path / f"{cache._PREFIX}{age}"
-        old.mkdir()
+    names = []
+    for age in range(8):  # one for each state of the sources
+        sources = tmp_path / str(age)
+        sources.mkdir()
+        (sources / "kernels.py").write_text(f"# {age}")
+        names.append(folder_name(sources))
+        old = tmp_path / "cache" / names[-1]
+        old.mkdir(parents=True)
         os.utime(old, (1000 - age, 1000 - age))
-    (tmp_path / "of somebody else").mkdir()
-    assert writable(FOLDER, lambda: [tmp_path]) == tmp_path / FOLDER
-    kept = {each.name.removeprefix(cache._PREFIX) for each in tmp_path.iterdir()}
-    assert kept == {"of somebody else", "of-a-test", "0", "1", "2", "3"}
+    (tmp_path / "cache" / "of somebody else").mkdir()
+    assert writable(FOLDER, lambda: [tmp_path / "cache"]) == tmp_path / "cache" / FOLDER
+    kept = {each.name for each in (tmp_path / "cache").iterdir()}
+    assert kept == {"of somebody else", FOLDER, *names[:4]}
 
 
 def test_what_the_sources_do_not_tell_is_refused() -> None:
@@ -175,12 +186,12 @@ def test_an_edit_in_a_callees_file_reaches_its_callers(
 def test_other_options_are_other_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = folder_name(tmp_path)
     assert folder_name(tmp_path) == before
-    monkeypatch.setattr(cache._CONFIG, "BOUNDSCHECK", 1)
+    monkeypatch.setattr(numba.config, "BOUNDSCHECK", 1)
     assert folder_name(tmp_path) != before
 
 
 def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache._CONFIG, "CACHE_DIR", "")
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     monkeypatch.setattr(sys, "pycache_prefix", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     beside = Path(cache.__file__).parent / "__pycache__"
@@ -188,7 +199,7 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert places() == [beside, tmp_path / ".cache" / "gradwire"]
-    monkeypatch.setattr(cache._CONFIG, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     assert places() == [tmp_path]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import pkgutil
 import subprocess
 import sys
@@ -130,23 +130,32 @@ class Noting:
         self.done.append(self.name)
 
 
-def noting(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> list[str]:
-    """What is compiled from now on; there is one kernel for each of these subjects."""
-    done: list[str] = []
-    monkeypatch.setattr(compiler, "SIGNATURES", {name: [(Noting(name, done), "int64")] for name in names})
-    monkeypatch.setattr(compiler, "import_module", lambda _name: None)
-    monkeypatch.setattr(compiler, "_done", set())
-    return done
+def another() -> Any:
+    """The module `compiler` once more, as in another process: it has prepared nothing."""
+    found = importlib.util.find_spec(compiler.__name__)
+    assert found is not None
+    assert found.loader is not None
+    fresh = importlib.util.module_from_spec(found)
+    found.loader.exec_module(fresh)
+    return fresh
+
+
+def noting(names: list[str]) -> tuple[Any, list[str]]:
+    """Another process, in which there is one kernel for each of these subjects; and what it has compiled."""
+    fresh, done = another(), list[str]()
+    fresh.SIGNATURES = {name: [(Noting(name, done), "int64")] for name in names}
+    fresh.import_module = lambda _name: None
+    return fresh, done
 
 
 @pytest.mark.parametrize("turns", [[0, 1], [0, 1, 2, 3], [8, 9], [6, 7, 8]])
-def test_turns_begin_apart_and_leave_nothing_out(monkeypatch: pytest.MonkeyPatch, turns: list[int]) -> None:
+def test_turns_begin_apart_and_leave_nothing_out(turns: list[int]) -> None:
     count = 60
     names = [f"{number:02}" for number in range(count)]
     begun = []
     for turn in turns:
-        done = noting(monkeypatch, names)
-        prepare(names, turn=turn)
+        fresh, done = noting(names)
+        fresh.prepare(names, turn=turn)
         assert sorted(done) == names
         begun.append(int(done[0]))
     gaps = [(b - a) % count for a in begun for b in begun if a != b]
@@ -154,21 +163,20 @@ def test_turns_begin_apart_and_leave_nothing_out(monkeypatch: pytest.MonkeyPatch
     assert min(gaps) > count / len(turns) / 2
 
 
-def test_what_is_asked_for_is_prepared_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = noting(monkeypatch, ["a", "b", "c"])
-    prepare({"c", "a", "one without kernels that Python calls"})
+def test_what_is_asked_for_is_prepared_once_in_a_process() -> None:
+    fresh, done = noting(["a", "b", "c"])
+    fresh.prepare({"c", "a", "one without kernels that Python calls"})
     assert done == ["a", "c"]
-    prepare({"a", "b"})
+    fresh.prepare({"a", "b"})
     assert done == ["a", "c", "b"]
 
 
-def test_what_users_have_as_defaults_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {name: kernel.signatures for name, kernel in prepared().items()}
-    monkeypatch.setattr(compiler, "_done", set())
+def test_what_users_have_as_defaults_changes_nothing() -> None:
+    before, fresh = {name: kernel.signatures for name, kernel in prepared().items()}, another()
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     try:
-        prepare(compiler.every())
+        fresh.prepare(fresh.every())
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)

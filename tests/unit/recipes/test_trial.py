@@ -34,7 +34,6 @@ from gradwire.recipes.trial import (
     FEWEST,
     MOST_TRIALS,
     SKIPPED,
-    _watching,
     on_trial,
     watched,
 )
@@ -506,7 +505,9 @@ def test_a_checkpoint_goes_on_with_what_ran_watched_and_without_a_trial(running:
 
 
 def test_what_was_chosen_gives_way_to_dense_where_training_suffers() -> None:
-    judge = _watching("int4", lambda: _fixed("auto"), 0.3, None, Watched(2, (10,)))
+    watch = watched(_fixed("int4"), lambda: _fixed("auto"), 0.3).watch
+    assert watch is not None
+    judge = watch.judge(Watched(2, (10,)))
     assert judge(StepObservation(7, 0.1, 0.0)) is None
     back = judge(StepObservation(8, 0.1, 0.0, unhealthy="the loss has risen from 1 to 2"))
     assert back is not None

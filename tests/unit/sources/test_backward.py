@@ -255,11 +255,18 @@ def test_gradients_wait_for_the_end_of_backward_without_overlap_and_in_a_step_ta
     assert [*seen, len(jobs)] == posted
 
 
+def _end(backward: Backward) -> None:
+    """The step ends, as the worker tells it."""
+    backward.history = SimpleNamespace(add=print, waited=print)  # type: ignore[assignment]
+    step: Any = SimpleNamespace(error=None, has_failed_unheard=False)
+    backward.deliver(step)
+
+
 def _ending(backward: Backward, ended_s: list[float]) -> threading.Thread:
     def end() -> None:
         time.sleep(0.1)
         ended_s.append(time.monotonic())
-        backward._ended.set()
+        _end(backward)
 
     thread = threading.Thread(target=end)
     thread.start()
@@ -282,7 +289,7 @@ def test_a_step_of_a_thread_that_has_ended_is_not_waited_for() -> None:
     backward = _backward(worker=worker)
     _whole_pass(backward)
     worker.stop()
-    for wait in (backward._wait, backward.rest):
+    for wait in (backward.wait_for_outcome, backward.rest):
         with pytest.raises(GradwireError, match="thread has ended"):
             wait()
 
@@ -339,7 +346,7 @@ def test_it_is_sound_between_steps_until_the_transport_breaks() -> None:
     assert not backward.is_sound, "gradients are missing"
     backward.close()
     assert not backward.is_sound, "there is no vote"
-    backward._ended.set()
+    _end(backward)
     assert backward.is_sound
     backward.reducer.broken = TransportError("torn")
     assert not backward.is_sound

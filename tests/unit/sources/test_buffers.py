@@ -319,8 +319,10 @@ def test_a_rank_that_cannot_pack_fails_the_step_for_all() -> None:
 
 
 def test_packing_keeps_its_error_for_the_step() -> None:
-    buffers = [torch.ones(3)]
-    carried = BufferBroadcast(buffers, 0)
-    carried._types[0].buffers = [object()]  # type: ignore[list-item]
+    class Unreadable(torch.Tensor):
+        def detach(self) -> Unreadable:
+            raise MemoryError("no room for a copy")
+
+    carried = BufferBroadcast([torch.ones(3), torch.ones(2).as_subclass(Unreadable)], 0)
     carried.pack(BufferTransfer())
-    assert isinstance(carried.failure, AttributeError)
+    assert isinstance(carried.failure, MemoryError)
