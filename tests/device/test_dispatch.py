@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -35,11 +36,9 @@ class OnDevice(torch.Tensor):
 @pytest.fixture(autouse=True)
 def _nothing_is_known() -> Iterator[None]:
     """Of devices and of twins there."""
-    for known in (dispatch._device_twin, dispatch._launches):
-        known.cache_clear()
+    dispatch.forget()
     yield
-    for known in (dispatch._device_twin, dispatch._launches):
-        known.cache_clear()
+    dispatch.forget()
 
 
 @pytest.mark.rest
@@ -63,9 +62,14 @@ def triton_is(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "find_spec", lambda name: found if name == "triton" else find_spec(name))
 
 
-def test_without_triton_the_contract_computes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_the_contract_computes_there_and_nothing_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     triton_is(False, monkeypatch)
+    trial = Mock()
+    monkeypatch.setitem(sys.modules, "gradwire.kernels.device.trial", trial)
     assert computed_by_the_contract()
+    trial.try_out.assert_not_called()
 
 
 def test_where_triton_can_launch_nothing_the_contract_computes_and_it_is_said_once(

@@ -11,19 +11,20 @@ import torch
 
 from gradwire.kernels.pieces import Pieces
 from gradwire.kernels.uploads import kept_by_stream, sent_to
-from tests.support.elsewhere import WHERE, Elsewhere
+from tests.support.elsewhere import WHERE, Elsewhere, There
+from tests.support.inputs import normal
 from tests.support.looped import looped
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
 from gradwire.kernels.device import tables, topk
+from tests.support.counted import Counting, kernels_elsewhere
 
 UPLOADS: dict[str, Callable[[], object]] = {
     "pieces": lambda: tables.piece_tiles(Pieces([(0, 0, 5000), (5000, 5001, 3)]), WHERE),
     "pointers": lambda: tables.pointer_tiles(((16, 4096), (8192, 6)), WHERE),
     "codes": lambda: tables.coded_tiles((5000, 3), 256, 4, 1, None, WHERE),
     "blocks": lambda: tables.block_spans((5000, 3), 256, 64, WHERE),
-    "sample": lambda: topk._sampled(4096, 16, WHERE),
 }
 
 
@@ -32,6 +33,14 @@ def test_the_host_waits_for_no_table(name: str) -> None:
     with Elsewhere() as elsewhere:
         UPLOADS[name]()
     assert elsewhere.reads == []
+
+
+def test_the_host_waits_for_no_sample() -> None:
+    with kernels_elsewhere(), Counting() as counting:
+        topk.topk_indices(There(normal(4099)), 16)
+    asked = {each.kind for each in counting.asked}
+    assert "launch" in asked
+    assert "wait" not in asked
 
 
 def test_numbers_go_to_a_gpu_from_pinned_memory_once() -> None:

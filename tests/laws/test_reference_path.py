@@ -13,13 +13,15 @@ from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.rows import Row, perform
 from tests.support.gradients import KINDS
 from tests.support.looped import looped
-from tests.support.twins import CONTRACTS
+from tests.support.twins import CONTRACTS, cpu
 
 
 def decline(monkeypatch: pytest.MonkeyPatch) -> None:
     """No function for the CPU takes a tensor any more, neither where contracts are called nor as chosen."""
     monkeypatch.setattr(dispatch, "fits", lambda _arguments, _types: False)
-    monkeypatch.setattr(dispatch, "_types_of", lambda _twin: ())
+    for name in CONTRACTS:
+        if hasattr(cpu, name):
+            monkeypatch.setattr(getattr(cpu, name), "types", (), raising=False)
     monkeypatch.setattr(dispatch, "kernels_for", Kernels)
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
@@ -33,7 +33,7 @@ from gradwire.step.gradient_bucket import GradientBucket
 from tests.support import rig
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, Far, There, inside
 from tests.support.simulated import Clock, Near
-from tests.support.twins import CONTRACTS
+from tests.support.twins import CONTRACTS, KERNELS, files
 
 SIDE = 64
 """Of the matrices: a unit is one of them, of two tiles."""
@@ -133,22 +133,9 @@ class Collecting(Carrying):
 @contextmanager
 def kernels_elsewhere() -> Iterator[None]:
     """Kernels for devices take tensors that are elsewhere, on the threads that count."""
-    device_of, twin_of, run = dispatch._device_of, dispatch._device_twin, GridExecutor.__call__
-    gpus = dispatch._is_gpu
+    run = GridExecutor.__call__
 
-    def found(arguments: Iterable[Any]) -> torch.device | None:
-        given = list(arguments)
-        firsts = [each[0] if isinstance(each, list | tuple) and each else each for each in given]
-        return WHERE if any(isinstance(each, There) for each in firsts) else device_of(given)
-
-    def is_gpu(device: torch.device) -> bool:
-        return device == WHERE or gpus(device)
-
-    def twin(home: str, name: str, where: torch.device) -> Callable[..., Any] | None:
-        launches, plain = twin_of(home, name, where), CONTRACTS[name].plain
-        if launches is None:
-            return None
-
+    def computed(launches: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             result = launches(*arguments, **named)
             if result is not NotImplemented:
@@ -164,15 +151,17 @@ def kernels_elsewhere() -> Iterator[None]:
         else:
             run(self, *arguments, **named)
 
-    dispatch.kernels_for.cache_clear()  # of what was chosen for such tensors before
-    with (
-        patch.object(dispatch, "_device_of", found),
-        patch.object(dispatch, "_is_gpu", is_gpu),
-        patch.object(dispatch, "_device_twin", twin),
-        patch.object(GridExecutor, "__call__", launched),
-    ):
+    with ExitStack() as held:
+        for module in files(f"{KERNELS}.device").values():
+            for name in CONTRACTS.keys() & vars(module).keys():
+                both = computed(getattr(module, name), CONTRACTS[name].plain)
+                held.enter_context(patch.object(module, name, both))
+        held.enter_context(patch.object(dispatch, "GPUS", (WHERE.type,)))
+        held.enter_context(patch.object(There, "is_cuda", True))
+        held.enter_context(patch.object(GridExecutor, "__call__", launched))
+        dispatch.forget()  # what was chosen for such tensors before
         yield
-    dispatch.kernels_for.cache_clear()
+    dispatch.forget()
 
 
 def _fill(result: Any, found: Any) -> None:

@@ -105,6 +105,18 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
     return Kernels(device, dtype)
 
 
+def forget() -> None:
+    """Choose kernels anew from now on, and look again where Triton can launch: tests change what there is.
+
+    Twins for the CPU that were found stay.
+    """
+    for known in (kernels_for, _device_twin, _launches):
+        known.cache_clear()
+
+
+GPUS = ("cuda",)
+"""Types of devices on which twins in `device/` compute."""
+
 LOOKING = Kernels()
 """The contracts themselves: they look at the device, type and layout of the tensors in each call."""
 
@@ -161,7 +173,7 @@ def contract(check: Callable[..., None] | None = None) -> Callable[[Callable[P, 
         def on(device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
             twin = for_cpu() if device.type == "cpu" else None
             types: tuple[torch.dtype, ...] = ()
-            found: Callable[..., Any] = for_device(device) if _is_gpu(device) else plain
+            found: Callable[..., Any] = for_device(device) if device.type in GPUS else plain
             if twin is not None and dtype in _types_of(twin):
                 found, types = twin, _types_of(twin)
             return _checked(found, check, types) if checks_kernels() else found
@@ -230,11 +242,6 @@ def _unless_declined(
 ) -> Any:
     found = twin(*arguments, **named)
     return plain(*arguments, **named) if found is NotImplemented else found
-
-
-def _is_gpu(device: torch.device) -> bool:
-    """True if twins in `device/` may compute on `device`."""
-    return device.type == "cuda"
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device | None:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -114,26 +116,39 @@ class There(torch.Tensor):
     is_cpu = False
 
 
-@pytest.fixture(params=["Tensor", "torch.Tensor", "'torch.Tensor'", "Sequence[torch.Tensor]", "object"])
-def made(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Any]]:
-    """A contract that says in some way that it takes a tensor, and a twin that takes some numbers."""
-    package = tmp_path / "made"
-    twins = (("cpu", "@takes(torch.float32, torch.float64)", "(-1, 1, 2, 3)"), ("device", "", "(1, 2)"))
-    for folder, takes, numbers in twins:
-        (package / folder).mkdir(parents=True)
-        (package / folder / "__init__.py").touch()
-        (package / folder / "subject.py").write_text(TWIN.format(folder=folder, takes=takes, numbers=numbers))
-    (package / "__init__.py").touch()
-    (package / "subject.py").write_text(CONTRACT.format(annotation=request.param))
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Makes a contract that says in some way that it takes a tensor, and twins by the text of their files."""
+
+    def contract(annotation: str, **twins: str) -> Callable[..., Any]:
+        package = tmp_path / "made"
+        for folder, text in twins.items():
+            (package / folder).mkdir(parents=True)
+            (package / folder / "__init__.py").touch()
+            (package / folder / "subject.py").write_text(text)
+        (package / "__init__.py").touch()
+        (package / "subject.py").write_text(CONTRACT.format(annotation=annotation))
+        found: Callable[..., Any] = import_module("made.subject").named
+        return found
+
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(dispatch, "_launches", lambda _where: True)
-    dispatch._device_twin.cache_clear()
-    yield import_module("made.subject").named
-    dispatch._device_twin.cache_clear()
+    # Triton is there, and launches what it is given.
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__spec__=object()))
+    monkeypatch.setitem(sys.modules, "gradwire.kernels.device.trial", Mock())
+    dispatch.forget()
+    yield contract
+    dispatch.forget()
     for name in [name for name in sys.modules if name.partition(".")[0] == "made"]:
         del sys.modules[name]
+
+
+@pytest.fixture(params=["Tensor", "torch.Tensor", "'torch.Tensor'", "Sequence[torch.Tensor]", "object"])
+def made(request: pytest.FixtureRequest, make: Callable[..., Any]) -> Callable[..., Any]:
+    """A contract, and twins that take some numbers."""
+    cpu = TWIN.format(folder="cpu", takes="@takes(torch.float32, torch.float64)", numbers="(-1, 1, 2, 3)")
+    device = TWIN.format(folder="device", takes="", numbers="(1, 2)")
+    found: Callable[..., Any] = make(request.param, cpu=cpu, device=device)
+    return found
 
 
 FLOATS = [(torch.float32, "cpu"), (torch.float64, "cpu"), (torch.float16, "the contract")]
@@ -196,28 +211,28 @@ def test_what_a_plan_has_chosen_is_checked_if_a_variable_says_so(
 
 
 @pytest.mark.parametrize(
-    ("error", "is_missing"),
+    ("error", "said"),
     [
-        (ModuleNotFoundError("No module named 'numba'", name="numba"), True),
-        (ModuleNotFoundError("No module named 'llvmlite'", name="llvmlite"), False),
-        (ImportError("Numba needs NumPy 2.2 or less"), False),
+        ("ModuleNotFoundError('missing', name='numba')", None),
+        ("ModuleNotFoundError('missing', name='llvmlite')", "missing"),
+        ("ImportError('Numba needs an older NumPy')", "Numba needs an older NumPy"),
     ],
 )
 def test_plain_torch_stands_in_for_a_numba_that_is_missing_and_not_for_a_broken_one(
-    monkeypatch: pytest.MonkeyPatch, error: ImportError, is_missing: bool
+    make: Callable[..., Any], error: str, said: str | None
 ) -> None:
     """A broken one may work on other ranks, which would have other bits."""
+    named = make("Tensor", cpu=f"raise {error}")
 
-    def imported(_home: str) -> None:
-        raise error
+    def planned(*given: object) -> object:
+        return Kernels(torch.device("cpu"), torch.float32)[named](*given)
 
-    monkeypatch.setattr(dispatch, "import_module", imported)
-    if is_missing:
-        assert dispatch._twin("gradwire.kernels.cpu.topk", "topk_indices") is None
-    else:
-        with pytest.raises(ImportError) as raised:
-            dispatch._twin("gradwire.kernels.cpu.topk", "topk_indices")
-        assert raised.value is error
+    for call in (named, planned):
+        if said is None:
+            assert call(3, torch.zeros(2)) == ("the contract", 3, 1)
+        else:
+            with pytest.raises(ImportError, match=f"^{said}$"):
+                call(3, torch.zeros(2))
 
 
 IMPORTED = """
