@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 import warnings
 import weakref
@@ -137,12 +138,17 @@ def test_the_next_model_gets_the_group_of_one_that_has_gone() -> None:
 
 
 def test_a_thread_for_messages_ends_with_the_model() -> None:
-    ddp = _ddp()
+    def threads() -> int:
+        return sum(each.name == "gradwire messages" for each in threading.enumerate())
+
+    ddp, before = _ddp(), threads()
     wire = gradwire.attach(ddp, recipe="dense")
-    stop = wire.attached.backward.reducer.comm._beside().stop  # type: ignore[attr-defined]
-    assert stop.alive
+    comm: Any = wire.attached.backward.reducer.comm
+    comm.world = 2  # alone it would need no thread
+    comm.hop(lambda _peers: None).wait()
+    assert threads() == before + 1
     del ddp, wire
-    assert not stop.alive
+    assert threads() == before
 
 
 def test_a_group_whose_transport_broke_is_not_lent_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import torch.distributed as dist
 from typer.testing import CliRunner
 
 from gradwire.cli import probe as command
 from gradwire.cli.main import app
 from gradwire.cli.plot import Axes, Curve, text_plot
+from gradwire.comm import ProcessGroupComm
 from gradwire.measure.connections import Tried
 from gradwire.measure.probe import Probed
 from gradwire.planning.costs import Link
@@ -46,14 +49,28 @@ def test_two_codecs_are_measured_printed_drawn_and_written(tmp_path: Path) -> No
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
-def test_all_links_stand_in_the_table_and_in_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def _links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is a rank of a world of one, and finds two links."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
     fit = straight_line([(1e3, 2e-3 + 4e-5), (1e6, 2e-3 + 4e-2)])
-    probed = (Probed("all_reduce", Link(1e-3, 4e-8), fit), Probed("shift", Link(2e-3, 0.0), fit))
+    found = (Probed("all_reduce", Link(1e-3, 4e-8), fit), Probed("shift", Link(2e-3, 0.0), fit))
+    monkeypatch.setattr(command, "probe_links", lambda *_comm, **_budget: found)
     tried = Tried(0.05, 1 << 20, {1: 0.4, 2: 0.2}, 2)
-    command._tell_links(probed, tried, 0, 2, tmp_path / "a.png", tmp_path / "a.json")
-    out = capsys.readouterr().out
+    monkeypatch.setattr(command, "connect_more", lambda *_comms: tried)
+
+
+@pytest.mark.usefixtures("_links")
+def test_all_links_stand_in_the_table_and_in_the_file(tmp_path: Path) -> None:
+    options = ["--picture", str(tmp_path / "a.png"), "--json", str(tmp_path / "a.json")]
+    done = CliRunner().invoke(app, ["probe", *options])
+    assert done.exit_code == 0, done.output
+    out = done.output
     assert "all_reduce 1000 µs 200.0 Mbit/s" in " ".join(out.split())
     assert "beyond measure" in out
     assert "connections per link: 2 (round trip of 50.0 ms" in " ".join(out.split())
@@ -63,9 +80,17 @@ def test_all_links_stand_in_the_table_and_in_the_file(
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_other_ranks_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command._tell_links((), None, 1, 2, tmp_path / "a.png", tmp_path / "a.json")
-    assert capsys.readouterr().out == ""
+@pytest.mark.usefixtures("_links")
+def test_other_ranks_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Second(ProcessGroupComm):
+        def __init__(self, group: dist.ProcessGroup) -> None:
+            super().__init__(group)
+            self.rank = 1
+
+    monkeypatch.setattr(command, "ProcessGroupComm", Second)
+    options = ["--picture", str(tmp_path / "a.png"), "--json", str(tmp_path / "a.json")]
+    done = CliRunner().invoke(app, ["probe", *options])
+    assert (done.exit_code, done.output) == (0, "")
     assert list(tmp_path.iterdir()) == []
 
 

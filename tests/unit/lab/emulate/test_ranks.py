@@ -1,7 +1,5 @@
 """What a rank finds in its environment, and what is refused before anything is built."""
 
-import signal
-
 import pytest
 
 from gradwire.lab.emulate import EmulatedLink, EmulatedNetwork, counters, ranks, sandbox, why_not
@@ -72,16 +70,3 @@ def test_pieces_are_what_may_leave_at_once_if_that_is_more_than_a_frame(rate, ex
 
 def test_exit_codes_are_those_of_a_shell():
     assert [shell_code(0), shell_code(3), shell_code(-9)] == [0, 3, 137]
-
-
-def test_signals_that_are_ignored_stay_ignored():
-    before = {number: signal.getsignal(number) for number in sandbox._FORWARDED}
-    try:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        sandbox._handle(print)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGTERM) is print
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

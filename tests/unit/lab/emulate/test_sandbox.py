@@ -7,7 +7,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,23 +19,11 @@ from gradwire.lab.emulate.sandbox import minds
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """As they were."""
-    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
     before = [signal.getsignal(number) for number in numbers]
     yield
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
-
-
-def terminate_this_process() -> None:
-    """By a signal that comes after a handler is set: before, it would end the tests."""
-    before = signal.getsignal(signal.SIGTERM)
-
-    def send() -> None:
-        while signal.getsignal(signal.SIGTERM) is before:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=send, daemon=True).start()
 
 
 def test_who_has_a_handler_is_told_from_who_has_not_and_who_is_gone() -> None:
@@ -59,31 +48,77 @@ def test_who_ignores_a_signal_minds_it() -> None:
             deaf.kill()
 
 
-@pytest.mark.usefixtures("handlers")
-def test_a_signal_before_anybody_listens_ends_the_sandbox_at_once() -> None:
-    child = subprocess.Popen(["sh", "-c", "sleep 60; true"])
-    inner = None
-    while inner is None:
-        inner = sandbox._only_child(child.pid)
+Enter = Callable[[str, Callable[[], None]], int]
+
+
+@pytest.fixture
+def enter(handlers: None, monkeypatch: pytest.MonkeyPatch) -> Enter:
+    """Enters a sandbox that is a shell without a namespace; returns the exit code.
+
+    `meanwhile` runs on another thread, once there is a handler: before, a signal would end the tests.
+    """
+
+    def entered(script: str, meanwhile: Callable[[], None]) -> int:
+        monkeypatch.delenv(sandbox.INSIDE, raising=False)
+        monkeypatch.setattr(sandbox, "choose", lambda _mode: "root")
+        monkeypatch.setattr(sandbox, "sandbox_command", lambda _mode: ["sh", "-c", script])
+        before = signal.getsignal(signal.SIGTERM)
+
+        def handled() -> None:
+            while signal.getsignal(signal.SIGTERM) is before:
+                time.sleep(0.01)
+            meanwhile()
+
+        thread = threading.Thread(target=handled, daemon=True)
+        thread.start()
+        with pytest.raises(SystemExit) as ended:
+            sandbox.enter()
+        thread.join()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return code
+
+    return entered
+
+
+def inside(numbers: Path) -> int:
+    """The process in the sandbox, once it runs."""
+    while not (numbers.exists() and numbers.read_text().endswith("\n")):
+        time.sleep(0.01)
+    return int(numbers.read_text())
+
+
+def test_a_signal_before_anybody_listens_ends_the_sandbox_at_once(enter: Enter, tmp_path: Path) -> None:
+    numbers = tmp_path / "inside"
+
+    def meanwhile() -> None:
+        inside(numbers)
+        os.kill(os.getpid(), signal.SIGTERM)
+
     try:
-        terminate_this_process()
-        assert sandbox._wait_and_forward(child) == 128 + signal.SIGTERM
-        os.kill(inner, 0)  # it has not been asked, because it would not have noticed
+        code = enter(f"sleep 60 & echo $! > {numbers}; wait", meanwhile)
+        assert code == 128 + signal.SIGTERM
+        os.kill(inside(numbers), 0)  # it has not been asked, because it would not have noticed
     finally:
-        os.kill(inner, signal.SIGKILL)
-        child.kill()
-        child.wait()
+        os.kill(inside(numbers), signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("handlers")
-def test_who_dies_of_something_else_after_a_signal_says_so() -> None:
+def test_who_dies_of_something_else_after_a_signal_says_so(enter: Enter, tmp_path: Path) -> None:
+    numbers = tmp_path / "inside"
     listening = "trap exit TERM; while :; do sleep 0.05; done"
-    child = subprocess.Popen(["sh", "-c", 'sh -c "$0"; kill -USR1 $$', listening])
-    try:
-        while (inner := sandbox._only_child(child.pid)) is None or not minds(inner, signal.SIGTERM):
-            pass
-        terminate_this_process()
-        assert sandbox._wait_and_forward(child) == 128 + signal.SIGUSR1
-    finally:
-        child.kill()
-        child.wait()
+
+    def meanwhile() -> None:
+        while not minds(inside(numbers), signal.SIGTERM):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    script = f"sh -c '{listening}' & echo $! > {numbers}; wait; kill -USR1 $$"
+    assert enter(script, meanwhile) == 128 + signal.SIGUSR1
+
+
+def test_signals_that_are_ignored_stay_ignored(enter: Enter) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert enter("exit 3", lambda: None) == 3
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
