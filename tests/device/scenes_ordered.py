@@ -125,7 +125,7 @@ def interrupted() -> list[str]:
         inputs, targets = batch(0)
         loss = nn.functional.mse_loss(model(inputs), targets)
         with (
-            patch.object(wire.attached.backward, "_await_end", side_effect=KeyboardInterrupt),
+            patch.object(wire.attached.worker, "wait", side_effect=KeyboardInterrupt),
             suppress(KeyboardInterrupt),
         ):
             loss.backward()

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire._api.configuration import PlacementName
 from gradwire.agreement.board import Board
-from gradwire.comm import groups
 from tests.support.depth import drawn
 from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.ranks import TIMEOUT_S
@@ -77,10 +77,16 @@ def run(
     asked: PlacementName = "auto",
     *,
     streams: bool = False,
+    group: dist.ProcessGroup | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train; in step `BAD` a gradient is NaN on rank 1, and the scaler skips. `options` are for `attach`."""
-    ddp = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.01)
+    """Train; in step `BAD` a gradient is NaN on rank 1, and the scaler skips. `options` are for `attach`.
+
+    `group` is the model's.
+    """
+    ddp = DistributedDataParallel(
+        Branches(), find_unused_parameters=True, bucket_cap_mb=0.01, process_group=group
+    )
     optimizer = optimizer_of(ddp, lr=0.1)
     with ExitStack() as held:
         if device is not None:
@@ -208,15 +214,20 @@ def mixed_placements() -> dict[str, Any]:
     return _error_of(lambda: gradwire.attach(ddp, recipe="int8", placement=asked))
 
 
+def _with(timeout_s: float) -> Any:
+    """A group for a model. If no other has its timeout, no group of another scene serves beside it."""
+    return dist.new_group(timeout=timedelta(seconds=timeout_s))
+
+
 def unreachable() -> dict[str, Any]:
     """The model's group carries no tensors on the CPU, and gloo finds no interface on rank 1."""
-    ddp = DistributedDataParallel(perceptron())
+    timeout_s = TIMEOUT_S - 1
+    ddp = DistributedDataParallel(perceptron(), process_group=_with(timeout_s))
     names, start_s = dist.distributed_c10d._world.pg_names, time.monotonic()
     before = len(names)
     with (
         on(Simulated()),
         patch("gradwire.comm.groups.carries_cpu", lambda _group: False),
-        patch("gradwire.comm.groups._known", lambda *_terms: []),
     ):
         with patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": ("lo", "nowhere")[dist.get_rank()]}):
             error = _error_of(lambda: gradwire.attach(ddp, recipe="int8"))
@@ -226,10 +237,10 @@ def unreachable() -> dict[str, Any]:
     nn.functional.mse_loss(ddp(inputs), targets).backward()
     return {
         **error,
-        "took": took_s / TIMEOUT_S,
+        "took": took_s / timeout_s,
         "left": after - before,
         "made": len(names) - after,
-        "timeout": Board.of(list(groups._lent)[-1]).timeout_s / TIMEOUT_S,
+        "timeout": Board.of(wire.attached.backward.reducer.env.control.group).timeout_s / timeout_s,
         "step": wire.report().step,
     }
 
@@ -256,7 +267,7 @@ def measures() -> dict[str, Any]:
 
 def without_gloo() -> dict[str, Any]:
     """As `unreachable`, but the model's group carries tensors of the device: then it carries all."""
-    new_group, made = dist.new_group, []
+    model, new_group, made = _with(TIMEOUT_S - 2), dist.new_group, []
 
     def refused_once(*args: Any, **options: Any) -> dist.ProcessGroup:
         group = new_group(*args, **options)
@@ -269,12 +280,9 @@ def without_gloo() -> dict[str, Any]:
     def trained(asked: PlacementName) -> dict[str, Any]:
         made.clear()
         with patch("torch.distributed.new_group", refused_once):
-            return run("topk(ratio=0.1)", Near(), asked, streams=True)
+            return run("topk(ratio=0.1)", Near(), asked, streams=True, group=model)
 
-    with (
-        patch("gradwire.comm.groups.carries_cpu", lambda _group: False),
-        patch("gradwire.comm.groups._known", lambda *_terms: []),
-    ):
+    with patch("gradwire.comm.groups.carries_cpu", lambda _group: False):
         error = _error_of(lambda: trained("host"))
         there = trained("auto")
     return {**error, "there": there, "here": run("topk(ratio=0.1)", None)}

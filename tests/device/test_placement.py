@@ -224,16 +224,16 @@ def test_bytes_decide_on_two_levels_whoever_carries_them(
 ) -> None:
     caplog.set_level(logging.INFO, "gradwire")
     on_a_device(monkeypatch, Near(), streams=True)
-    asked: list[NodeTable] = []
+    asked: list[object] = []
 
-    def on_nodes(_nodes: object, table: NodeTable, lines: Transports, *_: object) -> Transports:
-        asked.append(table)
+    def with_parts(lines: Transports, parts: object, *_: object) -> Transports:
+        asked.append(parts)
         return lines
 
     monkeypatch.setattr("gradwire._api.attach.agreed", lambda *_: (NodeTable(((0, 1), (2, 3))), ""))
-    monkeypatch.setattr("gradwire._api.attach._on_nodes", on_nodes)
+    monkeypatch.setattr("gradwire._api.attach.with_parts", with_parts)
     wire = gradwire.attach(ddp, recipe=recipe, placement=placement)
-    assert len(asked) == levels
+    assert asked == [((0, 1), (0, 2))] * levels
     assert wire.report().placement == ("host" if placement == "host" else "stream")
     assert ("little beside the sum inside a node" in caplog.text) == (not levels)
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.memory import UNSENT
 from tests.support.models import batch, digest, optimizer_of, perceptron, train
 from tests.support.states import own_state
 
@@ -90,11 +91,12 @@ def fails_on_one_rank() -> dict[str, Any]:
     """All ranks make a call in which rank 1 alone fails, after all have come to it; then training goes on."""
     ddp, optimizer, wire = _attached()
     reducer, none = wire.attached.backward.reducer, Mock(side_effect=MemoryError("none left"))
+    remembered = reducer.layout.flat_buffers[0].committed
     harmed: dict[str, tuple[Callable[[], object], Any]] = {
         "flush": (wire.flush, patch.object(wire.attached.source, "adding", none)),
         "detach": (wire.detach, patch.object(reducer, "retired", none)),
         "switch": (partial(wire.switch, "int8"), patch.object(reducer, "successor", none)),
-        "diagnose, before": (wire.diagnose, patch("gradwire.tools.diagnose._direction", none)),
+        "diagnose, before": (wire.diagnose, patch.dict(remembered, {UNSENT: Mock(double=none)})),
         "diagnose, a choice": (wire.diagnose, patch("gradwire.kernels.topk.topk_indices", none)),
     }
     found = {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.comm import groups as lending
 from gradwire.comm.checksums import SHORT_BYTES, Sealed
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError, WireError
 from gradwire.integrations.dcp import WireState
 from gradwire.sources.nodes.level import Packing
 from tests.faults.scenes_ranks import Made, ddp, hsdp, plain
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
-from tests.support.ranks import FOLDER
+from tests.support.ranks import FOLDER, TIMEOUT_S
 from tests.support.states import own_state
 
 NODES = ((0, 1), (2, 3))
@@ -331,18 +331,18 @@ def refused() -> dict[str, list[str]]:
 
 def unconnected() -> list[str]:
     """Rank 1 makes a group with the other rank of its node, and then hears that it could not."""
-    honest = lending._new
+    # With a timeout of its own, so that groups of other scenes do not serve, nor the one that is left.
+    group, new_group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S - 1)), dist.new_group
 
-    def new(terms: Any) -> dist.ProcessGroup:
-        made = honest(terms)
-        if dist.get_rank() == 1 and len(terms[0]) == 2:
-            lending._lent[made] = False  # or later scenes would need one group more on some ranks only
-            raise TransportError("connectFullMesh failed")
+    def new(ranks: Sequence[int], **options: Any) -> Any:
+        made = new_group(ranks, **options)
+        if dist.get_rank() == 1 and len(ranks) == 2:
+            raise RuntimeError("connectFullMesh failed")
         return made
 
-    with mock.patch.object(lending, "_new", new), mock.patch.object(lending, "_known", return_value=[]):
+    with mock.patch("torch.distributed.new_group", new):
         try:
-            _attached("int8")
+            _attached("int8", process_group=group)
         except TransportError as error:
             return [str(error), type(error.__cause__).__name__]
     return ["attached", ""]

@@ -274,7 +274,7 @@ def forgotten(*, hooked: bool) -> bool:
     if hooked:
         optimizer.register_step_post_hook(lambda *_, model=ddp: model.zero_grad())
     train(ddp, optimizer, range(3))
-    plane = weakref.ref(wire._reducer.layout.flat_buffers[0].committed[UNSENT])
+    plane = weakref.ref(wire.attached.backward.reducer.layout.flat_buffers[0].committed[UNSENT])
     del ddp, optimizer, wire
     for _ in range(50):
         gc.collect()
