@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.lab import emulate
-from gradwire.lab.emulate import relay, topology
+from gradwire.lab.emulate import kernel, relay, topology
 from tests.support.models import batch, digest, optimizer_of, perceptron
 
 
@@ -72,6 +73,13 @@ def rank_main(options: argparse.Namespace) -> None:
     os._exit(0)
 
 
+def _without_netem(tool: str, lines: Sequence[str]) -> None:
+    """The kernel has none."""
+    if any("netem" in line for line in lines):
+        raise kernel.ToolFailed("no netem")
+    kernel.batch(tool, lines)
+
+
 def launch(options: argparse.Namespace) -> None:
     """The line, its ranks, and what came of them."""
     entered = emulate.enter("auto")
@@ -82,7 +90,7 @@ def launch(options: argparse.Namespace) -> None:
         os.environ |= {"DAMAGE": json.dumps(damage), "RELAY": str(relay.__file__)}
         relay.__file__ = str(Path(__file__).parents[1] / "support" / "damaging_relay.py")
         # Packets pass through a relay only where the kernel cannot delay them itself.
-        topology.Topology._try_netem = lambda *_: False  # type: ignore[method-assign]
+        topology.batch = _without_netem
         with emulate.EmulatedNetwork(options.workers, emulate.EmulatedLink(None, 1e-4), entered) as network:
             command = [sys.executable, "-m", "tests.process.broken_links", str(out), "{}", "--rank"]
             command += ["--steps", str(options.steps), "--recipe", options.recipe]
