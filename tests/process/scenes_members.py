@@ -141,6 +141,16 @@ def questions() -> list[int]:
     return counts[1:]
 
 
+def paced(every_seconds: float) -> int:
+    """Rounds in five times as many steps as the first one takes."""
+    members, model = gradwire.members.fixed(dist.group.WORLD, address="127.0.0.1"), perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    how: dict[str, Any] = {"every": EVERY, "every_seconds": every_seconds, "members": members}
+    wire = gradwire.outer(model, optimizer, "diloco", **how)
+    steps(model, optimizer, range(5 * EVERY))
+    return wire.rounds
+
+
 def losses_that_rise() -> list[str]:
     """Signs that losses have risen, where the roster has changed just before."""
     members, model = Anew(dist.group.WORLD, "127.0.0.1"), perceptron()
@@ -194,6 +204,8 @@ ALSO: dict[str, Callable[[], Any]] = {
     "anew": anew,
     "moved": partial(plain, "topk(ratio=0.1)", 0, AlwaysAnew),
     "questions": questions,
+    "hardly ever": partial(paced, 1e9),
+    "as often as can be": partial(paced, 1e-9),
     "losses": losses_that_rise,
     "refused": refused,
 }

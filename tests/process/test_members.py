@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.process.scenes_members import ALSO, INSIDE, ROUNDS, SCENES
+from tests.process.scenes_outer import EVERY
 from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
@@ -51,6 +52,11 @@ def test_a_meeting_leaves_nothing_behind_and_settings_stay_and_links_are_measure
 def test_a_fresh_meeting_compares_all_that_ranks_must_agree_on_in_one_question(world: Scenes) -> None:
     for counts in value(world, "questions"):
         assert max(counts[3:]) == max(counts[:3]) + 1
+
+
+def test_rounds_by_time_come_after_as_many_steps_as_fit(world: Scenes) -> None:
+    assert value(world, "hardly ever") == [1, 1]
+    assert value(world, "as often as can be") == [1 + 4 * EVERY] * 2
 
 
 def test_losses_that_rise_are_compared_with_those_before_the_roster_changed(world: Scenes) -> None:
