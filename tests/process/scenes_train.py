@@ -1,4 +1,4 @@
-"""Scenes of plain training: dense is DDP, every recipe learns, replicas stay equal."""
+"""Scenes of plain training: dense is DDP, recipes learn, replicas stay equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real gloo ranks: dense is DDP bit for bit, every recipe learns, and replicas stay equal."""
+"""Real gloo ranks: dense is DDP bit for bit, a recipe of each class learns, and replicas stay equal."""
 
 from __future__ import annotations
 
@@ -54,14 +54,10 @@ def test_a_recipe_learns_replicas_are_identical_and_bytes_and_the_link_are_agree
         assert (each["link"], each["link_changes"]) == (found[0]["link"], found[0]["link_changes"])
 
 
-@pytest.mark.rest
-@pytest.mark.parametrize("recipe", ["star_topk(ratio=0.05)", "var_topk(ratio=0.05)", "ar_topk"])
-def test_who_has_led_is_counted_alike_on_all_ranks(three: Scenes, recipe: str) -> None:
-    first, *others = [each["led"] for each in value(three, recipe)]
-    assert sum(first) == 100
+def test_who_has_led_is_counted_alike_on_all_ranks(three: Scenes) -> None:
+    first, *others = [each["led"] for each in value(three, "star_topk(ratio=0.05)")]
+    assert sorted(first) == [33, 33, 34]
     assert others == [first] * 2
-    assert sorted(first) == [33, 33, 34] or not recipe.startswith("star")
-    assert value(three, "leader_topk(ratio=0.05)")[0]["led"] is None
 
 
 @pytest.mark.parametrize("recipe", rest(["auto", "covap"], but=["auto"]))
@@ -98,5 +94,6 @@ def test_what_was_measured_is_the_same_on_all_ranks(three: Scenes, recipe: str) 
 
 @pytest.mark.rest
 def test_most_recipes_show_what_the_link_is_like(three: Scenes) -> None:
-    seen = [value(three, recipe)[0]["link"] is not None for recipe in TRAINS]
-    assert sum(seen) > len(TRAINS) / 2
+    trained = [recipe for recipe in TRAINS if recipe not in KINDS]
+    seen = [value(three, recipe)[0]["link"] is not None for recipe in trained]
+    assert sum(seen) > len(trained) / 2

@@ -29,7 +29,7 @@ RECIPES = tuple(
     for each in row.trains or ()
     if each not in _CLOCKED and "timed" not in each and name not in ("allreduce", "bf16")
 )
-"""Those that train in `tests/process/test_train.py`, remember something, and are the same in every run."""
+"""Those that remember something, and are the same in every run."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Row:
 
     - `laws`: its exchange is held to the laws on tensors of many sizes (`tests/laws/test_exchanges.py`).
     - `steps`: it takes whole steps of a reducer on a small model (`tests/laws/test_step.py`), by a label.
-    - `trains`: it trains for a hundred steps on three gloo ranks (`tests/process/test_train.py`).
+    - `trains`: it trains long runs (`tests/soak`); one of each class on three gloo ranks, see `TRAINS`.
     - `decides`: ratios of communication to computation at which an adaptive one decides differently.
     """
 
@@ -397,7 +397,35 @@ EVERY_RECIPE = {
     for label, text in ({name: name} if row.steps is None else row.steps).items()
 }
 """Texts by the labels of `Row.steps`."""
-TRAINS = tuple(text for name, row in ROWS.items() for text in ((name,) if row.trains is None else row.trains))
+LONG_RUNS = tuple(
+    text for name, row in ROWS.items() for text in ((name,) if row.trains is None else row.trains)
+)
+TRAINS = (
+    "dense",
+    "allreduce(algorithm='ring')",
+    "bf16",
+    "int8",
+    "topk(ratio=0.05)",
+    "threshold(threshold=0.05)",
+    "leader_topk(ratio=0.05)",
+    "star_topk(ratio=0.05)",
+    "gtopk(ratio=0.05)",
+    "oktopk(ratio=0.05)",
+    "sketchsgd(ratio=0.05)",
+    "signsgd",
+    "powersgd(warmup_steps=0)",
+    "acpsgd(warmup_steps=0)",
+    "gcomp",
+    "flexible",
+    "auto",
+    "covap",
+    "mergecomp(inner='topk(ratio=0.05)')",
+    "mergecomp(inner='leader_topk(ratio=0.05)', split='timed')",
+)
+"""What trains for a hundred steps on three gloo ranks: each class of exchange, and what measures first.
+
+Whole steps of each recipe are `tests/laws/test_step.py`'s, on threads.
+"""
 DECIDES = {name: row.decides for name, row in ROWS.items() if row.decides}
 
 LONG = 16
