@@ -1,4 +1,4 @@
-"""The rounds that every recipe announces in its first steps, on worlds of 1 to 4 threads.
+"""The rounds that every recipe announces in its first steps, on three threads, in units as it cuts them.
 
 They are a golden file (`test_shape.py`). `Announcing` is the only place that reads them off a reducer.
 """
@@ -6,17 +6,16 @@ They are a golden file (`test_shape.py`). `Announcing` is the only place that re
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from gradwire.comm import Comm, Round, run_ranks
 from gradwire.step.step import InFlight
-from tests.golden.steps import BY_THE_CLOCK, STEPS, WORLDS
+from tests.golden.steps import BY_THE_CLOCK, STEPS
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.rig import Rig, gradients
 
-UNIT_ELEMENTS = (None, 1000)
-"""Units as the recipe cuts them, and many small ones, as of a large model."""
+WORLD = 3
 
 NAMES = [name for name in EVERY_RECIPE if name not in BY_THE_CLOCK]
 
@@ -24,7 +23,7 @@ NAMES = [name for name in EVERY_RECIPE if name not in BY_THE_CLOCK]
 class Announcing(Rig):
     """A rig that notes what the exchanges of the current step announce."""
 
-    def __init__(self, comm: Comm, text: str, *, unit_elements: int | None) -> None:
+    def __init__(self, comm: Comm, text: str, *, unit_elements: int | None = None) -> None:
         super().__init__(comm, text, unit_elements=unit_elements)
         self.announced: list[str] = []
         unless_broken = self.reducer.unless_broken
@@ -57,11 +56,11 @@ def spelled(rounds: tuple[Round, ...]) -> str:
     return ", ".join(words)
 
 
-def announced(name: str, world: int, unit_elements: int | None) -> list[str]:
+def announced(name: str) -> list[str]:
     """Rounds step by step; rank 0 announces what all do."""
 
     def rank(comm: Comm) -> list[str]:
-        rig, told = Announcing(comm, EVERY_RECIPE[name], unit_elements=unit_elements), []
+        rig, told = Announcing(comm, EVERY_RECIPE[name]), []
         for step in range(STEPS):
             rig.announced.clear()
             outcome = rig.step(gradients(comm.rank, step))
@@ -70,14 +69,4 @@ def announced(name: str, world: int, unit_elements: int | None) -> list[str]:
             told.append("; ".join([*rig.announced, f"small: {small}"]))
         return told
 
-    return run_ranks(world, rank)[0]
-
-
-def settings() -> Iterator[tuple[str, int, int | None]]:
-    """All of them."""
-    return itertools.product(NAMES, WORLDS, UNIT_ELEMENTS)
-
-
-def label(name: str, world: int, unit_elements: int | None) -> str:
-    """How a setting is called in files."""
-    return f"{EVERY_RECIPE[name]} | {world} ranks | units of {unit_elements or 'its own'}"
+    return run_ranks(WORLD, rank)[0]
