@@ -16,8 +16,8 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.errors import RanksDisagree
 from gradwire.kernels.range import LARGEST_SUM
 from gradwire.recipes import parse
+from tests.support.looped import looped
 from tests.support.rig import Rig, gradients
-from tests.support.tiers import rest
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 
@@ -168,7 +168,7 @@ def _damaged(name: str, **other: object) -> State:
     return saved
 
 
-@pytest.mark.parametrize("name", rest(DAMAGES, but=list(DAMAGES)[::2]))
+@looped("name", list(DAMAGES)[::2])
 def test_a_damaged_state_on_one_rank_is_refused_on_all(name: str) -> None:
     damaged = _damaged(name)
     fits, refused = _refused(lambda comm: damaged if comm.rank else _saved(2)[0], 2)
@@ -177,7 +177,7 @@ def test_a_damaged_state_on_one_rank_is_refused_on_all(name: str) -> None:
     assert isinstance(refused, ValueError)
 
 
-@pytest.mark.parametrize("name", rest(DAMAGES, but=list(DAMAGES)[1::2]))
+@looped("name", list(DAMAGES)[1::2])
 def test_a_damaged_state_is_refused_by_a_rank_alone_and_in_a_list(name: str) -> None:
     damaged, saved = _damaged(name, rank=0, world=1), _damaged(name)
     (refused,) = _refused(lambda _comm: damaged, 1)

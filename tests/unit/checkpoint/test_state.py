@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,17 +21,25 @@ from gradwire.errors import GradwireWarning, PeerFailed, RanksDisagree
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.memory import UNSENT, LowPass
+from gradwire.recipes import recipe
 from gradwire.sources.checks import check_momentum
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
 from tests.support.rig import REVERSED, SHUFFLED, Rig, gradients
-from tests.support.tiers import rest
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 DGC = "dgc(ratio=0.1, warmup_steps=0)"
-KINDS = list({kind(name): name for name in REMEMBERING}.values())
-"""One recipe of each way to travel."""
+
+
+def _memory(name: str) -> Hashable:
+    memory = recipe(EVERY_RECIPE[name]).build().exchange.memory
+    assert memory is not None
+    return type(memory), memory.planes
+
+
+KINDS = list({(kind(name), _memory(name)): name for name in REMEMBERING}.values())
+"""One recipe of each way to travel with each kind of memory."""
 
 
 def _steps(rig: Rig, rank: int, steps: range, buckets: Any = REVERSED) -> list[Tensor]:
@@ -54,7 +63,7 @@ def _round_trip(saved: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.parametrize("name", rest([*REMEMBERING, "dense", "fp16"], but=[*KINDS, "dense"]))
+@looped("name", [*KINDS, "dense"])
 def test_a_resumed_run_continues_bit_for_bit_in_other_buckets(name: str) -> None:
     def rank(comm: Comm) -> None:
         through = Rig(comm, EVERY_RECIPE[name])
@@ -83,8 +92,7 @@ def test_a_list_of_all_states_of_the_same_world_gives_everybody_his_own() -> Non
     run_ranks(3, rank)
 
 
-@pytest.mark.parametrize("name", rest(REMEMBERING, but=KINDS))
-@pytest.mark.parametrize("world", rest([1, 2, 5], but=[2]))
+@looped(("name", "world"), [*((name, 2) for name in KINDS), ("topk", 1), ("topk", 5)])
 def test_in_another_world_everybody_starts_with_the_mean(name: str, world: int) -> None:
     states = _saved(3, EVERY_RECIPE[name], 2)
 
