@@ -18,9 +18,9 @@ from gradwire.recipes import entries, recipe
 from gradwire.recipes.catalogue import MODULES
 from tests.support.looped import looped
 from tests.support.pages import blocks_of
+from tests.support.recipes import kind_of_text
 from tests.support.rig import SHAPES, Rig
 from tests.support.source import ROOT
-from tests.support.tiers import rest
 
 PAGE = ROOT / "docs" / "papers.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -78,7 +78,12 @@ STEPS = 12
 """Two more than `covap` takes to measure, and all of a cycle of eight."""
 
 
-@pytest.mark.parametrize("text", rest(RECIPES, but=RECIPES[::4]))
+@looped("text", RECIPES)
+def test_a_recipe_of_the_page_exists(text: str) -> None:
+    assert recipe(text).build()
+
+
+@looped("text", {kind_of_text(text): text for text in RECIPES}.values())
 def test_a_recipe_of_the_page_trains(text: str) -> None:
     """Every rank is drawn towards a point of its own; matrices come nearer to the mean of all points."""
     world, rate = 3, 0.02
@@ -104,7 +109,7 @@ def test_a_recipe_of_the_page_trains(text: str) -> None:
         assert all(torch.equal(other[name], first[name]) for name in SHAPES), "replicas are equal"
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@looped("setting", SETTINGS)
 def test_an_option_of_the_page_is_one_of_a_recipe(setting: str) -> None:
     key = setting.partition("=")[0]
     takes = [entry.name for entry in entries() if key in entry.options]
