@@ -7,10 +7,8 @@ import torch
 
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse, values
-from gradwire.contrib.randomk import random_k
 from gradwire.step.context import ExchangeContext
 from tests.support.looped import looped
-from tests.support.whole import everything
 
 AT = ExchangeContext(step=4, unit=1, rank=0, world=3)
 
@@ -66,20 +64,6 @@ def test_every_row_of_a_gathered_buffer_decodes(dtype: torch.dtype, numel: int) 
         out = torch.zeros_like(x)
         codec.add_decoded(row, out, 1.0, AT)
         assert torch.equal(out, torch.where(x >= numel - codec.selector.count(numel, AT), x, 0))
-
-
-def test_values_alone_come_back_to_their_places() -> None:
-    codec, x, out = values(random_k(0.2)), torch.arange(1.0, 101.0), torch.zeros(100)
-    payload = codec.encode(x, AT)
-    codec.add_decoded(payload, out, 2.0, AT)
-    assert payload.shape == (20,)
-    assert torch.equal(out[out != 0], 2 * payload)
-    assert torch.equal(out[out != 0], 2 * x[out != 0])
-
-
-def test_values_of_everything_are_the_tensor() -> None:
-    x = torch.arange(5.0)
-    assert torch.equal(values(everything()).encode(x, AT), x)
 
 
 def test_values_alone_need_a_selector_that_chooses_alike_everywhere() -> None:

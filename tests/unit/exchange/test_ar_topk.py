@@ -63,16 +63,6 @@ def test_variance_is_that_of_the_chosen_elements() -> None:
     assert chosen(results) == 7
 
 
-@looped("elect", ["round_robin", "variance", "auto"])
-def test_chosen_elements_are_averaged_and_the_rest_stays(elect) -> None:
-    results = step(ar_topk(top_k(0.1), elect), lambda rank: own_peak(rank) * (rank + 1), 2, number=1)
-    for rank, result in enumerate(results):
-        assert result.mean.tolist() == [0.0, (1.0 + 10.0) / 2] + [0.0] * 8
-        left = own_peak(rank) * (rank + 1)
-        left[1] = 0.0
-        assert result.unsent.tolist() == left.tolist()
-
-
 def test_rounds() -> None:
     f32, i32 = torch.float32, torch.int32
     context = ExchangeContext(step=6, unit=0, rank=0, world=4)

@@ -10,23 +10,6 @@ from gradwire.exchange.dense import dense
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
 from tests.support.looped import looped
-from tests.support.steps import step
-
-
-@looped("world", [1, 2, 3, 7])
-def test_divides_before_it_sums(world: int) -> None:
-    inputs = [torch.randn(100, generator=torch.Generator().manual_seed(rank)) for rank in range(world)]
-    expected = inputs[0] * (1.0 / world)
-    for x in inputs[1:]:
-        expected = expected + x * (1.0 / world)
-    for result in step(dense(), inputs.__getitem__, world):
-        assert torch.equal(result.mean, expected)
-        assert not result.unsent.any()
-
-
-def test_half_precision_does_not_overflow_on_the_way() -> None:
-    for result in step(dense(), lambda rank: torch.full((3,), 60000.0, dtype=torch.float16), 4):
-        assert result.mean.tolist() == [60000.0] * 3
 
 
 @looped("dtype", [torch.bfloat16, torch.float16])

@@ -80,11 +80,6 @@ def test_lossless_is_a_plain_ring_to_the_last_bit(world: int, dtype: torch.dtype
         assert torch.equal(found, plain_ring(inputs)), numel
 
 
-def test_on_two_ranks_lossless_is_what_ddp_computes() -> None:
-    inputs = [awkward(rank, 1000, F32) for rank in range(2)]
-    assert torch.equal(the_mean(gcomp("lossless"), inputs), inputs[0] / 2 + inputs[1] / 2)
-
-
 @looped("mode", ["near", "levels", "lossless", "truncate"])
 def test_what_is_not_finite_arrives_everywhere(mode: Any) -> None:
     inputs = [torch.ones(60) for _ in range(3)]
@@ -284,16 +279,6 @@ def test_ranks_with_different_tables_are_found_out() -> None:
     kept[0].commit()
     with pytest.raises(WireError, match="table"):
         steps_of(gcomp("lossless"), 1, kept)
-
-
-@looped("dtype", [torch.float64, F32])
-def test_float64_and_a_single_rank_take_plain_all_reduce(dtype: torch.dtype) -> None:
-    world = 1 if dtype == F32 else 2
-    rounds = gcomp().rounds(100, dtype, ExchangeContext(0, 0, 0, world))
-    assert rounds == (Round("all_reduce", 100, dtype),)
-    x = torch.randn(100, dtype=dtype)
-    for mean in means(gcomp(), [x] * world):
-        assert torch.equal(mean, x)
 
 
 def test_frames_are_announced_no_larger_than_what_is_not_compressed() -> None:

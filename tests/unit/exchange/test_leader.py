@@ -60,13 +60,6 @@ def test_lowest_rank_leads_among_equal_norms() -> None:
     assert chosen(step(leader(top_k(0.1), "norm"), own_peak, 4)) == 0
 
 
-def test_chosen_elements_are_averaged_and_the_rest_stays() -> None:
-    first, second = step(leader(top_k(0.1)), own_peak, 2, number=1)
-    assert first.mean.tolist() == second.mean.tolist() == [0.0, 3.0] + [0.0] * 8
-    assert first.unsent.tolist() == [5.0, 0.0] + [1.0] * 8
-    assert second.unsent.tolist() == [1.0, 0.0] + [1.0] * 8
-
-
 @looped("elect", ["round_robin", "norm"])
 def test_poisoned_rank_keeps_the_order_of_rounds(elect) -> None:
     exchange = leader(random_k(0.1), elect)
