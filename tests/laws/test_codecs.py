@@ -22,14 +22,14 @@ SIZES = (0, 1, 2, 7, 127, 4097, 40_009)
 DTYPES = (F32, F64, F16, BF16)
 
 by_kind = partial(looped, "case", by=lambda case: case.kind)
-every_codec = by_kind(CODECS)
+every_codec = looped("case", CODECS)
 every_dtype = looped("dtype", DTYPES)
 FINITE = KINDS[:-1]
 
 
-def declaring(flag: str, few: int | None = None):
+def declaring(flag: str) -> list[CodecCase]:
     """All codecs whose `flag` is set."""
-    return by_kind([case for case in CODECS if getattr(case.codec.laws, flag)], few=few)
+    return [case for case in CODECS if getattr(case.codec.laws, flag)]
 
 
 def finite(case: CodecCase, law: str, dtype: torch.dtype = F32) -> list[tuple[Kind, int]]:
@@ -109,7 +109,7 @@ def test_what_is_encoded_minus_what_is_decoded_leaves_what_was_not_sent(case: Co
         assert ((left == 0) | (sent == 0)).all()  # small integers are sent whole or not at all
 
 
-@every_codec
+@by_kind(CODECS)
 @every_dtype
 def test_taking_is_encoding_and_subtracting(case: CodecCase, dtype: torch.dtype) -> None:
     for kind, size in finite(case, "taking", dtype):
@@ -121,7 +121,7 @@ def test_taking_is_encoding_and_subtracting(case: CodecCase, dtype: torch.dtype)
         assert torch.equal(x, left), (kind.__name__, size)
 
 
-@declaring("unbiased", few=1)
+@by_kind(declaring("unbiased"), few=1)
 # One copy shows what is wrong with a place, or a draw; many show what is slightly wrong everywhere.
 @looped(("copies", "draws"), [(1, 2000), (500, 200)])
 def test_declared_unbiased(case: CodecCase, copies: int, draws: int) -> None:
@@ -138,7 +138,7 @@ def test_declared_unbiased(case: CodecCase, copies: int, draws: int) -> None:
     assert (error.mean(0).abs() <= 4 * error.square().mean(0).sqrt() / draws**0.5 + rounding).all()
 
 
-@declaring("linear")
+@looped("case", declaring("linear"))
 @every_dtype
 def test_declared_linear(case: CodecCase, dtype: torch.dtype) -> None:
     for kind, world in product(FINITE, (2, 3, 7)):
@@ -163,7 +163,7 @@ def _check_linear(case: CodecCase, dtype: torch.dtype, kind: Kind, world: int) -
         assert torch.equal(summed_first, each.sum(0))
 
 
-@declaring("lossless")
+@looped("case", declaring("lossless"))
 @every_dtype
 def test_declared_lossless(case: CodecCase, dtype: torch.dtype) -> None:
     for kind, size in product(FINITE, SIZES):
@@ -171,7 +171,7 @@ def test_declared_lossless(case: CodecCase, dtype: torch.dtype) -> None:
         assert torch.equal(decode(case.codec, case.codec.encode(x, AT), x), x), (kind.__name__, size)
 
 
-@declaring("contractive")
+@looped("case", declaring("contractive"))
 def test_declared_contractive(case: CodecCase) -> None:
     for kind, size in finite(case, "contraction"):
         _check_contraction(case, kind, size)
@@ -198,13 +198,13 @@ def _check_contraction(case: CodecCase, kind: Kind, size: int) -> None:
         assert mean <= bound, (kind.__name__, size)
 
 
-@declaring("contractive")
+@looped("case", declaring("contractive"))
 def test_contraction_is_strict_within_the_normal_range(case: CodecCase) -> None:
     for size in SIZES[1:]:
         assert case.gamma(size) < 1.0
 
 
-@declaring("covers")
+@looped("case", declaring("covers"))
 @every_dtype
 def test_declared_covers(case: CodecCase, dtype: torch.dtype) -> None:
     for size in (0, 127, 4097):
@@ -223,7 +223,7 @@ def _check_cover(case: CodecCase, dtype: torch.dtype, size: int) -> None:
     assert (sent != 0).all(), size
 
 
-@by_kind([case for case in CODECS if not case.codec.laws.may_overflow])
+@looped("case", [case for case in CODECS if not case.codec.laws.may_overflow])
 @every_dtype
 def test_no_overflow_unless_declared(case: CodecCase, dtype: torch.dtype) -> None:
     x = torch.full((127,), torch.finfo(dtype).max, dtype=dtype)
@@ -231,13 +231,13 @@ def test_no_overflow_unless_declared(case: CodecCase, dtype: torch.dtype) -> Non
     assert decode(case.codec, case.codec.encode(x, AT), x).isfinite().all()
 
 
-@declaring("may_overflow")
+@looped("case", declaring("may_overflow"))
 def test_declared_overflow_happens(case: CodecCase) -> None:
     x = torch.full((3,), torch.finfo(F32).max)
     assert not decode(case.codec, case.codec.encode(x, AT), x).isfinite().any()
 
 
-@by_kind([case for case in CODECS if case.exact])
+@looped("case", [case for case in CODECS if case.exact])
 @every_dtype
 def test_poison_that_travels_is_seen_and_stays_in_its_place(case: CodecCase, dtype: torch.dtype) -> None:
     x = make(coded, 127, dtype)
@@ -250,7 +250,7 @@ def test_poison_that_travels_is_seen_and_stays_in_its_place(case: CodecCase, dty
     assert not decoded[~clean][sent].isfinite().any()
 
 
-@by_kind([case for case in CODECS if not case.exact])
+@looped("case", [case for case in CODECS if not case.exact])
 @every_dtype
 def test_poison_is_seen_though_it_spreads(case: CodecCase, dtype: torch.dtype) -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
