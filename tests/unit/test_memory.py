@@ -17,12 +17,13 @@ from gradwire.exchange.payloads import gather
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, LowPass, Memory, Residual
 from gradwire.step.context import ExchangeContext
 from tests.support.compensation import Compensation
+from tests.support.looped import looped
 
 COVAP_SMALL = Residual(start=0.5, rise=0.1, every=50)
 COVAP_LARGE = Residual(start=0.2, rise=0.1, every=100)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("memory", "step", "coefficient"),
     [
         (Residual(), 0, 1.0),
@@ -59,7 +60,7 @@ def test_compensate_leaves_memory_and_gradient_alone() -> None:
     assert grad.tolist() == [8.0, 16.0]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "words"),
     [({"start": 1.1}, "start=1.1"), ({"start": -0.1}, "start=-0.1"), ({"every": 0}, "every=0")],
 )
@@ -94,7 +95,7 @@ def sent(planes: Compensation, grad: Tensor, ratio: float, step: int = 0) -> Ten
     return mean
 
 
-@pytest.mark.parametrize("beta", [1.0, 0.3, 0.1])
+@looped("beta", [1.0, 0.3, 0.1])
 def test_low_pass_keeps_the_invariant_of_equation_5(beta: float) -> None:
     planes, came, went = (
         Compensation(LowPass(beta), SIZE),
@@ -145,14 +146,14 @@ def test_nesterov_looks_one_step_ahead() -> None:
     assert planes.unsent.item() == 12 + 0.5 * (0.5 * 8 + 4) + 4
 
 
-@pytest.mark.parametrize("masking", [True, False])
+@looped("masking", [True, False])
 def test_masking_forgets_the_momentum_of_what_was_sent_and_no_other(masking: bool) -> None:
     planes = Compensation(MomentumCorrection(0.9, masking=masking), 4)
     assert sent(planes, torch.tensor([1.0, -9.0, 2.0, 8.0]), 0.5).tolist() == [0.0, -9.0, 0.0, 8.0]
     assert planes.committed[MOMENTUM].tolist() == ([1.0, 0.0, 2.0, 0.0] if masking else [1.0, -9.0, 2.0, 8.0])
 
 
-@pytest.mark.parametrize("world", [1, 4, 9])
+@looped("world", [1, 4, 9])
 def test_clipping_bounds_the_norm_of_a_parameter_by_its_share(world: int) -> None:
     planes = Compensation(MomentumCorrection(clip=6.0), 2)
     planes.compensate(torch.tensor([30.0, 40.0]), world=world)
@@ -163,8 +164,8 @@ def test_clipping_bounds_the_norm_of_a_parameter_by_its_share(world: int) -> Non
     assert torch.equal(other.compensate(small, world=world), small)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("memory", [LowPass(0.3), MomentumCorrection(clip=1.0), MomentumCorrection()])
+@looped("bad", [math.nan, math.inf])
+@looped("memory", [LowPass(0.3), MomentumCorrection(clip=1.0), MomentumCorrection()])
 def test_a_gradient_that_is_not_finite_is_reported(memory: Memory, bad: float) -> None:
     planes = Compensation(memory, 3)
     seen = memory.compensate(
@@ -174,7 +175,7 @@ def test_a_gradient_that_is_not_finite_is_reported(memory: Memory, bad: float) -
     assert not planes.unsent.any()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("make", "words"),
     [
         (lambda: LowPass(0.0), r"outside \(0, 1\]"),

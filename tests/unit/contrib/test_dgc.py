@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire.kernels.topk import topk_indices
 from gradwire.recipes import Composition, recipe
+from tests.support.looped import looped
 from tests.support.steps import step
 
 
@@ -38,7 +39,7 @@ def test_a_sample_is_an_option_and_loses_some_of_it() -> None:
     assert 0.5 < min(shares) < 0.98
 
 
-@pytest.mark.parametrize("sample", [0.0, 1.5])
+@looped("sample", [0.0, 1.5])
 def test_a_sample_outside_its_range_is_refused(sample: float) -> None:
     with pytest.raises(ValueError, match=r"outside \(0, 1\]"):
         recipe(f"dgc({sample=})")

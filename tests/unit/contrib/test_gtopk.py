@@ -75,7 +75,7 @@ def test_what_one_branch_drops_and_another_brings_through_is_not_lost() -> None:
         assert result.unsent.tolist() == [inputs[rank, 0], 0.0, inputs[rank, 2]]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8, 9, 64])
+@looped("world", [1, 2, 3, 4, 5, 8, 9, 64])
 def test_rounds_are_log_n_shifts_and_two_all_reduces(world: int) -> None:
     numel, count = 100_000, 1000
     rounds = gtop_k(0.01).rounds(numel, torch.float32, ExchangeContext(0, 0, 0, world))

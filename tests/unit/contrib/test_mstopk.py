@@ -107,7 +107,7 @@ def test_run_starts_elsewhere_at_another_moment_or_on_another_rank() -> None:
     assert len(starts) == 4
 
 
-@pytest.mark.parametrize("guess", [0.0, 0.5, math.inf])
+@looped("guess", [0.0, 0.5, math.inf])
 def test_a_sample_that_misleads_changes_nothing(guess: float, monkeypatch: pytest.MonkeyPatch) -> None:
     x = normal(40_009)
     honest = ms_top_k(0.01).select(x, AT)

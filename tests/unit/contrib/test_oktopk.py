@@ -105,8 +105,8 @@ def test_elements_that_several_ranks_send_add_up_in_one_place() -> None:
         assert not result.unsent.any()
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 8, 16, 32, 64])
-@pytest.mark.parametrize("numel", [1_000_000, 25_000_000])
+@looped("world", [2, 3, 4, 8, 16, 32, 64])
+@looped("numel", [1_000_000, 25_000_000])
 def test_traffic_is_below_six_k_words(world: int, numel: int) -> None:
     rounds = ok_topk(top_k(0.01)).rounds(numel, torch.float32, ExchangeContext(0, 0, 0, world))
     words, count = sum(each.wire_bytes(world) for each in rounds) / 4, numel // 100
@@ -133,7 +133,7 @@ def test_nan_travels_and_stays_in_its_place() -> None:
         assert result.unsent.isfinite().all()
 
 
-@pytest.mark.parametrize("slack", [0.5, 0.0, math.nan, math.inf])
+@looped("slack", [0.5, 0.0, math.nan, math.inf])
 def test_slack_that_leaves_no_room_raises(slack: float) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         ok_topk(top_k(0.1), slack)

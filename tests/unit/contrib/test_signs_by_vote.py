@@ -16,6 +16,7 @@ from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.leader import leader
 from gradwire.memory import NoMemory, Residual
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.whole import parts_of
 
 SIZES = (100, 3, 1000, 64)
@@ -42,7 +43,7 @@ def drawn(world: int, numel: int = NUMEL) -> list[Tensor]:
     return [torch.randn(numel, generator=torch.Generator().manual_seed(rank)) for rank in range(world)]
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 def test_the_majority_wins_and_a_tie_is_zero(world: int) -> None:
     inputs = drawn(world)
     expected = torch.stack(inputs).sign().sum(0).sign()
@@ -50,8 +51,8 @@ def test_the_majority_wins_and_a_tie_is_zero(world: int) -> None:
     assert bool((expected == 0).any()) == (world % 2 == 0)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("world", WORLDS)
+@looped("dtype", [torch.float32, torch.float64])
 def test_the_scale_is_the_mean_over_ranks_of_the_mean_magnitude_of_a_parameter(world: int, dtype) -> None:
     inputs = [x.to(dtype) for x in drawn(world)]
     signs = vote(majority_vote(), inputs)
@@ -66,8 +67,8 @@ def split(inputs: list[Tensor]) -> list[tuple[Tensor, ...]]:
     return list(zip(*(x.split(list(SIZES)) for x in inputs), strict=True))
 
 
-@pytest.mark.parametrize("scale", ["none", "l1"])
-@pytest.mark.parametrize("world", [2, 3, 5])
+@looped("scale", ["none", "l1"])
+@looped("world", [2, 3, 5])
 def test_who_has_nothing_of_a_parameter_abstains(world: int, scale) -> None:
     inputs = drawn(world)
     for rank, x in enumerate(inputs):
@@ -94,7 +95,7 @@ def test_a_zero_among_others_votes_as_positive() -> None:
     assert vote(majority_vote(), inputs, (2,)).tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("world", [1, 3, 4])
+@looped("world", [1, 3, 4])
 def test_poison_in_a_scale_reaches_all_ranks_and_no_other_parameter(world: int) -> None:
     inputs = drawn(world)
     inputs[-1][500] = torch.nan
@@ -104,7 +105,7 @@ def test_poison_in_a_scale_reaches_all_ranks_and_no_other_parameter(world: int) 
     assert mean[1103:].isfinite().all()
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 def test_traffic_is_at_most_three_eighths_of_a_byte_per_element(world: int) -> None:
     numel, ctx = 2**20, ExchangeContext(0, 0, 0, world)
     rounds = majority_vote().rounds(numel, torch.float32, ctx)

@@ -64,7 +64,7 @@ def test_most_of_the_energy_of_a_heavy_tail_is_found() -> None:
     assert found[-1] >= 0.8
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@looped("world", WORLDS)
 def test_everything_asked_for_is_an_exact_top_k_of_the_sums(world: int) -> None:
     # With as many candidates as elements the table has no say.
     given = [noise(rank, 100).mul(100).round() for rank in range(world)]
@@ -98,7 +98,7 @@ def test_hashes_stay_over_steps_and_differ_between_units() -> None:
     assert not torch.equal(other.mean != 0, found[0] != 0)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@looped("bad", [torch.nan, torch.inf])
 def test_what_is_not_finite_is_found_and_stays_in_its_place(bad: float) -> None:
     given = [noise(rank, 5000) for rank in range(3)]
     given[1][1234] = bad
@@ -107,7 +107,7 @@ def test_what_is_not_finite_is_found_and_stays_in_its_place(bad: float) -> None:
         assert result.unsent.isfinite().all()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "complaint"),
     [
         ({"rows": 4}, "odd"),

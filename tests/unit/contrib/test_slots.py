@@ -9,12 +9,13 @@ from gradwire.codec.sparse import SparseLayout
 from gradwire.contrib.oktopk import Slots
 from gradwire.errors import WireError
 from gradwire.kernels.payload import Buffer
+from tests.support.looped import looped
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("words", "count", "dtype", "size"),
     [
         (0, 0, torch.float32, 0),
@@ -75,7 +76,7 @@ def test_zeros_are_empty_slots_of_any_region() -> None:
     assert places.numel() == values.numel() == 0
 
 
-@pytest.mark.parametrize(
+@looped(
     ("words", "complaint"),
     [
         ([3, 5, 6], "3 values where 2 fit"),

@@ -14,6 +14,7 @@ from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
 from gradwire.kernels.layouts import Norm
 from gradwire.recipes import recipe
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 from tests.support.steps import step
 from tests.support.tiers import rest
 from tests.support.whole import parts_of
@@ -57,7 +58,7 @@ def test_qsgd_is_within_its_variance(bits: int, norm: Norm, d: int) -> None:
         assert float(found.max()) <= d * (1 / levels + 2**-20) ** 2 * length
 
 
-@pytest.mark.parametrize("d", [1, 2, 9, 100, 1000])
+@looped("d", [1, 2, 9, 100, 1000])
 def test_tern_grads_variance_and_its_worst_case(d: int) -> None:
     worst = torch.full((d,), 1 / (1 + math.sqrt(d)))
     worst[0] = 1.0
@@ -90,7 +91,7 @@ def test_terngrad_clips_at_so_many_deviations_only_if_told_to() -> None:
         assert float(mean.max()) == pytest.approx(largest, rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("bits", "bucket", "contractive"),
     [(8, 512, True), (8, 16_128, True), (8, 16_129, False), (4, 48, True), (4, 49, False), (2, 1, False)],
 )
@@ -129,7 +130,7 @@ def test_steps_ranks_units_and_seeds_draw_anew(codec: Codec) -> None:
     assert bytes(codec.encode(x, AT).tolist()) == payloads[0]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [({"bits": 5}, "bits=5"), ({"bucket": 0}, "bucket=0")])
+@looped(("arguments", "message"), [({"bits": 5}, "bits=5"), ({"bucket": 0}, "bucket=0")])
 def test_qsgd_says_what_is_wrong(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         qsgd_codec(**arguments)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import torch
 
 from gradwire.contrib.truncate import upper_bits
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 
 AT = ExchangeContext(step=0, unit=0, rank=0, world=1)
 
@@ -28,7 +29,7 @@ def test_float64_beyond_the_range_of_float32_arrives_as_its_largest_number() -> 
     assert float(x[0]) == 1e300 - float(out[0])
 
 
-@pytest.mark.parametrize("bits", [0, 23])
+@looped("bits", [0, 23])
 def test_bits_outside_their_range_are_refused(bits: int) -> None:
     with pytest.raises(ValueError, match=f"bits={bits} is outside 1 … 22"):
         upper_bits(bits)

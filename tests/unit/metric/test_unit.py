@@ -101,7 +101,7 @@ class Mine(torch.optim.SGD):
     """Might do anything."""
 
 
-@pytest.mark.parametrize(
+@looped(
     ("kind", "options", "named"),
     [
         (torch.optim.Adam, {"amsgrad": True}, r"Adam\(amsgrad=True\)"),
@@ -144,7 +144,7 @@ def test_float64_and_complex_parameters_are_refused() -> None:
     assert refusal == "SGD with complex parameters"
 
 
-@pytest.mark.parametrize(
+@looped(
     ("kind", "options"),
     [
         (torch.optim.SGD, {"lr": 0.0}),

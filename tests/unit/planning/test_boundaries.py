@@ -26,8 +26,8 @@ def _parts(numel: int, boundaries: tuple[int, ...]) -> list[int]:
     return [b - a for a, b in pairwise(bounds)]
 
 
-@pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("unit", [1000, 1 << 18])
+@looped("numel", SIZES)
+@looped("unit", [1000, 1 << 18])
 def test_even_units_differ_by_one_element_at_most_and_none_is_too_large(numel: int, unit: int) -> None:
     parts = _parts(numel, even_boundaries((numel,), unit))
     assert max(parts) <= unit
@@ -35,7 +35,7 @@ def test_even_units_differ_by_one_element_at_most_and_none_is_too_large(numel: i
     assert sum(parts) == numel
 
 
-@pytest.mark.parametrize("numel", SIZES)
+@looped("numel", SIZES)
 def test_ramped_units_hold_8_kilobytes_to_25_megabytes_of_float32(numel: int) -> None:
     parts = _parts(numel, ramped_boundaries((numel,)))
     assert max(parts) <= 25 << 18
@@ -65,8 +65,8 @@ def test_fitted_units_make_up_the_flat_buffer_and_none_is_above_25_megabytes_of_
     assert min(parts) > 0 or numel == 0
 
 
-@pytest.mark.parametrize("verbs", [["all_reduce"], ["all_to_all", "all_gather"], ["shift"]])
-@pytest.mark.parametrize("world", [2, 3, 4, 16])
+@looped("verbs", [["all_reduce"], ["all_to_all", "all_gather"], ["shift"]])
+@looped("world", [2, 3, 4, 16])
 def test_the_last_unit_takes_longer_than_its_messages_and_half_of_it_would_not(
     verbs: Sequence[str], world: int
 ) -> None:
@@ -98,8 +98,8 @@ def test_fitted_units_are_small_where_they_show() -> None:
     assert first < max(middle), "nothing is under way before it"
 
 
-@pytest.mark.parametrize("numel", [100_003, 11_000_000])
-@pytest.mark.parametrize("interval", [1, 2, 3, 4, 7, 20])
+@looped("numel", [100_003, 11_000_000])
+@looped("interval", [1, 2, 3, 4, 7, 20])
 def test_every_phase_carries_the_same_within_a_hundredth(numel: int, interval: int) -> None:
     parts = _parts(numel, phased_boundaries((numel,), interval))
     assert len(parts) % interval == 0

@@ -8,6 +8,7 @@ import pytest
 
 from gradwire.planning.change_detection import error_of
 from gradwire.planning.choice import LEAD, Comparison, Option
+from tests.support.looped import looped
 
 Setting = tuple[float, float, dict[str, tuple[float, float]]]
 """Milliseconds of a step without communication and of a dense one; each recipe's, and how late it is."""
@@ -68,14 +69,14 @@ def _next(comparison: Comparison) -> str:
 SETTINGS = [RESNET18, CHARGPT4, CHARGPT2, CONVNET]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@looped("setting", SETTINGS)
 def test_nothing_runs_that_has_not_run_on_trial(setting: Setting) -> None:
     comparison = _comparison(setting)
     assert comparison.best() is None
     assert comparison.foreseen() == _comparison(setting).option(_best(_tried(setting)))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@looped("setting", SETTINGS)
 def test_nothing_runs_that_is_not_faster_than_dense(setting: Setting) -> None:
     comparison = _tried(setting)
     best = comparison.best()
@@ -105,7 +106,7 @@ def test_where_none_reaches_it_the_fastest_runs() -> None:
     assert _best(_tried(CHARGPT2)) == "covap"
 
 
-@pytest.mark.parametrize("setting", [RESNET18, CHARGPT4, CONVNET])
+@looped("setting", [RESNET18, CHARGPT4, CONVNET])
 def test_what_was_measured_above_the_limit_does_not_run_however_fast_it_is(setting: Setting) -> None:
     assert _best(_tried(setting, limit=0.3)) == "int4"
     late = _tried(setting, limit=0.3).after_trial("int4", 0.04, 0.31)
@@ -133,7 +134,7 @@ BERT: Setting = (
 )
 
 
-@pytest.mark.parametrize(("share", "following"), [(0.85, "int8"), (1.1, "none")])
+@looped(("share", "following"), [(0.85, "int8"), (1.1, "none")])
 def test_where_recipes_take_less_than_predicted_others_promise_as_much_less(
     share: float, following: str
 ) -> None:

@@ -155,7 +155,7 @@ def test_by_hand_for_eight_ranks() -> None:
     }
 
 
-@pytest.mark.parametrize("verb", GLOO)
+@looped("verb", GLOO)
 def test_nobody_pays_alone_and_the_default_is_gloos(verb: str) -> None:
     network = Network(Link(1.0, 1.0))
     assert time_of(Transfer(verb, 5.0), 1, network) == 0.0

@@ -15,6 +15,7 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.step_time import ready_of_element
 from gradwire.recipes import Composition, recipe
 from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec
+from tests.support.looped import looped
 from tests.support.planning_problems import imbalance
 
 # VGG-19's six buckets in the paper (table V), in the order in which they become ready.
@@ -45,7 +46,7 @@ def test_the_papers_rule_cuts_what_is_larger_than_the_median_into_as_many_parts_
     assert found == [4101096, *[8390656] * 2, *[26870144] * 4, 7079424, 7669760, 555072]
 
 
-@pytest.mark.parametrize(("sharding", "worst"), [("off", 2.99), ("paper", 1.08), ("balanced", 1.01)])
+@looped(("sharding", "worst"), [("off", 2.99), ("paper", 1.08), ("balanced", 1.01)])
 def test_sharding_balances_what_steps_carry(sharding: str, worst: float) -> None:
     # Without it a step carries up to 2.99 of the mean, with the paper's rule 1.08.
     found = units(f"covap(interval=4, sharding={sharding})")
@@ -109,7 +110,7 @@ def test_without_ready_times_segments_are_spread() -> None:
     assert decided(Facts(backward_s=1.0, allreduce_s=4.0, world=4)).text == "covap(interval=4)"
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "memory"),
     [
         ("covap(interval=4)", Residual(0.5, 0.1, 50)),
@@ -128,7 +129,7 @@ def test_feedback(text: str, memory: object) -> None:
     assert built.exchange.memory == memory
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "canonical"),
     [
         ("covap(interval=4)", "covap(interval=4)"),
@@ -154,7 +155,7 @@ def test_the_text_says_what_is_not_as_by_default_and_parses_back(text: str, cano
     assert again.exchange == built.exchange
 
 
-@pytest.mark.parametrize(("ccr", "decimals", "interval"), [(2.4, 0, 2), (2.04, 1, 2), (2.04, 2, 3)])
+@looped(("ccr", "decimals", "interval"), [(2.4, 0, 2), (2.04, 1, 2), (2.04, 2, 3)])
 def test_decimals_of_the_measured_ratio_decide_the_interval(ccr: float, decimals: int, interval: int) -> None:
     facts = Facts(backward_s=1.0, allreduce_s=ccr, world=4)
     chosen = decided(facts, f"covap(ccr_decimals={decimals}, init_value=0.7)")
@@ -162,7 +163,7 @@ def test_decimals_of_the_measured_ratio_decide_the_interval(ccr: float, decimals
     assert chosen.exchange.memory == Residual(0.7, 0.1, 50)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "words"),
     [
         ("covap(sharding=some)", "sharding='some' is none of balanced, paper, off"),

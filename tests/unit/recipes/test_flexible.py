@@ -20,6 +20,7 @@ from gradwire.planning.ratio import candidate_ratios
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.flexible import energies, rounds_of
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 
 RATIOS = candidate_ratios()
 NUMEL, WORLD = 1_000_000, 4
@@ -29,7 +30,7 @@ def _built(text: str) -> Composition:
     return recipe(text).build()
 
 
-@pytest.mark.parametrize("power", [1.0, 3.0])
+@looped("power", [1.0, 3.0])
 def test_energies_are_those_of_the_exact_choice(power: float) -> None:
     x = torch.randn(50_000, generator=torch.Generator().manual_seed(1)).pow(power)
     total, *sent = energies(x, RATIOS)
@@ -83,9 +84,7 @@ def test_a_bandwidth_that_is_not_resolved_is_said_in_the_report() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("elect", "leads"), [("round_robin", "broadcast"), ("variance", "all_gather"), ("auto", "broadcast")]
-)
+@looped(("elect", "leads"), [("round_robin", "broadcast"), ("variance", "all_gather"), ("auto", "broadcast")])
 def test_who_leads_is_an_option_of_what_runs_and_of_what_is_counted(elect: Election, leads: str) -> None:
     watched, ctx = Watched(WORLD, (NUMEL,)), ExchangeContext(0, 0, 0, WORLD)
     for way in ("ring", "tree"):
@@ -95,7 +94,7 @@ def test_who_leads_is_an_option_of_what_runs_and_of_what_is_counted(elect: Elect
         assert rounds[0].verb == leads
 
 
-@pytest.mark.parametrize("inner", ["mstopk(rounds=10)", "lwtopk", "dgc(sample=0.1, warmup_steps=0)"])
+@looped("inner", ["mstopk(rounds=10)", "lwtopk", "dgc(sample=0.1, warmup_steps=0)"])
 def test_another_recipes_choice_inside_is_that_recipes(inner: str) -> None:
     x = torch.randn(5000, generator=torch.Generator().manual_seed(1))
     name, _, options = inner.removesuffix(")").partition("(")
@@ -129,14 +128,14 @@ def test_a_choice_that_was_made_holds_until_link_or_gain_move() -> None:
     assert len(chosen) == 4, "two ways are tried, the fastest of three runs, and one choice is made"
 
 
-@pytest.mark.parametrize("way", ["all_gather", "ring", "tree"])
+@looped("way", ["all_gather", "ring", "tree"])
 def test_every_way_sends_as_much_as_its_ratio_says(way: str) -> None:
     exchange = _built(f"flexible(ratio=0.01, way='{way}')").exchange
     assert exchange.laws.contractive
     assert exchange.laws.conserves
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "message"),
     [
         ("way='star'", "all_gather, ring, tree"),

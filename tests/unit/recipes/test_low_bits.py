@@ -12,6 +12,7 @@ from gradwire.comm import Comm, Round, run_ranks
 from gradwire.memory import NoMemory, Residual
 from gradwire.recipes import recipe
 from gradwire.step.context import ExchangeContext
+from tests.support.looped import looped
 
 
 def _rounds(text: str, world: int) -> tuple[Round, ...]:
@@ -19,7 +20,7 @@ def _rounds(text: str, world: int) -> tuple[Round, ...]:
     return built.exchange.rounds(1 << 20, torch.float32, ExchangeContext(0, 0, 0, world))
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+@looped("name", ["int8", "int4", "fp8"])
 def test_between_two_ranks_an_all_gather_costs_the_same_bytes_in_one_round(name: str) -> None:
     halves, whole = _rounds(name, 2), _rounds(f"{name}(collective='all_gather')", 2)
     assert {each.verb for each in halves} == {"all_to_all", "all_gather"}
@@ -27,15 +28,15 @@ def test_between_two_ranks_an_all_gather_costs_the_same_bytes_in_one_round(name:
     assert sum(each.wire_bytes(2) for each in halves) == whole[0].wire_bytes(2)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
-@pytest.mark.parametrize(("feedback", "kind"), [(True, Residual), (False, NoMemory)])
+@looped("name", ["int8", "int4", "fp8"])
+@looped(("feedback", "kind"), [(True, Residual), (False, NoMemory)])
 def test_either_collective_remembers_if_it_is_to(name: str, feedback: bool, kind: type) -> None:
     for collective in ("all_reduce", "all_gather"):
         built = recipe(f"{name}(feedback={feedback}, collective='{collective}')").build()
         assert isinstance(built.exchange.memory, kind)
 
 
-@pytest.mark.parametrize("world", [2, 3, 7])
+@looped("world", [2, 3, 7])
 def test_bf16_with_one_sum_in_float32_rounds_every_value_twice(world: int) -> None:
     """Once each on its way to the owner, and once the mean: an all-reduce rounds every partial sum, too."""
     drawn = torch.randn(world, 4000, generator=torch.Generator().manual_seed(world))

@@ -17,6 +17,7 @@ from gradwire.planning.merge import seconds_of
 from gradwire.planning.merge_worker import moved_boundaries, worker_boundaries
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.mergecomp import cost_of, dearer, ready_times, sending
+from tests.support.looped import looped
 from tests.support.planning_problems import step_seconds
 from tests.support.rig import Rig, gradients
 
@@ -29,7 +30,7 @@ def _built(options: str) -> Composition:
     return recipe(f"mergecomp(inner={INNER!r}, {options})").build()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "boundaries"),
     [
         ("split='layers'", (100, 300, 350, 750, 900)),
@@ -95,7 +96,7 @@ def _grouping(found: Composition) -> Boundaries:
     )
 
 
-@pytest.mark.parametrize("per_call_s", [1e-6, 1e-3, 1.0])
+@looped("per_call_s", [1e-6, 1e-3, 1.0])
 def test_planned_boundaries_are_never_worse_beside_backward_than_those_of_the_papers_model(
     per_call_s: float,
 ) -> None:
@@ -118,7 +119,7 @@ def test_everybodys_payload_is_decoded_and_ones_own_encoded() -> None:
     assert (cost.encode, cost.decode) == (Line(2e-3, 1e-7), Line(8e-3, 4e-7))
 
 
-@pytest.mark.parametrize("per_call_s", [1e-6, 1e-3, 1.0])
+@looped("per_call_s", [1e-6, 1e-3, 1.0])
 def test_exact_boundaries_are_the_best_of_all(per_call_s: float) -> None:
     facts = _facts(per_call_s)
     found = _planned("split='exact'", facts)
@@ -144,7 +145,7 @@ def test_the_wire_is_that_of_steps_behind_the_warm_up_which_do_not_rest() -> Non
     assert sending(resting.exchange, network, 4).slope_s > 0.0
 
 
-@pytest.mark.parametrize("options", ["cuts=(5,)", "cuts=(5,), elements=0"])
+@looped("options", ["cuts=(5,)", "cuts=(5,), elements=0"])
 def test_cuts_without_what_they_were_made_for_are_refused(options: str) -> None:
     with pytest.raises(ValueError, match="cuts need elements"):
         recipe(f"mergecomp(inner={INNER!r}, {options})").build()
@@ -174,7 +175,7 @@ def test_what_is_planned_follows_from_facts_that_all_ranks_share() -> None:
     assert "by the measured costs" in why or "when timed" in why
 
 
-@pytest.mark.parametrize("split", ["planned", "exact", "search", "timed"])
+@looped("split", ["planned", "exact", "search", "timed"])
 def test_alone_there_is_no_link_to_plan_for_and_training_goes_on(split: str) -> None:
     def rank(comm: Comm) -> list[bool]:
         rig = Rig(comm, f"mergecomp(inner={INNER!r}, split={split!r})")
@@ -183,7 +184,7 @@ def test_alone_there_is_no_link_to_plan_for_and_training_goes_on(split: str) -> 
     assert run_ranks(1, rank) == [[True] * 8]
 
 
-@pytest.mark.parametrize("split", ["planned", "exact", "search", "timed"])
+@looped("split", ["planned", "exact", "search", "timed"])
 def test_without_a_tensor_to_group_training_goes_on(split: str) -> None:
     def rank(comm: Comm) -> list[bool]:
         text = f"mergecomp(inner={INNER!r}, split={split!r})"
@@ -264,8 +265,8 @@ def test_how_long_a_search_takes_is_said_before_it_begins(caplog: pytest.LogCapt
     assert found[0].text == built.text
 
 
-@pytest.mark.parametrize("split", ["search", "timed"])
-@pytest.mark.parametrize(("alpha", "groups"), [(0.0, 3), (0.9, 2)])
+@looped("split", ["search", "timed"])
+@looped(("alpha", "groups"), [(0.0, 3), (0.9, 2)])
 def test_a_group_more_must_gain_alpha_to_go_on(split: str, alpha: float, groups: int) -> None:
     if split == "search":
         found = _planned(f"split='search', groups=3, alpha={alpha}", _facts(1e-6))
@@ -282,7 +283,7 @@ def test_a_group_more_must_gain_alpha_to_go_on(split: str, alpha: float, groups:
     assert len(found.cutter(SIZES)) + 1 == groups
 
 
-@pytest.mark.parametrize("tensors", [60, 105, 161])
+@looped("tensors", [60, 105, 161])
 def test_timing_real_steps_is_over_before_the_hundredth_and_then_the_boundaries_stay(tensors: int) -> None:
     watch, sizes = _built("split='timed'").watch, tensors * (10,)
     assert watch is not None
@@ -310,7 +311,7 @@ def test_calls_that_are_dear_beside_a_training_are_fewer() -> None:
     )
 
 
-@pytest.mark.parametrize(("planned_s", "groups"), [(0.9, "groups"), (1.1, "1 group")])
+@looped(("planned_s", "groups"), [(0.9, "groups"), (1.1, "1 group")])
 def test_what_was_planned_has_to_beat_one_group_on_real_steps(planned_s: float, groups: str) -> None:
     decision = recipe(f"mergecomp(inner={INNER!r})").build().next
     assert decision is not None
@@ -329,7 +330,7 @@ def test_what_was_planned_has_to_beat_one_group_on_real_steps(planned_s: float, 
     assert groups in running.why
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "message"),
     [
         ("mergecomp(inner='auto')", "must measure before it can decide"),

@@ -20,7 +20,7 @@ from tests.support.looped import looped
 from tests.support.recipes import LAWS
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "canonical"),
     [
         ("dense", "dense"),
@@ -50,7 +50,7 @@ def test_every_recipe_documents_itself(entry: RecipeEntry) -> None:
         assert entry.says(heading).endswith("."), heading
 
 
-@pytest.mark.parametrize(
+@looped(
     "text",
     [
         "topk(ratio=0.25, values='bf16', reuse=False, fused=False)",
@@ -73,7 +73,7 @@ def test_the_short_text_is_the_same_recipe(text: str) -> None:
     assert (again.text, again.exchange) == (built.text, built.exchange)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "wanted"),
     [
         ("int4(block=128, feedback=True, collective='all_reduce')", "int4"),

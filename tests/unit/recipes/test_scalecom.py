@@ -16,6 +16,7 @@ from gradwire.recipes import Decision, recipe
 from gradwire.step.context import ExchangeContext
 from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.flat_buffers import ParameterSpec
+from tests.support.looped import looped
 from tests.support.rig import Outcome, Rig, gradients
 
 AUTO = "scalecom(rates='auto', warmup_steps=3)"
@@ -49,7 +50,7 @@ def test_ranks_with_other_batches_agree_on_the_most() -> None:
         assert facts.uses == {"a": 30.0, "b": 100.0, "c": 0.0}
 
 
-@pytest.mark.parametrize("option", ["rates='all'", "rates='auto', beta=0.0", "rates='auto', rate=0"])
+@looped("option", ["rates='all'", "rates='auto', beta=0.0", "rates='auto', rate=0"])
 def test_wrong_options_are_refused_at_once(option: str) -> None:
     with pytest.raises(ValueError, match=r"rate|beta"):
         recipe(f"scalecom({option})")
@@ -79,7 +80,7 @@ def algorithm_1(
     return means, memory
 
 
-@pytest.mark.parametrize(("beta", "keep"), [(0.1, None), (1.0, None), (0.3, 1)])
+@looped(("beta", "keep"), [(0.1, None), (1.0, None), (0.3, 1)])
 def test_whole_steps_are_those_of_algorithm_1(beta: float, keep: int | None) -> None:
     text = f"scalecom({beta=}, warmup_steps=5, rate=50, rates={{'first.*': 7}}, {keep=})"
     world, steps = 3, 12

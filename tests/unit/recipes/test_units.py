@@ -52,7 +52,7 @@ def means(text: str) -> Tensor:
     return run_ranks(WORLD, rank)[0]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "option", "send", "range_of"),
     [
         ("topk(ratio=0.05)", "fused", largest, over_all),
@@ -80,9 +80,7 @@ def test_what_travels_is_chosen_as_in_the_paper(
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "text", ["topk(fused=1)", "dgc(fused='no')", "lwtopk(layers=None)", "star_topk(fused=2)"]
-)
+@looped("text", ["topk(fused=1)", "dgc(fused='no')", "lwtopk(layers=None)", "star_topk(fused=2)"])
 def test_another_value_than_true_or_false_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is neither True nor False"):
         recipe(text)
