@@ -71,7 +71,7 @@ NAMES = ("body.0.weight", "body.0.bias", "head.weight")
 
 @pytest.mark.parametrize("pattern", ["*.wieght", "body.1.*", "HEAD.*", ""])
 def test_a_pattern_that_no_parameter_matches_is_refused(pattern: str) -> None:
-    with pytest.raises(ValueError, match="policy: no parameter matches .* Names are like '(body|head)"):
+    with pytest.raises(ValueError, match=r"policy: no parameter matches .* Names are like '(body|head)"):
         check_policy({"*.bias": "dense", pattern: "int8"}, NAMES)
 
 
