@@ -21,6 +21,7 @@ from tests.laws.pairwise import all_pairs
 from tests.support.bits import global_generators
 from tests.support.depth import FEW, FULL, seed
 from tests.support.gradients import KINDS, Kind, generator
+from tests.support.looped import RowsFail, try_all
 from tests.support.where import WHERE
 
 WORLDS = (1, 2, 3, 4, 5, 7)
@@ -125,6 +126,24 @@ def perform(row: Row, in_place: bool = False) -> Outcome:
 
     ranks = run_ranks(row.world, body)
     return Outcome(row, inputs, ranks, before == global_generators())
+
+
+@dataclass(frozen=True)
+class Performed:
+    """What several rows did. `failure` names those of which nothing came."""
+
+    outcomes: list[Outcome]
+    failure: RowsFail | None = None
+
+
+def perform_all(rows: Iterable[Row]) -> Performed:
+    """Perform each row, whatever becomes of the others."""
+    found: list[Outcome] = []
+    try:
+        try_all(lambda row: found.append(perform(row)), [{"row": row} for row in rows])
+    except RowsFail as failure:
+        return Performed(found, failure)
+    return Performed(found)
 
 
 def groups() -> dict[str, list[Row]]:

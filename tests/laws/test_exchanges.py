@@ -17,7 +17,7 @@ from gradwire.exchange.base import run
 from gradwire.kernels.range import LARGEST_SUM
 from gradwire.measure.metered import MeteredComm
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
-from tests.laws.rows import Held, Outcome, Row, groups, perform
+from tests.laws.rows import Held, Outcome, Performed, Row, groups, perform, perform_all
 from tests.support.bits import bits
 from tests.support.gradients import KINDS, Kind, coded
 from tests.support.looped import looped, try_all
@@ -28,22 +28,37 @@ GROUPS = groups()
 
 
 @pytest.fixture(scope="module", params=GROUPS)
-def outcomes(request: pytest.FixtureRequest) -> list[Outcome]:
+def performed(request: pytest.FixtureRequest) -> Performed:
     """What the rows of one group did."""
-    found: list[Outcome] = []
-    try_all(lambda row: found.append(perform(row)), [{"row": row} for row in GROUPS[request.param]])
-    return found
+    return perform_all(GROUPS[request.param])
 
 
-def every_row(law: Callable[[Outcome], None]) -> Callable[[list[Outcome]], None]:
-    """A test of all rows of a group."""
+def every_row(law: Callable[[Outcome], None]) -> Callable[[Performed], None]:
+    """A test of all rows of a group that could be performed."""
 
     @wraps(law)
-    def test(outcomes: list[Outcome]) -> None:
-        try_all(law, [{"outcome": each} for each in outcomes])
+    def test(performed: Performed) -> None:
+        try_all(law, [{"outcome": each} for each in performed.outcomes])
 
     del test.__wrapped__  # type: ignore[attr-defined]  # pytest would ask it what it takes
     return test
+
+
+def test_every_row_can_be_performed(performed: Performed) -> None:
+    if performed.failure is not None:
+        raise performed.failure
+
+
+def test_a_row_that_fails_is_named_and_the_others_have_outcomes() -> None:
+    def unlucky(*_: object) -> Tensor:
+        raise Accident("out of luck")
+
+    lucky = Row(EXCHANGES[0], 1, 7, F32, coded, (0, 0))
+    failing = replace(lucky, kind=unlucky)
+    found = perform_all([failing, lucky])
+    assert [outcome.row for outcome in found.outcomes] == [lucky]
+    assert str(found.failure) == f"1 of 2 rows fail\nrow={failing}: Accident: out of luck"
+    assert perform_all([lucky]).failure is None
 
 
 by_kind = partial(looped, "case", by=lambda case: case.kind)

@@ -20,6 +20,7 @@ from gradwire.memory import MOMENTUM, UNSENT, Residual
 from gradwire.recipes import Composition
 from gradwire.step.history import History
 from tests.laws.pairwise import all_pairs
+from tests.support.bits import global_generators
 from tests.support.depth import FEW, FULL, seed
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING, kind
@@ -98,7 +99,9 @@ def _missing(name: str, step: int, outcomes: list[list[Outcome]]) -> Tensor:
 def test_a_step_agrees_conserves_and_costs_what_it_predicts(
     name: str, world: int, buckets: str, unit_elements: int | None
 ) -> None:
+    generators = global_generators()
     outcomes = _run(name, world, BUCKETS[buckets], unit_elements)
+    assert global_generators() == generators, "what the user draws depends on no recipe"
     # A compensation, W products and W sums, each rounded once, of numbers below 32.
     tolerance = 32 * (2 * world + 3) * EPS.get(name, torch.finfo(torch.float32).eps)
     for step in range(STEPS):
