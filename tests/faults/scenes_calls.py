@@ -19,6 +19,7 @@ import gradwire
 from gradwire.memory import UNSENT
 from tests.support.models import batch, digest, optimizer_of, perceptron, train
 from tests.support.states import own_state
+from tests.support.world import lose_groups
 
 Attached = tuple[DistributedDataParallel, torch.optim.Optimizer, gradwire.Wire]
 
@@ -78,6 +79,7 @@ def call_against_step(name: str) -> list[Any]:
     before = digest(ddp)
     said = _raised(partial(_backward, ddp, optimizer) if dist.get_rank() else call)
     again = _raised(partial(_backward, ddp, optimizer))
+    lose_groups()
     return [*said, again[0], again[1], before == digest(ddp)]
 
 

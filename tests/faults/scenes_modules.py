@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from tests.process.sharded_models import attached, sharded
 from tests.support.models import batch, digest, optimizer_of, perceptron
+from tests.support.world import lose_groups
 
 
 def _backward(model: nn.Module, step: int) -> None:
@@ -91,7 +92,10 @@ def changed(change: str, kind: Kind, everywhere: bool) -> list[Any]:
         _backward(model, step)
     if everywhere or dist.get_rank() == 1:
         (CHANGES_OF_SHARDS if kind == "sharded" else CHANGES)[change](inner)
-    return [*_said(partial(_backward, model, 2)), wire.report().step]
+    found = [*_said(partial(_backward, model, 2)), wire.report().step]
+    if not everywhere:
+        lose_groups()
+    return found
 
 
 def _boom(_gradient: Tensor) -> None:
@@ -120,6 +124,7 @@ def broke_off(recipe: str, buckets: int) -> dict[str, Any]:
                 break
     found = {"said": said, "steps": wire.report().step}
     dist.barrier()
+    lose_groups()
     return found
 
 
@@ -147,7 +152,9 @@ def before_any_gradient_of_one() -> list[Any]:
         outputs = model(batch(1)[0])
         outputs.register_hook(_boom)
         _said(outputs.sum().backward)
-    return [*_said(partial(_backward, model, 2)), wire.report().step]
+    found = [*_said(partial(_backward, model, 2)), wire.report().step]
+    lose_groups()
+    return found
 
 
 def before_any_gradient_without_sync() -> list[Any]:

@@ -18,6 +18,7 @@ from gradwire.comm.base import SHORT_BYTES
 from gradwire.comm.checksums import Sealed
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.states import own_state
+from tests.support.world import lose_groups
 
 RECIPE = "topk(ratio=0.05)"
 DAMAGED = {"topk": "topk(ratio=0.2)", "dense": "dense", "gcomp": "gcomp", "int8": "int8"}
@@ -110,6 +111,7 @@ def broken_off() -> dict[str, Any]:
         again = _backward(ddp, 4)
     except RuntimeError as error:
         again = {"error": type(error).__name__, "text": str(error)}
+    lose_groups()
     return {"first": seen["error"], "then": again["error"]}
 
 

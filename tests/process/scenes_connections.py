@@ -21,7 +21,7 @@ import gradwire
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.ahead import Receive
 from gradwire.comm.algorithms import ring_all_gather
-from gradwire.comm.groups import borrow
+from gradwire.comm.groups import borrow, give_back
 from gradwire.environment import CONNECTIONS
 
 SIZES = (0, 1, 5, 16_385, 70_001, 1_400_003)
@@ -66,6 +66,8 @@ def bits() -> list[bool]:
         comm.spread(groups[:more])
         same += [torch.equal(first, second) for first, second in zip(one, results(comm), strict=True)]
     comm.close()
+    for group in groups:
+        give_back(group)
     return same
 
 

@@ -28,6 +28,7 @@ from tests.faults.scenes_ranks import Made, ddp, hsdp, plain
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.ranks import FOLDER, TIMEOUT_S
 from tests.support.states import own_state
+from tests.support.world import lose_groups
 
 NODES = ((0, 1), (2, 3))
 RECIPES = ("dense", "int8", "topk(ratio=0.05)", "powersgd(rank=2)", "auto")
@@ -344,6 +345,7 @@ def unconnected() -> list[str]:
         try:
             _attached("int8", process_group=group)
         except TransportError as error:
+            lose_groups()
             return [str(error), type(error.__cause__).__name__]
     return ["attached", ""]
 

@@ -60,6 +60,12 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) ->
         optimizer.step()
 
 
+def end(wires: list[gradwire.OuterWire]) -> None:
+    """Land rounds that are under way: gradwire does not get a group back on which one still runs."""
+    for wire in wires:
+        wire.detach()
+
+
 def values(model: nn.Module) -> list[Tensor]:
     return [each.detach().clone() for each in model.parameters()]
 
@@ -414,7 +420,9 @@ def loading_nothing(delay: int) -> dict[str, Any]:
         steps(model, optimizer, range(EVERY + 1))
         at(model)
         steps(model, optimizer, range(EVERY + 1, 3 * EVERY))
-        return [*values(model), *theta0(wire)]
+        trained = [*values(model), *(each.clone() for each in theta0(wire))]
+        end([wire])
+        return trained
 
     def again(model: nn.Module) -> None:
         load_all(model, model.state_dict())
@@ -450,7 +458,9 @@ def resumed_with_the_model(delay: int, first: str) -> dict[str, Any]:
     if first == "wire":
         again.load_state_dict(mine)
     steps(again, theirs, range(EVERY + 1, 4 * EVERY))
-    return {"same": same([*values(model), *theta0(wire)], [*values(again), *theta0(other)])}
+    found = {"same": same([*values(model), *theta0(wire)], [*values(again), *theta0(other)])}
+    end([wire, other])
+    return found
 
 
 def saved_after_loading() -> dict[str, Any]:
@@ -705,12 +715,14 @@ def resumed(recipe: str, delay: int, at: int) -> dict[str, Any]:
     other.load(folder)
     begins = other.attempts
     steps(again, theirs, range(at, 4 * EVERY))
-    return {
+    found = {
         "begins": begins,
         "own": same(list(model.state_dict().values()), list(again.state_dict().values())),
         "shared": same(theta0(wire), theta0(other)),
         "alike": equal_on_all(values(model)),
     }
+    end([wire, other])
+    return found
 
 
 def from_another_rank() -> dict[str, Any]:
@@ -1092,12 +1104,14 @@ def taking_turns(delay: int) -> dict[str, Any]:
     for number, other in enumerate(others):
         other.load(folder / f"part-{delay}-{number}")
     steps(again, theirs, range(2 * EVERY + 1, 4 * EVERY))
-    return {
+    found = {
         "alike": alike,
         "in turn": not any(all(each) for each in landed),
         "rounds": [sum(each) for each in zip(*landed, strict=True)],
         "resumed": same(values(model), values(again)),
     }
+    end([*wires, *others])
+    return found
 
 
 class ScheduleFree(torch.optim.SGD):
@@ -1376,7 +1390,9 @@ def resumed_on_two_sites(kind: str) -> dict[str, Any]:
     steps(theirs, their_optimizer, range(2))
     other.load(folder)
     steps(theirs, their_optimizer, range(EVERY + 1, 3 * EVERY))
-    return {"same": same(whole(module), whole(again))}
+    found = {"same": same(whole(module), whole(again))}
+    end([wire, other])
+    return found
 
 
 def loaded_on_two_sites(kind: str, way: Way) -> dict[str, Any]:
@@ -1525,6 +1541,8 @@ def going_on() -> dict[str, Any]:
                 steps(again, theirs, range(begins, 4 * EVERY))
                 alike = same(list(model.state_dict().values()), list(again.state_dict().values()))
                 found[name] = [begins, alike and same(theta0(wire), theta0(other))]
+                end([other])
+        end([wire])
     return found
 
 

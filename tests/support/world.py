@@ -2,8 +2,12 @@
 
 A scene is a function without arguments; what it returns must fit into JSON. It finds what it would find on
 ranks of its own: a default process group of as many ranks as it is for, at most four in nearly all of them,
-and nothing of earlier scenes. Its groups end with it, and random numbers begin anew. A scene that leaves
-anything else behind fails, and says what.
+and nothing of earlier scenes. Random numbers of Python, NumPy and torch begin anew before each. They are not
+compared afterwards, as scenes draw from them themselves: `tests/laws` hold that no step does.
+
+Groups end with a scene, whether it has made them or gradwire. By then gradwire must have got back those that
+it has lent to models, unless the scene says that they are lost (`lose_groups`). A scene that leaves anything
+else behind fails, too, and says what.
 
 When a rank fails, or is not done in time, the next scene gets a new world. Scenes that kill ranks, or let
 ranks wait for each other in vain, need ranks of their own: see `tests.support.ranks`.
@@ -35,11 +39,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import debug
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
+from gradwire.comm import groups
 from gradwire.recipes.base import REGISTRY
 from tests.support.ranks import FOLDER, FORKED, TIMEOUT_S, VARIABLES
 
@@ -58,11 +66,6 @@ FOR_GOOD = Counter(
     ]
 )
 """What is brought into a process once, by the first scene that needs it, and stays."""
-
-
-MOST_SCENES = 25
-"""Scenes of a world. Groups of a few scenes live on, because objects that these leave hold them in cycles.
-gloo's threads of such a group spin once the other ranks have let go, and would take the cores in the end."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +112,14 @@ class World:
     def __init__(self) -> None:
         self._ranks: list[tuple[BaseProcess, Connection]] = []
         self._folder: Path | None = None
-        self._port = self._number = self._scenes = 0
+        self._port = self._number = 0
 
     def play(self, order: Order) -> list[str] | str:
         """What a scene returned on each rank, as JSON; or in one text why there is no such thing."""
         while len(self._ranks) < order.ranks:
             self._start(len(self._ranks))
         found = self._played(order)
-        if isinstance(found, str) or self._scenes == MOST_SCENES:
+        if isinstance(found, str):
             self.end()
         return found
 
@@ -132,7 +135,7 @@ class World:
         self._port = ours.recv()
 
     def _played(self, order: Order) -> list[str] | str:
-        self._number, self._scenes = self._number + 1, self._scenes + 1
+        self._number += 1
         numbered = replace(order, number=self._number)
         returned, failures = self._told(order, numbered)
         if not failures:  # no rank needs another one any more
@@ -169,13 +172,22 @@ class World:
             connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         atexit.unregister(self.end)
-        self._ranks, self._scenes, self._folder = [], 0, None
+        self._ranks, self._folder = [], None
 
 
 WORLD = World()
 
 
 # -- where a rank runs
+
+
+def lose_groups() -> None:
+    """For the end of a scene after which a user would start all ranks again.
+
+    gradwire never gets back a group on which a step has failed.
+    """
+    for group in list(groups._lent):
+        groups.give_back(group)
 
 
 def _serve(rank: int, port: int, folder: Path, orders: Connection) -> None:
@@ -210,6 +222,7 @@ def _in_time(trace: TextIO, call: Callable[[], str]) -> tuple[str, str]:
 
 def _play(order: Order, rank: int, store: dist.Store) -> str:
     random.seed(0)
+    np.random.seed(0)
     torch.manual_seed(0)
     dist.init_process_group(
         "gloo",
@@ -223,21 +236,55 @@ def _play(order: Order, rank: int, store: dist.Store) -> str:
 
 def _leave(before: Counter[str], grace_s: float) -> str:
     """End all groups, as every rank has returned; what is left then, and has gone, in words."""
-    gc.collect()
+    said = _once_quiet(partial(_changes, before), grace_s)
+    if said:
+        return said
     if dist.is_initialized():
         dist.destroy_process_group()
+    _forget_meshes()
+    said = _once_quiet(_groups, grace_s)
+    gc.freeze()  # modules that scenes imported, caches: not to be gone through after each scene
+    return said
+
+
+def _once_quiet(look: Callable[[], str], grace_s: float) -> str:
+    """Nothing, as soon as `look` says nothing; what it still says after `grace_s`."""
     deadline_s, pause_s = time.monotonic() + grace_s, 0.01
-    while (after := _state()) != before:
-        more, gone = after - (before | FOR_GOOD), before - after
-        if not more and not gone:
-            break
-        if time.monotonic() > deadline_s:
-            return f"left behind {sorted(more.elements())}, and taken away {sorted(gone.elements())}"
+    gc.collect()
+    while (said := look()) and time.monotonic() < deadline_s:
         time.sleep(pause_s)
         pause_s *= 2
         gc.collect()
-    gc.freeze()  # modules that scenes imported, caches: not to be gone through after each scene
-    return ""
+    return said
+
+
+def _changes(before: Counter[str]) -> str:
+    after = _state()
+    more, gone = after - (before | FOR_GOOD), before - after
+    if not more and not gone:
+        return ""
+    return f"left behind {sorted(more.elements())}, and taken away {sorted(gone.elements())}"
+
+
+def _forget_meshes() -> None:
+    """Caches of torch's for DTensors keep their meshes for good, and a mesh keeps its groups."""
+    debug._clear_sharding_prop_cache()  # or a result in a later scene could have a mesh of this one
+    for each in gc.get_objects():
+        if type(each) is DeviceMesh:
+            each._pg_registry.clear()
+
+
+def _groups() -> str:
+    """The threads of process groups that have been ended, and live on. Only Linux tells.
+
+    They spin once the other ranks have let go, and would take the cores in the end.
+    """
+    names = []
+    for each in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # it has just ended
+            names.append(each.read_text().strip())
+    left = sorted(name for name in names if name.startswith(("gloo", "pt_gloo")))
+    return f"left behind groups with threads {left}" if left else ""
 
 
 def _state() -> Counter[str]:
@@ -253,6 +300,7 @@ def _state() -> Counter[str]:
     logs = (logging.getLogger(name) for name in (None, "gradwire"))
     return Counter(
         [
+            *("group lent by gradwire" for is_lent in groups._lent.values() if is_lent),
             *(f"thread {each.name}" for each in threading.enumerate()),
             *(f"hook {when}, from {each.__module__}" for when, of in hooks.items() for each in of.values()),
             *(f"{handler} of log {each.name}" for each in logs for handler in each.handlers),
