@@ -28,6 +28,7 @@ from tests.support.models import batch, digest, optimizer_of, perceptron
 from tests.support.ranks import TIMEOUT_S
 from tests.support.recipes import EVERY_RECIPE
 from tests.support.simulated import Home, Near, Simulated
+from tests.support.world import lose_groups
 
 STEPS, BAD = 8, 4
 
@@ -194,7 +195,7 @@ def captured_by_one() -> dict[str, Any]:
     loss = nn.functional.mse_loss(ddp(inputs), targets)
     device.capturing = dist.get_rank() == 1
     error = _error_of(loss.backward)
-    dist.barrier()  # a rank that ended would be noticed by its connections
+    lose_groups()
     return error
 
 
@@ -305,5 +306,5 @@ SCENES: dict[str, Callable[[], Any]] = {
     "mixed world": mixed_world,
     "mixed placements": mixed_placements,
     "unreachable": unreachable,
-    "captured by one": captured_by_one,  # last: what rank 0 has sent waits for rank 1 for good
+    "captured by one": captured_by_one,
 }

@@ -7,21 +7,21 @@ import pytest
 from tests.device.scenes_leveled import STREAMED
 from tests.device.scenes_placed import STEPS
 from tests.support.looped import looped
-from tests.support.ranks import Results, perform, value
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.rest
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return perform("tests.device.scenes_leveled", 4, tmp_path_factory.mktemp("leveled"))
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    return Scenes("tests.device.scenes_leveled", 4, tmp_path_factory.mktemp("leveled"))
 
 
 @looped(
     ("scene", "placement"), [*((f"streams {name}", "stream") for name in STREAMED), ("stages topk", "staged")]
 )
-def test_two_levels_on_the_device_have_the_cpus_bits(results: Results, scene: str, placement: str) -> None:
-    ranks = value(results, scene)
+def test_two_levels_on_the_device_have_the_cpus_bits(world: Scenes, scene: str, placement: str) -> None:
+    ranks = value(world, scene)
     assert len({rank["there"]["digest"] for rank in ranks}) == 1
     for rank in ranks:
         there, here = rank["there"], rank["here"]
@@ -35,10 +35,8 @@ def test_two_levels_on_the_device_have_the_cpus_bits(results: Results, scene: st
 
 
 @looped("name", ["topk", "powersgd"])
-def test_what_is_saved_of_shards_on_the_device_resumes_with_the_cpus_bits(
-    results: Results, name: str
-) -> None:
-    for rank in value(results, f"resumes {name}"):
+def test_what_is_saved_of_shards_on_the_device_resumes_with_the_cpus_bits(world: Scenes, name: str) -> None:
+    for rank in value(world, f"resumes {name}"):
         assert rank["placement"] == "stream"
         assert rank["remembers"]
         assert rank["same memory"]
@@ -47,8 +45,8 @@ def test_what_is_saved_of_shards_on_the_device_resumes_with_the_cpus_bits(
         assert rank["races"] == []
 
 
-def test_an_encode_that_fails_on_a_shard_is_heard_of_on_all_ranks(results: Results) -> None:
-    ranks = value(results, "fails")
+def test_an_encode_that_fails_on_a_shard_is_heard_of_on_all_ranks(world: Scenes) -> None:
+    ranks = value(world, "fails")
     assert [rank["there"]["kind"] for rank in ranks] == [
         "PeerFailed",
         "MemoryError",
@@ -60,21 +58,21 @@ def test_an_encode_that_fails_on_a_shard_is_heard_of_on_all_ranks(results: Resul
         assert rank["there"] == rank["here"]
 
 
-def test_a_rank_without_memory_for_its_nodes_sum_is_paid_for(results: Results) -> None:
-    for rank, found in enumerate(ranks := value(results, "no room")):
+def test_a_rank_without_memory_for_its_nodes_sum_is_paid_for(world: Scenes) -> None:
+    for rank, found in enumerate(ranks := value(world, "no room")):
         assert found["found"] == ["", "MemoryError" if rank == 1 else "PeerFailed", ""]
         assert (found["step"], found["digest"]) == (2, ranks[0]["digest"])
 
 
-def test_a_recipe_that_reads_the_host_takes_sums_and_shards_there_and_back(results: Results) -> None:
-    for rank in value(results, "moves"):
+def test_a_recipe_that_reads_the_host_takes_sums_and_shards_there_and_back(world: Scenes) -> None:
+    for rank in value(world, "moves"):
         assert rank["there"]["seen"] == ["stream", "host", "stream"]
         assert rank["there"]["kept"] == [True] * 3
         assert rank["there"]["digest"] == rank["here"]["digest"]
 
 
-def test_each_backend_has_groups_inside_nodes_and_between_them(results: Results) -> None:
-    for rank in value(results, "groups apart"):
+def test_each_backend_has_groups_inside_nodes_and_between_them(world: Scenes) -> None:
+    for rank in value(world, "groups apart"):
         assert (rank["placement"], rank["step"], rank["flat"]) == ("stream", 1, "stream")
         assert rank["groups"] == 6, "three for tensors of the device, three for those on the CPU"
         assert rank["races"] == []

@@ -6,21 +6,21 @@ import pytest
 
 from tests.device.scenes_resumed import PLACES, SAVED, SAVES, STEPS
 from tests.support.looped import looped
-from tests.support.ranks import Results, perform, value
+from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.rest
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return perform("tests.device.scenes_resumed", 2, tmp_path_factory.mktemp("resumed"))
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    return Scenes("tests.device.scenes_resumed", 2, tmp_path_factory.mktemp("resumed"))
 
 
 @looped(("name", "placed"), SAVES)
 def test_what_is_saved_before_its_step_is_committed_resumes_with_the_cpus_bits(
-    results: Results, name: str, placed: str
+    world: Scenes, name: str, placed: str
 ) -> None:
-    for rank in value(results, f"{placed} resumes {name}"):
+    for rank in value(world, f"{placed} resumes {name}"):
         assert rank["placement"] == placed
         assert rank["numbers"] == [SAVED - 1] * 4, "the step that was not finite does not count"
         assert rank["remembers"]
@@ -33,9 +33,9 @@ def test_what_is_saved_before_its_step_is_committed_resumes_with_the_cpus_bits(
 
 @looped("placed", PLACES)
 def test_an_encode_that_fails_is_heard_of_in_the_same_step_and_leaves_the_cpus_bits(
-    results: Results, placed: str
+    world: Scenes, placed: str
 ) -> None:
-    ranks = value(results, f"{placed} fails")
+    ranks = value(world, f"{placed} fails")
     assert [rank["there"]["kind"] for rank in ranks] == ["PeerFailed", "MemoryError"]
     for rank in ranks:
         assert rank["there"]["spoilt"], "no half of a step is taken for one"
@@ -44,9 +44,7 @@ def test_an_encode_that_fails_is_heard_of_in_the_same_step_and_leaves_the_cpus_b
 
 
 @looped("placed", PLACES)
-def test_replicas_are_compared_in_order_with_what_the_users_stream_writes(
-    results: Results, placed: str
-) -> None:
-    for rank in value(results, f"{placed} guarded"):
+def test_replicas_are_compared_in_order_with_what_the_users_stream_writes(world: Scenes, placed: str) -> None:
+    for rank in value(world, f"{placed} guarded"):
         assert f"parameters differ between ranks before step {STEPS - SAVED}: " in rank["text"]
         assert rank["races"] == []

@@ -8,17 +8,17 @@ import pytest
 
 from tests.device.scenes_placed import STAGED, STEPS, STREAMED, TRAINED
 from tests.support.looped import looped
-from tests.support.ranks import Results, perform, value
+from tests.support.world import Scenes, value
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return perform("tests.device.scenes_placed", 2, tmp_path_factory.mktemp("placed"))
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    return Scenes("tests.device.scenes_placed", 2, tmp_path_factory.mktemp("placed"))
 
 
 @looped("name", TRAINED)
-def test_a_training_by_way_of_the_host_is_the_cpus_bit_for_bit(results: Results, name: str) -> None:
-    ranks = value(results, f"trains {name}")
+def test_a_training_by_way_of_the_host_is_the_cpus_bit_for_bit(world: Scenes, name: str) -> None:
+    ranks = value(world, f"trains {name}")
     assert len({rank["there"]["digest"] for rank in ranks}) == 1
     for rank in ranks:
         assert rank["races"] == []
@@ -40,9 +40,9 @@ READ_HOST = {"threshold", "gcomp"}
 
 @looped(("scene", "placement", "name"), ON_DEVICE)
 def test_a_training_on_the_device_is_the_cpus_bit_for_bit(
-    results: Results, scene: str, placement: str, name: str
+    world: Scenes, scene: str, placement: str, name: str
 ) -> None:
-    ranks = value(results, f"{scene} {name}")
+    ranks = value(world, f"{scene} {name}")
     assert len({rank["there"]["digest"] for rank in ranks}) == 1
     for rank in ranks:
         there, here = rank["there"], rank["here"]
@@ -56,8 +56,8 @@ def test_a_training_on_the_device_is_the_cpus_bit_for_bit(
         assert (there["step"], there["skipped"]) == (STEPS - 1, 1)
 
 
-def test_dense_steps_are_measured_by_clocks_that_wait_for_the_device(results: Results) -> None:
-    ranks = value(results, "measures")
+def test_dense_steps_are_measured_by_clocks_that_wait_for_the_device(world: Scenes) -> None:
+    ranks = value(world, "measures")
     assert all(rank == ranks[0] for rank in ranks)
     assert ranks[0]["placement"] == "stream"
     assert ranks[0]["settled"]
@@ -66,8 +66,8 @@ def test_dense_steps_are_measured_by_clocks_that_wait_for_the_device(results: Re
     assert ranks[0]["beta_s"] > 0.0
 
 
-def test_what_ranks_agree_on_goes_over_the_models_backend_if_there_is_no_other(results: Results) -> None:
-    for rank in value(results, "without gloo"):
+def test_what_ranks_agree_on_goes_over_the_models_backend_if_there_is_no_other(world: Scenes) -> None:
+    for rank in value(world, "without gloo"):
         assert rank["kind"] == "TransportError", "by way of the host nothing can be sent"
         assert "could not connect ranks [1]" in rank["text"]
         assert rank["there"]["placement"] == "stream"
@@ -77,33 +77,33 @@ def test_what_ranks_agree_on_goes_over_the_models_backend_if_there_is_no_other(r
 
 @looped("placed", ["host", "staged", "streamed"])
 def test_a_backward_pass_that_is_captured_is_refused_before_the_device_is_asked_for_anything(
-    results: Results, placed: str
+    world: Scenes, placed: str
 ) -> None:
-    for rank in value(results, f"{placed}, captured"):
+    for rank in value(world, f"{placed}, captured"):
         assert rank["there"]["kind"] == "GradwireError", rank["there"]["text"]
         assert "this backward pass is captured into a graph" in rank["there"]["text"]
         same = ("digest", "step")
         assert [rank["there"][key] for key in same] == [rank["here"][key] for key in same]
 
 
-def test_a_graph_on_one_rank_is_named_on_the_others(results: Results) -> None:
-    other, own = value(results, "captured by one")
+def test_a_graph_on_one_rank_is_named_on_the_others(world: Scenes) -> None:
+    other, own = value(world, "captured by one")
     assert "this backward pass is captured into a graph" in own["text"]
     assert other["kind"] == "RanksDisagree"
     assert "rank 1: a backward pass that is captured into a graph" in other["text"]
 
 
 @looped(("scene", "field"), [("mixed world", "device"), ("mixed placements", "placement")])
-def test_ranks_that_differ_are_refused_on_all(results: Results, scene: str, field: str) -> None:
-    for rank in value(results, scene):
+def test_ranks_that_differ_are_refused_on_all(world: Scenes, scene: str, field: str) -> None:
+    for rank in value(world, scene):
         assert rank["kind"] == "RanksDisagree"
         assert f"disagree on {field}" in rank["text"]
 
 
 def test_a_rank_that_gloo_cannot_reach_is_an_error_on_all_long_before_the_timeout_and_the_next_attach_works(
-    results: Results,
+    world: Scenes,
 ) -> None:
-    ranks: list[dict[str, Any]] = value(results, "unreachable")
+    ranks: list[dict[str, Any]] = value(world, "unreachable")
     for rank in ranks:
         assert rank["kind"] == "TransportError"
         assert "could not connect ranks [0, 1]: set GLOO_SOCKET_IFNAME" in rank["text"]
