@@ -1553,7 +1553,9 @@ def from_two_ranks() -> dict[str, Any]:
     begins = same(values(model), shared(wire, model))
     steps(model, optimizer, range(3 * EVERY))
     finite = all(bool(each.isfinite().all()) for each in values(model))
-    return {"begins": begins, "attempts": wire.attempts, "finite": finite}
+    found = {"begins": begins, "attempts": wire.attempts, "finite": finite}
+    end([wire])
+    return found
 
 
 SCENES |= {
