@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from tests.process import sharded_models
 from tests.support.models import SHAPE, batch, optimizer_of, same
+from tests.support.world import lose_groups
 
 Act = Callable[[nn.Module], object]
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -314,6 +315,7 @@ def reordered_on_one(source: str) -> str:
     else:
         heard = ""
     dist.barrier()  # a rank that ends would be another error
+    lose_groups()
     return heard
 
 
