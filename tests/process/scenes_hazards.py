@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import gradwire
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, same, train
 from tests.support.states import own_state
+from tests.support.world import lose_groups
 
 LOSSY = "leader_topk(ratio=0.05)"
 
@@ -378,6 +379,8 @@ def memory_format(recipe: str, when: str, **options: Any) -> dict[str, Any]:
             errors.append(f"{type(error).__name__}: {error}")
         results.append([each.detach().clone() for each in model.parameters()])
         dist.barrier()  # a rank that has ended would break the other's step
+    if when.startswith("later on rank"):
+        lose_groups()
     plain, ours = results
     return {
         "errors": errors,
