@@ -136,9 +136,12 @@ def test_codecs_of_this_machine_and_of_a_file(tmp_path: Path, monkeypatch: pytes
     codec.codec_cost(chosen.exchange, chosen.text)
     [(name, cost)] = codecs_of("cached", texts).items()
     assert (name, cost.encode(1), cost.decode(1)) == ("int8", 3.0, 7.0)
-    line = {"base_s": 1.0, "slope_s": 2.0, "points": []}
-    (tmp_path / "probe.json").write_text(json.dumps({"codecs": {"int8": {"encode": line, "decode": line}}}))
-    assert codecs_of(str(tmp_path / "probe.json"), texts)["int8"].decode(2) == 5.0
+    encode = {"base_s": 1.0, "slope_s": 2.0, "points": []}
+    decode = {"base_s": 3.0, "slope_s": 4.0, "points": []}
+    stated = {"codecs": {"int8": {"encode": encode, "decode": decode}}}
+    (tmp_path / "probe.json").write_text(json.dumps(stated))
+    [(name, cost)] = codecs_of(str(tmp_path / "probe.json"), texts).items()
+    assert (name, cost.encode(1), cost.decode(1)) == ("int8", 3.0, 7.0)
 
 
 def test_places_that_do_not_fit() -> None:
