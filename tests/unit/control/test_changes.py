@@ -195,6 +195,32 @@ def test_judges_are_told_of_the_change_in_the_same_step(link: dict[str, Link]) -
     assert after.beta_s > 100 * before.beta_s
 
 
+def test_a_change_found_in_steps_that_do_not_count_is_told_with_the_next_that_counts(
+    link: dict[str, Link],
+) -> None:
+    def rank(comm: Comm) -> list[tuple[int, bool]]:
+        told: list[tuple[int, bool]] = []
+        rig = Rig(comm, "dense")
+        watch = Watch(
+            lambda _: lambda shown: told.append((shown.step, shown.link_change is not None)), every=1
+        )
+        rig.reducer.install(replace(recipe("topk(ratio=0.1)").build(), watch=watch))
+        for step in range(20):
+            rig.step(gradients(comm.rank, step))
+        link["link"] = SLOW
+        spoilt = gradients(comm.rank, 20)
+        spoilt["last.weight"][0] = torch.nan
+        for _ in range(10):
+            assert not rig.step(spoilt).step.committed
+        assert rig.reducer.link_changes
+        for step in (20, 21):
+            rig.step(gradients(comm.rank, step))
+        return told
+
+    for told in run_ranks(2, rank):
+        assert told == [*((step, False) for step in range(20)), (20, True), (21, False)]
+
+
 def _growing(rank: int, step: int) -> dict[str, Tensor]:
     """Gradients that shrink much faster than what is unsent of them is sent."""
     return {name: grad * 0.96**step for name, grad in gradients(rank, step).items()}
