@@ -173,3 +173,22 @@ def test_lightning_s_callback_saves_and_resumes(callback_of: Callable[..., Any])
         saved = callback.state_dict()
         callback.wire.detach()
     assert steps == [0, 3]
+
+
+def test_lightning_s_callback_resumes_once_though_training_starts_again(
+    callback_of: Callable[..., Any],
+) -> None:
+    """A second `fit` goes on where the first one has ended."""
+    callback = callback_of("lightning", "lightning.pytorch", "Callback")("topk(0.05)")
+    model, optimizer, step = trained()
+    trainer, steps = fitting(model, optimizer), []
+    callback.on_train_start(trainer, Module())
+    for _ in range(3):
+        step()
+    callback.load_state_dict(callback.state_dict())
+    for _ in range(2):
+        callback.on_train_start(trainer, Module())
+        steps.append(callback.wire.report().step)
+        step()
+    assert steps == [3, 4]
+    callback.wire.detach()
