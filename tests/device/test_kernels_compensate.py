@@ -17,6 +17,7 @@ from tests.support.twins import cpu, plain
 
 pytest.importorskip("triton", reason="kernels for devices need Triton")
 
+from gradwire.kernels.device.launch import TILE
 from tests.device.there import device
 
 SIZES = (0, 1, 7, 2048, 4099)
@@ -113,6 +114,13 @@ def test_poison_reaches_every_buffer_of_every_type(bad: float) -> None:
     for mine, theirs, around in zip(found, flat, guarded, strict=True):
         assert torch.equal(mine.isnan(), theirs.isnan())
         assert around[-1] == 1.0
+
+
+def test_poison_reaches_the_end_of_buffers_with_more_tiles_than_programs() -> None:
+    found = torch.ones(1025 * TILE, dtype=torch.float16)
+    device.poison([found[:-1]], torch.tensor(1.0))
+    assert found[:-1].isnan().all()
+    assert found[-1] == 1.0
 
 
 def test_idle_pieces_become_zero_and_no_others() -> None:
