@@ -19,6 +19,7 @@ from gradwire.cli import start as entry
 from gradwire.cli.main import COMMANDS, app
 from gradwire.lab.cli.choices import Mode
 from gradwire.lab.emulate import MODES
+from gradwire.lab.emulate.network import RunOutcome
 
 
 def test_help_names_every_command_and_no_other_is_known() -> None:
@@ -191,6 +192,17 @@ def test_a_lighthouse_says_the_address_that_members_pass(
     done = CliRunner().invoke(app, ["lighthouse", "--bind", bind])
     assert done.exit_code == 0, done.output
     assert said in done.output
+
+
+@pytest.mark.parametrize(("failed_rank", "code"), [(None, 0), (1, 3)])
+def test_a_run_on_a_network_ends_with_the_code_of_the_rank_that_failed_first(
+    failed_rank: int | None, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 may have ended well, and the last one is ended because of the failure."""
+    codes = (0, 0, 0) if failed_rank is None else (0, 3, 143)
+    monkeypatch.setattr("gradwire.lab.cli.net.run_on_all", lambda *_: RunOutcome(codes, failed_rank, 1.0))
+    words = ["net", "run", "--mode", "backend", "--workers", "3", "--", "true"]
+    assert CliRunner().invoke(app, words).exit_code == code
 
 
 def test_a_command_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
