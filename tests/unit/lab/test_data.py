@@ -163,11 +163,14 @@ def pictures(folder, classes=("ants", "bees"), count=6):
 
 
 def test_image_folder_holds_out_every_sixth_picture(tmp_path):
-    pictures(tmp_path)
+    pictures(tmp_path, count=8)
     data = load_images(tmp_path)
-    assert data.train.images.shape == (10, 3, 32, 32)
-    assert data.test.labels.tolist() == [0, 1]
-    assert data.train.images[-1, :, 0, 0].tolist() == [80, 5, 0]
+    assert data.train.images.shape == (12, 3, 32, 32)
+    assert data.test.labels.tolist() == [0, 0, 1, 1]
+    trained, held_out = ([1, 2, 3, 4, 5, 7], [0, 6])
+    for examples, numbers in ((data.train, trained), (data.test, held_out)):
+        found = examples.images[:, :, 0, 0].tolist()
+        assert found == [[red, number, 0] for red in (0, 80) for number in numbers]
 
 
 def test_image_folder_with_a_split_of_its_own(tmp_path):
