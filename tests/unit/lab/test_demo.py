@@ -453,6 +453,13 @@ def test_a_race_that_broke_off_claims_nothing():
     assert {check["found"] for check in document["checks"][:4]} == {"not measured"}
 
 
+def test_a_course_has_the_mean_loss_of_all_ranks_and_the_time_of_the_slowest():
+    found = Course("ddp", 0)
+    ranks = [[StepSample(1.0, *[0.0] * 6, 1.0)], [StepSample(2.0, *[0.0] * 6, 3.0)]]
+    found.add(ranks, shaped=True)
+    assert (found.losses, found.step_s, found.shaped) == ([2.0], [2.0], 1)
+
+
 def test_what_does_not_fit_is_shortened_and_said():
     document, _ = direct(budget_s=5.0)
     ddp = document["courses"][0]
