@@ -68,6 +68,19 @@ def test_metrics_are_flat_floats_that_agree_with_the_report_and_the_memory() -> 
     assert "gradwire/residual_to_gradient" not in wire.metrics()
 
 
+def test_unsent_gradient_is_compared_with_gradients_as_they_are_without_a_loss_scale() -> None:
+    told = []
+    for scale in (1.0, 1024.0):
+        ddp, scaler = _ddp(), torch.amp.GradScaler("cpu", init_scale=scale)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        wire = gradwire.attach(ddp, optimizer, recipe="topk(ratio=0.1)", scaler=scaler)
+        _backward(ddp, scale)
+        told.append(wire.metrics()["gradwire/residual_to_gradient"])
+        wire.detach()
+    # Powers of two scale numbers in float32 exactly.
+    assert told[0] == told[1] > 0.0
+
+
 def test_a_link_that_is_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = gradwire.attach(_ddp(), recipe="topk(ratio=0.1)")
     assert not any(name.startswith("gradwire/link_") for name in wire.metrics())
