@@ -381,7 +381,6 @@ class Membership:
             backward.event_log.complaints = former.event_log.complaints
             backward.history.go_on(former.history)
         backward.call(lambda: state.go_on(backward.reducer, memory, kept, max(self._rounds, 0)))
-        backward.steps.forget()
         self._memory = None
 
     def _limit_s(self) -> float:

@@ -66,6 +66,16 @@ def test_what_stays_is_not_reported(seed: int) -> None:
     assert _changes(LinkMonitor(WORLD), steps) == []
 
 
+@looped("share", [0.1, 10.0])
+def test_the_link_is_what_most_of_a_step_s_collectives_of_a_size_find(share: float) -> None:
+    monitor = LinkMonitor(WORLD)
+    seconds = [share * 0.1, share * 0.1, 0.1, 0.1, 0.1]
+    for _ in range(20):
+        monitor.observe([Sample("all_reduce", 1e6, each) for each in seconds])
+    expected = 0.1 / serial_bytes("all_reduce", 1e6, WORLD)
+    assert monitor.links["all_reduce"].beta_s == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("seed", [0, 15, 35, 59])  # of the last three none passes by chance
 def test_a_part_of_a_time_that_varies_by_a_fifth_is_known_less_well_than_the_whole(seed: int) -> None:
     # Two thirds of the larger are bytes: what both vary by makes half as much again of the bandwidth.
