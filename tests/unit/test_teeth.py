@@ -216,7 +216,7 @@ def test_each_tier_runs_the_tests_of_its_command(tier: str, file: str, words: li
 def test_a_recording_says_which_tests_enter_a_function(tmp_path: Path) -> None:
     file, beside = MIXES.partition("::")[0], "tests/unit/test_tiers.py"
     (_, tests, passed), (_, _, others) = recording.record([file, beside], "test", tmp_path)
-    assert tests == passed > 40
+    assert tests == passed > 10
     assert others > 0
     assert recording.is_recorded(file, "test", tmp_path)
     assert not recording.is_recorded(file, "all", tmp_path)
