@@ -145,7 +145,8 @@ class MovingWire(OuterWire):
     """The handle on one model whose replicas come and go.
 
     It is an `OuterWire`, whose calls for all ranks are for the ranks of this replica only: other members need
-    not make them. `report()` and the bytes in it are about rounds since the roster last changed.
+    not make them. Means and times of `report()` are about rounds since the members last connected; its sums,
+    such as `wire_bytes`, are over all rounds.
     """
 
     def __init__(

@@ -19,7 +19,8 @@ many elements, and kernels compute with 64 bits."""
 def problem_of(build: Callable[..., Any], options: Mapping[str, Any]) -> str:
     """The first of `options` that does not fit its annotation in `build`, and why; empty if all fit.
 
-    Annotations that no recipe of ours has fit every value.
+    Defaults fit, because texts of compositions and checkpoints name them. Annotations that no recipe of ours
+    has fit every value.
 
     >>> def build(rank: int = 1, edges: Sequence[float] | None = None) -> None: ...
     >>> problem_of(build, {"rank": 2, "edges": (0.25, 0.5)})
@@ -29,18 +30,19 @@ def problem_of(build: Callable[..., Any], options: Mapping[str, Any]) -> str:
     >>> problem_of(build, {"edges": [0.5, "all"]})
     "edges=[0.5, 'all'], of which 'all' is not a number"
     """
-    kinds = _kinds(build)
-    problems = ((key, _problem(value, kinds.get(key))) for key, value in options.items())
+    kinds, parameters = _kinds(build), inspect.signature(build).parameters
+    given = {key: value for key, value in options.items() if repr(value) != repr(parameters[key].default)}
+    problems = ((key, _problem(value, kinds.get(key))) for key, value in given.items())
     return next((f"{key}={problem}" for key, problem in problems if problem), "")
 
 
 def _kinds(build: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of `build` as types. If one exists for type checkers only, all but plain ones stay
-    strings.
+    """The annotations of `build` as types. If one is no type here, as those for type checkers only or words
+    on an option, all but plain ones stay what they are.
     """
     try:
         return get_type_hints(build)
-    except NameError:
+    except Exception:  # what users write is evaluated
         plain = {kind.__name__: kind for kind in (bool, int, float, str)}
         return {key: plain.get(str(kind), kind) for key, kind in inspect.get_annotations(build).items()}
 

@@ -176,7 +176,12 @@ class Attempts:
             self._close()
 
     def _entered(self) -> None:
-        """Note that a backward pass has begun. It may be one of `autograd.grad`, which brings no gradient."""
+        """Note that a backward pass has begun. It may be one of `autograd.grad`, which brings no gradient.
+
+        A graph may outlive the model, or the wire of a model that is detached: then nothing is counted.
+        """
+        if self._held() is None:
+            return
         self._close()
         before = self._marks()
 

@@ -136,3 +136,33 @@ def test_options_of_a_users_recipe_are_checked_beside_annotations_for_type_check
     assert recipe("mine(steps=2, share=0.5)").build().text == "mine(steps=2, share=0.5)"
     with pytest.raises(ValueError, match=r"recipe 'mine\(steps=2.5\)': steps=2.5 is not a whole number"):
         recipe("mine(steps=2.5)")
+
+
+def test_annotations_that_are_no_types_fit_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    def worded(share: Any = 0.5, unit: Any = 1, steps: int = 1) -> Composition:
+        """Not ours."""
+        return Composition(dense())
+
+    worded.__annotations__ |= {"share": "of all elements", "unit": "math.Elsewhere"}
+    register(worded)
+    monkeypatch.setitem(REGISTRY, "worded", REGISTRY.pop("worded"))
+    text = "worded(share=0.25, unit=2, steps=3)"
+    assert recipe(text).build().text == text
+    with pytest.raises(ValueError, match=r"steps=2\.5 is not a whole number"):
+        recipe("worded(steps=2.5)")
+
+
+def test_the_text_of_a_users_recipe_is_read_again_whatever_its_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unset: Any = None
+
+    def loose(share: float = unset, limit: float = False) -> Composition:
+        """Not ours."""
+        return Composition(dense())
+
+    register(loose)
+    monkeypatch.setitem(REGISTRY, "loose", REGISTRY.pop("loose"))
+    text = recipe("loose").build().text
+    assert text == "loose(share=None, limit=False)"
+    assert recipe(text).build().text == text

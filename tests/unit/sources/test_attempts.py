@@ -272,6 +272,23 @@ def test_an_optimizer_that_another_one_has_followed_is_freed() -> None:
     assert wire.attempts == 2
 
 
+@pytest.mark.parametrize("detaches", [False, True])
+def test_a_graph_that_outlives_the_model_or_the_wire_has_gradients(detaches: bool) -> None:
+    model: nn.Module = nn.Linear(3, 2)
+    optimizer, weight = optimizer_of(model), next(model.parameters())
+    wire = outer(model, optimizer)
+    loss = model(torch.ones(3)).sum()
+    if detaches:
+        wire.detach()
+    else:
+        del model
+    del wire
+    gc.collect()
+    loss.backward()
+    optimizer.step()
+    assert torch.equal(weight.grad, torch.ones(2, 3))
+
+
 def test_rounds_go_on_where_nobody_keeps_the_wire() -> None:
     model, rounds = perceptron(), list[int]()
 
