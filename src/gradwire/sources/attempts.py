@@ -217,8 +217,12 @@ class Attempts:
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer is about to step. One that was not given may be inside another, or
         around it.
+
+        Any optimizer of the process may step while the model goes: then nothing is counted.
         """
-        running = self._optimizers.running
+        if (held := self._held()) is None:
+            return
+        running = held.running
         if optimizer in running:
             running.clear()  # its last step has raised
         if not parameters_of(optimizer).isdisjoint(map(id, self._parameters)):
@@ -229,7 +233,9 @@ class Attempts:
         """Note that an optimizer has stepped, or skipped its step: both count. One inside another makes no
         step of its own.
         """
-        stepped, running = self._optimizers.stepped, self._optimizers.running
+        if (held := self._held()) is None:
+            return
+        stepped, running = held.stepped, held.running
         if optimizer not in running:
             return
         running.remove(optimizer)

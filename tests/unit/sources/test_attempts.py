@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -287,6 +288,19 @@ def test_a_graph_that_outlives_the_model_or_the_wire_has_gradients(detaches: boo
     loss.backward()
     optimizer.step()
     assert torch.equal(weight.grad, torch.ones(2, 3))
+
+
+def test_an_optimizer_that_steps_while_the_model_goes_is_not_counted() -> None:
+    """Garbage may be collected after a step was begun to be told."""
+    model = perceptron()
+    optimizer, wire = optimizer_of(model), outer(model, optimizer_of(model))
+    source: Any = wire.attached.source
+    attempts = source.attempts
+    del model, wire, source
+    gc.collect()
+    attempts.optimizer_begins(optimizer)
+    attempts.optimizer_ended(optimizer, None)
+    assert attempts.count == 0
 
 
 def test_rounds_go_on_where_nobody_keeps_the_wire() -> None:
