@@ -138,17 +138,15 @@ def test_the_next_model_gets_the_group_of_one_that_has_gone() -> None:
 
 
 def test_a_thread_for_messages_ends_with_the_model() -> None:
-    def threads() -> int:
-        return sum(each.name == "gradwire messages" for each in threading.enumerate())
-
-    ddp, before = _ddp(), threads()
+    ddp, before = _ddp(), set(threading.enumerate())
     wire = gradwire.attach(ddp, recipe="dense")
     comm: Any = wire.attached.backward.reducer.comm
     comm.world = 2  # alone it would need no thread
     comm.hop(lambda _peers: None).wait()
-    assert threads() == before + 1
+    begun = set(threading.enumerate()) - before
+    [thread] = [each for each in begun if each.name == "gradwire messages"]
     del ddp, wire
-    assert threads() == before
+    assert not thread.is_alive()
 
 
 def test_a_group_whose_transport_broke_is_not_lent_again(monkeypatch: pytest.MonkeyPatch) -> None:
