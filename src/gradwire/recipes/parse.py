@@ -206,11 +206,12 @@ def _differ(keywords: list[ast.keyword]) -> bool:
 def _literal(node: ast.expr, text: str) -> Any:
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):  # the last one of a minus before a minus, and so on
         # Bare words stand for strings, so that a shell needs no second pair of quotes.
         if isinstance(node, ast.Name):
             return node.id
-        raise ValueError(f"recipe {text!r}: {ast.unparse(node)!r} is not a plain value") from None
+        value = ast.get_source_segment(str(text).strip(), node)
+        raise ValueError(f"recipe {text!r}: {value!r} is not a plain value") from None
 
 
 def _nearest(word: str, known: Collection[str]) -> str:

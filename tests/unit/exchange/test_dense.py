@@ -10,6 +10,12 @@ from gradwire.exchange.dense import dense
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
 from tests.support.looped import looped
+from tests.support.steps import step
+
+
+def test_half_precision_does_not_overflow_on_the_way() -> None:
+    for result in step(dense(), lambda rank: torch.full((3,), 60000.0, dtype=torch.float16), 4):
+        assert result.mean.tolist() == [60000.0] * 3
 
 
 @looped("dtype", [torch.bfloat16, torch.float16])
