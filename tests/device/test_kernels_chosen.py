@@ -49,6 +49,15 @@ def test_payloads_are_those_of_the_cpu(size: tuple[int, int], dtype: torch.dtype
             assert same(one[1].float(), other[1].float())
 
 
+@looped("dtype", TYPES)
+def test_what_is_not_finite_travels_as_by_the_cpu(dtype: torch.dtype) -> None:
+    x, indices = heavy_tail(1000), places(40, 1000)
+    x[indices[::3]], x[indices[1::3]], x[indices[2::3]] = torch.inf, -torch.inf, torch.nan
+    shape = sparse_layout(40, 1000, dtype).shape
+    one, other = (shape.parts(module.take_chosen(x.clone(), indices, shape))[1] for module in (device, cpu))
+    assert same(one.float(), other.float())
+
+
 @looped(("size", "dtype"), product(SIZES, TYPES), by=lambda row: str(row[1]).split(".")[1], few=2)
 def test_adding_is_that_of_the_cpu(size: tuple[int, int], dtype: torch.dtype) -> None:
     count, numel = size
