@@ -38,7 +38,7 @@ def encoded(
     return scales, codes[:-1], rest
 
 
-@looped(("draw", "kind"), product(KINDS, LARGEST), by=lambda row: row[1], few=2)
+@looped(("draw", "kind"), product(KINDS, LARGEST), by=lambda row: row[1], few=1)
 def test_scales_codes_and_the_rest_are_those_of_the_cpu(
     draw: Callable[[int], Tensor], kind: BlockKind
 ) -> None:
@@ -146,7 +146,7 @@ def test_the_mean_of_a_shard_is_coded_as_by_the_cpu(kind: BlockKind, world: int)
     ("kind", "dtype"),
     product(LARGEST, (torch.float32, torch.float16, torch.bfloat16)),
     by=lambda row: row[0],
-    few=2,
+    few=1,
 )
 def test_means_land_in_many_places_as_by_the_cpu(kind: BlockKind, dtype: torch.dtype) -> None:
     table = ShardedBlocks(tuple(ScaledBlocks(sizes, 256, kind) for sizes in ((600, 300), (2304, 7), (5, 9))))

@@ -23,7 +23,7 @@ from tests.device.there import device
 SIZES = (0, 1, 7, 2048, 4099)
 
 
-@looped("draw", KINDS, few=4)
+@looped("draw", KINDS, few=2)
 def test_compensation_is_that_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
     for n in SIZES:
         grad, committed = draw(n), normal(n)

@@ -46,7 +46,7 @@ def one_unit(x: Tensor) -> Tensor:
     return torch.nextafter(x.abs(), torch.full_like(x, torch.inf)) - x.abs()
 
 
-@looped(("draw", "levels"), product([*FINITE, special, mostly_nan], [1, 2]), few=5)
+@looped(("draw", "levels"), product([*FINITE, special, mostly_nan], [1, 2]), few=2)
 def test_bits_levels_and_the_rest_are_those_of_the_cpu(draw: Callable[[int], Tensor], levels: int) -> None:
     for blocks in LAYOUTS:
         x = draw(blocks.numel)

@@ -44,7 +44,7 @@ def sent(x: Tensor, grid: Grid, quantize: Callable[..., object]) -> tuple[Tensor
 
 
 @pytest.mark.rest
-@looped(("draw", "bits"), zip(KINDS, cycle((8, 4, 2)), strict=False), few=4)
+@looped(("draw", "bits"), zip(KINDS, cycle((8, 4, 2)), strict=False), few=2)
 def test_steps_codes_and_the_rest_are_those_of_the_cpu(draw: Callable[[int], Tensor], bits: int) -> None:
     for sizes, bucket, norm, clip in GRIDS:
         grid = Grid(sizes, bucket, bits, "l2" if norm == "l2" else "max", clip)

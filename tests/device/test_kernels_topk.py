@@ -25,7 +25,7 @@ def agrees(x: Tensor, k: int) -> bool:
     return same(x, read) and all(torch.equal(found, each.topk_indices(x, k)) for each in (cpu, plain))
 
 
-@looped("draw", CHOICES, few=2)
+@looped("draw", CHOICES, few=1)
 def test_the_largest_are_those_of_the_cpu(draw: Callable[[int], Tensor]) -> None:
     assert agrees(draw(20_011), 200)
 
@@ -57,7 +57,7 @@ ONE, TWO, THREE, INFINITY = map(key, (1.0, 2.0, 3.0, torch.inf))
         (TWO, INFINITY),
         (INFINITY, INFINITY),
     ],
-    few=4,
+    few=2,
 )
 def test_whatever_the_bounds_the_choice_is_exact(
     lower: int, upper: int, monkeypatch: pytest.MonkeyPatch

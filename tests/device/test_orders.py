@@ -44,7 +44,7 @@ def missed(place: Mention) -> bool:
     return False
 
 
-@looped("place", places(), few=10)
+@looped("place", places(), few=5)
 def test_each_place_is_missed(place: Mention) -> None:
     assert missed(place)
 

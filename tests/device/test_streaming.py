@@ -223,7 +223,7 @@ RECIPES = [
 ]
 
 
-@looped("recipe", RECIPES, few=3)
+@looped("recipe", RECIPES, few=1)
 def test_a_reducer_that_enqueues_leaves_the_same_bits(recipe: str) -> None:
     there = run_ranks(WORLD, lambda comm: trained(recipe, comm, enqueued=True))
     here = run_ranks(WORLD, lambda comm: trained(recipe, comm, enqueued=False))
@@ -236,7 +236,7 @@ def test_a_reducer_that_enqueues_leaves_the_same_bits(recipe: str) -> None:
 ON_NODES = ["dense", "fp16", "topk(ratio=0.1)", "int8", "powersgd", "leader_topk(elect='norm')", "covap"]
 
 
-@looped("recipe", ON_NODES, few=2)
+@looped("recipe", ON_NODES, few=1)
 def test_two_levels_that_are_enqueued_leave_the_same_bits(recipe: str) -> None:
     """On two nodes of two ranks; in one step a single rank has a NaN."""
     there = run_ranks(4, lambda comm: trained(recipe, comm, enqueued=True, per_node=2))
@@ -329,7 +329,7 @@ ON_DEVICE = [
 ]  # fmt: skip
 
 
-@looped("recipe", ON_DEVICE, few=6)
+@looped("recipe", ON_DEVICE, few=3)
 def test_a_rehearsal_leaves_no_trace(recipe: str) -> None:
     def body(comm: ThreadComm, *, rehearses: bool) -> list[Tensor]:
         rig, found = Rig(comm, recipe), []
@@ -391,7 +391,7 @@ def test_what_a_step_calls_was_called_in_its_rehearsal(
     run_ranks(1, body)
 
 
-@looped("recipe", ON_DEVICE, few=8)
+@looped("recipe", ON_DEVICE, few=4)
 def test_whole_steps_never_make_the_host_wait(recipe: str) -> None:
     def here(comm: ThreadComm) -> list[Tensor]:
         rig = Rig(comm, recipe)
@@ -407,7 +407,7 @@ def test_whole_steps_never_make_the_host_wait(recipe: str) -> None:
             assert torch.allclose(mean, other, rtol=1e-4, atol=1e-5 * largest, equal_nan=True)
 
 
-@looped("recipe", ["dense", "topk(ratio=0.1)", "int8", "powersgd"], few=2)
+@looped("recipe", ["dense", "topk(ratio=0.1)", "int8", "powersgd"], few=1)
 def test_steps_on_two_levels_never_make_the_host_wait(recipe: str) -> None:
     for reads, means, counted in run_ranks(4, lambda comm: stepped(recipe, comm, per_node=2)):
         assert not reads

@@ -34,7 +34,7 @@ def declaring(flag: str) -> list[CodecCase]:
 
 def finite(case: CodecCase, law: str, dtype: torch.dtype = F32) -> list[tuple[Kind, int]]:
     """Kinds and sizes of gradients: all, or a few for each codec, law and type."""
-    return drawn(product(FINITE, SIZES), 6, f"{law} {case} {dtype}")
+    return drawn(product(FINITE, SIZES), 3, f"{law} {case} {dtype}")
 
 
 def make(kind: Kind, size: int, dtype: torch.dtype, rank: int = 0) -> Tensor:

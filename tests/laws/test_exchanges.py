@@ -217,7 +217,7 @@ def test_what_may_be_remembered_overflows_only_where_the_mean_shows_it(case: Exc
         assert held.unsent.isfinite().all()
 
 
-@by_kind([case for case in EXCHANGES if case.exchange.laws.conserves and not case.coarse], few=2)
+@by_kind([case for case in EXCHANGES if case.exchange.laws.conserves and not case.coarse], few=1)
 @looped("world", [1, 2, 4])
 def test_integers_on_worlds_of_a_power_of_two_are_conserved_to_the_last_bit(
     case: ExchangeCase, world: int
@@ -325,7 +325,7 @@ class Failing(Comm):
         return self._comm.issue(round_, tensor, out)
 
 
-@by_kind(EXCHANGES, few=4)
+@by_kind(EXCHANGES, few=2)
 @looped("failing", [0, 1, 2])
 def test_peers_of_a_rank_that_fails_before_any_round_read_its_zeros(case: ExchangeCase, failing: int) -> None:
     row = Row(case, 3, 200, F32, coded, sending(case))

@@ -30,7 +30,7 @@ from tests.support.looped import looped
 DECLARED = [case for case in EXCHANGES if case.exchange.laws.stays_on_device]
 OTHERS = [case for case in EXCHANGES if not case.exchange.laws.stays_on_device]
 NORMAL = KINDS[1]
-by_kind = partial(looped, "case", by=lambda case: case.kind, few=2)
+by_kind = partial(looped, "case", by=lambda case: case.kind, few=1)
 
 
 def placed(row: Row) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:

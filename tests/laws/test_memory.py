@@ -82,7 +82,7 @@ def fed_back(case: ExchangeCase) -> tuple[History, ...]:
 
 
 accepted = [case for case in EXCHANGES if case.exchange.laws.contractive]
-accepted = [case for case in accepted if case in drawn(accepted, len(accepted) // 4, "memory")]
+accepted = [case for case in accepted if case in drawn(accepted, len(accepted) // 8, "memory")]
 by_kind = functools.partial(looped, "case", by=lambda case: case.kind)
 
 
@@ -139,7 +139,7 @@ PLATEAUS = {
 }
 
 
-@looped("name", PLATEAUS, few=5)
+@looped("name", PLATEAUS, few=2)
 def test_residual_reaches_a_plateau(name: str) -> None:
     exchange, bound = PLATEAUS[name]
     for history in feed_back(remember(exchange), Residual(), steps=200):

@@ -185,7 +185,7 @@ def _run_in_order() -> list[Tensor]:
     return run_ranks(4, rank)[0]
 
 
-@looped(("name", "since", "to"), product(["topk", "dgc", "powersgd", "int8"], (1, 2), (1, 2, 3)), few=12)
+@looped(("name", "since", "to"), product(["topk", "dgc", "powersgd", "int8"], (1, 2), (1, 2, 3)), few=6)
 def test_the_mean_unsent_moves_to_other_nodes(name: str, since: int, to: int) -> None:
     """From flat (1) or two ranks per node to any other."""
 

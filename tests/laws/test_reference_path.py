@@ -31,7 +31,7 @@ def test_nothing_but_the_contracts_computes(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(inspect.unwrap(chosen[each]) is each.plain for each in CONTRACTS.values())
 
 
-@looped("case", EXCHANGES, by=lambda case: case.kind, few=2)
+@looped("case", EXCHANGES, by=lambda case: case.kind, few=1)
 def test_the_reference_gives_what_the_kernels_give(
     case: ExchangeCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

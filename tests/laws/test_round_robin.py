@@ -123,7 +123,7 @@ def test_what_a_coefficient_leaves_of_a_gradient_is_a_little_less_than_in_the_pa
 
 
 @every_interval
-@looped("period", [1, 2, 3, 4, 6, 7, 12, 24], few=2)
+@looped("period", [1, 2, 3, 4, 6, 7, 12, 24], few=1)
 def test_a_unit_that_is_trained_in_one_class_of_steps_is_seldom_missed_for_long(
     interval: int, period: int
 ) -> None:

@@ -74,7 +74,7 @@ def gradients(numel: int, dtype: torch.dtype, key: object) -> list[Tensor]:
             return kind(numel).to(dtype)
         return kind(0, numel, dtype, generator(kind.__name__, numel), large)
 
-    return [drawn_from(kind) for kind in drawn((*KINDS, *LAW_KINDS), 4, f"{key} {numel} {dtype}")]
+    return [drawn_from(kind) for kind in drawn((*KINDS, *LAW_KINDS), 2, f"{key} {numel} {dtype}")]
 
 
 @every_case

@@ -37,7 +37,7 @@ def told(comm: Comm) -> list[str]:
     return found
 
 
-@looped("world", range(2, 18), few=3)
+@looped("world", range(2, 18), few=1)
 def test_every_row_comes_by_a_tree_as_it_comes_by_the_library_and_direct(
     world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

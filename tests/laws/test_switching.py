@@ -44,7 +44,7 @@ def _unchecked(_layout: Layout) -> None:
     """No optimizer to suit."""
 
 
-@looped(("before", "after"), PAIRS, by=lambda pair: kind(pair[0]), few=2)
+@looped(("before", "after"), PAIRS, by=lambda pair: kind(pair[0]), few=1)
 def test_a_switch_keeps_all_that_is_unsent(before: str, after: str) -> None:
     text = EVERY_RECIPE.get(after, after)
 

@@ -72,7 +72,7 @@ def awkward(rank: int, numel: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-@looped(("dtype", "world"), product([F32, BF16, F16], range(2, 9)), few=8)
+@looped(("dtype", "world"), product([F32, BF16, F16], range(2, 9)), few=4)
 def test_lossless_is_a_plain_ring_to_the_last_bit(world: int, dtype: torch.dtype) -> None:
     for numel in (0, 1, world - 1, 1000):
         inputs = [awkward(rank, numel, dtype) for rank in range(world)]
@@ -98,7 +98,7 @@ def on_a_grid(rank: int, world: int, optimizer: torch.optim.Optimizer) -> Tensor
     return torch.randint(-4096, 4097, (N,), generator=random) * unit * world
 
 
-@looped(("mode", "world", "case"), product(["near", "levels"], [2, 3, 8], CASES), few=6)
+@looped(("mode", "world", "case"), product(["near", "levels"], [2, 3, 8], CASES), few=3)
 def test_a_parameter_moves_by_less_ulp_than_there_are_ranks(case: Case, world: int, mode: Any) -> None:
     parameter, optimizer = trained(case, 10)
     ctx = context_of(parameter, optimizer)
@@ -117,7 +117,7 @@ def test_a_parameter_moves_by_less_ulp_than_there_are_ranks(case: Case, world: i
     assert (found != exact).float().mean() > 0.05
 
 
-@looped(("mode", "dtype", "case"), product(["near", "levels"], [BF16, F16], CASES), few=8)
+@looped(("mode", "dtype", "case"), product(["near", "levels"], [BF16, F16], CASES), few=4)
 def test_in_sixteen_bits_by_less_than_so_many_parts_of_an_ulp(
     case: Case, dtype: torch.dtype, mode: Any
 ) -> None:

@@ -44,7 +44,7 @@ def around(
     return run_ranks(world, body)
 
 
-@looped(("world", "segment"), product(WORLDS, [1, 5, 1 << 20]), few=8)
+@looped(("world", "segment"), product(WORLDS, [1, 5, 1 << 20]), few=4)
 def test_every_rank_gets_the_sum(world: int, segment: int) -> None:
     for numel in SIZES if segment > 1 else SIZES[:-2]:
         expected = sum(addend(rank, numel) for rank in range(world))
