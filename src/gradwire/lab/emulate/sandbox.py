@@ -87,7 +87,7 @@ INSIDE = "GRADWIRE_SANDBOX"
 """Environment variable that names the mode inside of the sandbox."""
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PATIENCE_S = 20.0
+PATIENCE_S = 20.0
 
 
 def enter(mode: str = "auto") -> str:
@@ -177,7 +177,7 @@ def _wait_and_forward(child: "subprocess.Popen[Any]") -> int:
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal deadline_s, killed
         received.append(number)
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + PATIENCE_S
         inner = _only_child(child.pid)
         # A child without a handler has built nothing yet, and the kernel drops its signals: kill it.
         if inner is None or not minds(inner, number) or len(received) > 2:
@@ -190,7 +190,8 @@ def _wait_and_forward(child: "subprocess.Popen[Any]") -> int:
     _handle(forward)
     while True:
         try:
-            code = child.wait(timeout=None if deadline_s is None else 1.0)
+            # A signal may come just before the wait begins, and ends none: so it is looked for now and then.
+            code = child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             if deadline_s is not None and time.monotonic() > deadline_s:
                 killed = True

@@ -116,6 +116,24 @@ def test_who_dies_of_something_else_after_a_signal_says_so(enter: Enter, tmp_pat
     assert enter(script, meanwhile) == 128 + signal.SIGUSR1
 
 
+def test_who_hears_a_signal_and_does_not_end_is_ended_after_a_while(
+    enter: Enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = tmp_path / "inside"
+    monkeypatch.setattr(sandbox, "PATIENCE_S", 0.1)
+
+    def meanwhile() -> None:
+        while not minds(inside(numbers), signal.SIGTERM):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    deaf = 'trap "" TERM; while :; do sleep 0.05; done'
+    try:
+        assert enter(f"sh -c '{deaf}' & echo $! > {numbers}; wait", meanwhile) == 128 + signal.SIGTERM
+    finally:
+        os.kill(inside(numbers), signal.SIGKILL)
+
+
 def test_signals_that_are_ignored_stay_ignored(enter: Enter) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
