@@ -1,12 +1,21 @@
 """The modules that a bench of FSDP2 shards one by one."""
 
+import torch
 from torch import nn
 
-from gradwire.lab.bench.sharded import blocks
+from gradwire.lab.bench.settings import parse_entry
+from gradwire.lab.bench.sharded import blocks, precision
 
 
 def layers() -> nn.Sequential:
     return nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 8, bias=False))
+
+
+def test_a_peer_has_the_types_that_it_names_and_no_others() -> None:
+    both = precision(parse_entry("fsdp2(param_dtype=bfloat16, reduce_dtype=float32)", "peer"))
+    assert (both.param_dtype, both.reduce_dtype) == (torch.bfloat16, torch.float32)
+    one = precision(parse_entry("fsdp2(reduce_dtype=float16)", "peer"))
+    assert (one.param_dtype, one.reduce_dtype) == (None, torch.float16)
 
 
 def test_modules_that_share_a_parameter_are_gathered_together() -> None:

@@ -40,7 +40,7 @@ def precision(entry: BenchEntry) -> MixedPrecisionPolicy:
             f"peer {entry.name!r}: with --sharded the only peer is {STOCK}, or with types "
             f"{STOCK}(param_dtype=bfloat16, reduce_dtype=float32)"
         )
-    return MixedPrecisionPolicy(**types)  # type: ignore[arg-type]  # `fit` has checked the types
+    return MixedPrecisionPolicy(param_dtype=types.get("param_dtype"), reduce_dtype=types.get("reduce_dtype"))
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

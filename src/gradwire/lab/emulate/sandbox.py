@@ -88,6 +88,7 @@ INSIDE = "GRADWIRE_SANDBOX"
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PATIENCE_S = 20.0
+"""The time that a run has to end after a signal, in seconds."""
 
 
 def enter(mode: str = "auto") -> str:
@@ -190,7 +191,8 @@ def _wait_and_forward(child: "subprocess.Popen[Any]") -> int:
     _handle(forward)
     while True:
         try:
-            # A signal may come just before the wait begins, and ends none: so it is looked for now and then.
+            # Python resumes a wait after a signal, and does not see one that comes just before it. So each
+            # wait is short.
             code = child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             if deadline_s is not None and time.monotonic() > deadline_s:
