@@ -198,7 +198,8 @@ def _serve(rank: int, port: int, folder: Path, orders: Connection) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     orders.send(store.port)
     with (folder / f"{rank}.trace").open("w") as trace, suppress(EOFError):
-        faulthandler.enable(trace)  # an aborted rank says where it was
+        faulthandler.enable(trace)  # an aborted rank says where it was, in Python and in all native threads
+        torch._C._set_print_stack_traces_on_fatal_signal(True)
         while True:
             order = orders.recv()
             os.environ[FOLDER] = str(order.folder)
