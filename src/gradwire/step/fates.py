@@ -57,7 +57,6 @@ class _Record:
     """
 
     reference: weakref.ref[torch.optim.Optimizer]
-    has_ever_stepped: bool = False
     has_stepped: bool = False
     is_inside: bool = False
     """True while `step` runs: a closure may call `backward()`."""
@@ -125,6 +124,7 @@ class Steps:
         alone: bool = False,
         raises: bool = False,
         may_differ: Callable[[], bool] = lambda: False,
+        stepped: set[str] | None = None,
     ) -> None:
         """Follow `optimizers`; `watch` registers the hooks.
 
@@ -136,7 +136,11 @@ class Steps:
             alone: there is one rank, for which an optimizer step without an exchange is usual.
             raises: an optimizer step without an exchange is an error, and no warning.
             may_differ: whether ranks may take different numbers of steps, as under `join()`.
+            stepped: `self.stepped` from now on, which a checkpoint saves and replaces; by default a new set.
         """
+        self.stepped: set[str] = set() if stepped is None else stepped
+        """Names of the parameters of all optimizers that have ever stepped. One that has not, and shares no
+        parameter with these, may not be the one that steps."""
         self.dropped = 0
         """The number of whole steps that were left out."""
         self.in_a_row = 0
@@ -190,6 +194,7 @@ class Steps:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""
         self.forget()
         self._records, self._others = self._recorded(optimizers), []
+        self.stepped.clear()
         self.watch(model)
 
     # -- what happens, in the order of a step
@@ -303,9 +308,10 @@ class Steps:
         is_ignored = self._skipped == "keep" or not self._is_pending
         if is_ignored or any(each.is_inside or each.optimizer is optimizer for each in known):
             return
-        record = _Record(weakref.ref(optimizer), has_ever_stepped=True, is_new=True)
-        if self._names_of(record):
+        record = _Record(weakref.ref(optimizer), is_new=True)
+        if names := self._names_of(record):
             self._others.append(record)
+            self.stepped |= names
             self._before(record)
 
     def given_begins(self, optimizer: torch.optim.Optimizer) -> None:
@@ -328,9 +334,6 @@ class Steps:
             record.is_inside = False
             return
         self._after(record, found_inf)
-        for each in self._records:  # one that is around it may never step itself
-            if not each.has_ever_stepped:
-                each.has_ever_stepped = not names.isdisjoint(self._names_of(each))
         groups = {id(group) for each in self._records for group in each.groups}
         is_part = {id(group) for group in optimizer.param_groups} <= groups  # as of sharpness-aware ones
         if is_part or not (self._compresses and self._is_first("another")):
@@ -352,7 +355,8 @@ class Steps:
             self._clear(record)
 
     def _after(self, record: _Record, found_inf: Tensor | None) -> None:
-        record.is_inside, record.has_stepped, record.has_ever_stepped = False, True, True
+        record.is_inside, record.has_stepped = False, True
+        self.stepped |= self._names_of(record)
         record.skipped = None if found_inf is None else fetch(self._device, found_inf)
         self.in_a_row = 0
         if self._passes > 1 and self._is_first("passes"):
@@ -396,12 +400,12 @@ class Steps:
     def _recognises(self, record: _Record, *, inside: bool = False) -> bool:
         """True if a missing step of this optimizer means that its gradients were thrown away.
 
-        Before its first step it may not be the one that steps. Inside `step`, a closure clears gradients that
-        the optimizer has used.
+        Until it, or one that shares its parameters, has stepped, it may not be the one that steps. Inside
+        `step`, a closure clears gradients that the optimizer has used.
         """
         return (
             self._skipped == "drop"
-            and record.has_ever_stepped
+            and not self.stepped.isdisjoint(self._names_of(record))
             and (inside or not record.is_inside)
             and not self._may_differ()
         )

@@ -101,6 +101,25 @@ def test_an_optimizer_that_is_gone_still_says_which_parameters_were_its_own() ->
     assert steps.fates() == Fates(dropped=frozenset({"weight", "bias"}), made=False)
 
 
+def test_an_optimizer_that_shares_parameters_with_one_that_steps_may_be_the_one_that_steps() -> None:
+    model = nn.Linear(3, 2)
+    part, whole = (torch.optim.SGD(each, lr=0.1) for each in ([model.weight], model.parameters()))
+    steps = Steps(dict(model.named_parameters()), (part, whole), HostDevice())
+    steps.watch(model)
+
+    def fates_of_a_step(end: Callable[[], object]) -> Fates | None:
+        steps.exchange_begins(None, compresses=True)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        steps.exchange_ended()
+        end()
+        return steps.fates()
+
+    assert fates_of_a_step(whole.zero_grad) is None, "none has stepped yet, so another may use the gradients"
+    assert fates_of_a_step(part.step) == Fates(open=frozenset({"bias"}), made=True)
+    assert fates_of_a_step(whole.zero_grad) == Fates(dropped=frozenset({"weight", "bias"}), made=False)
+
+
 def _cleared(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
