@@ -719,8 +719,8 @@ def waited() -> dict[str, Any]:
     }
 
 
-def left_out(how: str, **options: Any) -> dict[str, Any]:
-    """A step that no optimizer makes, in between, leaves no trace."""
+def left_out(how: str, *, resumes: bool = False, **options: Any) -> dict[str, Any]:
+    """A step that no optimizer makes, in between, leaves no trace, even if the run `resumes` just before."""
     found = []
     for leaves_out in (False, True):
         scaler = (
@@ -731,6 +731,11 @@ def left_out(how: str, **options: Any) -> dict[str, Any]:
         for step in (0, 1, -1, 2, 3):
             if step < 0 and not leaves_out:
                 continue
+            if step < 0 and resumes:
+                masters, state = copy.deepcopy(model.state_dict()), wire.state_dict()
+                model, optimizer, wire = vector("int4", lr=0.05, scaler=scaler, model_seed=5, **options)
+                model.load_state_dict(masters)
+                wire.load_state_dict(state)
             optimizer.zero_grad(set_to_none=how != "zeros")
             inputs = given(max(step, 7) if step < 0 else step)
             if step < 0 and "nan" in how and dist.get_rank() == 1:
@@ -1242,6 +1247,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "unbiased": unbiased,
     "waited": waited,
     **{f"left out, {how}": partial(left_out, how) for how in LEFT_OUT},
+    "left out, resumed": partial(left_out, "cleared", resumes=True),
     "kept": kept,
     **{f"resumed, {recipe}": partial(resumed, recipe) for recipe in ("int4", "int4(feedback=False)")},
     **{f"switched to {then}": partial(switched, then) for then in ("int8", "dense", "int4(block=64)")},

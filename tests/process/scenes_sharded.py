@@ -245,6 +245,7 @@ def through_dcp(recipe: str) -> dict[str, Any]:
         other = gradwire.attach(sharded(over["shard"]), None, recipe, replicas=over["replicate"])
         dcp.load({"wire": WireState(other, folder)}, checkpoint_id=folder)
         found[name] = _off(mean, other.mean_state_dict()["mean"])
+        found["again"] &= own_state(other)["stepped"] == saved["stepped"]
     flat = gradwire.attach(Blocks(), None, recipe, replicas=dist.group.WORLD)
     dcp.load({"wire": WireState(flat, folder)}, checkpoint_id=folder)
     return {**found, "flat": _off(mean, flat.mean_state_dict()["mean"]), "step": flat.report().step}

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.integrations.dcp import WireState
-from tests.support.models import digest, optimizer_of, perceptron, train
+from tests.support.models import batch, digest, optimizer_of, perceptron, train
 from tests.support.ranks import FOLDER
 from tests.support.states import own_state
 
@@ -73,7 +73,8 @@ def from_three_to_two() -> dict[str, Any]:
     if dist.get_rank() == 2:
         return {}
     smaller = DistributedDataParallel(perceptron(), process_group=pair)
-    wire = gradwire.attach(smaller, None, RECIPES[0])
+    optimizer = optimizer_of(smaller)
+    wire = gradwire.attach(smaller, optimizer, RECIPES[0])
     try:
         wire.load_state_dict(states[dist.get_rank()])
         refused = ""
@@ -83,8 +84,13 @@ def from_three_to_two() -> dict[str, Any]:
     memory = own_state(wire)["memory"]
     wire.load_state_dict(mean)
     from_mean = own_state(wire)["memory"]
+    wire.load_state_dict(states)
+    smaller(batch(5)[0]).sum().backward()
+    optimizer.zero_grad()
+    after = own_state(wire)["memory"]
     return {
         "refused": refused,
+        "left out": all(torch.equal(memory[name], after[name]) for name in memory),
         "mean": all(
             torch.equal(memory[name], torch.stack([old["memory"][name] for old in states]).mean(0))
             for name in memory

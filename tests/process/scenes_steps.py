@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -30,7 +32,9 @@ from torch.utils.checkpoint import checkpoint
 import gradwire
 from gradwire.environment import TIMED_EVERY
 from gradwire.errors import GradwireError, RanksDisagree
+from gradwire.integrations.dcp import WireState
 from tests.support.models import SHAPE, batch, digest, optimizer_of, perceptron
+from tests.support.ranks import FOLDER
 from tests.support.states import own_state
 from tests.support.world import lose_groups
 
@@ -210,6 +214,76 @@ def left_out(recipe: str, source: str, leave: Callable[..., None] | None, exchan
             optimizer.step()
     report = wire.report()
     return [digest(model), report.step, report.dropped_steps, len(lines)]
+
+
+RESUMED = (
+    ("ddp", "state"),
+    ("plain", "state"),
+    ("ddp", "folder"),
+    ("ddp", "dcp"),
+    ("ddp", "mean"),
+    ("ddp", "optimizer first"),
+    ("ddp", "optimizer last"),
+)
+"""Ways to resume, by source. The optimizer has a state of its own in the last two."""
+
+
+def resumed(source: str, way: str, *, at: int, leaves_out: bool) -> list[Any]:
+    """Train, resume in another model by some `way` after `at` steps, and perhaps leave the next batch out."""
+    folder = Path(os.environ[FOLDER], f"resumed {source} {way} {leaves_out}")
+    momentum = 0.9 if way.startswith("optimizer") else 0.0
+
+    def made() -> Loop:
+        model = perceptron()
+        replicas = {} if source == "ddp" else {"replicas": dist.group.WORLD}
+        if source == "ddp":
+            model = DistributedDataParallel(model, bucket_cap_mb=0.01)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+        return model, optimizer, gradwire.attach(model, optimizer, "topk(ratio=0.1)", **replicas)
+
+    model, optimizer, wire = made()
+    for number in range(at):
+        optimizer.zero_grad()
+        backward(model, number)
+        optimizer.step()
+    if way != "never":
+        parameters, of_optimizer = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        saved = wire.mean_state_dict() if way == "mean" else wire.state_dict()
+        if way == "older":
+            (mine,) = saved.values()
+            mine.pop("stepped", None)
+        wire.save(folder)
+        if way == "dcp":
+            dcp.save({"wire": WireState(wire)}, checkpoint_id=folder)
+        model, optimizer, wire = made()
+        if way == "rewound":
+            backward(model, 50)
+            optimizer.step()
+            optimizer.zero_grad()
+        model.load_state_dict(parameters)
+        if way != "optimizer last":
+            optimizer.load_state_dict(of_optimizer)
+        if way == "folder":
+            wire.load(folder)
+        elif way == "dcp":
+            dcp.load({"wire": WireState(wire, folder)}, checkpoint_id=folder)
+        else:
+            wire.load_state_dict(saved)
+        if way == "optimizer last":
+            optimizer.load_state_dict(of_optimizer)
+    if leaves_out:
+        optimizer.zero_grad()
+        backward(model, 100, 100.0)
+    for number in range(at, 6):
+        optimizer.zero_grad()
+        backward(model, number)
+        optimizer.step()
+    return [digest(model), wire.report().step, wire.report().dropped_steps]
+
+
+def resumed_beside(source: str, way: str, at: int = 3) -> list[list[Any]]:
+    """A resumed run that leaves its first batch out, beside one that never got the batch."""
+    return [resumed(source, way, at=at, leaves_out=each) for each in (True, False)]
 
 
 def kept_if_asked(recipe: str) -> list[Any]:
@@ -1060,6 +1134,11 @@ SCENES: dict[str, Callable[[], Any]] = {
         for recipe, source, way in LEFT_OUT
     },
     "topk(ratio=0.1), ddp, two exchanges": partial(left_out, RECIPES[1], "ddp", clear, 2),
+    **{
+        f"resumed, {source}, {way}": partial(resumed_beside, source, way)
+        for source, way in (*RESUMED, ("ddp", "never"), ("ddp", "older"), ("plain", "never"))
+    },
+    **{f"at the start, {way}": partial(resumed_beside, "ddp", way, 0) for way in ("never", "rewound")},
     "kept if asked": partial(kept_if_asked, "topk(ratio=0.1)"),
     "many in a row": many_in_a_row,
     **{f"another optimizer, {recipe}": partial(another_optimizer, recipe, 2) for recipe in RECIPES},

@@ -184,7 +184,7 @@ def test_what_is_unsent_waits_where_a_parameter_has_no_gradient(two: Scenes) -> 
         assert found["text"]
 
 
-@pytest.mark.parametrize("how", rest(LEFT_OUT, but=["cleared", "nan", "scaler"]))
+@pytest.mark.parametrize("how", rest([*LEFT_OUT, "resumed"], but=["cleared", "nan", "scaler"]))
 def test_a_step_that_is_left_out_leaves_no_trace(two: Scenes, how: str) -> None:
     for found in value(two, f"left out, {how}"):
         assert found["same"]

@@ -36,6 +36,7 @@ def test_from_three_ranks_to_two_the_mean_memory_stays(world: Scenes) -> None:
         assert "a list of all ranks'" in found["refused"]
         assert found["mean"]
         assert found["from_mean"]
+        assert found["left out"], "of the first step, which no optimizer makes, nothing is left"
         assert found["step"] == 5
 
 

@@ -8,7 +8,15 @@ from __future__ import annotations
 import pytest
 
 from gradwire._api.report import Report
-from tests.process.scenes_steps import CALLED, CASE_RECIPES, CASES, LEFT_OUT, RECIPES, TELLING_RECIPES
+from tests.process.scenes_steps import (
+    CALLED,
+    CASE_RECIPES,
+    CASES,
+    LEFT_OUT,
+    RECIPES,
+    RESUMED,
+    TELLING_RECIPES,
+)
 from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
@@ -75,6 +83,30 @@ def test_a_step_that_is_left_out_leaves_no_trace(world: Scenes, scene: tuple[str
     assert [each[2] for each in found] == [1, 1]
     assert [each[3] for each in found] == [1, 0], "rank 0 says so once"
     assert [each[2:] for each in never] == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("scene", rest(RESUMED, but=[("ddp", "state")]))
+def test_the_first_step_of_a_resumed_run_may_be_left_out(world: Scenes, scene: tuple[str, str]) -> None:
+    source, way = scene
+    for left_out, without in value(world, f"resumed, {source}, {way}"):
+        assert left_out == [*without[:2], 1], "bit for bit, and in the same step"
+        assert without[1:] == [6, 0]
+
+
+@pytest.mark.parametrize("source", ["ddp", "plain"])
+def test_a_resumed_run_leaves_out_what_one_that_never_stopped_does(world: Scenes, source: str) -> None:
+    assert value(world, f"resumed, {source}, state") == value(world, f"resumed, {source}, never")
+
+
+def test_a_state_that_does_not_say_who_has_stepped_can_be_loaded(world: Scenes) -> None:
+    for left_out, without in value(world, "resumed, ddp, older"):
+        assert [left_out[1:], without[1:]] == [[7, 0], [6, 0]], "as before an optimizer's first step"
+
+
+def test_a_run_that_goes_back_to_its_start_does_as_it_did(world: Scenes) -> None:
+    found = value(world, "at the start, rewound")
+    assert found == value(world, "at the start, never")
+    assert [left_out[1:] for left_out, _ in found] == [[7, 0]] * 2
 
 
 def test_several_exchanges_of_one_step_go_back_as_one(world: Scenes) -> None:

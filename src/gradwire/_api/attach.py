@@ -377,6 +377,7 @@ def _assemble(
         alone=transports.everyone.world == 1,
         raises=asked.guard_every > 0,
         may_differ=source.is_uneven,
+        stepped=env.stepped,
     )
     side = Backward if transports.device.is_host else DeviceBackward
     backward = side(source, worker, reducer, calls, steps, level)

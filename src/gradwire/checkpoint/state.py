@@ -125,6 +125,7 @@ def _copied(reducer: Reducer) -> dict[str, Any]:
         "plan": reducer.running,
         "why": layout.main.why,
         "step": reducer.step,
+        "stepped": sorted(reducer.env.stepped),
         "memory": planes.pop(UNSENT),
         "planes": planes,
         "kept": _kept(layout),
@@ -193,6 +194,8 @@ class _Ready:
     """Old ranks whose unsent gradients are lost."""
     changed: frozenset[str] = frozenset()
     """Parameters that only the state, or only this model, has."""
+    stepped: frozenset[str] = frozenset()
+    """`ReducerEnvironment.stepped` of the run that goes on."""
 
 
 def load(reducer: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: bool = False) -> None:
@@ -228,6 +231,8 @@ def load(reducer: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: b
     assert ready is not None, "or there would be a refusal"
     reducer.restore(ready.runs)
     reducer.begin_anew()
+    reducer.env.stepped.clear()
+    reducer.env.stepped.update(ready.stepped)
     ready.apply()
     # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
     _warn_of_another_recipe(reducer)
@@ -345,7 +350,9 @@ def _made(reducer: Reducer, state: State, dropped: Sequence[int] = ()) -> _Ready
         + ("" if is_of_our_shard(reducer, state) else ", of other shards"),
         "what exchanges keep": _digest(state["kept"]),
     }
-    return _Ready(reducer.prepared(here, state["step"]), facts, dropped=tuple(dropped))
+    runs = reducer.prepared(here, state["step"])
+    stepped = frozenset(state.get("stepped", reducer.env.stepped))  # older states lack it
+    return _Ready(runs, facts, dropped=tuple(dropped), stepped=stepped)
 
 
 def _keep(layout: Layout, kept: Kept) -> None:

@@ -165,6 +165,9 @@ def _check_numbers(state: State) -> None:
         raise ValueError(f"state names rank {rank!r} of {world!r}, which is not a rank")
     if not _is_count(state["step"]):
         raise ValueError(f"state names step {state['step']!r}, which is not a step")
+    stepped = state.get("stepped", [])
+    if not isinstance(stepped, list) or not all(isinstance(each, str) for each in stepped):
+        raise ValueError(f"state has {stepped!r} as the names of stepped parameters, not a list of names")
     if not isinstance(state["plan"], str | None) or not isinstance(state["why"], str):
         raise ValueError(f"state has the plan {state['plan']!r} because of {state['why']!r}: not texts")
 

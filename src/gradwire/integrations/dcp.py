@@ -45,6 +45,8 @@ _Stored: TypeAlias = Mapping[tuple[Any, ...], Any]
 
 _REPLICA = "replica"
 _PLANES = ("memory", "planes")
+_ALIKE = ("format", "plan", "why", "step", "stepped")
+"""Keys of values that all ranks have alike. Older checkpoints lack "stepped"."""
 
 
 class WireState:
@@ -187,7 +189,7 @@ class WireState:
         knows = first["whole"] == layout_hash(whole)
         mine = layout_hash(whole if shards is None else list(specs.values()))
         return {
-            **{key: first[key] for key in ("format", "plan", "why", "step")},
+            **{key: first[key] for key in _ALIKE if key in first},
             "rank": None,
             "world": None,
             "kept": {},
@@ -229,7 +231,7 @@ class _Shards:
             planes[plane] = {name: self._cut(self._specs[name], each) for name, each in memories.items()}
             rest = {name: each[self._length(self._specs[name]) :] for name, each in memories.items()}
             beyond[plane or "memory"] = {name: each.clone() for name, each in rest.items() if each.any()}
-        alike = {key: state[key] for key in ("format", "plan", "why", "step", "layout", "shapes")}
+        alike = {key: state[key] for key in (*_ALIKE, "layout", "shapes")}
         alike["whole"] = layout_hash([spec.whole for spec in self._specs.values()])
         own = {"number": self.shard.number, "kept": state["kept"], "beyond": beyond}
         return {self.replica: {**alike, "memory": planes.pop(""), "planes": planes, self.name: own}}
@@ -246,7 +248,7 @@ class _Shards:
             return found
 
         return {
-            **{key: replica[key] for key in ("format", "plan", "why", "step", "layout")},
+            **{key: replica[key] for key in (*_ALIKE, "layout") if key in replica},
             "rank": self._rank,
             "world": self._world,
             "kept": own.get("kept", {}),

@@ -115,6 +115,8 @@ DAMAGES: dict[str, Damage] = {
     "step True": step(True),
     "step endless": step(2**63),
     "step a tensor": step(torch.tensor(2)),
+    "stepped a text": _set("stepped")(WEIGHT),
+    "stepped with a number": _set("stepped")([WEIGHT, 1]),
     "rank text": _set("rank")("0"),
     "rank beyond the world": _set("rank")(7),
     "rank alone is missing": _set("rank")(None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ def save(traffic: Traffic, control: Comm) -> dict[str, Any]:
         "step": traffic.made,
         "recipe": traffic.wished.scattering.text,
         "draws": traffic.draws,
+        "stepped": sorted(traffic.steps.stepped),
         "memory": memory,
     }
 
@@ -103,11 +104,12 @@ def load(
         states = single(saved)
         chosen = _chosen(traffic, states, control, missing, mean=mean)
         memory = _fitted(traffic, chosen, missing)
+        stepped = frozenset(chosen.get("stepped", traffic.steps.stepped))  # older states lack it
         rooms = traffic.make_room(traffic.wished.scattering, memory)
         step, kind = str(chosen["step"]), "a mean" if chosen["rank"] is None else "of this rank"
 
         def apply() -> None:
-            _take_up(traffic, chosen, memory, rooms)
+            _take_up(traffic, chosen, memory, rooms, stepped)
     except ValueError as error:
         refusal = error
     except Exception as error:  # memory that runs out, a file of something else, …
@@ -182,9 +184,15 @@ def _fitted(traffic: Traffic, state: State, missing: Missing) -> dict[str, Tenso
 
 
 def _take_up(
-    traffic: Traffic, state: State, memory: Mapping[str, Tensor], rooms: Sequence[Unsent | None]
+    traffic: Traffic,
+    state: State,
+    memory: Mapping[str, Tensor],
+    rooms: Sequence[Unsent | None],
+    stepped: Set[str],
 ) -> None:
     traffic.steps.forget()
+    traffic.steps.stepped.clear()
+    traffic.steps.stepped.update(stepped)
     # A mean is shared out among the ranks that remember rows for the same target.
     world = traffic.group.size()
     share = 1.0 if state["rank"] is not None else world / len(traffic.targets)
