@@ -101,7 +101,8 @@ def attach(
       run all the same, because they do more than compress.
     - `policy`: other recipes for some parameters, by glob patterns over names or by a function of the
       parameter. The default is `gradwire.by_size()`: beside a lossy recipe, vectors and tiny tensors travel
-      densely. `gradwire.by_size(smallest=16384)` spares larger tensors, too.
+      densely. `gradwire.by_size(smallest=16384)` spares larger tensors, too. A function is asked about each
+      parameter here, and not again.
     - `scaler`: your `GradScaler`. Required with float16 autocast: unsent gradient is stored unscaled.
       Accelerate's is found.
     - `target`: for "auto" only. It compresses no further once it expects this share of the no-communication
@@ -204,7 +205,7 @@ def carried(
     everyone = transports.everyone
     with given_back_if_refused(lambda: transports.groups):
         mine = partial(neighbours, nodes, dist.get_process_group_ranks(transports.groups[0]), everyone.rank)
-        chosen, using = _agreed_recipe(asked, source, optimizer, device.where, everyone, also=mine)
+        asked, chosen, using = _agreed_recipe(asked, source, optimizer, device.where, everyone, also=mine)
         transports = with_streams(asked, transports, source.group, process_group, where, source.lending)
         if source.members is not None:
             _check_shards(source.members, everyone)
@@ -421,7 +422,7 @@ def _agreed_recipe(
     where: torch.device,
     comm: Comm,
     also: Callable[[], object],
-) -> tuple[Recipe, Optimizers]:
+) -> tuple[Configuration, Recipe, Optimizers]:
     """Parse and check everything, and compare it over all ranks. One all-gather if all ranks agree.
 
     Args:
@@ -432,8 +433,8 @@ def _agreed_recipe(
         comm: all ranks.
         also: a further check, which raises.
 
-    Returns the recipe, and the optimizers that use the gradients. A rank that must refuse tells the others
-    first, because they would wait for it; all raise then.
+    Returns the arguments with the answers of the policy, the recipe, and the optimizers that use the
+    gradients. A rank that must refuse tells the others first, because they would wait for it; all raise then.
     """
     refusal: Exception | None = None
     try:
@@ -441,6 +442,7 @@ def _agreed_recipe(
         optimizers = optimizers_of(optimizer)
         check_optimizers(optimizers, source.module)
         chosen = asked.validated(source)
+        asked = asked.answered(source)
         if asked.inside is not None or asked.gather is not None:
             from gradwire._api.fsdp import check_inside  # loads FSDP2
 
@@ -459,4 +461,4 @@ def _agreed_recipe(
         require_accepted(refusal, comm)
         require_agreement(facts, comm)
         require_same_optimizer(options, comm)
-    return chosen, using
+    return asked, chosen, using

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal, get_args
 
@@ -73,6 +73,18 @@ class Configuration:
             raise ValueError(f"skipped={self.skipped!r} is neither 'drop' nor 'keep'")
         if self.memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={self.memory_dtype}; choose torch.bfloat16, or leave it out")
+
+    def answered(self, source: Source) -> Configuration:
+        """These arguments, with what the policy answers for each parameter of `source` in its place.
+
+        gradwire's thread keeps the answers. A function of the user's may refer to the model, with which that
+        thread ends. Raises what the policy raises.
+        """
+        if self.policy is None:
+            return self
+        choose = chooser(self.policy)
+        answers = {spec.name: choose(spec.whole) for spec in source.specs}
+        return replace(self, policy=lambda spec: answers[spec.name])
 
     def fingerprint(self, chosen: Recipe, source: Source, device: torch.device) -> dict[str, str]:
         """Texts of everything that must be equal on all ranks, by name.

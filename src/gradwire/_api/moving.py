@@ -86,7 +86,7 @@ def moving(
         on_host=asked.placement != "device",
         name=members.name,
     )
-    asked = replace(asked, policy=source.weighed(policy))
+    asked = replace(asked, policy=source.weighed(policy)).answered(source)
 
     def carry(machine: Sequence[int] | None) -> Running:
         nodes = None if machine is None else [machine]

@@ -21,9 +21,9 @@ def switch(
 ) -> None:
     """Run `asked` from the next step on, with all that is unsent. A collective.
 
-    `check` raises for a layout that does not suit the optimizer. Raises `ValueError`, or what `check` or a
-    policy raises, where the recipe cannot run; `PeerFailed` on the other ranks; and `RanksDisagree` where
-    ranks ask for different ones. Then everything goes on as it was, on all of them.
+    `check` raises for a layout that does not suit the optimizer. Raises `ValueError`, or what `check` raises,
+    where the recipe cannot run; `PeerFailed` on the other ranks; and `RanksDisagree` where ranks ask for
+    different ones. Then everything goes on as it was, on all of them.
     """
     env = reducer.env
     control = env.control

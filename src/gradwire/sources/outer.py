@@ -225,7 +225,8 @@ class LocalSteps(Source):
     def check(self) -> None:
         """Check that ranks make up a grid, and that nothing else averages; make the outer optimizer."""
         require_unclaimed(self)
-        check_policy(self._policy, list(self._own))
+        policy, self._policy = self._policy, None  # which may refer to the model
+        check_policy(policy, list(self._own))
         if self._shards is not None:
             self._shards.check()
         for name, each in self._own.items():

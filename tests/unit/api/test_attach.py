@@ -23,7 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.errors import GradwireWarning
 from gradwire.kernels import compiler
+from gradwire.members.base import Card, Entry, Roster
 from gradwire.planning.costs import CodecCost, Line
+from gradwire.step.flat_buffers import ParameterSpec
 from tests.support.states import own_state
 
 
@@ -326,6 +328,65 @@ def test_a_model_that_dies_leaves_no_flat_buffers_behind_in_its_optimizer() -> N
     gc.collect()
     assert flat_buffers() is None
     assert not optimizer._optimizer_step_post_hooks
+
+
+def _by(model: nn.Module) -> Callable[[ParameterSpec], str]:
+    return lambda spec: "int8" if spec.numel > 64 and model.training else "dense"
+
+
+def _wrapped(module: nn.Module) -> tuple[nn.Module, Any]:
+    model = DistributedDataParallel(module)
+    return model, gradwire.attach(model, recipe="topk(ratio=0.1)", policy=_by(model))
+
+
+def _plain(model: nn.Module) -> tuple[nn.Module, Any]:
+    over = dist.group.WORLD
+    return model, gradwire.attach(model, recipe="topk(ratio=0.1)", policy=_by(model), replicas=over)
+
+
+def _local_steps(model: nn.Module) -> tuple[nn.Module, Any]:
+    optimizer, over = torch.optim.SGD(model.parameters(), lr=0.1), dist.group.WORLD
+    return model, gradwire.outer(model, optimizer, policy=_by(model), replicas=over)
+
+
+class _Alone:
+    """`Members` of a single replica."""
+
+    name = id = "site-a"
+    address = "127.0.0.1"
+    alone_s = None
+
+    def ask(self, card: Card) -> Roster:
+        return Roster(1, (Entry(self.name, self.id, card),))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _moving(model: nn.Module) -> tuple[nn.Module, Any]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, gradwire.outer(model, optimizer, policy=_by(model), members=_Alone())
+
+
+@pytest.mark.parametrize("carried", [_wrapped, _plain, _local_steps, _moving])
+def test_a_model_goes_although_its_policy_refers_to_it(
+    carried: Callable[[nn.Module], tuple[nn.Module, Any]],
+) -> None:
+    model, wire = carried(nn.Sequential(nn.Linear(64, 64)))
+    gone = weakref.ref(model)
+    del model, wire
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_policy_is_asked_when_attaching_and_its_answers_stay() -> None:
+    answers = {"0.weight": "fp16"}
+    ddp = _ddp()
+    wire = gradwire.attach(ddp, recipe="topk(ratio=0.1)", policy=lambda spec: answers.get(spec.name))
+    answers.clear()
+    wire.switch("topk(ratio=0.2)")
+    assert "0.weight" not in own_state(wire)["memory"]
+    assert "1.weight" in own_state(wire)["memory"]
 
 
 def test_a_warning_made_an_error_refuses_before_anything_is_attached() -> None:
