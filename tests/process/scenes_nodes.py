@@ -28,7 +28,6 @@ from tests.faults.scenes_ranks import Made, ddp, hsdp, plain
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.ranks import FOLDER, TIMEOUT_S
 from tests.support.states import own_state
-from tests.support.world import lose_groups
 
 NODES = ((0, 1), (2, 3))
 RECIPES = ("dense", "int8", "topk(ratio=0.05)", "powersgd(rank=2)", "auto")
@@ -330,8 +329,10 @@ def refused() -> dict[str, list[str]]:
     return found
 
 
-def unconnected() -> list[str]:
-    """Rank 1 makes a group with the other rank of its node, and then hears that it could not."""
+def unconnected() -> list[Any]:
+    """Rank 1 makes a group with the other rank of its node, and then hears that it could not: what is raised,
+    and how many groups the next model makes, which ignores nodes.
+    """
     # With a timeout of its own, so that groups of other scenes do not serve, nor the one that is left.
     group, new_group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S - 1)), dist.new_group
 
@@ -341,13 +342,16 @@ def unconnected() -> list[str]:
             raise RuntimeError("connectFullMesh failed")
         return made
 
+    said = ["attached", ""]
     with mock.patch("torch.distributed.new_group", new):
         try:
             _attached("int8", process_group=group)
         except TransportError as error:
-            lose_groups()
-            return [str(error), type(error.__cause__).__name__]
-    return ["attached", ""]
+            said = [str(error), type(error.__cause__).__name__]
+    made = len(dist.distributed_c10d._world.pg_map)
+    ddp, optimizer, _wire = _attached("int8", None, process_group=group)
+    train(ddp, optimizer, range(1))
+    return [*said, len(dist.distributed_c10d._world.pg_map) - made]
 
 
 def groups_are_lent_again() -> bool:

@@ -132,9 +132,13 @@ def test_what_cannot_be_is_refused_on_all_ranks(four: Scenes) -> None:
 
 
 def test_a_rank_that_cannot_connect_inside_its_node_is_named_on_all_ranks(four: Scenes) -> None:
-    for rank, (text, cause) in enumerate(value(four, "unconnected")):
+    for rank, (text, cause, _made) in enumerate(value(four, "unconnected")):
         assert text == "ranks [1] could not connect to those of their node"
         assert cause == ("TransportError" if rank == 1 else "NoneType")
+
+
+def test_a_model_that_was_refused_inside_a_node_leaves_its_group_to_the_next_one(four: Scenes) -> None:
+    assert [made for *_said, made in value(four, "unconnected")] == [0] * 4
 
 
 def test_groups_are_lent_to_the_next_model(four: Scenes) -> None:

@@ -65,6 +65,10 @@ Part = tuple[Sequence[int], dist.ProcessGroup, torch.device]
 takes; and the device of its tensors."""
 
 
+class CannotConnect(TransportError):
+    """Some ranks could not make a new group, and have told all others so. The groups that exist work."""
+
+
 def borrow_parts(like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGroup, ...] | None:
     """Borrow a group for each of `parts`: over members of `like`, this rank among them.
 
@@ -72,7 +76,7 @@ def borrow_parts(like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGro
     and two of a few numbers. All ranks are in some part of each kind.
 
     `None`, on all ranks, if torch could not make a group: it names a group by the number of groups of a rank,
-    and ranks that choose different names wait until the timeout. Raises `TransportError`, on all ranks, if
+    and ranks that choose different names wait until the timeout. Raises `CannotConnect`, on all ranks, if
     some cannot make one: the others may be in other parts, and would go on.
     """
     terms: list[_Terms] = []
@@ -101,7 +105,7 @@ def borrow_parts(like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGro
     if missing:
         for group in lent:
             give_back(group)
-        raise TransportError(f"ranks {missing} could not connect to those of their node") from failure
+        raise CannotConnect(f"ranks {missing} could not connect to those of their node") from failure
     return tuple(lent)
 
 
@@ -155,11 +159,10 @@ def given_back_if_refused(groups: Callable[[], Sequence[dist.ProcessGroup]]) -> 
     """`attach` refuses on all ranks at once, so no collective is running; a broken transport stays broken."""
     try:
         yield
-    except TransportError:
-        raise
-    except Exception:
-        for group in groups():
-            give_back(group)
+    except Exception as error:
+        if isinstance(error, CannotConnect) or not isinstance(error, TransportError):
+            for group in groups():
+                give_back(group)
         raise
 
 
