@@ -186,7 +186,7 @@ def lose_groups() -> None:
 
     gradwire never gets back a group on which a step has failed.
     """
-    for group in list(groups._lent):
+    for group in groups.lent():
         groups.give_back(group)
 
 
@@ -301,7 +301,7 @@ def _state() -> Counter[str]:
     logs = (logging.getLogger(name) for name in (None, "gradwire"))
     return Counter(
         [
-            *("group lent by gradwire" for is_lent in groups._lent.values() if is_lent),
+            *["group lent by gradwire"] * len(groups.lent()),
             *(f"thread {each.name}" for each in threading.enumerate()),
             *(f"hook {when}, from {each.__module__}" for when, of in hooks.items() for each in of.values()),
             *(f"{handler} of log {each.name}" for each in logs for handler in each.handlers),

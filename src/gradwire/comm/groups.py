@@ -95,18 +95,18 @@ def borrow_parts(like: dist.ProcessGroup, *parts: Part) -> tuple[dist.ProcessGro
     if not _can_be_made(_all_say(needs, like), len(parts)):
         return None
     failure: TransportError | None = None
-    lent: list[dist.ProcessGroup] = []
+    borrowed: list[dist.ProcessGroup] = []
     for group, of in zip(free, terms, strict=True):
         try:
-            lent.append(_lend(group, of))
+            borrowed.append(_lend(group, of))
         except TransportError as error:  # members of the next part wait for this rank all the same
             failure = failure or error
     missing = [rank for rank, [came] in enumerate(_all_say([failure is None], like)) if not came]
     if missing:
-        for group in lent:
+        for group in borrowed:
             give_back(group)
         raise CannotConnect(f"ranks {missing} could not connect to those of their node") from failure
-    return tuple(lent)
+    return tuple(borrowed)
 
 
 def _all_say(mine: Sequence[int], like: dist.ProcessGroup) -> list[list[int]]:
@@ -152,6 +152,11 @@ def give_back(group: dist.ProcessGroup) -> None:
     """
     if group in _lent:
         _lent[group] = False
+
+
+def lent() -> list[dist.ProcessGroup]:
+    """The groups that models have borrowed and not given back, oldest first."""
+    return [group for group, is_lent in _lent.items() if is_lent]
 
 
 @contextmanager
