@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
@@ -31,6 +32,7 @@ from torch.distributed.tensor import DTensor
 import gradwire
 from gradwire import recipes
 from gradwire.comm import ProcessGroupComm
+from gradwire.comm.groups import lent
 from gradwire.step.reducer import Backward
 from tests.process.scenes_steps import CASES, SAM, Case, Task, optimizer_around
 from tests.support.models import batch, digest, optimizer_of, perceptron, same
@@ -61,7 +63,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) ->
 
 
 def end(wires: list[gradwire.OuterWire]) -> None:
-    """Land rounds that are under way: gradwire does not get a group back on which one still runs."""
+    """Land rounds that are under way, so that none still runs when the scene has ended."""
     for wire in wires:
         wire.detach()
 
@@ -1222,7 +1224,37 @@ CALLED = (
 )
 """Of the cases of `scenes_steps`."""
 
+
+def dropped_in_flight() -> dict[str, Any]:
+    """Rank 0 drops its model while its round waits for rank 1's: rounds that landed, and whether the next
+    models have the same group.
+    """
+
+    def group() -> str:
+        return wire.attached.backward.reducer.comm.group.group_name
+
+    model = perceptron()
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "topk(ratio=0.1)", delay=2)
+    first, rounds = group(), 0
+    if dist.get_rank() == 0:
+        steps(model, optimizer, range(EVERY))
+        del model, optimizer, wire
+    dist.barrier()
+    if dist.get_rank() == 1:
+        steps(model, optimizer, range(EVERY + 2))
+        rounds = wire.report().step
+        del model, optimizer, wire
+    deadline_s = time.monotonic() + 10
+    while lent() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    model = perceptron()
+    wire = outer(model, optimizer_of(model))
+    return {"rounds": rounds, "lent again": group() == first}
+
+
 SCENES: dict[str, Callable[[], Any]] = {
+    "dropped in flight": dropped_in_flight,
     "follows attach": follows_attach,
     "beside own": partial(beside_own, 0),
     "beside own, delayed": partial(beside_own, 2),

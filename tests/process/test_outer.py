@@ -49,6 +49,15 @@ def test_diloco_is_the_paper_s(world: Scenes, scene: str) -> None:
         assert each["relative"] < ROUNDINGS
 
 
+def test_a_model_that_is_dropped_in_the_middle_of_a_round_ends_it_and_gives_its_group_back(
+    world: Scenes,
+) -> None:
+    zero, one = value(world, "dropped in flight")
+    assert (zero["rounds"], one["rounds"]) == (0, 1)
+    assert zero["lent again"]
+    assert one["lent again"]
+
+
 def test_another_recipe_has_the_outer_optimizer_of_diloco(world: Scenes) -> None:
     assert value(world, "another recipe") == [{"same": True, "rounds": 2}] * 2
 

@@ -382,8 +382,16 @@ def _assemble(
     )
     side = Backward if transports.device.is_host else DeviceBackward
     backward = side(source, worker, reducer, calls, steps, level)
+    model = weakref.ref(source.model)
+
+    def end() -> None:
+        if model() is None and not source.lending.LENDS_NEW:
+            backward.let_go()
+        else:  # at exit, or with the groups of a meeting, which serve no other model
+            worker.stop()
+
     # At exit too: the thread must not outlive the interpreter's C++ side.
-    stop = weakref.finalize(source.model, worker.stop)
+    stop = weakref.finalize(source.model, end)
     decision = chosen.build().next
     counted = uses if decision is not None and decision.uses else None
     source.begin(backward, counted, scaled=asked.scaler is not None)

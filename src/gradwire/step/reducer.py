@@ -376,6 +376,15 @@ class Backward:
         """True if every step has ended, and the collectives of all ranks are paired. On any thread."""
         return self._all_given and self._ended.is_set() and self.reducer.broken is None
 
+    def let_go(self) -> None:
+        """End the worker; a round that was sent, or a step whose wait was interrupted, ends before, as other
+        ranks wait for this one in it. On any thread, when the model has gone.
+        """
+        if self._all_given and not self._ended.is_set():
+            self._worker.stop_after(self._ended)
+        else:
+            self._worker.stop()
+
     def roll_back_unused(self) -> Fates | None:
         """Training thread: undo exchanges whose gradients no optimizer has used.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable
@@ -123,6 +124,17 @@ class Worker:
             self._waiter.stop(timeout_s)
         if threading.current_thread() not in ours:  # the garbage collector runs anywhere
             self._thread.join(timeout_s)
+
+    def stop_after(self, event: threading.Event) -> None:
+        """Call `stop` once a job has set `event`, or when the interpreter exits. Returns at once."""
+
+        def wait() -> None:
+            event.wait()
+            atexit.unregister(self.stop)
+            self.stop()
+
+        atexit.register(self.stop)
+        threading.Thread(target=wait, name=f"{self._thread.name} ends", daemon=True).start()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

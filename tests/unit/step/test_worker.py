@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import weakref
@@ -151,3 +152,27 @@ def test_a_call_that_breaks_the_transport_is_remembered(error: Exception, connec
     assert worker.call(lambda: 5) == 5
     assert worker.is_connected == connected
     worker.stop()
+
+
+def test_a_worker_that_is_to_stop_after_an_event_does_jobs_until_then() -> None:
+    seen, event, over = list[str](), threading.Event(), threading.Event()
+    worker = Worker(crashed=lambda _error: None, ended=over.set)
+    worker.stop_after(event)
+    assert worker.call(lambda: seen.append("job")) is None
+    assert not over.is_set()
+    worker.post(event.set)
+    assert over.wait(10.0)
+    assert seen == ["job"]
+
+
+_NEVER_SET = """
+import threading
+from gradwire.step.worker import Worker
+
+Worker(crashed=print, ended=lambda: print("ended")).stop_after(threading.Event())
+"""
+
+
+def test_an_event_that_never_comes_does_not_keep_the_interpreter() -> None:
+    done = subprocess.run([sys.executable, "-c", _NEVER_SET], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
