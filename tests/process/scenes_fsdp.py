@@ -27,9 +27,11 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
-from gradwire.errors import RanksDisagree
+from gradwire.comm.groups import lent
+from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.recipes import recipe as parsed
 from gradwire.sources.fsdp.coding import scattering
+from gradwire.sources.fsdp.traffic import Traffic
 from tests.support.models import SHAPE, batch
 from tests.support.ranks import FOLDER
 
@@ -1095,6 +1097,26 @@ def comes_by_nodes() -> dict[str, Any]:
     return {"groups": counts, "texts": texts}
 
 
+def refused_with_groups() -> dict[str, list[Any]]:
+    """What is raised, and how many groups stay lent, where the mesh's own carries no tensors on the CPU."""
+
+    def fails(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    nodes = NODES["in a row"]
+    lacks = patch.object(Traffic, "make_room", fails) if dist.get_rank() == 1 else nullcontext()
+    found = {}
+    with patch("gradwire.comm.groups.carries_cpu", return_value=False):
+        said = _refusal(lambda: gradwire.attach(sharded(), None, "int8", checksums=True))
+        found["checksums"] = [said, len(lent())]
+        with lacks:
+            said = _refusal(
+                lambda: gradwire.attach(sharded(), None, "int4", nodes=nodes), MemoryError, PeerFailed
+            )
+        found["no room"] = [said, len(lent())]
+    return found
+
+
 def on_unequal_nodes() -> dict[str, Any]:
     """What is said where the launcher has put three ranks on a node and one on another."""
     log, logger, found = BufferingHandler(100), logging.getLogger("gradwire"), {}
@@ -1257,6 +1279,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     **{f"int4, {name}": partial(beside_stock, "int4", "int8", **how) for name, how in SUITS.items()},
     **{f"within checkpoints, {again}": partial(within_checkpoints, again) for again in (True, False)},
     "inside nodes": inside_nodes,
+    "refused with groups": refused_with_groups,
     **{
         f"by nodes {how}, {recipe}": partial(by_nodes, recipe, nodes)
         for how, nodes in NODES.items()

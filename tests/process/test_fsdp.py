@@ -87,6 +87,13 @@ def test_what_cannot_be_is_refused_with_what_to_do(four: Scenes) -> None:
         assert [name for name in found if name not in REFUSED and found[name]] == [], found
 
 
+def test_a_model_that_is_refused_gives_its_groups_back(four: Scenes) -> None:
+    for found in value(four, "refused with groups"):
+        assert "checksums= has no meaning" in found["checksums"][0]
+        assert "no room" in found["no room"][0]
+        assert [left for _said, left in found.values()] == [0, 0]
+
+
 def test_all_ranks_compute_with_the_same_rounded_weights_and_masters_stay_exact(two: Scenes) -> None:
     for scene in ("gathers int8", "gathers int8, recomputing", "gathers int8 of bfloat16"):
         for found in value(two, scene):

@@ -74,29 +74,34 @@ def attach_to_fsdp(
     group = check_parameters(model, modules)  # a script shards alike on all ranks
     where = modules[0].group.device
     control = ProcessGroupComm(group if lending.carries_cpu(group) else lending.borrow(group, where, "gloo"))
-    wished, optimizers, neighbourhood = _accepted(modules, optimizer, asked, control)
-    require_agreement(_fingerprint(modules, wished, asked, where), control)
-    require_same_optimizer(OptimizerText.of(optimizers), control)
-    nodes, why_flat = agreed(kind_of(asked.nodes), neighbourhood, control)
-    parameters = {name: each for module in modules for name, each in module.parameters.items()}
-    steps = Steps(parameters, optimizers, device_at(where), skipped=asked.skipped, alone=control.world == 1)
-    traffic = Traffic(
-        modules,
-        wished,
-        steps,
-        nodes=nodes,
-        why_flat=why_flat,
-        loss_scale=_loss_scale_of(asked.scaler, where),
-        seed=asked.seed,
-        memory_dtype=asked.memory_dtype,
-        can_go_back=asked.skipped == "drop",
-    )
-    _connect(traffic, wished, control)
-    _say(traffic, control)
-    prepare(wished.scattering.text, compiler.imported(), control.rank)
-    memory = on_all_ranks(
-        partial(traffic.make_room, wished.scattering), "make room for what is unsent", control
-    )
+    lent = [control.group]
+    with lending.given_back_if_refused(lambda: lent):
+        wished, optimizers, neighbourhood = _accepted(modules, optimizer, asked, control)
+        require_agreement(_fingerprint(modules, wished, asked, where), control)
+        require_same_optimizer(OptimizerText.of(optimizers), control)
+        nodes, why_flat = agreed(kind_of(asked.nodes), neighbourhood, control)
+        parameters = {name: each for module in modules for name, each in module.parameters.items()}
+        steps = Steps(
+            parameters, optimizers, device_at(where), skipped=asked.skipped, alone=control.world == 1
+        )
+        traffic = Traffic(
+            modules,
+            wished,
+            steps,
+            nodes=nodes,
+            why_flat=why_flat,
+            loss_scale=_loss_scale_of(asked.scaler, where),
+            seed=asked.seed,
+            memory_dtype=asked.memory_dtype,
+            can_go_back=asked.skipped == "drop",
+        )
+        _connect(traffic, wished, control)
+        lent += traffic.routes.groups
+        _say(traffic, control)
+        prepare(wished.scattering.text, compiler.imported(), control.rank)
+        memory = on_all_ranks(
+            partial(traffic.make_room, wished.scattering), "make room for what is unsent", control
+        )
     traffic.install(model, memory)
     steps.watch(model)
     close_with(model, traffic.routes)

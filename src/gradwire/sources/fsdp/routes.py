@@ -109,6 +109,7 @@ class ByNodes:
             where: device of the rows.
         """
         self._inside, self._between = ProcessGroupComm(inside), ProcessGroupComm(between)
+        self.groups = inside, between
         self._is_running = 0
         per_node, count = nodes.per_node, len(nodes.nodes)
         self.world = per_node * count
@@ -165,6 +166,11 @@ class Routes:
     def __init__(self) -> None:
         self._straight: dict[str, Straight] = {}
         self.by_nodes: ByNodes | None = None
+
+    @property
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """The groups that were made for these routes."""
+        return () if self.by_nodes is None else self.by_nodes.groups
 
     def over(self, group: dist.ProcessGroup) -> Route:
         """The route among the ranks of `group`. Two levels are for groups of all ranks of the mesh."""
