@@ -180,9 +180,9 @@ def coded_buffer(flat_buffer: FlatBuffer, world: int, granularity: Granularity) 
     ):
         return None
     units = []
-    for unit, plan in zip(flat_buffer.units, flat_buffer.plans, strict=True):
+    for unit, constants in zip(flat_buffer.units, flat_buffer.constants, strict=True):
         ctx = ExchangeContext(0, unit.index, 0, world, parts=unit.parts, granularity=granularity)
-        coders = ahead(unit.numel, flat_buffer.dtype, ctx.with_constants(plan.constants))
+        coders = ahead(unit.numel, flat_buffer.dtype, ctx.with_constants(constants))
         if coders is None:
             return None
         units.append(coders)

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ from gradwire.kernels.pieces import Pieces
 from gradwire.memory import UNSENT, Gradients, Memory
 from gradwire.step.context import ExchangeState, Fates, Part, WayBack, is_dense
 from gradwire.step.marks import Marks
-from gradwire.step.plan import ExchangePlan
 
 
 @dataclass(frozen=True)
@@ -206,11 +205,9 @@ class FlatBuffer:
             name: torch.zeros(self.numel, dtype=self.dtype, device=device)
             for name in dict.fromkeys((UNSENT, *names))
         }
-        where = self.x.device
-        self.kernels = kernels_for(where, self.dtype)
-        self.plans = tuple(
-            ExchangePlan(str(unit), exchange, unit.numel, self.dtype, where) for unit in self.units
-        )
+        self.kernels = kernels_for(self.x.device, self.dtype)
+        self.constants: tuple[dict[Hashable, Any], ...] = tuple({} for _unit in self.units)
+        """Values of the exchange itself, by unit (`ExchangeContext.once`)."""
         self.kept = ExchangeState()
         self.adds: bool = getattr(self.memory, "adds", False)
         self.marks = Marks(len(self.slots), device)

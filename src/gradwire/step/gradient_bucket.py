@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TypeAlias
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from gradwire.exchange.base import Exchange
+from gradwire.kernels.dispatch import kernels_for
 from gradwire.kernels.pieces import Pieces
 from gradwire.measure.clock import now_s
 from gradwire.placement import TransferredBuffer
+from gradwire.step.context import ExchangeContext
 from gradwire.step.flat_buffers import FlatBuffer, Slot, Unit
 from gradwire.step.plan import ExchangePlan
 
@@ -98,12 +100,20 @@ class DirectShare:
     entries: tuple[Slot, ...]
     _plan: ExchangePlan | None = None
 
-    def plan(self, bucket: Tensor) -> ExchangePlan:
-        """The plan of its exchange, in a bucket of this type and device."""
-        known, dtype, device = self._plan, bucket.dtype, bucket.device
-        if known is None or known.dtype is not dtype or known.device != device:
-            label = labelled(self.names)
-            known = self._plan = ExchangePlan(label, self.exchange, sum(self.sizes), dtype, device)
+    def plan(self, region: Tensor, unit: int, common: ExchangeContext, *, checked: bool) -> ExchangePlan:
+        """The plan of its exchange; made anew only if a step has other exchanges before it now.
+
+        Args:
+            region: its elements of a bucket, of whose type and device the plan is.
+            unit: its number among the exchanges of a step that bypass the flat buffers.
+            common: the context that these exchanges have in common.
+            checked: whether the transport checks messages.
+        """
+        known, kernels = self._plan, kernels_for(region.device, region.dtype)
+        if known is None or known.ctx.unit != unit or known.ctx.kernels is not kernels:
+            ctx = replace(common, unit=unit, kernels=kernels)
+            label, given = labelled(self.names), (self.exchange, region.numel(), region.dtype)
+            known = self._plan = ExchangePlan(label, *given, ctx, checked)
         return known
 
     @cached_property

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from gradwire.comm import Round
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import Scheme
-from gradwire.kernels.dispatch import Kernels, kernels_for
 from gradwire.laws import phase_of
 from gradwire.step.context import ExchangeContext
 
@@ -38,50 +36,43 @@ class Collectives:
 
 @dataclass(eq=False)
 class ExchangePlan:
-    """The plan of one exchange of `numel` elements of `dtype` on a device: of a unit, or of neighbours in a
-    bucket.
+    """The plan of one exchange of `numel` elements of `dtype`: of a unit, or of neighbours in a bucket.
 
-    `constants` are values of the exchange itself (`ExchangeContext.once`).
+    `ctx` is its context, but for what differs from step to step (`ExchangeContext.at`). `checked` says
+    whether the transport checks messages.
     """
 
     label: str
     exchange: Exchange
     numel: int
     dtype: torch.dtype
-    device: torch.device
-    constants: dict[Hashable, Any] = field(default_factory=dict)
-    kernels: Kernels = field(init=False)
-    """Kernels for the exchange's device and type."""
+    ctx: ExchangeContext
+    checked: bool
     may_overflow: bool = field(init=False)
     """True if finite inputs can give a mean that is not finite."""
     _by_phase: dict[Hashable, Collectives] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         laws = self.exchange.laws
-        self.kernels = kernels_for(self.device, self.dtype)
         self.may_overflow, self._is_total, self._is_fixed = laws.may_overflow, laws.total, laws.fixed_rounds
 
-    def collectives(self, ctx: ExchangeContext, *, checked: bool) -> Collectives:
-        """The collectives in the step of `ctx`; `checked` if the transport checks messages.
-
-        An exchange without phases is asked in every step.
-        """
+    def collectives(self, ctx: ExchangeContext) -> Collectives:
+        """The collectives in the step of `ctx`. An exchange without phases is asked in every step."""
         phase = () if self._is_fixed else phase_of(self.exchange, ctx)
         if phase is None:
-            return self._asked(ctx, checked=checked)
-        key = ctx.unit, ctx.world, checked, phase
-        found = self._by_phase.get(key)
+            return self._asked(ctx)
+        found = self._by_phase.get(phase)
         if found is None:
             if len(self._by_phase) >= MOST_PHASES:
                 self._by_phase.clear()
-            found = self._by_phase[key] = self._asked(ctx, checked=checked)
+            found = self._by_phase[phase] = self._asked(ctx)
         return found
 
-    def _asked(self, ctx: ExchangeContext, *, checked: bool) -> Collectives:
+    def _asked(self, ctx: ExchangeContext) -> Collectives:
         now = self.exchange.now(ctx) if isinstance(self.exchange, Scheme) else self.exchange
         rounds = () if now is None else now.rounds(self.numel, self.dtype, ctx)
         is_known = not any(each.at_most for each in rounds)
         wire_bytes = sum(each.wire_bytes(ctx.world) for each in rounds) if is_known else None
-        checks = checked and any(each.verb != "all_reduce" for each in rounds)
+        checks = self.checked and any(each.verb != "all_reduce" for each in rounds)
         running = self.exchange if now is None else now
         return Collectives(running, rounds, wire_bytes, checks or not self._is_total)

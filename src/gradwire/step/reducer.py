@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -54,6 +55,7 @@ from gradwire.step.flat_buffers import UNSCALED, FlatBuffer, ParameterSpec, Unit
 from gradwire.step.gradient_bucket import BufferShare, DirectShare, GradientBucket
 from gradwire.step.history import History
 from gradwire.step.installed import InstalledRecipe, Snapshot
+from gradwire.step.plan import ExchangePlan
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
 from gradwire.step.step import InFlight, LateStep, Outcome, ShardedStep, SideBroadcast, Step
 from gradwire.step.worker import Job, Worker
@@ -511,8 +513,18 @@ class Reducer(InstalledRecipe):
         ]
         self._coded = {number: each for number, each in coded if each is not None}
         """Flat buffers whose gradients are encoded as they come, by number."""
-        self._contexts = [self._contexts_in(flat_buffer) for flat_buffer in flat_buffers]
-        """Contexts of units, by flat buffer and unit, with all that is the same in each step."""
+        common = ExchangeContext(
+            step=0,
+            unit=0,
+            rank=self.comm.rank,
+            world=self.comm.world,
+            seed=self.env.seed,
+            granularity=self._granularity,
+        )
+        self._plans = [self._plans_of(flat_buffer, common) for flat_buffer in flat_buffers]
+        """Plans of units, by flat buffer and unit."""
+        self._direct_context = replace(common, flat_buffer=-1)
+        """The context that exchanges have in common that bypass the flat buffers."""
         self._unscaled = [UNSCALED] * len(flat_buffers)
         self._begins = tuple(self._features())
         """Features that a step calls when it begins."""
@@ -523,25 +535,23 @@ class Reducer(InstalledRecipe):
         self._small_bytes = 0 if self.layout.is_plain else self.layout.tuning.small_bytes
         """Direct gradients of fewer bytes wait for the vote; none, if no parameter has a memory."""
 
-    def _contexts_in(self, flat_buffer: FlatBuffer) -> list[ExchangeContext]:
-        """The contexts of a flat buffer's units, for `ExchangeContext.at`."""
-        return [
-            ExchangeContext(
-                step=0,
+    def _plans_of(self, flat_buffer: FlatBuffer, common: ExchangeContext) -> list[ExchangePlan]:
+        """The plans of a flat buffer's units. `common` is the context that all exchanges have in common."""
+        plans = []
+        for unit, constants in zip(flat_buffer.units, flat_buffer.constants, strict=True):
+            ctx = replace(
+                common,
                 unit=unit.index,
-                rank=self.comm.rank,
-                world=self.comm.world,
-                seed=self.env.seed,
                 flat_buffer=unit.flat_buffer,
                 parts=unit.parts,
                 narrow=flat_buffer.narrow,
                 kept=flat_buffer.kept,
                 replicas=self.env.replicas,
-                granularity=self._granularity,
-                kernels=plan.kernels,
-            ).with_constants(plan.constants)
-            for unit, plan in zip(flat_buffer.units, flat_buffer.plans, strict=True)
-        ]
+                kernels=flat_buffer.kernels,
+            ).with_constants(constants)
+            given = flat_buffer.exchange, unit.numel, flat_buffer.dtype
+            plans.append(ExchangePlan(str(unit), *given, ctx, self.comm.verifies))
+        return plans
 
     def _features(self) -> Iterator[Callable[[Step], None]]:
         """Yield the features of the installed recipe, each of which a step calls when it begins."""
@@ -753,11 +763,11 @@ class Reducer(InstalledRecipe):
         (`Step.copy_back_early`, one of `_after_means`).
         """
         flat_buffer = self.layout.flat_buffers[unit.flat_buffer]
-        plan = flat_buffer.plans[unit.index]
+        plan = self._plans[unit.flat_buffer][unit.index]
         x, route = flat_buffer.x[unit.start : unit.stop], self.layout.route(unit, step.taken)
         scale, factor = step.scaled[unit.flat_buffer]
         coded = step.coded.get(unit.flat_buffer)
-        ctx = self._contexts[unit.flat_buffer][unit.index].at(
+        ctx = plan.ctx.at(
             step.number,
             scale=scale,
             unsent=flat_buffer.unsent_of(unit),
@@ -766,7 +776,7 @@ class Reducer(InstalledRecipe):
         )
         if step.unit_observers:
             self._show(step, flat_buffer, unit, x, ctx)
-        agreed = plan.collectives(ctx, checked=self.comm.verifies)
+        agreed = plan.collectives(ctx)
         if not agreed.rounds:
             step.rest(route)
             for feature in self._after_means:
@@ -814,21 +824,13 @@ class Reducer(InstalledRecipe):
         if region.nbytes < self._small_bytes and region.dtype != torch.float64:
             step.tail_regions.update(zip(share.names, region.split_with_sizes(share.sizes), strict=True))
             return
-        plan = share.plan(bucket.buffer)
-        ctx = ExchangeContext(
-            step=step.number,
-            unit=len(step.direct),
-            rank=self.comm.rank,
-            world=self.comm.world,
-            seed=self.env.seed,
-            flat_buffer=-1,
-            granularity=self._granularity,
-            kernels=plan.kernels,
-        ).with_constants(plan.constants)
+        unit = len(step.direct)
+        plan = share.plan(region, unit, self._direct_context, checked=self.comm.verifies)
+        ctx = plan.ctx.at(step.number)
         step.direct.append(region.numel())
         exchange = InFlight(
             plan,
-            plan.collectives(ctx, checked=self.comm.verifies),
+            plan.collectives(ctx),
             region,
             mean=region,
             ctx=ctx,
