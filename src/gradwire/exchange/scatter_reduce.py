@@ -101,7 +101,7 @@ class ScatterReduce:
                 issued.append((rows, received, comm.all_to_all(received, rows)))
             for segment, (_rows, received, pending) in zip(segments, list(issued), strict=True):
                 pending.wait()
-                shard = segment.owned_by(comm.rank)
+                shard = segment.owned[comm.rank]
                 unsent = x[shard] if self.second_stage else None
                 payload = segment.coder.average(comm.rank, received, mean[shard], unsent, ctx)
                 means = torch.empty_like(received)
@@ -216,10 +216,10 @@ class Segment:
     dtype: torch.dtype
     coder: Coder
 
-    def owned_by(self, rank: int) -> slice:
-        """Elements of the unit, in this segment, that a rank owns."""
-        start, shard = self.here.start, self.shards[rank]
-        return slice(start + shard.start, start + shard.stop)
+    @cached_property
+    def owned(self) -> tuple[slice, ...]:
+        """Elements of the unit, in this segment, that each rank owns."""
+        return tuple(slice(each.base + each.start, each.base + each.stop) for each in self.shards)
 
 
 @dataclass(frozen=True)
