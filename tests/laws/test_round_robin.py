@@ -28,7 +28,7 @@ every_interval = looped("interval", INTERVALS)
 
 
 def sends(exchange: Scheme, step: int, unit: int = 0, seed: int = 0) -> bool:
-    return exchange.schedule.now(exchange, ExchangeContext(step, unit, 0, 2, seed)) is not None
+    return exchange.now(ExchangeContext(step, unit, 0, 2, seed)) is not None
 
 
 def turns(exchange: Scheme, steps: range, unit: int = 0, seed: int = 0) -> list[int]:

@@ -189,7 +189,8 @@ class Ramp:
 
     def phase(self, ctx: ExchangeContext) -> Hashable | None:
         """Which selector is in force, and its own phase."""
-        return joint_phase(self._index(ctx), phase_of(self.now(ctx), ctx))
+        index = self._index(ctx)
+        return joint_phase(index, phase_of(self.selectors[index], ctx))
 
     def now(self, ctx: ExchangeContext) -> Selector:
         """The selector in force."""

@@ -28,15 +28,15 @@ class Schedule(Protocol):
     @property
     def cycle(self) -> int: ...
 
-    def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange | None:
-        """The exchange that runs in this step: `aggregation` or another one; `None` if the unit rests.
+    def phase(self, ctx: ExchangeContext) -> Hashable:
+        """Key of the exchange that runs in this step.
 
         It depends on the context alone, so that every rank decides alone and all decide alike.
         """
         ...
 
-    def phase(self, ctx: ExchangeContext) -> Hashable:
-        """Key of the exchange that `now` returns; it depends on the context alone, too."""
+    def now(self, aggregation: Exchange, phase: Hashable) -> Exchange | None:
+        """The exchange that runs in a `phase`: `aggregation` or another one; `None` if the unit rests."""
         ...
 
 
@@ -46,11 +46,11 @@ class Always:
 
     cycle = 1
 
-    def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange:
-        return aggregation
-
     def phase(self, ctx: ExchangeContext) -> Hashable:
         return ()
+
+    def now(self, aggregation: Exchange, phase: Hashable) -> Exchange:
+        return aggregation
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class WarmUp:
     dense: Exchange = field(default_factory=Dense)
     cycle = 1
 
-    def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange:
-        return self.dense if self.phase(ctx) else aggregation
-
     def phase(self, ctx: ExchangeContext) -> bool:
         """True during the warm-up."""
         return ctx.step < self.steps
+
+    def now(self, aggregation: Exchange, phase: Hashable) -> Exchange:
+        return self.dense if phase else aggregation
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class EveryK:
     With `together`, all units are exchanged in the same steps, those of unit 1.
 
     >>> paper = EveryK(3, order="paper")
-    >>> [paper.sends(ExchangeContext(step, unit=1, rank=0, world=2)) for step in range(6)]
+    >>> [paper.phase(ExchangeContext(step, unit=1, rank=0, world=2)) for step in range(6)]
     [False, False, True, False, False, True]
     """
 
@@ -96,17 +96,13 @@ class EveryK:
     def cycle(self) -> int:
         return self.interval
 
-    def sends(self, ctx: ExchangeContext) -> bool:
+    def phase(self, ctx: ExchangeContext) -> bool:
         """True if the unit travels in this step."""
         unit = 1 if self.together else ctx.unit
         return (unit + round_robin(ctx, self.interval, self.order)) % self.interval == 0
 
-    def now(self, aggregation: Exchange, ctx: ExchangeContext) -> Exchange | None:
-        return aggregation if self.sends(ctx) else None
-
-    def phase(self, ctx: ExchangeContext) -> Hashable:
-        """True if the unit travels."""
-        return self.sends(ctx)
+    def now(self, aggregation: Exchange, phase: Hashable) -> Exchange | None:
+        return aggregation if phase else None
 
 
 @dataclass(frozen=True)
@@ -139,13 +135,14 @@ class Scheme:
 
     def phase(self, ctx: ExchangeContext) -> Hashable | None:
         """Phase of the schedule, joined with that of the exchange that runs."""
-        now = self.schedule.now(self.aggregation, ctx)
-        return joint_phase(self.schedule.phase(ctx), () if now is None else phase_of(now, ctx))
+        phase = self.schedule.phase(ctx)
+        now = self.schedule.now(self.aggregation, phase)
+        return joint_phase(phase, () if now is None else phase_of(now, ctx))
 
     def now(self, ctx: ExchangeContext) -> Exchange | None:
         """The exchange that runs in the phase of `ctx`, in schemes of schemes the innermost; `None` if the
         unit rests."""
-        now = self.schedule.now(self.aggregation, ctx)
+        now = self.schedule.now(self.aggregation, self.schedule.phase(ctx))
         return now.now(ctx) if isinstance(now, Scheme) else now
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:

@@ -81,7 +81,7 @@ def test_negative_number_of_steps_raises() -> None:
 
 def test_first_steps_of_interval_three_by_hand() -> None:
     turns = EveryK(3, order="paper")
-    sent = [[unit for unit in range(6) if turns.sends(ExchangeContext(s, unit, 0, 1))] for s in range(4)]
+    sent = [[unit for unit in range(6) if turns.phase(ExchangeContext(s, unit, 0, 1))] for s in range(4)]
     assert sent == [[0, 3], [2, 5], [1, 4], [0, 3]]
 
 

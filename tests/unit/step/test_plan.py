@@ -35,7 +35,7 @@ def test_a_plan_knows_which_exchange_a_scheme_of_schemes_runs(schedule: Schedule
             found.append([float(mean[0]), float(x[0])])
         return found
 
-    travels = [schedule.now(scheme, ExchangeContext(step, 1, 0, 2)) is not None for step in range(STEPS)]
+    travels = [scheme.now(ExchangeContext(step, 1, 0, 2)) is not None for step in range(STEPS)]
     assert any(travels)
     for rank, found in enumerate(run_ranks(2, steps)):
         assert found == [[1.5, 0.0] if each else [0.0, 1.0 + rank] for each in travels]
