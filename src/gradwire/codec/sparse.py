@@ -238,12 +238,12 @@ class SparseCoded:
 
     def encode(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         indices = self.selector.select(x, ctx)
-        return self._join(x, indices, self.codec.encode(x[indices], _alone(ctx)), ctx)
+        return _joined(indices, x.numel(), self.codec.encode(x[indices], _alone(ctx)))
 
     def take(self, x: Tensor, ctx: ExchangeContext) -> Tensor:
         indices = self.selector.select(x, ctx)
         values = x[indices]
-        payload = self._join(x, indices, self.codec.take(values, _alone(ctx)), ctx)
+        payload = _joined(indices, x.numel(), self.codec.take(values, _alone(ctx)))
         x[indices] = values
         return payload
 
@@ -255,17 +255,19 @@ class SparseCoded:
         start = _start(count, out.numel())
         words = payload[: 4 * index_words(count, out.numel())].view(torch.int32)
         values = torch.zeros(count, dtype=out.dtype, device=out.device)
-        kind = self.codec.payload(count, out.dtype, _alone(ctx))[1]
-        self.codec.add_decoded(payload[start:].view(kind), values, 1.0, _alone(ctx))
+        alone = _alone(ctx)
+        kind = self.codec.payload(count, out.dtype, alone)[1]
+        self.codec.add_decoded(payload[start:].view(kind), values, 1.0, alone)
         ctx.kernels[add_at](out, unpack_indices(words, count, out.numel(), ctx.see), values, weight)
 
-    def _join(self, x: Tensor, indices: Tensor, values: Tensor, ctx: ExchangeContext) -> Tensor:
-        size, kind = self.payload(x.numel(), x.dtype, ctx)
-        payload = torch.zeros(size, dtype=kind, device=x.device)
-        words = pack_indices(indices, x.numel())
-        payload[: 4 * words.numel()].view(torch.int32).copy_(words)
-        payload[_start(indices.numel(), x.numel()) :] = values.view(torch.uint8)
-        return payload
+
+def _joined(indices: Tensor, numel: int, values: Tensor) -> Tensor:
+    """Payload of ascending `indices` within `numel` elements, and of their encoded `values`."""
+    words, start = pack_indices(indices, numel), _start(indices.numel(), numel)
+    payload = torch.zeros(start + values.nbytes, dtype=torch.uint8, device=values.device)
+    payload[: 4 * words.numel()].view(torch.int32).copy_(words)
+    payload[start:] = values.view(torch.uint8)
+    return payload
 
 
 def _start(count: int, numel: int) -> int:
