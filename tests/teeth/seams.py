@@ -129,7 +129,7 @@ SEAMS = (
         "Buffers are exchanged as they arrive.",
         "InTurn.next_turns",
         "while …:",
-        "while self._waiting:\n    self._turn = next(iter(self._waiting))",
+        "while self._waiting:\n    turn = next(iter(self._waiting))",
     ),
     Seam("Chosen values of a model in 16 bits travel in 32.", "narrow_for", "return …", "return None"),
     Seam(

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TypeAlias
 
 import torch
@@ -60,7 +60,7 @@ class GradientBucket:
 
 
 class InTurn:
-    """Puts the buckets of a step in the order of their indices, in which all ranks take them.
+    """The buckets of a step, handed out in the order of their indices, in which all ranks take them.
 
     >>> buckets = InTurn()
     >>> for index in (1, 2, 0):
@@ -72,18 +72,22 @@ class InTurn:
     """
 
     def __init__(self) -> None:
+        self.taken: dict[int, GradientBucket] = {}
+        """Buckets that were handed out, by index. Means land in them."""
         self._waiting: dict[int, GradientBucket] = {}
-        self._turn = 0
+
+    def __iter__(self) -> Iterator[GradientBucket]:
+        """All buckets that have come."""
+        return chain(self.taken.values(), self._waiting.values())
 
     def add(self, bucket: GradientBucket) -> None:
         """Add a bucket, whose turn may come later."""
         self._waiting[bucket.index] = bucket
 
     def next_turns(self) -> Iterator[GradientBucket]:
-        """The buckets whose turn it is; each one is handed out once."""
-        while self._turn in self._waiting:
-            bucket = self._waiting.pop(self._turn)
-            self._turn += 1
+        """Hand out the buckets whose turn it is, each one once."""
+        while (turn := len(self.taken)) in self._waiting:
+            bucket = self.taken[turn] = self._waiting.pop(turn)
             yield bucket
 
     @property

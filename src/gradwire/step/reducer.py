@@ -702,7 +702,6 @@ class Reducer(InstalledRecipe):
         """
         while step.turns and self.broken is None:
             bucket = step.turns.popleft()
-            step.taken[bucket.index] = bucket
             plan = self.layout.bucket_plan(bucket)
             for direct in plan.direct:  # nothing is remembered of them: x is the gradient
                 self._compress_direct(step, bucket, direct)
@@ -764,7 +763,7 @@ class Reducer(InstalledRecipe):
         """
         flat_buffer = self.layout.flat_buffers[unit.flat_buffer]
         plan = self._plans[unit.flat_buffer][unit.index]
-        x, route = flat_buffer.x[unit.start : unit.stop], self.layout.route(unit, step.taken)
+        x, route = flat_buffer.x[unit.start : unit.stop], self.layout.route(unit, step.in_turn.taken)
         scale, factor = step.scaled[unit.flat_buffer]
         coded = step.coded.get(unit.flat_buffer)
         ctx = plan.ctx.at(

@@ -146,11 +146,10 @@ class Step:
     """Called with every unit of this step."""
     told: tuple[float, ...] = ()
     """Numbers of observers, in front of the facts in this rank's row."""
-    gradient_buckets: list[GradientBucket] = field(default_factory=list)
+    in_turn: InTurn = field(default_factory=InTurn)
+    """Its gradient buckets."""
     turns: deque[GradientBucket] = field(default_factory=deque)
-    """Buckets in turn by index, for the reducer to take."""
-    taken: dict[int, GradientBucket] = field(default_factory=dict)
-    """Buckets that have been taken, by index. Means land in them."""
+    """Those whose turn has come, for the reducer to take."""
     scaled: Sequence[Scaled] = ()
     """The way of the loss scale through each flat buffer."""
     names: set[str] = field(default_factory=set)
@@ -212,7 +211,6 @@ class Step:
     _doubts: list[bool | Tensor] = field(default_factory=list)
     _marks: list[Tensor] = field(default_factory=list)
     """Two marks of each flat buffer that a device marks: 0 as long as gradients and means are finite."""
-    _in_turn: InTurn = field(default_factory=InTurn)
 
     @classmethod
     def begun(
@@ -266,10 +264,9 @@ class Step:
 
     def add_bucket(self, bucket: GradientBucket) -> None:
         """Take in a gradient bucket, whose turn may come later."""
-        self.gradient_buckets.append(bucket)
         self.last_gradient_s = max(self.last_gradient_s, bucket.at_s)
-        self._in_turn.add(bucket)
-        self.turns.extend(self._in_turn.next_turns())
+        self.in_turn.add(bucket)
+        self.turns.extend(self.in_turn.next_turns())
 
     def times(self, specs: Sequence[ParameterSpec], watch: BackwardWatch) -> Times:
         """The times that this rank has measured, with parameters in the order of `specs`.
@@ -277,9 +274,7 @@ class Step:
         A parameter that was not watched was ready with its bucket, or, in no bucket, at the end.
         """
         bucket_ready_s = {
-            entry.spec.name: each.at_s - self.started_s
-            for each in self.gradient_buckets
-            for entry in each.entries
+            entry.spec.name: each.at_s - self.started_s for each in self.in_turn for entry in each.entries
         }
         backward_s = self.last_gradient_s - self.started_s
         known = {**bucket_ready_s, **watch.ready_s()}
@@ -328,12 +323,13 @@ class Step:
         if len(route) != 1 or factor != 1.0:
             return None
         [(index, begin, size)] = route
-        place = self.taken[index].buffer[begin : begin + size]
+        place = self.in_turn.taken[index].buffer[begin : begin + size]
         return place if place.dtype == like.dtype else None
 
     def places(self, route: Route) -> list[Tensor]:
         """The stretches of buckets in which the mean of a unit lands, in order."""
-        return [self.taken[index].buffer[begin : begin + size] for index, begin, size in route]
+        taken = self.in_turn.taken
+        return [taken[index].buffer[begin : begin + size] for index, begin, size in route]
 
     def rest(self, route: Route) -> None:
         """Let a unit rest: its mean is zero, and all of its gradient stays unsent."""
@@ -363,7 +359,7 @@ class Step:
         to come.
         """
         for index, begin, size in route:
-            self.taken[index].copy_back_early(begin, size)
+            self.in_turn.taken[index].copy_back_early(begin, size)
 
     def fail(self, error: BaseException, where: str) -> None:
         """Keep the first error, with step, rank and place as a note."""
@@ -460,7 +456,7 @@ class Step:
     def require_all_units(self, flat_buffers: Sequence[FlatBuffer]) -> None:
         """Fail if a unit never became complete or a bucket never had its turn: it was not exchanged."""
         complete = list(self.missing.values()).count(0)
-        if not self._in_turn.is_empty or complete != sum(
+        if not self.in_turn.is_empty or complete != sum(
             len(flat_buffer.units) for flat_buffer in flat_buffers
         ):
             error = GradwireError(
@@ -525,7 +521,7 @@ class Step:
     @property
     def device(self) -> torch.device:
         """The device of the gradients."""
-        return self.gradient_buckets[0].buffer.device
+        return next(iter(self.in_turn)).buffer.device
 
     def end(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """Take the final outcome. After a failure the means are NaN: half of a step is no gradient."""
@@ -537,12 +533,12 @@ class Step:
 
     def poison(self) -> None:
         """Overwrite all means with NaN, as all ranks do, so that every GradScaler skips."""
-        for bucket in self.gradient_buckets:
+        for bucket in self.in_turn:
             bucket.poison()
 
     def poison_unless(self, finite: Tensor) -> None:
         """Poison the means if `finite`, a bool of no dimension, is false; the host does not read it."""
-        poison([bucket.buffer for bucket in self.gradient_buckets], ~finite)
+        poison([bucket.buffer for bucket in self.in_turn], ~finite)
 
 
 class ShardedStep(Step):

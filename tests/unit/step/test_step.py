@@ -32,7 +32,6 @@ def _step(*buckets: dict[str, int]) -> tuple[Step, list[torch.Tensor]]:
         buffers.append(torch.zeros(sum(bucket.values())))
         step.add_bucket(GradientBucket(buffers[-1], entries, len(buffers) - 1))
     assert len(step.turns) == len(buckets)
-    step.taken.update((each.index, each) for each in step.turns)
     return step, buffers
 
 
@@ -54,7 +53,7 @@ def test_a_mean_lands_on_its_parameters_and_nowhere_else(
 ) -> None:
     (unit,) = _flat_buffer(2, 3).units
     step, buffers = _step(*buckets)
-    route, mean = route_of(unit, step.taken), torch.arange(1.0, 6.0)
+    route, mean = route_of(unit, step.in_turn.taken), torch.arange(1.0, 6.0)
     place = step.place_of(route, torch.zeros(5), factor)
     if place is None:
         step.land(route, mean, factor)
@@ -69,7 +68,7 @@ def test_a_mean_lands_on_its_parameters_and_nowhere_else(
 def test_a_unit_within_one_bucket_needs_no_copy() -> None:
     (unit,) = _flat_buffer(2, 3).units
     step, (buffer,) = _step({"x": 4, "p0": 2, "p1": 3})
-    place = step.place_of(route_of(unit, step.taken), torch.zeros(5), 1.0)
+    place = step.place_of(route_of(unit, step.in_turn.taken), torch.zeros(5), 1.0)
     assert place is not None
     assert place.data_ptr() == buffer[4:].data_ptr()
 

@@ -107,7 +107,6 @@ class _Pass:
 
     placement: Placement
     inside: MeteredComm
-    gradient_buckets: list[GradientBucket] = field(default_factory=list)
     in_turn: InTurn = field(default_factory=InTurn)
     buffers: list[_Buffer] = field(default_factory=list)
     outstanding: int = 0
@@ -157,7 +156,6 @@ class NodeReducer:
     def bucket_ready(self, bucket: GradientBucket) -> None:
         """Sum the buckets whose turn it is inside the node."""
         now = self._pass
-        now.gradient_buckets.append(bucket)
         now.in_turn.add(bucket)
         for following in now.in_turn.next_turns():
             now.outstanding += 1
@@ -231,7 +229,7 @@ class NodeReducer:
             step.outcome, step.error = Outcome.FAILED, error
         if step.error is not None:
             # Half of a mean must not pass for a gradient.
-            for bucket in now.gradient_buckets:
+            for bucket in now.in_turn:
                 bucket.poison()
         step.inside_bytes = now.inside.wire_bytes
         deliver(step)
