@@ -9,7 +9,7 @@ as `gradwire.codec.indices` has it.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -279,7 +279,7 @@ def _alone(ctx: ExchangeContext) -> ExchangeContext:
 
     How many of the values belong to which parameter is not known beforehand.
     """
-    return replace(ctx, parts=(), unsent=None).with_constants(ctx.once(_no_constants))
+    return ctx.within(ctx.unit, (), ctx.once(_no_constants))
 
 
 def _no_constants(_ctx: ExchangeContext) -> dict[Hashable, Any]:

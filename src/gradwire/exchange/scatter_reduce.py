@@ -254,8 +254,7 @@ class Shard:
 
     def _at(self, ctx: ExchangeContext, stage: int, unsent: Tensor | None) -> ExchangeContext:
         unit = 2 * (ctx.unit * _MOST_SEGMENTS * ctx.world + self.number) + stage
-        here = replace(ctx, unit=unit, parts=self.parts, unsent=unsent)
-        return here.with_constants(self.constants[stage])
+        return ctx.within(unit, self.parts, self.constants[stage], unsent)
 
 
 @dataclass(frozen=True)

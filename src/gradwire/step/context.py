@@ -317,6 +317,24 @@ class ExchangeContext:
         there.__dict__.update(self.__dict__, step=step, scale=scale, unsent=unsent, see=see, coded=coded)
         return there
 
+    def within(
+        self,
+        unit: int,
+        parts: tuple[Part, ...],
+        constants: dict[Hashable, Any],
+        unsent: Tensor | None = None,
+    ) -> ExchangeContext:
+        """Context of something within this unit in the same step, such as a shard, which a codec takes for a
+        unit. The arguments are the fields that differ, with their meaning.
+
+        >>> shard = ExchangeContext(step=7, unit=3, rank=0, world=2).within(6, (), {})
+        >>> shard.step, shard.unit
+        (7, 6)
+        """
+        there = object.__new__(ExchangeContext)
+        there.__dict__.update(self.__dict__, unit=unit, parts=parts, constants=constants, unsent=unsent)
+        return there
+
     def once(self, make: Callable[..., T], *of: Hashable) -> T:
         """Compute `make(self, *of)` once for this unit, and keep it while the recipe runs.
 
