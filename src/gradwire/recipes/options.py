@@ -5,15 +5,28 @@ So no recipe asks for types, for finite numbers or for absurd sizes itself.
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import NoneType, UnionType
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    MutableSequence,
+    MutableSet,
+    Sequence,
+    Set,
+)
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-LARGEST = 10**12
-"""The largest whole number that an option may have. Options count elements, steps or groups. No model has as
-many elements, and kernels compute with 64 bits."""
+LARGEST = 2**63 - 1
+"""The largest whole number that an option may have: kernels compute with 64 bits. Where fewer make sense, as
+in an interval of steps, the recipe refuses the others itself."""
+
+_SEVERAL = (list, tuple, set, frozenset, Sequence, MutableSequence, Collection, Iterable, Set, MutableSet)
+"""Annotations of an option that has several values."""
 
 
 def problem_of(build: Callable[..., Any], options: Mapping[str, Any]) -> str:
@@ -25,8 +38,8 @@ def problem_of(build: Callable[..., Any], options: Mapping[str, Any]) -> str:
     >>> def build(rank: int = 1, edges: Sequence[float] | None = None) -> None: ...
     >>> problem_of(build, {"rank": 2, "edges": (0.25, 0.5)})
     ''
-    >>> problem_of(build, {"rank": 10**13})
-    'rank=10000000000000 is outside -10^12 … 10^12'
+    >>> problem_of(build, {"rank": 2**63})
+    'rank=9223372036854775808 is outside -2^63 … 2^63 - 1'
     >>> problem_of(build, {"edges": [0.5, "all"]})
     "edges=[0.5, 'all'], of which 'all' is not a number"
     """
@@ -37,14 +50,18 @@ def problem_of(build: Callable[..., Any], options: Mapping[str, Any]) -> str:
 
 
 def _kinds(build: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of `build` as types. If one is no type here, as those for type checkers only or words
-    on an option, all but plain ones stay what they are.
+    """The annotations of `build` as types. One that is no type here, as a name for type checkers only or
+    words on an option, stays what it is.
     """
+    names = vars(collections.abc) | inspect.unwrap(build).__globals__
+    return {key: _kind(annotation, names) for key, annotation in inspect.get_annotations(build).items()}
+
+
+def _kind(annotation: Any, names: dict[str, Any]) -> Any:
     try:
-        return get_type_hints(build)
+        return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), names)["it"]
     except Exception:  # what users write is evaluated
-        plain = {kind.__name__: kind for kind in (bool, int, float, str)}
-        return {key: plain.get(str(kind), kind) for key, kind in inspect.get_annotations(build).items()}
+        return annotation
 
 
 def _problem(value: Any, kind: Any) -> str:
@@ -60,14 +77,10 @@ def _why(value: Any, kind: Any) -> str:
         return reasons[0] if all(reasons) else ""
     if origin is Literal:
         return "" if value in inner else f" is none of {', '.join(map(str, inner))}"
-    if origin in (list, Sequence) or (origin is tuple and inner[1:] == (...,)):
-        if not isinstance(value, tuple | list):
-            return " is not a sequence"
-        return _of_all(value, inner[0])
-    if origin in (dict, Mapping):
-        if not isinstance(value, Mapping):
-            return " is not a mapping"
-        return _of_all(value, inner[0]) or _of_all(value.values(), inner[1])
+    if (origin or kind) in (dict, Mapping):
+        return _of_mapping(value, inner)
+    if (origin or kind) in _SEVERAL:
+        return _of_several(value, origin or kind, inner)
     if kind is NoneType:
         return "" if value is None else " is not None"
     if kind is bool:
@@ -81,6 +94,20 @@ def _why(value: Any, kind: Any) -> str:
     return ""
 
 
+def _of_mapping(value: Any, inner: Sequence[Any]) -> str:
+    if not isinstance(value, Mapping):
+        return " is not a mapping"
+    return (_of_all(value, inner[0]) or _of_all(value.values(), inner[1])) if inner else ""
+
+
+def _of_several(value: Any, holder: Any, inner: Sequence[Any]) -> str:
+    if isinstance(value, str | bytes):  # which would be read as letters
+        return f" is not a sequence; a single one is written [{value!r}]"
+    if not isinstance(value, (tuple, list, holder)):
+        return " is not a sequence"
+    return _of_all(value, inner[0]) if inner[1:] in ((...,), ()) and inner else ""
+
+
 def _of_all(values: Iterable[Any], kind: Any) -> str:
     problem = next(filter(None, (_problem(value, kind) for value in values)), "")
     return problem and f", of which {problem}"
@@ -89,7 +116,7 @@ def _of_all(values: Iterable[Any], kind: Any) -> str:
 def _of_whole(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int):  # True is an int, and equals 1 in every cache
         return " is not a whole number"
-    return "" if -LARGEST <= value <= LARGEST else " is outside -10^12 … 10^12"
+    return "" if -LARGEST - 1 <= value <= LARGEST else " is outside -2^63 … 2^63 - 1"
 
 
 def _of_number(value: Any) -> str:

@@ -80,7 +80,7 @@ def recipe(text: str | Recipe | Composition) -> Recipe:
         return _taken(text)
     if isinstance(text, Recipe) and text.made is not None:
         return text
-    name, options = (text.name, text.options) if isinstance(text, Recipe) else _split(text)
+    name, options = _split(str(text) if isinstance(text, Recipe) else text)  # texts are compared and saved
     if name not in names():
         raise ValueError(f"unknown recipe {name!r}{_nearest(name, names())}")
     known = _entry(name).options
@@ -94,8 +94,11 @@ def recipe(text: str | Recipe | Composition) -> Recipe:
         parsed.build()  # first: a recipe knows the bounds of its options
     except ValueError as error:
         raise ValueError(f"recipe '{text}': {error}") from error
-    except (TypeError, ArithmeticError) as error:
-        problem = problem_of(_entry(name).build, options) or str(error)
+    except Exception as error:
+        problem = problem_of(_entry(name).build, options)
+        if not problem and not isinstance(error, TypeError | ArithmeticError):
+            raise  # a fault of the function
+        problem = problem or str(error)
         raise ValueError(f"recipe '{text}': an option has the wrong type: {problem}") from error
     if problem := problem_of(_entry(name).build, options):
         raise ValueError(f"recipe '{text}': {problem}")
@@ -203,9 +206,16 @@ def _differ(keywords: list[ast.keyword]) -> bool:
     return len({keyword.arg for keyword in keywords}) == len(keywords)
 
 
+class _Numbers(ast.NodeTransformer):
+    """Reads `inf` and `nan` as the numbers that Python writes so, also as a default of an option."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node
+
+
 def _literal(node: ast.expr, text: str) -> Any:
     try:
-        return ast.literal_eval(node)
+        return ast.literal_eval(_Numbers().visit(node))
     except (ValueError, TypeError, RecursionError):  # the last one of a minus before a minus, and so on
         # Bare words stand for strings, so that a shell needs no second pair of quotes.
         if isinstance(node, ast.Name):

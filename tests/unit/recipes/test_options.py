@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.dense import dense
@@ -24,9 +26,9 @@ BEYOND = "1" + "0" * 30
 @looped(
     ("text", "message"),
     [
-        (f"int8(block={BEYOND})", f"block={BEYOND} is outside -10^12 … 10^12"),
+        (f"int8(block={BEYOND})", f"block={BEYOND} is outside -2^63 … 2^63 - 1"),
         (f"local_every(interval={BEYOND})", "interval=1000000000000000000000000000000 is outside"),
-        (f"efsignsgd(block={BEYOND})", f"block={BEYOND} is outside -10^12 … 10^12"),
+        (f"efsignsgd(block={BEYOND})", f"block={BEYOND} is outside -2^63 … 2^63 - 1"),
         ("efsignsgd(block=1e30)", "block=1e+30 is not a whole number"),
         (f"covap(ccr_decimals={BEYOND})", f"ccr_decimals={BEYOND} is outside"),
         ("covap(interval=1001)", "interval=1001 is outside 1 … 1000 steps"),
@@ -35,7 +37,9 @@ BEYOND = "1" + "0" * 30
         ("covap(edges=(0.5, 'all'))", "covap(edges=(0.5, 'all'))': an option has the wrong type: edges="),
         ("powersgd(rank=True)", "rank=True is not a whole number"),
         ("topk(ratio=True)", "ratio=True is not a number"),
-        ("topk(ratio=nan)", "ratio='nan' is not a number"),
+        ("topk(ratio=nan)", "ratio=nan is outside (0, 1]"),
+        (f"covap(interval={2**63})", f"interval={2**63} is outside 1 … 1000 steps"),
+        (f"powersgd(warmup_steps={2**63})", f"warmup_steps={2**63} is outside -2^63 … 2^63 - 1"),
         ("topk(values={})", "values={} is none of full, fp16"),
         ("auto(late=1e400)", "late=inf is not finite"),
         ("dgc(clip=1e400)", "clip=inf is not finite"),
@@ -61,7 +65,7 @@ def test_an_option_that_no_recipe_can_have_is_refused_by_its_name(text: str, mes
     assert message in str(caught.value)
 
 
-SMALL, LARGE = 5e-324, 10**12
+SMALL, LARGE = 5e-324, 2**63 - 1
 ABSURD = (10**30, LARGE, SMALL, math.inf, -math.inf, math.nan, 0, -1, True, "", (), {})
 
 BESIDE: dict[str, dict[str, Any]] = {
@@ -111,6 +115,105 @@ def test_an_absurd_option_that_is_accepted_makes_a_step(asked: Recipe) -> None:
     outcomes = run_ranks(2, lambda comm: _step(comm, str(asked)))
     assert [outcome.error for outcome in outcomes] == [None, None]
     assert all(mean.isfinite().all() for outcome in outcomes for mean in outcome.mean.values())
+
+
+def _register(monkeypatch: pytest.MonkeyPatch, annotation: Any, default: Any) -> None:
+    def mine(option: Any = default) -> Composition:
+        """Not a recipe of the library."""
+        return Composition(dense())
+
+    mine.__annotations__["option"] = annotation
+    register(mine)
+    monkeypatch.setitem(REGISTRY, "mine", REGISTRY.pop("mine"))
+
+
+@looped("number", [10**12 + 1, -(10**15), 2**63 - 1, -(2**63)])
+def test_a_users_option_may_be_any_whole_number_of_64_bits(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _register(monkeypatch, int, 0)
+    assert recipe(f"mine(option={number})").build().text == f"mine(option={number})"
+
+
+@looped("number", [2**63, -(2**63) - 1, 10**30])
+def test_a_whole_number_of_more_bits_is_refused_by_name(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _register(monkeypatch, int, 0)
+    with pytest.raises(ValueError, match=rf"option={number} is outside -2\^63 … 2\^63 - 1"):
+        recipe(f"mine(option={number})")
+
+
+SEVERAL = (
+    Sequence[str],
+    Sequence,
+    Iterable[str],
+    Collection[str],
+    list[str],
+    tuple[str, ...],
+    tuple[str, str],
+    set[str],
+)
+
+
+@looped("annotation", [*SEVERAL, "Sequence[str]", "list[str] | None"])
+@looped("text", ["mine(option='ab')", "mine(option=ab)"])
+def test_a_word_is_not_read_as_letters(annotation: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _register(monkeypatch, annotation, ())
+    with pytest.raises(ValueError, match=r"option='ab' is not a sequence; a single one is written \['ab'\]"):
+        recipe(text)
+
+
+@looped("annotation", [*SEVERAL, "Sequence[str]"])
+def test_several_words_are_a_sequence_however_it_is_annotated(
+    annotation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _register(monkeypatch, annotation, ())
+    assert recipe("mine(option=['a', 'b'])").build().text == "mine(option=['a', 'b'])"
+
+
+@looped("annotation", [Mapping, dict, dict[str, int]])
+def test_a_word_is_no_mapping(annotation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _register(monkeypatch, annotation, {})
+    with pytest.raises(ValueError, match="option='ab' is not a mapping"):
+        recipe("mine(option=ab)")
+
+
+def test_an_annotation_for_type_checkers_alone_leaves_the_others_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def mine(names: Sequence[str] = (), share: Decimal | None = None) -> Composition:
+        """Not ours."""
+        return Composition(dense())
+
+    register(mine)
+    monkeypatch.setitem(REGISTRY, "mine", REGISTRY.pop("mine"))
+    with pytest.raises(ValueError, match="names='ab' is not a sequence"):
+        recipe("mine(names=ab)")
+
+
+@looped("default", [math.inf, -math.inf, (1.0, -math.inf)])
+def test_a_default_without_bounds_is_read_again(default: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _register(monkeypatch, Any, default)
+    text = recipe("mine").build().text
+    again = recipe(text)
+    assert (again.options, again.build().text) == ({"option": default}, text)
+
+
+@looped("value", [np.float64(0.5), np.int64(1), np.bool_(True), torch.tensor(0.5), torch.float16, object()])
+def test_a_value_that_no_text_can_hold_is_refused(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _register(monkeypatch, Any, None)
+    with pytest.raises(ValueError, match=r"is not a plain value|cannot read recipe"):
+        recipe(Recipe("mine", {"option": value}))
+
+
+def test_a_users_recipe_that_trips_over_a_word_refuses_it_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(rates: Mapping[str, int] | None = None) -> Composition:
+        """Not ours."""
+        return Composition(dense(), why=str(rates and rates.items()))
+
+    register(mine)
+    monkeypatch.setitem(REGISTRY, "mine", REGISTRY.pop("mine"))
+    with pytest.raises(ValueError, match="rates='ab' is not a mapping"):
+        recipe("mine(rates=ab)")
 
 
 def test_a_users_recipe_may_have_options_of_other_kinds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def test_equal_values_of_other_types_are_told_apart() -> None:
         ("topk(ratio=0)", "ratio=0 is outside (0, 1]"),
         ("topk(ratio=1.0001)", "ratio=1.0001 is outside (0, 1]"),
         ("randomk(ratio=-0.1)", "ratio=-0.1 is outside (0, 1]"),
-        ("topk(ratio=nan)", "an option has the wrong type"),
+        ("topk(ratio=nan)", "ratio=nan is outside (0, 1]"),
         ("leader_topk(elect='loudest')", "elect='loudest' is none of round_robin, norm"),
         ("leader_topk(values='int4')", "values='int4' is none of full, fp16, bf16"),
         ("covap(interval=0)", "interval=0 must be at least 1 step"),
