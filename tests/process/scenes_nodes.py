@@ -302,13 +302,15 @@ def found_nodes() -> dict[str, Any]:
 
 
 def told_in_other_ways() -> dict[str, int]:
-    """Groups, and a mesh of nodes by ranks."""
-    groups = [dist.new_group(list(each)) for each in NODES]
-    mesh = dist.init_device_mesh("cpu", (2, 2))
-    return {
-        name: _attached("int8", nodes)[2].report().per_node
-        for name, nodes in (("groups", groups), ("mesh", mesh), ("across", [[0, 3], [2, 1]]))
+    """Groups, and a mesh of nodes by ranks; ranks that can be read once, and an array of them."""
+    ways = {
+        "groups": [dist.new_group(list(each)) for each in NODES],
+        "mesh": dist.init_device_mesh("cpu", (2, 2)),
+        "across": [[0, 3], [2, 1]],
+        "generators": (iter(each) for each in NODES),
+        "array": torch.tensor(NODES).numpy(),
     }
+    return {name: _attached("int8", nodes)[2].report().per_node for name, nodes in ways.items()}
 
 
 def refused() -> dict[str, list[str]]:
@@ -320,6 +322,8 @@ def refused() -> dict[str, list[str]]:
     wrong["without one"] = [[0, 1], [2]] if rank == 3 else NODES
     wrong["no such rank"] = [[0, 1], [2, 3, 9]]
     wrong["a word"] = "two"
+    wrong["a number"] = 2
+    wrong["ranks alone"] = [0, 1, 2, 3]
     found = {}
     for name, nodes in wrong.items():
         try:

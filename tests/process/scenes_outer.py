@@ -1170,6 +1170,29 @@ def two_phases(delay: int) -> dict[str, Any]:
     }
 
 
+def once_each() -> dict[str, Any]:
+    """Optimizers that can be read once, on one rank or on both; and what is refused in their place."""
+    found: dict[str, Any] = {}
+    for name, here in (("both", True), ("one", dist.get_rank() == 0)):
+        model = perceptron(1)
+        halves = [optimizer_of(part) for part in (model[:2], model[2:])]
+        wire = outer(model, iter(halves) if here else halves, every=2)
+        for step in range(4):
+            model.zero_grad()
+            loss_of(model, step).backward()
+            for each in halves:
+                each.step()
+        found[name] = wire.attempts, equal_on_all(values(model))
+        wire.switch_optimizer(each for each in halves)
+        wire.detach()
+    for name, given in (("parameters", model.parameters()), ("nothing", iter(()))):
+        try:
+            outer(model, given if dist.get_rank() == 0 else halves)
+        except (ValueError, gradwire.RanksDisagree) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
 def refused() -> dict[str, str]:
     """The first words of each refusal."""
     found = {}
@@ -1326,6 +1349,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "in turn, delayed": partial(taking_turns, EVERY - 1),
     "two phases": partial(two_phases, 0),
     "two phases, delayed": partial(two_phases, 2),
+    "once each": once_each,
     "refused": refused,
 }
 

@@ -116,8 +116,9 @@ def test_auto_stays_flat_where_a_recipe_sends_little(four: Scenes) -> None:
     assert value(four, "left flat") == [{"dense": 2, "topk(ratio=0.001)": 1, "given": 2}] * 4
 
 
-def test_nodes_may_be_groups_or_a_mesh(four: Scenes) -> None:
-    assert value(four, "other ways") == [{"groups": 2, "mesh": 2, "across": 2}] * 4
+def test_nodes_may_be_groups_or_a_mesh_or_be_read_once(four: Scenes) -> None:
+    ways = ("groups", "mesh", "across", "generators", "array")
+    assert value(four, "other ways") == [dict.fromkeys(ways, 2)] * 4
 
 
 def test_what_cannot_be_is_refused_on_all_ranks(four: Scenes) -> None:
@@ -129,6 +130,8 @@ def test_what_cannot_be_is_refused_on_all_ranks(four: Scenes) -> None:
         assert found["without one"][0] == ("ValueError" if rank == 3 else "RanksDisagree")
         assert "9" in found["no such rank"][1]
         assert "neither 'auto'" in found["a word"][1]
+        assert "nodes=2 is neither 'auto'" in found["a number"][1]
+        assert "nodes has 0, which is neither the ranks of a node nor a group" in found["ranks alone"][1]
 
 
 def test_a_rank_that_cannot_connect_inside_its_node_is_named_on_all_ranks(four: Scenes) -> None:

@@ -159,6 +159,22 @@ def test_what_was_loaded_is_what_is_saved_and_shown(world: Scenes) -> None:
     assert value(world, "saved after loading") == [{"theta": True, "shared": True, "shown": True}] * 2
 
 
+def test_optimizers_may_be_an_iterator(world: Scenes) -> None:
+    found = value(world, "once each")
+    assert [(each["both"], each["one"]) for each in found] == [([4, True], [4, True])] * 2
+    for what, kind in (("parameters", "Parameter"), ("nothing", "nothing")):
+        one, other = (each[what] for each in found)
+        assert one == (
+            "ValueError: the second argument is an optimizer or a list of them, got a list of "
+            f"{kind}; pass the optimizer itself"
+        )
+        assert other.startswith("RanksDisagree: ")
+        assert (
+            f"rank 0: refused, the second argument is an optimizer or a list of them, got a list of {kind}"
+            in other
+        )
+
+
 def test_a_load_that_would_have_no_effect_is_refused(world: Scenes) -> None:
     for each in value(world, "load refused"):
         assert each["assign"].startswith("load_state_dict(assign=True) puts other parameters in the place")

@@ -44,7 +44,7 @@ from gradwire.sources.nodes.level import NodeReducer
 from gradwire.sources.nodes.members import Nodes, NodeTable, agreed, kind_of, neighbours
 from gradwire.sources.observe import LossScale
 from gradwire.sources.source import Source
-from gradwire.sources.unwrap import Optimizers, optimizers_of, scaler_of, sharded_in
+from gradwire.sources.unwrap import Optimizers, listed, optimizers_of, scaler_of, sharded_in
 from gradwire.step.context import Replicas, Replicated, read_by
 from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.fates import Skipped, Steps
@@ -152,8 +152,10 @@ def attach(
     """
     if not dist.is_initialized():
         raise ValueError("no process group: call torch.distributed.init_process_group first")
-    scaler = scaler or scaler_of(optimizer)
-    nodes = list(nodes) if isinstance(nodes, Iterable) and not isinstance(nodes, str) else nodes
+    several = listed(optimizer)
+    scaler = scaler or scaler_of(several)
+    if isinstance(nodes, Iterable) and not isinstance(nodes, str):  # it is read twice
+        nodes = [list(each) if isinstance(each, Iterable) else each for each in nodes]
     asked = Configuration(
         recipe,
         target,
@@ -172,9 +174,9 @@ def attach(
     if replicas is None and (sharded := sharded_in(model)) is not None:
         from gradwire._api.fsdp import attach_to_fsdp  # loads FSDP2
 
-        return attach_to_fsdp(sharded, optimizer, asked, process_group)
+        return attach_to_fsdp(sharded, several, asked, process_group)
     source = source_of(model, replicas)
-    wire = Wire(carried(asked, source, optimizer, process_group, source.device))
+    wire = Wire(carried(asked, source, several, process_group, source.device))
     if inside is not None or gather is not None:
         from gradwire._api.fsdp import carry_inside
 

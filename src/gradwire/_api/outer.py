@@ -18,6 +18,7 @@ from gradwire._api.rounds import OuterWire, method_of
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
 from gradwire.sources.outer import LocalSteps
+from gradwire.sources.unwrap import listed
 from gradwire.step.layout import Policy
 
 if TYPE_CHECKING:  # few runs need it
@@ -144,8 +145,9 @@ def outer(
         raise ValueError(
             "resume= and every_seconds= are for members=; with replicas=, call wire.load(folder)"
         )
-    optimizers = LocalOptimizers(optimizer, make)
+    given = listed(optimizer)
+    optimizers = LocalOptimizers(given, make)
     source = LocalSteps(model, replicas, optimizers, every=every, delay=delay, on_host=on_host)
     machine = None if source.machine is None else [source.machine]
     asked = replace(asked, policy=source.weighed(policy), nodes=machine)
-    return OuterWire(carried(asked, source, optimizer, process_group, source.where), optimizers)
+    return OuterWire(carried(asked, source, given, process_group, source.where), optimizers)

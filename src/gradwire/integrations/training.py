@@ -11,7 +11,7 @@ from torch import nn
 
 from gradwire._api.attach import attach
 from gradwire._api.wire import Wire
-from gradwire.sources.unwrap import inside, optimizers_of
+from gradwire.sources.unwrap import inside, listed, optimizers_of
 
 
 def attached(
@@ -23,6 +23,7 @@ def attached(
     model once more, it may do so with another optimizer, which `before` then follows. On several processes
     most frameworks wrap the model anew.
     """
+    optimizer = listed(optimizer)
     if before is not None and before.attached.model is inside(model):
         if before.attached.optimizers != optimizers_of(optimizer):
             before.switch_optimizer(optimizer)

@@ -137,6 +137,17 @@ def _why_not(model: object, but: str = "") -> str | None:
     return None
 
 
+def listed(given: object) -> object:
+    """Several optimizers as a list, which can be read more than once; anything else as it is.
+
+    >>> listed(each for each in "ab"), listed("ab")
+    (['a', 'b'], 'ab')
+    """
+    if isinstance(given, Iterable) and not isinstance(given, str | nn.Module | torch.Tensor):
+        return list(given)
+    return given
+
+
 def optimizers_of(given: object) -> Optimizers:
     """Plain optimizers in the wrappers of Accelerate, Fabric and Lightning: one, several, or none.
 
@@ -149,8 +160,8 @@ def optimizers_of(given: object) -> Optimizers:
     """
     if given is None:
         return ()
-    if isinstance(given, Iterable) and not isinstance(given, str | nn.Module):
-        several = list(given)
+    several = listed(given)
+    if isinstance(several, list):
         if not several or any(isinstance(each, torch.Tensor | dict) for each in several):
             raise ValueError(
                 f"the second argument is an optimizer or a list of them, got a {type(given).__name__} of "
@@ -161,8 +172,10 @@ def optimizers_of(given: object) -> Optimizers:
 
 
 def scaler_of(given: object) -> torch.amp.GradScaler | None:
-    """Gradient scaler that Accelerate keeps in its optimizers; `None` if there is none."""
-    several = list(given) if isinstance(given, list | tuple) else [given]
+    """Gradient scaler that Accelerate keeps in its optimizers, of which several are `listed`; `None` if there
+    is none.
+    """
+    several = given if isinstance(given, list) else [given]
     found = (getattr(each, "scaler", None) for each in several if _is_proxy(each))
     return next((scaler for scaler in found if isinstance(scaler, torch.amp.GradScaler)), None)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Literal, TypeAlias
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.comm import Comm, gathered
 
-Nodes: TypeAlias = Literal["auto"] | Iterable[Sequence[int] | dist.ProcessGroup] | DeviceMesh | None
+Nodes: TypeAlias = Literal["auto"] | Iterable[Iterable[int] | dist.ProcessGroup] | DeviceMesh | None
 """"auto", as the launcher says; the ranks of every node, or their groups; a mesh of two dimensions, nodes by
 the ranks of each; or `None` for a flat world."""
 
@@ -86,18 +87,29 @@ def _global_neighbours(nodes: Nodes, rank: int) -> list[int]:
             )
         listed = [[int(each) for each in row] for row in nodes.mesh]
     else:
-        listed = [list(_ranks_of(each)) for each in nodes]
+        listed = [_ranks_of(each) for each in _several(nodes)]
     mine = [node for node in listed if rank in node]
     if len(mine) != 1:
         raise ValueError(f"nodes={listed} has rank {rank} {len(mine)} times; every rank is on one node")
     return mine[0]
 
 
-def _ranks_of(node: Sequence[int] | dist.ProcessGroup) -> Sequence[int]:
-    if isinstance(node, Sequence):
-        return node
+def _several(nodes: object) -> Iterable[object]:
+    if not isinstance(nodes, Iterable):
+        raise ValueError(f"nodes={nodes!r} is neither 'auto', a list of nodes, a DeviceMesh, nor None")
+    return nodes
+
+
+def _ranks_of(node: object) -> list[int]:
     without_us: object = dist.GroupMember.NON_GROUP_MEMBER
-    return [] if node is without_us else dist.get_process_group_ranks(node)
+    if node is without_us:
+        return []
+    if isinstance(node, dist.ProcessGroup):
+        return dist.get_process_group_ranks(node)
+    try:
+        return [index(each) for each in node]  # type: ignore[attr-defined]  # or else it is refused
+    except TypeError as error:
+        raise ValueError(f"nodes has {node!r}, which is neither the ranks of a node nor a group") from error
 
 
 def _per_node() -> int:
