@@ -12,7 +12,7 @@ Nothing is measured, and the same arguments always give the same plan. Assumptio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import fmean
@@ -22,6 +22,7 @@ from torch import nn
 
 from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
 from gradwire._api.plan_fsdp import forecast_fsdp
+from gradwire.arguments import checked
 from gradwire.control.forecast import ClusterForecasts, specs_of_profile
 from gradwire.planning.choice import LATE, LEAD, Option
 from gradwire.planning.cluster import Cluster
@@ -285,6 +286,7 @@ Told = Callable[[str, float], None]
 """Takes a finished row in words, and the share of the work that is done."""
 
 
+@checked
 def plan(
     model: str | Profile | nn.Module,
     *,
@@ -300,7 +302,7 @@ def plan(
     target: float = 0.95,
     every: int = 1,
     sharded: bool = False,
-    candidates: Sequence[str] | None = None,
+    candidates: Iterable[str] | None = None,
     codecs: Mapping[str, CodecCost] | None = None,
     cores: Cores = ENOUGH,
     told: Told | None = None,
@@ -342,27 +344,27 @@ def plan(
     >>> [f"{each.recipe}: {each.step_s:.2f} s" for each in rounds.candidates[::5]]
     ['sparseloco: 0.51 s', 'dense: 1.83 s']
     """
-    if candidates is None:
-        candidates = OF_FSDP if sharded else CANDIDATES if every == 1 else BETWEEN_ROUNDS
+    usual = OF_FSDP if sharded else CANDIDATES if every == 1 else BETWEEN_ROUNDS
+    texts = usual if candidates is None else tuple(candidates)
     if workers < 2:
         raise ValueError(f"workers={workers}: on a single rank nothing is sent")
     if not 0.0 < target <= 1.0:
         raise ValueError(f"target={target} is outside (0, 1], the share of the no-communication speed")
     if every < 1 or (every > 1 and per_node > 1):
         raise ValueError(f"every={every}: from 1 on, and above 1 each worker is a replica, so per_node=1")
-    if not candidates:
+    if not texts:
         raise ValueError("candidates=[]: there is nothing to compare")
     if sharded and every > 1:
         raise ValueError(f"sharded=True is about what FSDP2 sends in every step, so every={every} is not")
-    inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
+    if not isinstance(cores, Cores):
+        raise ValueError(f"cores={cores!r} are not gradwire.planning.costs.Cores")
+    inside = link_inside(inside_bit_per_s, inside_delay_s)
     cluster = Cluster(workers, link_of(rate_bit_per_s, delay_s), per_node, inside)
     profile = profile_of(model)
     if sharded:
-        return _sharded(
-            profile, backward_of(profile, step_s, backward_s, overlap), cluster, target, candidates
-        )
+        return _sharded(profile, backward_of(profile, step_s, backward_s, overlap), cluster, target, texts)
     backward = backward_of(profile, step_s, backward_s, overlap)
-    return _compared(profile, backward, cluster, target, every, candidates, codecs or {}, cores, told)
+    return _compared(profile, backward, cluster, target, every, texts, costs_of(codecs), cores, told)
 
 
 def _compared(
@@ -372,11 +374,10 @@ def _compared(
     target: float,
     every: int,
     candidates: Sequence[str],
-    codecs: Mapping[str, CodecCost],
+    known: Mapping[str, CodecCost],
     cores: Cores,
     told: Told | None,
 ) -> Plan:
-    known = {steady(text, "codecs").text: cost for text, cost in codecs.items()}
     specs = specs_of_profile(profile)
     on = partial(ClusterForecasts, specs, backward, cluster, cores=cores)
     flat = on()
@@ -494,10 +495,20 @@ def _memory_of(rows: Sequence[Candidate], parts: int) -> list[str]:
     return [f"int4 remembers a gradient of {of} on every rank: {bytes_text(most)}; {half}"]
 
 
+def costs_of(codecs: Mapping[str, CodecCost] | None) -> dict[str, CodecCost]:
+    """The stated costs, by the whole texts of their recipes. Raises `ValueError` for anything else."""
+    for text, cost in (codecs or {}).items():
+        if not isinstance(cost, CodecCost):
+            raise ValueError(
+                f"codecs: {text!r} costs {cost!r}, which is no gradwire.planning.costs.CodecCost"
+            )
+    return {steady(text, "codecs").text: cost for text, cost in (codecs or {}).items()}
+
+
 def profile_of(model: str | Profile | nn.Module) -> Profile:
     """A profile by its name, as it is, or of a module's trainable parameters: a layer for each submodule.
 
-    Raises `ValueError` for an unknown name, and for a module without trainable parameters.
+    Raises `ValueError` for an unknown name, for a module without trainable parameters, and for anything else.
 
     >>> profile_of(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))).layers[0]
     Layer(name='0', macs=0, shapes=((2, 3), (2,)))
@@ -506,6 +517,8 @@ def profile_of(model: str | Profile | nn.Module) -> Profile:
         return load(model)
     if isinstance(model, Profile):
         return model
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model={model!r} is neither a module, nor a profile or the name of one")
     layers: dict[str, list[tuple[int, ...]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -533,14 +546,24 @@ def backward_of(profile: Profile, step_s: float, backward_s: float | None, overl
     return ready_of(profile, step_s - backward_s, backward_s, overlap)
 
 
-def link_of(rate_bit_per_s: float, delay_s: float) -> Link:
-    """A link by its rate and its one-way delay.
+def link_of(
+    rate_bit_per_s: float, delay_s: float, names: tuple[str, str] = ("rate_bit_per_s", "delay_s")
+) -> Link:
+    """A link by its rate and its one-way delay; `names` are those of the two arguments.
 
     Raises `ValueError` unless the rate is positive, and the delay finite and not negative.
     """
     if not rate_bit_per_s > 0.0 or not 0.0 <= delay_s < float("inf"):
-        raise ValueError(f"rate_bit_per_s={rate_bit_per_s}, delay_s={delay_s}: a link has a positive rate")
+        rate, delay = names
+        raise ValueError(f"{rate}={rate_bit_per_s}, {delay}={delay_s}: a link has a positive rate")
     return Link(delay_s, 8.0 / rate_bit_per_s)
+
+
+def link_inside(inside_bit_per_s: float | None, inside_delay_s: float) -> Link | None:
+    """The link inside a node, if its rate is stated. Raises what `link_of` raises."""
+    if inside_bit_per_s is None:
+        return None
+    return link_of(inside_bit_per_s, inside_delay_s, ("inside_bit_per_s", "inside_delay_s"))
 
 
 def exposed_dense_s(

@@ -10,7 +10,7 @@ It makes the assumptions of `gradwire.plan` (`gradwire._api.plan`), and two more
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
@@ -24,12 +24,15 @@ from gradwire._api.plan import (
     Prediction,
     Told,
     backward_of,
+    costs_of,
+    link_inside,
     link_of,
     numbers_of,
     profile_of,
 )
 from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
 from gradwire._api.plan_fsdp import forecast_fsdp
+from gradwire.arguments import checked
 from gradwire.control.forecast import ClusterForecasts, gains_by_two_levels, specs_of_profile
 from gradwire.planning.cluster import Cluster, straggler_factors
 from gradwire.planning.costs import BackwardTiming, CodecCost
@@ -44,6 +47,8 @@ WORKERS = tuple(1 << power for power in range(1, 13))
 """2 to 4096."""
 STEPS = 32
 """Steps whose slowest ranks are drawn."""
+MOST_SPREAD = 10.0
+"""Largest `stragglers`, far beyond those of any cluster."""
 MEMORY_BYTES = 16 << 30
 TOLERATED = 1.05
 """Bytes may grow this much faster than an all-reduce's without a flag: units are padded to whole blocks."""
@@ -141,12 +146,13 @@ def fixed_recipes() -> tuple[str, ...]:
     return (*fixed, "covap(interval=4)")
 
 
+@checked
 def simulate(
     model: str | Profile | nn.Module,
     *,
     rate_bit_per_s: float,
     step_s: float,
-    workers: Sequence[int] = WORKERS,
+    workers: Iterable[int] = WORKERS,
     delay_s: float = 0.0,
     backward_s: float | None = None,
     per_node: int = 1,
@@ -158,7 +164,7 @@ def simulate(
     stragglers: float = 0.0,
     seed: int = 0,
     memory_bytes: float = MEMORY_BYTES,
-    candidates: Sequence[str] | None = None,
+    candidates: Iterable[str] | None = None,
     codecs: Mapping[str, CodecCost] | None = None,
     told: Told | None = None,
 ) -> Simulation:
@@ -188,12 +194,18 @@ def simulate(
     if sharded and every > 1:
         raise ValueError(f"sharded=True is about what FSDP2 sends in every step, so every={every} is not")
     worlds = tuple(sorted(set(workers)))
-    known = {steady(text, "codecs").text: cost for text, cost in (codecs or {}).items()}
+    known = costs_of(codecs)
     if every < 1 or (every > 1 and per_node > 1):
         raise ValueError(f"every={every}: from 1 on, and above 1 each worker is a replica, so per_node=1")
     if min(worlds, default=0) < 2:
-        raise ValueError(f"workers={list(workers)}: give numbers of ranks from 2 on")
-    inside = None if inside_bit_per_s is None else link_of(inside_bit_per_s, inside_delay_s)
+        raise ValueError(f"workers={list(worlds)}: give numbers of ranks from 2 on")
+    if not 0.0 <= stragglers <= MOST_SPREAD:
+        raise ValueError(f"stragglers={stragglers} is outside 0 … {MOST_SPREAD:.0f}; 0.1 is usual")
+    if seed < 0:
+        raise ValueError(f"seed={seed} must not be negative")
+    if not memory_bytes >= 0.0:
+        raise ValueError(f"memory_bytes={memory_bytes} must not be negative")
+    inside = link_inside(inside_bit_per_s, inside_delay_s)
     link = link_of(rate_bit_per_s, delay_s)
     clusters = [Cluster(world, link, min(per_node, world), inside) for world in worlds]
     spread = stragglers / math.sqrt(every)
@@ -201,8 +213,10 @@ def simulate(
     profile = profile_of(model)
     backward = backward_of(profile, step_s, backward_s, overlap)
     forecasts = _Forecasts(specs_of_profile(profile), backward, known, at_once=every > 1)
-    usual = fixed_recipes() if every == 1 else BETWEEN_ROUNDS
-    texts = OF_FSDP if sharded and candidates is None else usual if candidates is None else candidates
+    usual = OF_FSDP if sharded else fixed_recipes() if every == 1 else BETWEEN_ROUNDS
+    texts = usual if candidates is None else tuple(candidates)
+    if not texts:
+        raise ValueError("candidates=[]: there is nothing to compare")
     late_worlds = list(zip(clusters, late, strict=True))
     return Simulation(
         model=profile.model,

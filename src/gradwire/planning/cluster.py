@@ -18,6 +18,9 @@ import numpy as np
 from gradwire.planning.collectives import ALGORITHMS, GLOO, Sends, algorithm_of, latency_of, levels, time_of
 from gradwire.planning.costs import Link, Network
 
+MOST_RANKS = 1 << 20
+"""Far more than any cluster has. A forecast may take memory for each rank."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -25,7 +28,8 @@ class Cluster:
 
     `link` connects a node to the others; it is a rank's own link if there is one rank per node. `inside`
     connects a rank to the others of its node. Measurements of flat collectives (`measured`) take precedence
-    over both. Raises `ValueError` if nodes are not full, or if ranks share a node and `inside` is missing.
+    over both. Raises `ValueError` for more than `MOST_RANKS`, if nodes are not full, or if ranks share a node
+    and `inside` is missing.
     """
 
     workers: int
@@ -37,6 +41,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.workers < 1 or self.per_node < 1:
             raise ValueError(f"workers={self.workers}, per_node={self.per_node}: there must be at least one")
+        if self.workers > MOST_RANKS:
+            raise ValueError(f"workers={self.workers} are more than 2^20, of which plans are made")
         if self.workers % self.per_node != 0:
             raise ValueError(f"workers={self.workers} do not fill nodes of per_node={self.per_node}")
         if self.per_node > 1 and self.inside is None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from gradwire.arguments import problem_of
 from gradwire.recipes.base import REGISTRY, Composition, RecipeEntry
 from gradwire.recipes.catalogue import MODULES
-from gradwire.recipes.options import problem_of
 
 
 def names() -> tuple[str, ...]:

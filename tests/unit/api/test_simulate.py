@@ -125,7 +125,7 @@ def test_all_recipes_that_need_not_measure_are_there() -> None:
         ({"workers": ()}, "from 2 on"),
         ({"workers": (1, 2)}, "from 2 on"),
         ({"per_node": 3, "inside_bit_per_s": 1e11}, "do not fill"),
-        ({"stragglers": -1.0}, "spread"),
+        ({"stragglers": -1.0}, "stragglers=-1.0 is outside"),
         ({"candidates": ["mergecomp"]}, "must measure"),
     ],
 )

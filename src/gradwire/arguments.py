@@ -1,39 +1,91 @@
-"""Values of options, checked by the annotations of the function that builds a recipe.
+"""Options of recipes and arguments of public calls, checked by the annotations of the function they are for.
 
-So no recipe asks for types, for finite numbers or for absurd sizes itself.
+So neither recipes nor calls ask for types, for finite numbers or for absurd sizes themselves.
 """
 
 from __future__ import annotations
 
 import collections.abc
 import inspect
+import math
 import sys
 from collections.abc import (
     Callable,
     Collection,
     Iterable,
+    Iterator,
     Mapping,
     MutableSequence,
     MutableSet,
     Sequence,
     Set,
 )
+from functools import wraps
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LARGEST = 2**63 - 1
-"""The largest whole number that an option may have: kernels compute with 64 bits. Where fewer make sense, as
-in an interval of steps, the recipe refuses the others itself."""
+"""The largest whole number: kernels compute with 64 bits. Where fewer make sense, as in an interval of steps,
+the function refuses the others itself."""
 
 _SEVERAL = (list, tuple, set, frozenset, Sequence, MutableSequence, Collection, Iterable, Set, MutableSet)
-"""Annotations of an option that has several values."""
+"""Annotations of what has several values."""
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """Let `function` refuse, by name, an argument that does not fit its annotation: it raises `ValueError`.
+
+    Numbers and arrays of NumPy's and torch's arrive as Python's, and what can be read once as a list. An
+    infinite number fits `float`: the function knows whether it has a meaning.
+
+    >>> @checked
+    ... def sent(workers: int, rates: Iterable[float] = ()) -> list[object]:
+    ...     return [workers, rates]
+    >>> sent(4, rates=(rate / 2 for rate in (1, 3)))
+    [4, [0.5, 1.5]]
+    >>> sent("4")
+    Traceback (most recent call last):
+    ...
+    ValueError: workers='4' is not a whole number
+    """
+    signature, kinds = inspect.signature(function), _kinds(function)
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments = {key: plain(value) for key, value in bound.arguments.items()}
+        finite = {key: value for key, value in given.items() if not _is_endless(value, kinds.get(key))}
+        if problem := problem_of(function, finite):
+            raise ValueError(problem)
+        return function(*bound.args, **bound.kwargs)
+
+    return called
+
+
+def _is_endless(value: Any, kind: Any) -> bool:
+    return isinstance(value, float) and math.isinf(value) and float in (kind, *get_args(kind))
+
+
+def plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy's and torch's as Python's, and what can be read once as a list; anything
+    else as it is.
+    """
+    if isinstance(value, Iterator | list | set | frozenset):
+        return [plain(each) for each in value]
+    if isinstance(value, tuple):
+        return tuple(plain(each) for each in value)
+    listed = getattr(value, "tolist", None)
+    return value if listed is None or isinstance(value, type) else listed()
 
 
 def problem_of(build: Callable[..., Any], options: Mapping[str, Any]) -> str:
     """The first of `options` that does not fit its annotation in `build`, and why; empty if all fit.
 
-    Defaults fit, because texts of compositions and checkpoints name them. Annotations that no recipe of ours
-    has fit every value.
+    Defaults fit, because texts of compositions and checkpoints name them. Annotations that are not known
+    here, such as classes, fit every value.
 
     >>> def build(rank: int = 1, edges: Sequence[float] | None = None) -> None: ...
     >>> problem_of(build, {"rank": 2, "edges": (0.25, 0.5)})
@@ -81,6 +133,8 @@ def _why(value: Any, kind: Any) -> str:
         return _of_mapping(value, inner)
     if (origin or kind) in _SEVERAL:
         return _of_several(value, origin or kind, inner)
+    if origin is Callable:
+        return "" if callable(value) else " is not a function"
     if kind is NoneType:
         return "" if value is None else " is not None"
     if kind is bool:
