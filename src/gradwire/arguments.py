@@ -56,7 +56,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         bound = signature.bind(*args, **kwargs)
-        given = bound.arguments = {key: plain(value) for key, value in bound.arguments.items()}
+        given = bound.arguments = {key: as_python(value) for key, value in bound.arguments.items()}
         finite = {key: value for key, value in given.items() if not _is_endless(value, kinds.get(key))}
         if problem := problem_of(function, finite):
             raise ValueError(problem)
@@ -69,14 +69,14 @@ def _is_endless(value: Any, kind: Any) -> bool:
     return isinstance(value, float) and math.isinf(value) and float in (kind, *get_args(kind))
 
 
-def plain(value: Any) -> Any:
+def as_python(value: Any) -> Any:
     """Numbers and arrays of NumPy's and torch's as Python's, and what can be read once as a list; anything
     else as it is.
     """
     if isinstance(value, Iterator | list | set | frozenset):
-        return [plain(each) for each in value]
+        return [as_python(each) for each in value]
     if isinstance(value, tuple):
-        return tuple(plain(each) for each in value)
+        return tuple(as_python(each) for each in value)
     listed = getattr(value, "tolist", None)
     return value if listed is None or isinstance(value, type) else listed()
 

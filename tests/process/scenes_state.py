@@ -272,6 +272,8 @@ def disagreements() -> dict[str, list[str]]:
             _wrapped(), None, "topk", memory_dtype=torch.bfloat16 if odd else None
         ),
         "the optimizer's place": lambda: gradwire.attach(_wrapped(), "topk" if odd else None, "topk"),  # type: ignore[arg-type]
+        "no seed": lambda: gradwire.attach(_wrapped(), None, "topk", seed=None if odd else 0),  # type: ignore[arg-type]
+        "no scaler": lambda: gradwire.attach(_wrapped(), None, "topk", scaler=1.0 if odd else None),  # type: ignore[arg-type]
         "a hook": lambda: gradwire.attach(hooked, None, "topk"),
         "optimizer": lambda: _attach_with(None if odd else torch.optim.SGD),
         "optimizer group 0 lr": lambda: _attach_with(partial(torch.optim.SGD, lr=0.2 if odd else 0.1)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.process.scenes_state import RECIPES
+from tests.support.looped import looped
 from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
@@ -138,6 +139,23 @@ def test_a_recipe_in_the_optimizers_place_on_one_rank_reaches_the_others(world: 
     for kind, text in (first, last):
         assert kind == "RanksDisagree"
         assert "rank 1: refused, the second argument is the optimizer" in text
+
+
+@looped(
+    ("name", "said"),
+    [
+        ("no seed", "seed=None is not a whole number"),
+        ("no scaler", "scaler=1.0 is not a torch.amp.GradScaler"),
+    ],
+)
+def test_an_argument_that_one_rank_must_refuse_reaches_the_others(
+    world: Scenes, name: str, said: str
+) -> None:
+    first, refused, last = (found[name] for found in value(world, "disagreements"))
+    assert refused == ["ValueError", said]
+    for kind, text in (first, last):
+        assert kind == "RanksDisagree"
+        assert f"rank 1: refused, {said}" in text
 
 
 def test_a_hook_on_one_rank_reaches_the_others(world: Scenes) -> None:

@@ -27,6 +27,7 @@ from gradwire.agreement.agree import (
 )
 from gradwire.agreement.board import Board
 from gradwire.agreement.calls import Calls
+from gradwire.arguments import as_python
 from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.comm.apart import Lending
 from gradwire.comm.groups import give_back, given_back_if_refused
@@ -153,20 +154,20 @@ def attach(
     if not dist.is_initialized():
         raise ValueError("no process group: call torch.distributed.init_process_group first")
     several = listed(optimizer)
-    scaler = scaler or scaler_of(several)
+    scaler = scaler_of(several) if scaler is None else scaler
     if isinstance(nodes, Iterable) and not isinstance(nodes, str):  # it is read twice
         nodes = [list(each) if isinstance(each, Iterable) else each for each in nodes]
     asked = Configuration(
         recipe,
-        target,
+        as_python(target),
         policy,
         scaler,
-        seed,
+        as_python(seed),
         memory_dtype,
         placement,
         nodes,
-        guard_every,
-        checksums,
+        as_python(guard_every),
+        as_python(checksums),
         skipped,
         inside,
         gather,

@@ -54,7 +54,7 @@ class Configuration:
             raise ValueError(f"checksums={self.checksums!r} is neither True nor False")
         if self.placement not in get_args(PlacementName):
             raise ValueError(f"placement={self.placement!r} is none of 'auto', 'host' and 'device'")
-        self.check_memory()
+        self.check_values()
         if source.members is not None and kind_of(self.nodes) == "given":
             raise ValueError(
                 "nodes= is for whole parameters; fully_shard shares them within a node already: leave it out"
@@ -67,8 +67,14 @@ class Configuration:
         check_guard(self.guard_every, is_replicated=source.members is None)
         return self._chosen()
 
-    def check_memory(self) -> None:
-        """Raise `ValueError` for what the memory of unsent gradient cannot be."""
+    def check_values(self) -> None:
+        """Raise `ValueError` for what an argument can be for no model."""
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"seed={self.seed!r} is not a whole number")
+        if isinstance(self.target, bool) or not isinstance(self.target, int | float):
+            raise ValueError(f"target={self.target!r} is not a number")
+        if self.scaler is not None and not callable(getattr(self.scaler, "get_scale", None)):
+            raise ValueError(f"scaler={self.scaler!r} is not a torch.amp.GradScaler")
         if self.skipped not in get_args(Skipped):
             raise ValueError(f"skipped={self.skipped!r} is neither 'drop' nor 'keep'")
         if self.memory_dtype not in (None, torch.bfloat16):

@@ -162,7 +162,7 @@ def _accepted(
                 raise ValueError(f"{name}= has no meaning for FSDP2's own traffic: leave it out")
         if asked.inside is not None:
             raise ValueError("inside= goes with replicas=: without it the recipe is that of FSDP2's scatters")
-        asked.check_memory()
+        asked.check_values()
         wished = Wished(scattering(parsed(asked.recipe)), _gather(asked.gather))
         for each in modules:
             each.refuse_unfit(coded=wished.gather is not None)

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire._api.attach import carried
 from gradwire._api.configuration import Configuration
 from gradwire._api.rounds import OuterWire, method_of
+from gradwire.arguments import as_python
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
 from gradwire.sources.outer import LocalSteps
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # few runs need it
     from gradwire.members import Members
 
 Where = Literal["host", "device"]
+LONGEST_S = 1e6
+"""Longest time between rounds, or of an exchange: more than eleven days."""
 
 
 def outer(
@@ -96,6 +99,8 @@ def outer(
         )
     if members is None and not dist.is_initialized():
         raise ValueError("no process group: call torch.distributed.init_process_group first")
+    every, delay, guard_every = as_python(every), as_python(delay), as_python(guard_every)
+    every_seconds, timeout_s = as_python(every_seconds), as_python(timeout_s)
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every={every!r} is not a number of steps, of at least 1")
     if isinstance(delay, bool) or not isinstance(delay, int) or not 0 <= delay < every:
@@ -103,23 +108,31 @@ def outer(
             f"delay={delay!r} is not a number of steps below every={every}: a round lands before the next is "
             "sent"
         )
-    if every_seconds is not None and not every_seconds > 0:
-        raise ValueError(f"every_seconds={every_seconds!r} is not a time above 0")
+    if every_seconds is not None and not _is_time(every_seconds):
+        raise ValueError(f"every_seconds={every_seconds!r} is not a time above 0, of 10^6 seconds at most")
+    if not _is_time(timeout_s):
+        raise ValueError(f"timeout_s={timeout_s!r} is not a time above 0, of 10^6 seconds at most")
     if every_seconds is not None and delay:
         raise ValueError(f"every_seconds={every_seconds!r} needs rounds without a delay, not delay={delay!r}")
     if placement not in get_args(Where):
         raise ValueError(f"placement={placement!r} is neither 'host' nor 'device'")
+    if outer is not None and not callable(outer):
+        raise ValueError(f"outer={outer!r} is not a function that makes an optimizer of parameters")
+    if members is not None and not callable(getattr(members, "ask", None)):
+        raise ValueError(f"members={members!r} finds no replicas: pass gradwire.members.torchft(…)")
+    if resume is not None and not isinstance(resume, str | os.PathLike):
+        raise ValueError(f"resume={resume!r} is not the folder of a save")
     travels, default = method_of(recipe)
-    make = outer or default
+    make = default if outer is None else outer
     on_host = placement == "host"
     asked = Configuration(
         travels,
-        seed=seed,
+        seed=as_python(seed),
         memory_dtype=memory_dtype,
         placement="auto" if on_host else "device",
         nodes=None,
         guard_every=guard_every,
-        checksums=checksums,
+        checksums=as_python(checksums),
     )
     if members is not None:
         if process_group is not None:
@@ -151,3 +164,7 @@ def outer(
     machine = None if source.machine is None else [source.machine]
     asked = replace(asked, policy=source.weighed(policy), nodes=machine)
     return OuterWire(carried(asked, source, given, process_group, source.where), optimizers)
+
+
+def _is_time(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S

@@ -91,6 +91,8 @@ def connect(
     carries what is `asked` for.
     """
     if own is not None:
+        if not isinstance(own, dist.ProcessGroup):
+            raise ValueError(f"process_group={own!r} is not a process group that this rank is in")
         _check_ranks(own, models)
         if device.is_host or groups.carries_cpu(own):
             return _by_cpu(device, own)

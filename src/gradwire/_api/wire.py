@@ -205,7 +205,7 @@ class Wire:
         Every 32 steps the ranks compare the mean of the noted losses with the lowest mean of 32 steps so far.
         If it has risen twice in a row by more than losses of single steps vary, the log warns once, and the
         report shows it. `auto` then goes back to dense; any other recipe stays. The call reads `loss`, so
-        with a tensor on a GPU it waits for the GPU.
+        with a tensor on a GPU it waits for the GPU. Raises `ValueError` unless it is one number.
 
         Example::
 
@@ -214,7 +214,11 @@ class Wire:
             optimizer.step()
             wire.note_loss(loss)
         """
-        self._reducer.health.note(float(loss.detach() if isinstance(loss, Tensor) else loss))
+        try:
+            number = float(loss.detach() if isinstance(loss, Tensor) else loss)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"loss={loss!r} is not one number") from error
+        self._reducer.health.note(number)
 
     def log_to(self, target: Any, *, every: int = 50) -> None:
         """Write `metrics()` to `target` at the end of each `every`-th backward pass, on this rank.

@@ -8,6 +8,7 @@ applied before gradients are sent (`dgc`, `signum`), or is tuned to signs (`sign
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gradwire.arguments import as_python
 from gradwire.comm import Comm
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import remember
@@ -46,6 +48,8 @@ def by_size(smallest: int = TINY_ELEMENTS, recipe: str = "dense") -> Callable[[P
     In one report exempting 0.29 % of the elements cut the mean relative error of an fp8 all-reduce
     from 10.9 % to 2.1 %.
 
+    Raises `ValueError` if `smallest` is no number.
+
     >>> import gradwire
     >>> from torch import nn
     >>> from gradwire.step.flat_buffers import specs_of
@@ -55,8 +59,12 @@ def by_size(smallest: int = TINY_ELEMENTS, recipe: str = "dense") -> Callable[[P
     {'1.bias': 'dense', '1.weight': None, '0.bias': 'dense', '0.weight': 'dense'}
     """
 
+    least = as_python(smallest)
+    if isinstance(least, bool) or not isinstance(least, int | float) or math.isnan(least):
+        raise ValueError(f"smallest={smallest!r} is not a number of elements")
+
     def choose(spec: ParameterSpec) -> str | None:
-        return recipe if len(spec.shape) < 2 or spec.numel < smallest else None
+        return recipe if len(spec.shape) < 2 or spec.numel < least else None
 
     return choose
 

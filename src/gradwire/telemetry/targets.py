@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from gradwire.arguments import as_python
+
 Metrics: TypeAlias = Mapping[str, float]
 Write: TypeAlias = Callable[[Metrics, int], None]
 """Takes the metrics and the number of the step."""
@@ -147,9 +149,10 @@ class Listener:
         """Prepare a listener that hands `metrics()` and the step to `write`, at every `every`-th backward
         pass. Raises `ValueError` unless `every` is a whole number from 1 on.
         """
-        if not isinstance(every, int) or every < 1:
+        passes = as_python(every)
+        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
             raise ValueError(f"every={every!r}: expected a number of backward passes, at least 1")
-        self._metrics, self._every, self._passes = metrics, every, 0
+        self._metrics, self._every, self._passes = metrics, passes, 0
         self._write: Write | None = write
 
     def __call__(self) -> None:

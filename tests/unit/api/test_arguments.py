@@ -198,3 +198,114 @@ def test_numbers_of_workers_may_be_in_anything(workers: Any) -> None:
     found = gradwire.simulate("resnet50", **CLUSTER, workers=workers)
     assert found.workers == (2, 4)
     json.dumps(found.as_dict())
+
+
+NO_WHOLE_NUMBERS = (None, "4", True, 1.5, math.nan, math.inf, [4], torch.tensor([1, 2]))
+NO_OBJECTS = (3, "x", object(), True)
+NO_TIMES = ("4", True, -1, 0, math.nan, math.inf, 10**30, [4])
+OF_ATTACH: dict[str, tuple[Any, ...]] = {
+    "seed": NO_WHOLE_NUMBERS,
+    "guard_every": (*NO_WHOLE_NUMBERS, -1),
+    "target": (None, "x", True, math.nan, math.inf, -1, 0, [0.5]),
+    "scaler": (*NO_OBJECTS, []),
+    "process_group": (*NO_OBJECTS, []),
+    "policy": (*NO_OBJECTS, {3: "int8"}, {None: "int8"}),
+    "nodes": (3, "x", object(), True, [3], ["01"]),
+    "memory_dtype": NO_OBJECTS,
+    "placement": (*NO_OBJECTS, None),
+    "checksums": (*NO_OBJECTS[:3], None),
+    "skipped": (*NO_OBJECTS, None),
+    "replicas": NO_OBJECTS,
+}
+OF_OUTER: dict[str, tuple[Any, ...]] = {
+    "every": (*NO_WHOLE_NUMBERS, 0, -1),
+    "delay": (*NO_WHOLE_NUMBERS, 2, -1),
+    "seed": NO_WHOLE_NUMBERS,
+    "guard_every": (*NO_WHOLE_NUMBERS, -1),
+    "outer": (*NO_OBJECTS, []),
+    "process_group": (*NO_OBJECTS, []),
+    "memory_dtype": NO_OBJECTS,
+    "placement": (*NO_OBJECTS, None),
+    "checksums": (*NO_OBJECTS[:3], None),
+    "timeout_s": (*NO_TIMES, None),
+    "replicas": NO_OBJECTS,
+    "members": NO_OBJECTS,
+    "resume": ("x",),
+}
+OF_MOVING: dict[str, tuple[Any, ...]] = {
+    "every_seconds": NO_TIMES,
+    "timeout_s": (*NO_TIMES, None),
+    "resume": (3, True, b"x", []),
+}
+
+
+def _rows(take: Callable[..., Any], values: dict[str, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [(take, name, value) for name, given in values.items() for value in given]
+
+
+@looped(
+    ("take", "name", "value"),
+    [*_rows(_attach, OF_ATTACH), *_rows(_outer, OF_OUTER), *_rows(_moving, OF_MOVING)],
+)
+def test_a_model_is_not_attached_with_what_an_argument_cannot_be(
+    take: Callable[..., Any], name: str, value: Any
+) -> None:
+    model = perceptron()
+    beside = {"replicas": None} if name == "members" else {"recipe": "auto"} if name == "target" else {}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        take(model, torch.optim.SGD(model.parameters(), lr=0.1), **(beside | {name: value}))
+    assert name in str(caught.value)
+
+
+@looped(
+    ("take", "options"),
+    [
+        (_attach, {"seed": np.int64(4), "guard_every": torch.tensor(2), "checksums": np.bool_(True)}),
+        (_attach, {"seed": 2**64 - 1}),
+        (_attach, {"recipe": "auto", "target": np.float32(0.5)}),
+        (
+            _outer,
+            {"seed": np.uint32(4), "every": np.int64(2), "delay": torch.tensor(1), "guard_every": np.int8(1)},
+        ),
+        (_moving, {"every_seconds": torch.tensor(0.5), "timeout_s": np.int64(60)}),
+        (_moving, {"every_seconds": np.float64(0.5), "timeout_s": np.float32(60.0)}),
+    ],
+)
+def test_a_model_is_attached_with_numbers_of_other_libraries(
+    take: Callable[..., gradwire.Wire], options: dict[str, Any]
+) -> None:
+    model = perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wire = take(model, optimizer, **options)
+    for step in range(4):
+        optimizer.zero_grad()
+        inputs, targets = batch(step)
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    assert wire.report().step >= 1
+
+
+@looped("smallest", [None, "x", math.nan, True, [4]])
+def test_a_size_is_a_number(smallest: Any) -> None:
+    with pytest.raises(ValueError, match="smallest="):
+        gradwire.by_size(smallest=smallest)
+
+
+@looped("every", [None, "4", True, 0, -1, 1.5, math.nan])
+@looped("take", [_attach, _outer])
+def test_metrics_are_logged_every_so_many_passes(take: Callable[..., gradwire.Wire], every: Any) -> None:
+    model = perceptron()
+    wire = take(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="every="):
+        wire.log_to(lambda _metrics, step: None, every=every)
+    wire.log_to(lambda _metrics, step: None, every=np.int64(2))
+
+
+@looped("loss", [None, "x", [1.0], torch.tensor([1.0, 2.0]), {}])
+def test_a_loss_is_one_number(loss: Any) -> None:
+    model = perceptron()
+    wire = _attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="loss="):
+        wire.note_loss(loss)
+    for each in (1, 0.5, torch.tensor([0.5]), torch.ones((), requires_grad=True), np.float32(2.0)):
+        wire.note_loss(each)
