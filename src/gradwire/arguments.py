@@ -31,6 +31,9 @@ LARGEST = 2**63 - 1
 """The largest whole number: kernels compute with 64 bits. Where fewer make sense, as in an interval of steps,
 the function refuses the others itself."""
 
+LONGEST_S = 1e6
+"""Longest time to wait for something: more than eleven days."""
+
 _SEVERAL = (list, tuple, set, frozenset, Sequence, MutableSequence, Collection, Iterable, Set, MutableSet)
 """Annotations of what has several values."""
 
@@ -79,6 +82,15 @@ def as_python(value: Any) -> Any:
         return tuple(as_python(each) for each in value)
     listed = getattr(value, "tolist", None)
     return value if listed is None or isinstance(value, type) else listed()
+
+
+def is_time(seconds: object) -> bool:
+    """True for a time to wait for something, in seconds.
+
+    >>> is_time(0.5), is_time(0), is_time(float("inf")), is_time("1")
+    (True, False, False, False)
+    """
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S
 
 
 def problem_of(build: Callable[..., Any], options: Mapping[str, Any]) -> str:

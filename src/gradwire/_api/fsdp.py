@@ -30,6 +30,7 @@ from gradwire.agreement.agree import (
 )
 from gradwire.agreement.board import Board
 from gradwire.agreement.calls import Calls
+from gradwire.arguments import as_python
 from gradwire.checkpoint import file_set
 from gradwire.checkpoint.state import Missing, Saved, keyed
 from gradwire.comm import Comm, ProcessGroupComm
@@ -481,9 +482,10 @@ class FSDPWire(Wire):
         On as many ranks as saved, each resumes bit for bit. On another number all start with the mean.
         Raises as `Wire.load_state_dict` does.
         """
+        states: Saved = as_python(saved)  # they are read more than once
         self._begin(f"load_state_dict(missing={missing!r})")
-        mean = not state.fits(self._traffic, saved)
-        state.load(self._traffic, self._control, saved, missing, mean=mean)
+        mean = not state.fits(self._traffic, states)
+        state.load(self._traffic, self._control, states, missing, mean=mean)
 
     def save(self, folder: str | os.PathLike[str]) -> int:
         """Save every rank's state in `folder`, as `Wire.save` does. A collective."""

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire._api.attach import carried
 from gradwire._api.configuration import Configuration
 from gradwire._api.rounds import OuterWire, method_of
-from gradwire.arguments import as_python
+from gradwire.arguments import as_python, is_time
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
 from gradwire.sources.outer import LocalSteps
@@ -26,8 +26,6 @@ if TYPE_CHECKING:  # few runs need it
     from gradwire.members import Members
 
 Where = Literal["host", "device"]
-LONGEST_S = 1e6
-"""Longest time between rounds, or of an exchange: more than eleven days."""
 
 
 def outer(
@@ -108,9 +106,9 @@ def outer(
             f"delay={delay!r} is not a number of steps below every={every}: a round lands before the next is "
             "sent"
         )
-    if every_seconds is not None and not _is_time(every_seconds):
+    if every_seconds is not None and not is_time(every_seconds):
         raise ValueError(f"every_seconds={every_seconds!r} is not a time above 0, of 10^6 seconds at most")
-    if not _is_time(timeout_s):
+    if not is_time(timeout_s):
         raise ValueError(f"timeout_s={timeout_s!r} is not a time above 0, of 10^6 seconds at most")
     if every_seconds is not None and delay:
         raise ValueError(f"every_seconds={every_seconds!r} needs rounds without a delay, not delay={delay!r}")
@@ -164,7 +162,3 @@ def outer(
     machine = None if source.machine is None else [source.machine]
     asked = replace(asked, policy=source.weighed(policy), nodes=machine)
     return OuterWire(carried(asked, source, given, process_group, source.where), optimizers)
-
-
-def _is_time(seconds: object) -> bool:
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gradwire._api.report import Report, account_of, report_of
 from gradwire._api.switch import forget_unsent, mean_unsent, switch
 from gradwire.agreement.agree import OptimizerText, on_all_ranks, require_same_optimizer
+from gradwire.arguments import as_python
 from gradwire.checkpoint import file_set, state
 from gradwire.checkpoint.state import Missing, Saved
 from gradwire.errors import GradwireWarning
@@ -313,9 +314,10 @@ class Wire:
 
             wire.load_state_dict(torch.load(f"wire-{rank}.pt"))
         """
+        states: Saved = as_python(saved)  # they are read more than once
         self._source.may_differ()  # a model is loaded beside its state
         self._backward.together(
-            f"load_state_dict(missing={missing!r})", lambda: state.load(self._reducer, saved, missing)
+            f"load_state_dict(missing={missing!r})", lambda: state.load(self._reducer, states, missing)
         )
         self._backward.steps.forget()
 

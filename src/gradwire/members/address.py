@@ -20,6 +20,8 @@ def own_address(given: str) -> str:
     >>> own_address("127.0.0.1"), own_address("lo")
     ('127.0.0.1', '127.0.0.1')
     """
+    if not isinstance(given, str):
+        raise ValueError(f"address={given!r} is not a word: an address, a host name or an interface")
     found = given
     if given in {name for _number, name in socket.if_nameindex()}:
         found = _of_interface(given)

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, Literal
 from uuid import uuid4
 
+from gradwire.arguments import as_python, is_time, problem_of
 from gradwire.errors import TransportError
 from gradwire.measure.clock import now_s
 from gradwire.members.address import address_towards, host_of, is_loopback, own_address
@@ -161,4 +162,10 @@ def torchft(
     """
     if alone not in ("wait", "train"):
         raise ValueError(f"alone={alone!r} is neither 'wait' nor 'train'")
+    words = {"lighthouse": lighthouse, "name": name, "address": address}
+    if problem := problem_of(torchft, words):
+        raise ValueError(problem)
+    quorum_s = as_python(quorum_s)
+    if not is_time(quorum_s):
+        raise ValueError(f"quorum_s={quorum_s!r} is not a time above 0, of 10^6 seconds at most")
     return Torchft(lighthouse, name, address, quorum_s, ALONE_S if alone == "train" else None)

@@ -309,3 +309,32 @@ def test_a_loss_is_one_number(loss: Any) -> None:
         wire.note_loss(loss)
     for each in (1, 0.5, torch.tensor([0.5]), torch.ones((), requires_grad=True), np.float32(2.0)):
         wire.note_loss(each)
+
+
+@looped("take", [_attach, _outer])
+@looped("way", WAYS)
+def test_states_may_be_read_once(take: Callable[..., gradwire.Wire], way: str) -> None:
+    model = perceptron()
+    wire = take(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    wire.load_state_dict(WAYS[way]([wire.state_dict()]))
+
+
+@looped(
+    ("name", "value"),
+    [
+        *(("lighthouse", value) for value in (None, 3, b"http://127.0.0.1:9")),
+        *(("name", value) for value in (None, 3, True, ["site-a"])),
+        *(("address", value) for value in (3, b"lo", ["lo"])),
+        *(("quorum_s", value) for value in (*NO_TIMES, None)),
+    ],
+)
+def test_members_are_not_looked_for_with_what_an_argument_cannot_be(name: str, value: Any) -> None:
+    given = {"lighthouse": "http://127.0.0.1:9", "name": "site-a"} | {name: value}
+    with pytest.raises(ValueError, match=f"{name}="):
+        gradwire.members.torchft(**given)
+
+
+@looped("address", [3, b"lo", ["lo"], True])
+def test_an_address_is_a_word(address: Any) -> None:
+    with pytest.raises(ValueError, match="address="):
+        gradwire.members.fixed(dist.group.WORLD, address=address)
