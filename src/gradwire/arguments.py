@@ -76,10 +76,11 @@ def as_python(value: Any) -> Any:
     """Numbers and arrays of NumPy's and torch's as Python's, and what can be read once as a list; anything
     else as it is.
     """
-    if isinstance(value, Iterator | list | set | frozenset):
-        return [as_python(each) for each in value]
-    if isinstance(value, tuple):
-        return tuple(as_python(each) for each in value)
+    if isinstance(value, Iterator):
+        value = list(value)
+    for kind in (list, tuple, set, frozenset):
+        if type(value) is kind:
+            return kind(as_python(each) for each in value)
     listed = getattr(value, "tolist", None)
     return value if listed is None or isinstance(value, type) else listed()
 

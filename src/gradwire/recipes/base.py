@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
 
+from gradwire.arguments import as_python
 from gradwire.comm.base import Round
 from gradwire.exchange.base import WHOLE, Exchange, first_busy_step
 from gradwire.memory import NoMemory
@@ -225,10 +226,10 @@ def register(build: B) -> B:
 
     @wraps(build)
     def named(*args: Any, **options: Any) -> Composition:
-        built = build(*args, **options)
+        bound = signature.bind(*as_python(args), **{key: as_python(each) for key, each in options.items()})
+        built = build(*bound.args, **bound.kwargs)
         if built.text:
             return built
-        bound = signature.bind(*args, **options)
         bound.apply_defaults()
         inside = ", ".join(f"{key}={value!r}" for key, value in bound.arguments.items())
         return replace(built, text=f"{name}({inside})" if inside else name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from gradwire.arguments import problem_of
+from gradwire.arguments import as_python, problem_of
 from gradwire.recipes.base import REGISTRY, Composition, RecipeEntry
 from gradwire.recipes.catalogue import MODULES
 
@@ -50,10 +50,14 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)
     made: Composition | None = None
 
+    def __post_init__(self) -> None:
+        if problem := problem_of(type(self).__init__, {"name": self.name, "options": self.options}):
+            raise ValueError(f"Recipe: {problem}")
+
     def __str__(self) -> str:
         if self.made is not None:
             return self.made.text
-        inside = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+        inside = ", ".join(f"{key}={as_python(value)!r}" for key, value in self.options.items())
         return f"{self.name}({inside})" if inside else self.name
 
     def build(self) -> Composition:

@@ -14,6 +14,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.dense import dense
 from gradwire.recipes import Composition, Recipe, entries, recipe, register
 from gradwire.recipes.base import REGISTRY
+from gradwire.recipes.topk import topk
 from tests.support.looped import looped
 from tests.support.rig import Outcome, Rig, gradients
 
@@ -198,11 +199,36 @@ def test_a_default_without_bounds_is_read_again(default: Any, monkeypatch: pytes
     assert (again.options, again.build().text) == ({"option": default}, text)
 
 
-@looped("value", [np.float64(0.5), np.int64(1), np.bool_(True), torch.tensor(0.5), torch.float16, object()])
+@looped("value", [torch.float16, object(), np.float64, {"a": object()}])
 def test_a_value_that_no_text_can_hold_is_refused(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _register(monkeypatch, Any, None)
     with pytest.raises(ValueError, match=r"is not a plain value|cannot read recipe"):
         recipe(Recipe("mine", {"option": value}))
+
+
+@looped(
+    ("value", "same"),
+    [(np.float64(0.5), 0.5), (np.float32(0.5), 0.5), (torch.tensor(0.5), 0.5), (np.int64(1), 1)],
+)
+def test_numbers_of_other_libraries_count_as_pythons(value: Any, same: float) -> None:
+    text = f"topk(ratio={same!r})"
+    assert str(recipe(Recipe("topk", {"ratio": value}))) == text
+    assert topk(value) == topk(ratio=value) == topk(same)
+    assert recipe(topk(value)) == Recipe("topk", recipe(topk(same)).options)
+
+
+def test_a_set_stays_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    _register(monkeypatch, set[int], {1})
+    assert recipe("mine").build().text == "mine(option={1})"
+    assert recipe("mine(option={1, 2})").options == {"option": {1, 2}}
+
+
+@looped(
+    ("name", "options"), [(None, {}), (3, {}), ("topk", None), ("topk", [("ratio", 0.1)]), ("topk", {1: 2})]
+)
+def test_a_recipe_has_a_name_and_options_by_name(name: Any, options: Any) -> None:
+    with pytest.raises(ValueError, match=r"Recipe: (name|options)="):
+        Recipe(name, options)
 
 
 def test_a_users_recipe_that_trips_over_a_word_refuses_it_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
