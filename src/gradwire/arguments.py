@@ -85,13 +85,13 @@ def as_python(value: Any) -> Any:
     return value if listed is None or isinstance(value, type) else listed()
 
 
-def is_time(seconds: object) -> bool:
-    """True for a time to wait for something, in seconds.
+def is_time(seconds: object, longest_s: float = LONGEST_S) -> bool:
+    """True for a number of seconds above 0, of `longest_s` at most: by default, a time to wait for something.
 
     >>> is_time(0.5), is_time(0), is_time(float("inf")), is_time("1")
     (True, False, False, False)
     """
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= longest_s
 
 
 def problem_of(build: Callable[..., Any], options: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
@@ -106,8 +107,8 @@ def outer(
             f"delay={delay!r} is not a number of steps below every={every}: a round lands before the next is "
             "sent"
         )
-    if every_seconds is not None and not is_time(every_seconds):
-        raise ValueError(f"every_seconds={every_seconds!r} is not a time above 0, of 10^6 seconds at most")
+    if every_seconds is not None and not is_time(every_seconds, sys.float_info.max):
+        raise ValueError(f"every_seconds={every_seconds!r} is not a time above 0")
     if not is_time(timeout_s):
         raise ValueError(f"timeout_s={timeout_s!r} is not a time above 0, of 10^6 seconds at most")
     if every_seconds is not None and delay:
