@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from random import Random
 
 import torch
@@ -18,6 +18,9 @@ from gradwire.exchange.payloads import reduce
 from gradwire.kernels.range import LARGEST_GRADIENT
 from gradwire.memory import MOMENTUM, UNSENT, Residual
 from gradwire.recipes import Composition
+from gradwire.recipes.dense import dense
+from gradwire.recipes.flush import flushing
+from gradwire.step.context import Fates
 from gradwire.step.history import History
 from tests.laws.pairwise import all_pairs
 from tests.support.bits import global_generators
@@ -113,6 +116,88 @@ def test_a_step_agrees_conserves_and_costs_what_it_predicts(
             continue
         assert _missing(name, step, outcomes).abs().max() <= tolerance, "conservation"
         assert all(outcome.step.metered_bytes == outcome.step.predicted_bytes for outcome in here)
+
+
+COEFFICIENTS = {"covap": 0.5, "covap, paper's sharding": 0.5, "sparseloco": 0.95}
+"""Factors on the memory in the first fifty steps, as their papers have them; of all others it is 1."""
+BALANCED = [name for name in REMEMBERING if name not in ("dgc, momentum", "signum")]
+"""Those that send the gradient itself, and no momentum of it."""
+NOBODY: Mapping[int, Set[str]] = {}
+VARIANTS = {"flat": {}, "committed late": {"commits": "late"}, "nodes": {"per_node": 2}}
+
+
+def _balance(name: str) -> str:
+    """By which memory and exchange what is sent and what is owed add up."""
+    return f"{kind(name)}, {'low pass' if 'beta' in EVERY_RECIPE[name] else 'residual'}"
+
+
+@looped(
+    ("name", "variant"),
+    itertools.product(BALANCED, VARIANTS),
+    by=lambda row: _balance(row[0]) if FEW else f"{_balance(row[0])}, {row[1]}",
+    few=1,
+)
+def test_means_and_a_flush_add_up_to_the_gradients_whatever_happens_in_between(
+    name: str, variant: str
+) -> None:
+    """No memory is asked for what it holds. What is owed follows from gradients and means alone.
+
+    In between are another loss scale in each exchange, parameters without a gradient, a step that is not
+    finite, one that is left out, and two exchanges for one step.
+    """
+    world, coefficient, everyone = 4, COEFFICIENTS.get(name, 1.0), frozenset(NAMES)
+    left_out, waits = Fates(dropped=everyone, made=False), Fates(open=everyone, made=False)
+    # Where a single rank has no gradient, it keeps its memory without the factor.
+    rests = frozenset[str]() if coefficient < 1.0 else frozenset({"middle.weight"})
+
+    def rank(comm: Comm) -> tuple[Tensor, Tensor]:
+        scale, owed = 1.0, dict.fromkeys(NAMES, torch.zeros(()))
+        options = {"unit_elements": SEVERAL, "loss_scale": lambda: scale, **VARIANTS[variant]}
+        rig = Rig(comm, EVERY_RECIPE[name], **options)
+
+        def exchange(
+            number: int,
+            loss_scale: float,
+            fates: Fates | None = None,
+            idle: Mapping[int, Set[str]] = NOBODY,
+        ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+            """The mean of all ranks' gradients, and the one that came. `idle` are parameters by rank."""
+            nonlocal scale
+            scale = loss_scale
+            of_ranks = [gradients(each, number) for each in range(world)]
+            for each, parameters in idle.items():
+                for parameter in parameters:
+                    of_ranks[each][parameter].zero_()
+            outcome = rig.step({each: scale * grad for each, grad in of_ranks[comm.rank].items()})
+            assert outcome.error is None
+            if fates is not None:
+                rig.reducer.catch_up(fates)
+            came = {each: _average([grads[each] for grads in of_ranks]) for each in NAMES}
+            return came, {each: mean.double() / scale for each, mean in outcome.mean.items()}
+
+        def add(came: dict[str, Tensor], sent: dict[str, Tensor], factor: float = coefficient) -> None:
+            for each in NAMES:
+                left = factor * owed[each] if came[each].any() else owed[each]
+                owed[each] = left + came[each] - sent[each]
+
+        add(*exchange(0, 1.0))
+        add(*exchange(1, 2.0**10, idle=dict.fromkeys(range(world), frozenset(["first.weight"]))))
+        exchange(2, 2.0**127, left_out)  # overflows
+        add(*exchange(2, 2.0**11, idle={0: rests}))
+        exchange(3, 2.0**11, left_out)
+        # Momentum, even of 0, may not be entered twice in a step.
+        add(*exchange(3, 2.0**9, None if name == "dgc" else waits))
+        add(*exchange(4, 2.0**13, Fates()))
+        rig.reducer.install(flushing(dense()))
+        add(*exchange(5, 2.0**8), factor=1.0)
+        came, sent = exchange(6, 1.0)
+        return flat(owed), flat(came) - flat(sent)
+
+    # Six exchanges: compensation, sums and products of each as in a single step.
+    tolerance = 6 * 32 * (2 * world + 3) * torch.finfo(torch.float32).eps
+    for owed, more in run_ranks(world, rank):
+        assert owed.abs().max() <= tolerance, "late, not lost"
+        assert more.abs().max() <= tolerance, "and sent once"
 
 
 @functools.cache
