@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from itertools import product
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -33,16 +34,16 @@ State = dict[str, Any]
 Damage = Callable[[State], object]
 
 
-def _rig(comm: Comm, steps: int) -> Rig:
-    rig = Rig(comm, RECIPE, policy=lambda spec: POLICY.get(spec.name))
+def _rig(comm: Comm, steps: int, per_node: int = 1) -> Rig:
+    rig = Rig(comm, RECIPE, policy=lambda spec: POLICY.get(spec.name), per_node=per_node)
     for step in range(steps):
         assert rig.step(gradients(comm.rank, step)).step.committed
     return rig
 
 
 @functools.cache
-def _saved(world: int) -> list[State]:
-    return run_ranks(world, lambda comm: state.save(_rig(comm, 2).reducer))
+def _saved(world: int, per_node: int = 1) -> list[State]:
+    return run_ranks(world, lambda comm: state.save(_rig(comm, 2, per_node).reducer))
 
 
 def _set(*path: str | int) -> Callable[[object], Damage]:
@@ -147,50 +148,73 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-def _refused(load: Callable[[Comm], object], world: int) -> list[Exception]:
-    """What each rank raises on loading that, after which all is bit for bit as before."""
+def _refused(*by_rank: object) -> list[Exception]:
+    """What each rank raises on loading its own of these, after which all is bit for bit as before."""
+    return [errors[""] for errors in _all_refused({"": by_rank})]
 
-    def rank(comm: Comm) -> Exception:
-        rig = _rig(comm, 1)
+
+def _all_refused(
+    tried: Mapping[str, Sequence[object]], missing: state.Missing = "refuse", per_node: int = 1
+) -> list[dict[str, Exception]]:
+    """The same by name, of several that the same ranks load one after the other."""
+
+    def rank(comm: Comm) -> dict[str, Exception]:
+        rig, errors = _rig(comm, 1, per_node), {}
         reducer, before, plan = rig.reducer, rig.planes, rig.reducer.running
-        with pytest.raises((ValueError, RanksDisagree)) as caught:
-            state.load(reducer, load(comm))
-        assert (reducer.step, reducer.running, reducer.measuring) == (1, plan, False)
-        assert rig.planes.keys() == before.keys()
-        assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
-        return caught.value
+        for name, by_rank in tried.items():
+            try:
+                state.load(reducer, by_rank[comm.rank], missing)
+                raise AssertionError(f"{name} is taken")
+            except (ValueError, RanksDisagree) as error:
+                errors[name] = error
+            assert (reducer.step, reducer.running, reducer.measuring) == (1, plan, False), name
+            assert rig.planes.keys() == before.keys(), name
+            assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items()), name
+        return errors
 
-    return run_ranks(world, rank)
+    return run_ranks(len(next(iter(tried.values()))), rank)
 
 
-def _damaged(name: str, **other: object) -> State:
-    """The second rank's, with `other` entries; where the damage does not replace those."""
-    saved = deepcopy(_saved(2)[1]) | other
+def _damaged(name: str, good: State | None = None, **other: object) -> State:
+    """`good`, or the second rank's of two, with `other` entries; where the damage does not replace those."""
+    saved = deepcopy(good or _saved(2)[1]) | other
     DAMAGES[name](saved)
     return saved
 
 
-@looped("name", list(DAMAGES)[::2])
-def test_a_damaged_state_on_one_rank_is_refused_on_all(name: str) -> None:
-    damaged = _damaged(name)
-    fits, refused = _refused(lambda comm: damaged if comm.rank else _saved(2)[0], 2)
-    assert isinstance(fits, RanksDisagree), "or it would wait for the others"
-    assert "the state to load" in str(fits)
-    assert isinstance(refused, ValueError)
+@pytest.mark.parametrize("per_node", [1, 2], ids=["whole", "shards"])
+def test_a_damaged_state_on_one_rank_is_refused_on_all(per_node: int) -> None:
+    good = _saved(2 * per_node, per_node)
+    tried = {name: [good[0], _damaged(name, good[1]), *good[2:]] for name in DAMAGES}
+    for rank, errors in enumerate(_all_refused(tried, per_node=per_node)):
+        for name, error in errors.items():
+            assert isinstance(error, ValueError if rank == 1 else RanksDisagree), name
+            assert rank == 1 or "the state to load" in str(error), name
 
 
-@looped("name", list(DAMAGES)[1::2])
-def test_a_damaged_state_is_refused_by_a_rank_alone_and_in_a_list(name: str) -> None:
-    damaged, saved = _damaged(name, rank=0, world=1), _damaged(name)
-    (refused,) = _refused(lambda _comm: damaged, 1)
-    (of_list,) = _refused(lambda _comm: [_saved(2)[0], saved], 1)
-    assert isinstance(refused, ValueError)
-    assert isinstance(of_list, ValueError)
+KINDS: dict[str, Callable[[str], object]] = {
+    "of a rank alone": lambda name: _damaged(name, rank=0, world=1),
+    "in a list of old ranks": lambda name: [_saved(2)[0], _damaged(name)],
+    "a mean": lambda name: _damaged(name, rank=None, world=None),
+}
+"""States that a rank loads alone. Each kind is chosen in a way of its own."""
+
+
+@looped(("kind", "missing"), product(KINDS, get_args(state.Missing)))
+def test_a_damaged_state_of_any_kind_is_refused_by_a_rank_alone(kind: str, missing: state.Missing) -> None:
+    tried = {name: (KINDS[kind](name),) for name in DAMAGES}
+    if kind == "a mean":
+        del tried["rank alone is missing"]  # as it should be
+    if missing == "drop":
+        del tried["layout of another model"]  # of which all is taken that fits
+    (errors,) = _all_refused(tried, missing)
+    assert errors.keys() == tried.keys()
+    assert all(isinstance(error, ValueError) for error in errors.values())
 
 
 @pytest.mark.parametrize("saved", [None, 5, "state", [5], [None], b"state", [[]]])
 def test_what_is_no_state_at_all_is_refused(saved: object) -> None:
-    (refused,) = _refused(lambda _comm: saved, 1)
+    (refused,) = _refused(saved)
     assert "not a state of gradwire" in str(refused)
 
 
@@ -204,7 +228,7 @@ def test_what_nobody_foresaw_is_refused_on_all_ranks(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("gradwire.checkpoint.validate.recipe", parses)
     states = [{**each, "plan": plan} for each, plan in zip(_saved(2), (known, "too much"), strict=True)]
-    fits, refused = _refused(lambda comm: states[comm.rank], 2)
+    fits, refused = _refused(*states)
     assert isinstance(fits, RanksDisagree)
     assert isinstance(refused, ValueError)
     assert isinstance(refused.__cause__, MemoryError)
@@ -213,7 +237,7 @@ def test_what_nobody_foresaw_is_refused_on_all_ranks(monkeypatch: pytest.MonkeyP
 def test_what_exchanges_keep_must_be_equal_on_all_ranks() -> None:
     states = deepcopy(_saved(2))
     states[1]["kept"]["Q"][WEIGHT].neg_()
-    for error in _refused(lambda comm: states[comm.rank], 2):
+    for error in _refused(*states):
         assert isinstance(error, RanksDisagree)
         assert "what exchanges keep" in str(error)
 
