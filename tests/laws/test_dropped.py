@@ -41,7 +41,7 @@ def _momentum(rig: Rig) -> bool:
 
 @looped(
     ("name", "variant", "exchanges"),
-    product(FIXED, VARIANTS, (1, 2)),
+    product(FIXED, VARIANTS, (1, 2, 3)),
     by=lambda row: kind(row[0]) if FEW else f"{kind(row[0])}, {row[1]}, {row[2]}",
     few=1,
 )
@@ -83,6 +83,27 @@ def test_after_a_dropped_step_training_goes_on_as_if_it_had_never_been(
     run_ranks(world, rank)
 
 
+@every_recipe(FIXED)
+def test_an_overflow_that_is_left_out_takes_no_earlier_step_back(name: str) -> None:
+    """As under a scaler: the optimizer skips its step, and the gradients are cleared."""
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=389)
+        for step in range(2):
+            rig.step(gradients(comm.rank, step))
+        before, number = rig.planes, rig.reducer.step
+        grads = gradients(comm.rank, 2)
+        if comm.rank == 1:
+            grads["middle.weight"][7] = torch.inf
+        assert not rig.step(grads).step.committed
+        assert not rig.reducer.catch_up(DROPPED), "no step was made"
+        assert rig.reducer.step == number
+        assert rig.planes.keys() == before.keys()
+        assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
+
+    run_ranks(2, rank)
+
+
 @every_recipe(REMEMBERING)
 def test_by_parameter_what_was_used_stays_and_what_was_cleared_goes_back(name: str) -> None:
     half = frozenset(["last.weight", "last.bias", "scalar"])
@@ -102,22 +123,34 @@ def test_by_parameter_what_was_used_stays_and_what_was_cleared_goes_back(name: s
     run_ranks(2, rank)
 
 
-@every_recipe([name for name in REMEMBERING if name not in ("dgc", "signum")])
-def test_what_is_open_is_final_once_its_optimizer_steps_and_a_checkpoint_has_none_of_it(name: str) -> None:
+@looped(
+    ("name", "earlier"),
+    product([name for name in REMEMBERING if name not in ("dgc", "signum")], (0, 1)),
+    by=lambda row: f"{kind(row[0])}, {row[1]} before",
+    few=1,
+)
+def test_what_is_open_is_final_once_its_optimizer_steps_and_a_checkpoint_has_none_of_it(
+    name: str, earlier: int
+) -> None:
     late = frozenset(["first.weight", "first.bias"])
 
     def rank(comm: Comm) -> None:
         rig = Rig(comm, EVERY_RECIPE[name], unit_elements=389)
         if _momentum(rig):
             return
-        rig.step(gradients(comm.rank, 0))
+        for step in range(earlier):
+            rig.step(gradients(comm.rank, step))
         before = rig.planes
         rig.step(gradients(comm.rank, 1))
         rig.reducer.catch_up(Fates(open=late))
-        saved = state.save(rig.reducer)["memory"]
-        for parameter, plane in rig.memory.items():
-            wanted = before[parameter, UNSENT] if parameter in late else plane
-            assert torch.equal(saved[parameter].view(-1), wanted.to(saved[parameter].dtype))
+        saved, used = state.save(rig.reducer), rig.planes
+        held = {(parameter, UNSENT): plane.view(-1) for parameter, plane in saved["memory"].items()}
+        for kept, tensors in saved["kept"].items():
+            held |= {(parameter, kept): tensor for parameter, tensor in tensors.items()}
+        wanted = {key: plane for key, plane in used.items() if key[0] not in late}
+        wanted |= {key: plane for key, plane in before.items() if key[0] in late}
+        assert held.keys() == wanted.keys()
+        assert all(torch.equal(plane, wanted[key].to(plane.dtype)) for key, plane in held.items())
         outcome, number = rig.step(gradients(comm.rank, 2)), rig.reducer.step
         assert outcome.error is None
         now = rig.planes
@@ -128,19 +161,27 @@ def test_what_is_open_is_final_once_its_optimizer_steps_and_a_checkpoint_has_non
     run_ranks(2, rank)
 
 
-def test_a_switch_within_an_open_step_can_be_undone_with_the_step() -> None:
+@looped(
+    ("before", "after"),
+    [
+        ("scalecom(beta=0.5)", "topk(ratio=0.1)"),
+        ("powersgd(warmup_steps=0)", "mergecomp(inner='powersgd(warmup_steps=0)', split='even', groups=2)"),
+    ],
+)
+def test_a_switch_within_an_open_step_can_be_undone_with_the_step(before: str, after: str) -> None:
     def rank(comm: Comm) -> None:
-        rig = Rig(comm, "scalecom(beta=0.5)")
+        rig = Rig(comm, before)
         rig.step(gradients(comm.rank, 0))
         weight = rig.reducer.layout.flat_buffers[0].memory.weight
-        before = rig.memory
+        was = rig.planes
         rig.step(_bad(comm.rank, 0))
         rig.reducer.catch_up(OPEN)
-        rig.reducer.install(recipe("topk(ratio=0.1)").build())
+        rig.reducer.install(recipe(after).build())
         rig.step(_bad(comm.rank, 1))
         assert rig.reducer.catch_up(DROPPED)
-        for parameter, plane in rig.memory.items():
-            assert torch.equal(plane, before[parameter] * weight)
+        assert rig.planes.keys() == was.keys()
+        for key, plane in rig.planes.items():
+            assert torch.equal(plane, was[key] * weight if key[1] == UNSENT else was[key]), key
 
     run_ranks(2, rank)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradwire.exchange.base import WHOLE
-from gradwire.step.context import ExchangeContext, ExchangeState, Part
+from gradwire.step.context import ExchangeContext, ExchangeState, Fates, Part
 from gradwire.step.flat_buffers import ParameterSpec, slots_of, units_of
 
 
@@ -30,6 +30,22 @@ def test_another_flat_buffer_adopts_what_belongs_to_the_parameter() -> None:
     new.adopt("a", old, torch.device("cpu"))
     assert new.committed.keys() == {"Q"}
     assert new.committed["Q"].keys() == {"a"}
+
+
+def test_what_is_new_in_an_open_exchange_is_not_final_and_neither_is_a_later_one() -> None:
+    """Not even where another flat buffer takes it over, as in a switch, and after several exchanges."""
+    old, new, waits = ExchangeState(), ExchangeState(), Fates(open=frozenset("a"), made=False)
+    for number in range(3):
+        for name in ("a", "b"):
+            old.put("Q", name, torch.full((1,), float(number)))
+        old.commit()
+        old.roll_back(waits)
+        assert old.final() == {"Q": {"b": torch.full((1,), float(number))}}
+    new.adopt("a", old, torch.device("cpu"))
+    assert new.get("Q", "a") == 2.0
+    assert new.final() == {}
+    new.roll_back(Fates(dropped=frozenset("a"), made=False))
+    assert new.get("Q", "a") is None
 
 
 def test_parts_know_whether_they_are_whole() -> None:
