@@ -414,6 +414,27 @@ def loaded_apart(which: str) -> dict[str, Any]:
     return {"raised": raised, "ended": ended, "alike": equal_on_all(theta0(wire))}
 
 
+def loaded_around_a_landing() -> dict[str, Any]:
+    """Both load the same part: rank 0 while a round is under way, rank 1 when it has landed."""
+    model = perceptron(26)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "dense", delay=1)
+    part = perceptron(27)[0].state_dict()  # type: ignore[index]
+    raised = ""
+    for step in range(2 * EVERY + 1):
+        if step == EVERY + dist.get_rank():
+            model[0].load_state_dict(part)  # type: ignore[index]
+        try:
+            steps(model, optimizer, range(step, step + 1))
+        except gradwire.RanksDisagree as error:
+            raised = f"{wire.attempts}: {error}"
+    model.load_state_dict(perceptron(29).state_dict())
+    steps(model, optimizer, range(50, 50 + 2 * EVERY))
+    alike = equal_on_all(theta0(wire))
+    end([wire])
+    return {"raised": raised, "alike": alike}
+
+
 def loading_nothing(delay: int) -> dict[str, Any]:
     """Loads that bring back the values that were there: a run goes on as one without them, bit for bit."""
 
@@ -705,11 +726,18 @@ def model_and_wire(recipe: str, delay: int) -> tuple[nn.Module, torch.optim.Opti
     return model, optimizer, outer(model, optimizer, recipe, delay=delay)
 
 
-def resumed(recipe: str, delay: int, at: int) -> dict[str, Any]:
-    """A run that is saved after `at` steps, and one that goes on from there, beside one that never stops."""
-    folder = Path(os.environ[FOLDER]) / f"saved-{recipe}-{delay}-{at}"
+def resumed(recipe: str, delay: int, at: int, spoilt: int = -1) -> dict[str, Any]:
+    """A run that is saved after `at` steps, and one that goes on from there, beside one that never stops.
+
+    Before the step `spoilt`, a parameter of rank 1 becomes NaN.
+    """
+    folder = Path(os.environ[FOLDER]) / f"saved-{recipe}-{delay}-{at}-{spoilt}"
     model, optimizer, wire = model_and_wire(recipe, delay)
-    steps(model, optimizer, range(at))
+    for step in range(at):
+        if step == spoilt and dist.get_rank() == 1:
+            with torch.no_grad():
+                next(model.parameters()).view(-1)[0] = torch.nan
+        steps(model, optimizer, range(step, step + 1))
     wire.save(folder)
     steps(model, optimizer, range(at, 4 * EVERY))
     again, theirs, other = model_and_wire(recipe, delay)
@@ -751,7 +779,7 @@ def from_another_rank() -> dict[str, Any]:
 
 
 def not_finite(delay: int) -> dict[str, Any]:
-    """Rank 1's parameters are NaN when a round begins: the mean is rank 0's alone."""
+    """Of rank 1 a number is infinite, in its momentum and so in a parameter: the mean is rank 0's alone."""
     model = perceptron(9)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     sent: list[Tensor] = []
@@ -762,9 +790,7 @@ def not_finite(delay: int) -> dict[str, Any]:
     start = shared(wire, model)
     steps(model, optimizer, range(EVERY + delay, 2 * EVERY - 1))
     if dist.get_rank() == 1:
-        with torch.no_grad():
-            next(model.parameters()).view(-1)[0] = torch.nan
-            next(iter(optimizer.state.values()))["momentum_buffer"].view(-1)[3] = torch.inf
+        next(iter(optimizer.state.values()))["momentum_buffer"].view(-1)[3] = torch.inf
     optimizer.zero_grad()
     loss_of(model, 99).backward()
     optimizer.step()
@@ -780,7 +806,8 @@ def not_finite(delay: int) -> dict[str, Any]:
         dist.broadcast(leaving_0, 0)
         errors.append(float((moved[n] - (start[n] - leaving_0)).abs().max()))
     after = state_of(wire)["memory"]
-    finite = all(bool(each["momentum_buffer"].isfinite().all()) for each in optimizer.state.values())
+    momentum = [each["momentum_buffer"] for each in optimizer.state.values()]
+    finite = all(bool((each.abs() < 1e3).all()) for each in momentum)
     handle.remove()
     return {
         "error": max(errors),
@@ -851,6 +878,28 @@ def failing() -> dict[str, Any]:
     stays = same(kept, shared(wire, model)) and not same(before, values(model))
     steps(model, optimizer, range(EVERY, 2 * EVERY))
     return {"raised": raised, "stays": stays, "alike": equal_on_all(values(model))}
+
+
+def failing_at_the_end() -> dict[str, Any]:
+    """The last round before `detach` fails: the one that `detach` makes brings what was learned."""
+    model = perceptron(12)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "dense", outer=plain_sgd)
+    steps(model, optimizer, range(EVERY - 1))
+    head = model[-1]  # type: ignore[index]
+    bias = head.bias
+    if dist.get_rank() == 1:
+        head.bias = nn.Parameter(bias.detach().clone())
+    raised = ""
+    try:
+        steps(model, optimizer, range(EVERY - 1, EVERY))
+    except (ValueError, gradwire.GradwireError) as error:
+        raised = type(error).__name__
+    head.bias = bias
+    means = [torch.stack(from_all(each)).mean(0) for each in values(model)]
+    wire.detach()
+    errors = [float((a - b).abs().max()) for a, b in zip(values(model), means, strict=True)]
+    return {"raised": raised, "error": max(errors), "alike": equal_on_all(values(model))}
 
 
 def leave_out_clearing(optimizer: torch.optim.Optimizer, _wire: gradwire.OuterWire) -> None:
@@ -1311,6 +1360,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     },
     "loaded by one": partial(loaded_apart, "one"),
     "loaded by all, not the same": partial(loaded_apart, "all"),
+    "loaded around a landing": loaded_around_a_landing,
     "loading nothing": partial(loading_nothing, 0),
     "loading nothing, delayed": partial(loading_nothing, 2),
     "resumed, model first": partial(resumed_with_the_model, 2, "model"),
@@ -1323,12 +1373,14 @@ SCENES: dict[str, Callable[[], Any]] = {
     "resumed": partial(resumed, "topk(ratio=0.1)", 0, EVERY + 2),
     "resumed, between rounds": partial(resumed, "diloco", 0, 2 * EVERY),
     "resumed, under way": partial(resumed, "topk(ratio=0.1)", 3, EVERY + 1),
+    "resumed, without a replica": partial(resumed, "dense", 2, EVERY + 1, spoilt=EVERY - 1),
     "from another rank": from_another_rank,
     "not finite": partial(not_finite, 0),
     "not finite, delayed": partial(not_finite, 1),
     "not finite for good": not_finite_for_good,
     "nobody left": nobody_left,
     "failing": failing,
+    "failing at the end": failing_at_the_end,
     "left out, clearing": partial(left_out, leave_out_clearing, (1, 7)),
     "left out, zeroing": partial(left_out, leave_out_zeroing, (2, 3)),
     "left out, saying": partial(left_out, leave_out_saying, (3, 11)),

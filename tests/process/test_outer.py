@@ -145,6 +145,14 @@ def test_ranks_that_load_different_values_hear_of_it_on_all_until_they_load_the_
     assert one["alike"]
 
 
+def test_ranks_that_load_the_same_part_before_and_after_a_landing_hear_of_it(world: Scenes) -> None:
+    """One has thrown the round away, and the other has landed it."""
+    one, other = value(world, "loaded around a landing")
+    assert one == other
+    assert one["raised"].startswith(f"{2 * EVERY + 1}: ranks disagree on what load_state_dict has brought")
+    assert one["alike"], "what they load later, together"
+
+
 @pytest.mark.parametrize("delayed", rest(["", ", delayed"], but=[", delayed"]))
 def test_loading_the_values_that_are_there_changes_no_bit(world: Scenes, delayed: str) -> None:
     assert value(world, f"loading nothing{delayed}") == [{"again": True, "swapped": True}] * 2
@@ -199,11 +207,12 @@ RESUMED = {
     "resumed": (EVERY + 2, True),
     "resumed, between rounds": (2 * EVERY, True),
     "resumed, under way": (EVERY + 1, False),
+    "resumed, without a replica": (EVERY + 1, False),
 }
 """By scene: steps before the save, and whether replicas are equal at the end."""
 
 
-@pytest.mark.parametrize("scene", rest(RESUMED, but=["resumed, under way"]))
+@pytest.mark.parametrize("scene", rest(RESUMED, but=["resumed, under way", "resumed, without a replica"]))
 def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_round(world: Scenes, scene: str) -> None:
     begins, alike = RESUMED[scene]
     expected = {"begins": begins, "own": True, "shared": True, "alike": alike}
@@ -237,6 +246,12 @@ def test_nothing_lands_where_no_replica_is_finite(world: Scenes) -> None:
 def test_an_error_on_one_rank_is_named_on_all_and_no_rank_lands(world: Scenes) -> None:
     for each, name in zip(value(world, "failing"), ["PeerFailed", "ValueError"], strict=True):
         assert each == {"raised": name, "stays": True, "alike": True}
+
+
+def test_what_was_learned_before_a_failed_round_comes_with_the_last_one(world: Scenes) -> None:
+    for each, name in zip(value(world, "failing at the end"), ["PeerFailed", "ValueError"], strict=True):
+        assert each.pop("error") <= 1e-6  # θ₀ less the mean Δ, of numbers below 1: three roundings
+        assert each == {"raised": name, "alike": True}
 
 
 @pytest.mark.parametrize("scene", [name for name in SCENES if name.startswith("left out")])
