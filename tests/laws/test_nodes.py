@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from gradwire.comm.checksums import CheckedComm, Watchman
 from gradwire.errors import RanksDisagree
 from gradwire.exchange.compose import Scheme
 from gradwire.memory import Residual
+from gradwire.placement import CommitTime
 from gradwire.sources.nodes import level
 from gradwire.sources.nodes.level import Packing
 from gradwire.step.layout import Layout
@@ -124,12 +125,20 @@ def test_memory_and_traffic_are_those_of_a_shard(name: str) -> None:
         assert between <= 0.56 * sent
 
 
-@looped("name", REMEMBERING, by=kind, few=1)
-def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(name: str) -> None:
+@looped(
+    ("name", "commits"),
+    product([*REMEMBERING, "dense", "fp16"], get_args(CommitTime)),
+    by=lambda row: f"{kind(row[0]) if row[0] in REMEMBERING else row[0]}, {row[1]}",
+    few=1,
+)
+def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(
+    name: str, commits: CommitTime
+) -> None:
     def rank(comm: Comm) -> None:
-        rig = Rig(comm, EVERY_RECIPE[name], per_node=2, unit_elements=SEVERAL)
-        clean = Rig(comm, EVERY_RECIPE[name], per_node=2, unit_elements=SEVERAL)
+        options = {"per_node": 2, "unit_elements": SEVERAL, "commits": commits}
+        rig, clean = (Rig(comm, EVERY_RECIPE[name], **options) for _ in range(2))
         rig.step(gradients(comm.rank, 0))
+        rig.reducer.commit_deferred()
         clean.step(gradients(comm.rank, 0))
         for spot in (0, -1):
             before, number = rig.planes, rig.reducer.step
@@ -137,6 +146,7 @@ def test_what_is_not_finite_on_one_rank_reaches_all_and_leaves_no_trace(name: st
             if comm.rank == 2:
                 grads["middle.weight"][spot] = torch.nan
             outcome = rig.step(grads)
+            rig.reducer.commit_deferred()
             assert outcome.error is None
             assert not outcome.step.committed
             assert outcome.flat().isnan().all()
@@ -344,6 +354,37 @@ def test_a_rank_without_memory_inside_its_node_fails_the_step_on_all_ranks(
     assert kinds == ("PeerFailed", raises.__name__, "PeerFailed", "PeerFailed")
     assert all(each == [True, False, True, True, True] for each in found)
     assert all(torch.equal(each, means[0]) for each in means)
+
+
+def test_a_late_step_whose_means_one_rank_cannot_unpack_stays_failed_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest, left = Packing.unpack, threading.local()
+
+    def unpack(*arguments: Any) -> None:
+        if left.fails:
+            raise MemoryError("no room for means")
+        honest(*arguments)
+
+    monkeypatch.setattr(Packing, "unpack", unpack)
+
+    def rank(comm: Comm) -> str:
+        left.fails = False
+        rig = Rig(comm, "topk(ratio=0.1)", per_node=2, commits="late")
+        rig.step(gradients(comm.rank, 0))
+        rig.reducer.commit_deferred()
+        before, left.fails = rig.planes, comm.rank == 1
+        try:
+            failed = rig.step(gradients(comm.rank, 1))
+        except RanksDisagree:  # threads notice that rank 1 is gone
+            return "left alone"
+        rig.reducer.commit_deferred()
+        if comm.rank == 1:
+            assert not failed.step.committed
+            assert all(torch.equal(now, before[each]) for each, now in rig.planes.items())
+        return type(failed.error).__name__
+
+    assert run_ranks(4, rank)[1] == "MemoryError"
 
 
 def test_an_error_of_our_own_ends_the_step_where_it_happened() -> None:

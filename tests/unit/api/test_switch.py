@@ -13,6 +13,7 @@ from gradwire._api.switch import mean_unsent, switch
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed
 from gradwire.recipes import Composition, Recipe, recipe
+from gradwire.recipes.base import Watch
 from gradwire.step.layout import Layout
 from gradwire.step.shards import Shard
 from tests.support.rig import Rig, gradients
@@ -127,6 +128,21 @@ def test_a_composition_of_the_users_own_is_switched_to() -> None:
         return rig.step(gradients(comm.rank, 1)).step.recipe
 
     assert run_ranks(2, rank) == ["mine", "mine"]
+
+
+def test_what_the_user_asks_for_replaces_what_a_controller_has_just_named() -> None:
+    """A recipe with a memory is followed when the next step begins, and the switch comes before that."""
+
+    def rank(comm: Comm) -> list[str]:
+        rig, named = Rig(comm, "topk(ratio=0.1)"), recipe("randomk(ratio=0.5)").build()
+        judged = replace(recipe("topk(ratio=0.2)").build(), watch=Watch(lambda _: lambda _shown: named, 1))
+        rig.reducer.install(judged)
+        rig.step(gradients(comm.rank, 0))
+        assert not rig.reducer.is_caught_up, "what was named follows"
+        switch(rig.reducer, "topk(ratio=0.3)", _unchecked)
+        return [rig.step(gradients(comm.rank, step)).step.recipe for step in (1, 2)]
+
+    assert run_ranks(2, rank) == [[recipe("topk(ratio=0.3)").build().text] * 2] * 2
 
 
 def test_the_last_of_several_switches_counts() -> None:

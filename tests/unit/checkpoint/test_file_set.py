@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -98,6 +99,32 @@ def test_each_rank_may_have_a_folder_of_its_own(tmp_path: Path) -> None:
     for (step, found), expected in zip(run_ranks(2, load), saved, strict=True):
         assert step == 2
         assert _same(found, expected)
+
+
+def test_a_set_of_another_world_that_some_ranks_see_in_part_is_not_read_in_part(tmp_path: Path) -> None:
+    """An older one of which all see everything is taken; without one, all ranks refuse."""
+    here, there = tmp_path / "0", tmp_path / "1"
+
+    def load(comm: Comm) -> int | None:
+        rig = Rig(comm, RECIPE)
+        return file_set.load(file_set.of_reducer(rig.reducer), tmp_path / str(comm.rank), "refuse")
+
+    def refused(comm: Comm) -> str:
+        with pytest.raises(FileNotFoundError) as caught:
+            load(comm)
+        return str(caught.value)
+
+    _save(here, 3, 1)
+    older = {path: path.read_bytes() for path in here.iterdir()}
+    _save(here, 3, 2)
+    there.mkdir()
+    for path in here.glob("*-rank-[12]-of-3.pt"):
+        shutil.copy(path, there)
+    assert all("ranks see 3, 2 of its files" in said for said in run_ranks(2, refused))
+    for path, data in older.items():
+        path.write_bytes(data)
+        (there / path.name).write_bytes(data)
+    assert run_ranks(2, load) == [1, 1]
 
 
 def test_a_set_that_has_lost_a_file_is_refused_on_all_ranks_unless_that_is_asked_for(tmp_path: Path) -> None:

@@ -226,9 +226,12 @@ def _growing(rank: int, step: int) -> dict[str, Tensor]:
     return {name: grad * 0.96**step for name, grad in gradients(rank, step).items()}
 
 
+@pytest.mark.parametrize("spoils", [False, True], ids=["", "in steps that do not count"])
 def test_what_is_unsent_and_grows_is_told_once_to_judge_log_and_report(
-    caplog: pytest.LogCaptureFixture,
+    spoils: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Also where each step that looks for it is not finite at first: the next one that counts tells."""
+
     def rank(comm: Comm) -> list[str]:
         told: list[str] = []
         built = recipe("topk(ratio=0.001)").build()
@@ -236,6 +239,10 @@ def test_what_is_unsent_and_grows_is_told_once_to_judge_log_and_report(
         rig = Rig(comm, "dense")
         rig.reducer.install(replace(built, watch=watch))
         for step in range(8 * EVERY + 2):
+            if spoils and step % EVERY == 0:
+                spoilt = _growing(comm.rank, step)
+                spoilt["last.weight"][0] = torch.nan
+                assert not rig.step(spoilt).step.committed
             rig.step(_growing(comm.rank, step))
         [(step, sign)] = rig.reducer.health.complaints
         assert step % EVERY == 0

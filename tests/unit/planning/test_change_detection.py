@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gradwire.planning.change_detection import SOONEST, WINDOW, ChangeDetector
+from gradwire.planning.change_detection import SOONEST, WINDOW, ChangeDetector, StepWatch
 
 SEEDS = range(20)
 
@@ -75,6 +75,17 @@ def test_nothing_is_said_before_the_level_is_known_and_after_a_change_it_is_told
 def test_a_slow_drift_is_found_once_it_is_more_than_the_threshold() -> None:
     [first, *_] = moves(ChangeDetector(), (1.0 + 0.005 * number for number in range(200)))
     assert 1.2 < 1.0 + 0.005 * first < 1.5
+
+
+def test_a_change_of_steps_that_a_change_of_the_link_explains_is_not_told_later() -> None:
+    watch = StepWatch()
+    for value in [1.0] * 30:
+        assert watch.change_s(value, link_has_changed=False) is None
+    assert watch.change_s(2.0, link_has_changed=True) is None
+    for value in [2.0] * 60:
+        assert watch.change_s(value, link_has_changed=False) is None
+    told = [watch.change_s(value, link_has_changed=False) for value in [4.0] * 60]
+    assert [each for each in told if each] == [(pytest.approx(2.0), pytest.approx(4.0))]
 
 
 @pytest.mark.parametrize("threshold", [0.0, -0.1])

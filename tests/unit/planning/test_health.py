@@ -41,6 +41,15 @@ def test_what_says_nothing_is_left_out(fresh: float, unsent: float) -> None:
     assert lag.add(1.0, 2 * GROWN) != ""
 
 
+@looped(("fresh", "unsent"), [(0.0, 30.0), (math.nan, 30.0), (1.0, math.inf)])
+def test_a_look_that_shows_nothing_is_not_between_two_signs(fresh: float, unsent: float) -> None:
+    lag = Lag()
+    assert [lag.add(1.0, 2.0) for _ in range(3)] == [""] * 3
+    assert lag.add(1.0, 30.0) == ""
+    assert lag.add(fresh, unsent) == ""
+    assert lag.add(1.0, 31.0) != ""
+
+
 def _trend(mean_of: list[float], spread: float = 0.2, seed: int = 0) -> list[bool]:
     """Blocks of 32 losses around each mean."""
     draw, trend = Random(seed), LossTrend()
