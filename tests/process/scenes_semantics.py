@@ -182,9 +182,13 @@ def _total(ddp: nn.Module, steps: range, wire: gradwire.Wire | None) -> list[tor
 def flush(recipe: str) -> dict[str, Any]:
     """What was sent late is handed over in the end: sums over twenty steps against plain DDP."""
     ddp, _, wire = _attached(recipe)
-    ours = _total(ddp, range(20), wire)
+    sent = _total(ddp, range(20), None)
+    waits = any(memory.any() for memory in own_state(wire)["memory"].values())
+    flushed = _total(ddp, range(0), wire)
+    ours = [a + b for a, b in zip(sent, flushed, strict=True)]
     plain = _total(DistributedDataParallel(perceptron()), range(20), None)
     return {
+        "waits": waits,
         "close": all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(ours, plain, strict=True)),
         "forgotten": not any(memory.any() for memory in own_state(wire)["memory"].values()),
     }
@@ -307,7 +311,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "resumed": resumed_without_warning,
     "clipping": clipping,
     "flush": partial(flush, LOSSY),
-    "flush of a low-pass memory": partial(flush, "scalecom(beta=0.25)"),
+    "flush of a low-pass memory": partial(flush, "scalecom(rate=10, beta=0.25, warmup_steps=0)"),
     "flush with scaler": flush_with_scaler,
     "detach": partial(detach, None),
     "detach with policy": partial(detach, {"*.bias": "topk(ratio=0.5)"}),

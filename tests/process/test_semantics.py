@@ -87,7 +87,7 @@ def test_clipping_sees_the_same_norm_on_all_ranks(world: Scenes) -> None:
 
 def test_flush_hands_over_exactly_what_was_left_behind(world: Scenes) -> None:
     for scene in ("flush", "flush of a low-pass memory"):
-        assert value(world, scene) == 3 * [{"close": True, "forgotten": True}]
+        assert value(world, scene) == 3 * [{"waits": True, "close": True, "forgotten": True}]
     assert value(world, "flush with scaler") == [True, True, True]
 
 
