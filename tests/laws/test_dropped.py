@@ -164,7 +164,7 @@ def test_what_is_open_is_final_once_its_optimizer_steps_and_a_checkpoint_has_non
 @looped(
     ("before", "after"),
     [
-        ("scalecom(beta=0.5)", "topk(ratio=0.1)"),
+        ("scalecom(rate=10, beta=0.5, warmup_steps=0)", "topk(ratio=0.1)"),
         ("powersgd(warmup_steps=0)", "mergecomp(inner='powersgd(warmup_steps=0)', split='even', groups=2)"),
     ],
 )
@@ -174,6 +174,7 @@ def test_a_switch_within_an_open_step_can_be_undone_with_the_step(before: str, a
         rig.step(gradients(comm.rank, 0))
         weight = rig.reducer.layout.flat_buffers[0].memory.weight
         was = rig.planes
+        assert any(plane.any() for plane in was.values())
         rig.step(_bad(comm.rank, 0))
         rig.reducer.catch_up(OPEN)
         rig.reducer.install(recipe(after).build())

@@ -203,6 +203,7 @@ SCENES |= INSIDE
 ALSO: dict[str, Callable[[], Any]] = {
     "anew": anew,
     "moved": partial(plain, "topk(ratio=0.1)", 0, AlwaysAnew),
+    "moved, with factors": partial(plain, "powersgd(rank=2)", 2, AlwaysAnew),
     "questions": questions,
     "hardly ever": partial(paced, 1e9),
     "as often as can be": partial(paced, 1e-9),

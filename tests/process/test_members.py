@@ -33,8 +33,9 @@ def test_members_that_stay_take_the_rounds_of_replicas_bit_for_bit(world: Scenes
     assert value(world, scene) == [AS_REPLICAS] * 2
 
 
-def test_what_is_unsent_and_what_was_sent_go_along_to_a_fresh_meeting(world: Scenes) -> None:
-    assert value(world, "moved") == [AS_REPLICAS] * 2
+@pytest.mark.parametrize("scene", ["moved", "moved, with factors"])
+def test_what_is_unsent_and_what_was_sent_go_along_to_a_fresh_meeting(world: Scenes, scene: str) -> None:
+    assert value(world, scene) == [AS_REPLICAS] * 2
 
 
 @pytest.mark.parametrize("scene", rest(list(INSIDE), but=["ddp, int4, 0"]))
