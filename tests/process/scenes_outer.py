@@ -169,7 +169,8 @@ FIXED = {
     "topk": "topk(ratio=0.1)",
     "gcomp": "gcomp(mode='lossless')",
     "local_every": "local_every(interval=2)",
-    "dgc": "dgc(momentum=0.9)",
+    "dgc": "dgc(momentum=0.9, warmup_steps=0)",
+    "scalecom": "scalecom(warmup_steps=0)",
 }
 
 
