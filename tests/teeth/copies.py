@@ -6,6 +6,7 @@ fault writes meets the next one.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -75,7 +76,15 @@ def _starter() -> subprocess.Popen[bytes]:
     path = Path(__file__).with_name("starter.py")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, path], bufsize=0, env=environment, stdin=pipe, stdout=pipe)
+    starter = subprocess.Popen([sys.executable, path], bufsize=0, env=environment, stdin=pipe, stdout=pipe)
+    atexit.register(_end, starter)
+    return starter
+
+
+def _end(starter: subprocess.Popen[bytes]) -> None:
+    starter.kill()
+    with starter:  # closes its pipes, and waits
+        pass
 
 
 @contextmanager

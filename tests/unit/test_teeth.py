@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import builtins
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -159,6 +162,24 @@ def test_a_hang_is_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_no_test_notices_survives() -> None:
     verdict = judging.judged(_with("if self.beta < 1.0:", "if self.beta != 1.0:"), [_item()], smoke=True)
     assert (verdict.state, verdict.ran) == ("survived", 1)
+
+
+@pytest.mark.rest
+def test_the_process_that_starts_others_ends_with_this_one_and_leaves_nothing_open(tmp_path: Path) -> None:
+    asks = "Copy(Path(sys.argv[1]), {'PYTHONPATH': ''}).run(['this'], 60.0)"
+    code = f"import sys; from pathlib import Path; from tests.teeth.copies import Copy; print({asks})"
+    root = tmp_path / "tree"
+    root.mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", code, root],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    assert "Zen" in (tmp_path / "output").read_text(encoding="utf-8")
 
 
 @looped(
