@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from gradwire.memory import Residual
 from gradwire.placement import CommitTime
 from gradwire.sources.nodes import level
 from gradwire.sources.nodes.level import Packing
+from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout
 from gradwire.step.shards import shards_of
 from tests.support.looped import looped
@@ -222,6 +224,36 @@ def test_the_mean_unsent_moves_to_other_nodes(name: str, since: int, to: int) ->
     for way in range(2):
         mean = _whole_mean([memories[way] for memories in results], to)
         assert (mean - expected).abs().max() <= 32 * 5 * torch.finfo(torch.float32).eps
+
+
+@looped(("since", "to"), [(2, 2), (2, 1), (1, 2)])
+def test_the_mean_unsent_of_transposed_matrices_moves_in_their_order_of_memory(
+    since: int, to: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def transposed(*asked: Any) -> tuple[ParameterSpec, ...]:
+        found = specs(*asked)
+        return tuple(
+            replace(s, stride=(1, s.shape[0])) if len(s.shape) == 2 and s.numel else s for s in found
+        )
+
+    monkeypatch.setattr("tests.support.rig.specs", transposed)
+
+    def saved(comm: Comm) -> tuple[dict[str, object], Mapping[str, Tensor]]:
+        rig = Rig(comm, "topk(ratio=0.1)", per_node=since)
+        rig.step(gradients(comm.rank, 0))
+        return state.save_mean(rig.reducer), rig.memory
+
+    found = run_ranks(4, saved)
+
+    def loaded(comm: Comm) -> Mapping[str, Tensor]:
+        rig = Rig(comm, "topk(ratio=0.1)", per_node=to)
+        state.load(rig.reducer, found[comm.rank][0])
+        return rig.memory
+
+    expected = _whole_mean([memory for _mean, memory in found], since)
+    # A sum of four and its quarter, in float32, of numbers below 8.
+    error = _whole_mean(run_ranks(4, loaded), to) - expected
+    assert error.abs().max() <= 8 * 5 * torch.finfo(torch.float32).eps
 
 
 FEW_ROWS = {"conv": (5, 600), "matrix": (64, 32)}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire._api.switch import mean_unsent, switch
+from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
 from gradwire.errors import PeerFailed
 from gradwire.recipes import Composition, Recipe, recipe
@@ -143,6 +144,19 @@ def test_what_the_user_asks_for_replaces_what_a_controller_has_just_named() -> N
         return [rig.step(gradients(comm.rank, step)).step.recipe for step in (1, 2)]
 
     assert run_ranks(2, rank) == [[recipe("topk(ratio=0.3)").build().text] * 2] * 2
+
+
+def test_a_refused_switch_of_what_is_detached_does_not_bring_the_policy_back() -> None:
+    def rank(comm: Comm) -> bool:
+        rig = Rig(comm, "dense", policy={"first.weight": "topk(ratio=0.1)"})
+        rig.step(gradients(comm.rank, 0))
+        rig.reducer.restore(rig.reducer.retired())
+        with pytest.raises(ValueError, match="unknown recipe"):
+            switch(rig.reducer, "intt8", _unchecked)
+        state.load(rig.reducer, state.save(rig.reducer))
+        return rig.reducer.layout.is_plain
+
+    assert run_ranks(2, rank) == [True, True]
 
 
 def test_the_last_of_several_switches_counts() -> None:
