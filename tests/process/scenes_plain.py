@@ -90,6 +90,30 @@ def accumulating(
         optimizer.step()
 
 
+def switched_within_accumulation() -> dict[str, Any]:
+    """Another recipe, and so other buckets, between two passes whose gradients add up in the old ones."""
+    torch.manual_seed(dist.get_rank())
+    large = nn.Linear(600, 600)  # more than the smallest bucket holds
+    model = nn.Sequential(nn.Linear(SHAPE[0], 600), nn.Tanh(), large, nn.Tanh(), nn.Linear(600, SHAPE[-1]))
+    wire = gradwire.attach(model, recipe="dense", replicas=dist.group.WORLD)
+    ddp = DistributedDataParallel(copy.deepcopy(model))
+    buckets, close = [], True
+    for step, text in enumerate(("dense", "topk(ratio=1.0)", "dense")):
+        model.zero_grad(set_to_none=False)
+        ddp.zero_grad()
+        with wire.no_sync(), ddp.no_sync():
+            loss_of(model, 2 * step).backward()
+            loss_of(ddp, 2 * step).backward()
+        wire.switch(text)
+        loss_of(model, 2 * step + 1).backward()
+        loss_of(ddp, 2 * step + 1).backward()
+        both = zip(gradients(model), gradients(ddp), strict=True)
+        close &= all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in both)
+        held = [each.grad for each in model.parameters() if each.grad is not None]
+        buckets.append(len({each.untyped_storage().data_ptr() for each in held}))
+    return {"close": close, "finer": [each > 1 for each in buckets]}
+
+
 def beside_ddp(loop: Loop, recipe: str, build: Callable[[], nn.Module]) -> dict[str, Any]:
     """Parameters and buffers of both after the loop, from rank 0's first values."""
     model = build()
@@ -328,6 +352,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     },
     "loading by one": partial(loading_by_one, 0),
     "loading by one, guarded": partial(loading_by_one, 1),
+    "switched within accumulation": switched_within_accumulation,
     "unused": unused,
     "checkpointed": partial(checkpointed, False, LOSSY),
     "checkpointed, reentrant": partial(checkpointed, True, LOSSY),

@@ -36,6 +36,12 @@ def test_parameters_and_buffers_are_those_of_ddp_bit_for_bit(world: Scenes, scen
     assert one["steps"] == BESIDE[scene]
 
 
+def test_what_adds_up_in_old_buckets_is_sent_in_those_of_a_recipe_switched_to(world: Scenes) -> None:
+    assert value(world, "switched within accumulation") == 2 * [
+        {"close": True, "finer": [False, True, False]}
+    ]
+
+
 @pytest.mark.parametrize("recipe", ["dense", "int4", "topk(0.05)"])
 @pytest.mark.parametrize("kind", ["ddp", "plain"])
 def test_what_all_ranks_load_between_two_steps_is_trained_on(world: Scenes, kind: str, recipe: str) -> None:
