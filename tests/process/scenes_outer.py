@@ -505,6 +505,28 @@ def saved_after_loading() -> dict[str, Any]:
     return found | {"shown": same(shared(wire, model), [0.5 * each for each in target])}
 
 
+def saved_after_loading_alone() -> dict[str, Any]:
+    """Rank 1 loads alone, and both save before the round that would tell: the resumed round tells."""
+    folder = Path(os.environ[FOLDER]) / "after-loading-alone"
+    model, optimizer, wire = model_and_wire("diloco", 0)
+    steps(model, optimizer, range(EVERY + 1))
+    state = model_and_state()[1]
+    if dist.get_rank() == 1:
+        model.load_state_dict(copied(state))
+    wire.save(folder)
+    again, theirs, other = model_and_wire("diloco", 0)
+    other.load(folder)
+    raised = ""
+    try:
+        steps(again, theirs, range(EVERY + 1, 2 * EVERY))
+    except gradwire.RanksDisagree as error:
+        raised = str(error)
+    for each in (model, again):
+        each.load_state_dict(copied(state))
+    end([wire, other])
+    return {"raised": raised, "alike": equal_on_all(values(again))}
+
+
 def load_refused() -> dict[str, Any]:
     model = perceptron(31)
     optimizer = optimizer_of(model)
@@ -1367,6 +1389,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "resumed, model first": partial(resumed_with_the_model, 2, "model"),
     "resumed, wire first": partial(resumed_with_the_model, 2, "wire"),
     "saved after loading": saved_after_loading,
+    "saved after loading alone": saved_after_loading_alone,
     "load refused": load_refused,
     "copies load": copies_load,
     "edited": edited,

@@ -516,12 +516,13 @@ def without_an_optimizer() -> bool:
     return same(memory_of(wire), before)
 
 
-def ranks_differ(recipe: str) -> str:
-    """One rank leaves the step out. The group cannot go on after that."""
+def ranks_differ(recipe: str, clears: bool = True) -> str:
+    """One rank leaves the step out, or only makes no step yet. The group cannot go on after that."""
     model, optimizer, _wire = attached(recipe)
     try:
         for number in range(4):
-            optimizer.zero_grad()
+            if clears or number < 3 or dist.get_rank() == 0:
+                optimizer.zero_grad()
             backward(model, number)
             if number != 2 or dist.get_rank() == 0:
                 optimizer.step()
@@ -1210,4 +1211,5 @@ SCENES: dict[str, Callable[[], Any]] = {
         for source in ("ddp", "plain")
     },
     "ranks differ": partial(ranks_differ, "covap(interval=2)"),
+    "ranks differ, accumulating": partial(ranks_differ, "covap(interval=2)", clears=False),
 }

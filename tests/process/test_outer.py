@@ -183,6 +183,12 @@ def test_optimizers_may_be_an_iterator(world: Scenes) -> None:
         )
 
 
+def test_what_one_rank_alone_had_loaded_before_a_save_is_told_in_the_resumed_round(world: Scenes) -> None:
+    for each in value(world, "saved after loading alone"):
+        assert each["raised"].startswith("ranks disagree on what load_state_dict has brought")
+        assert each["alike"], "what they load later, together"
+
+
 def test_a_load_that_would_have_no_effect_is_refused(world: Scenes) -> None:
     for each in value(world, "load refused"):
         assert each["assign"].startswith("load_state_dict(assign=True) puts other parameters in the place")

@@ -328,7 +328,14 @@ def test_steps_that_need_no_exchange_are_no_such_case(world: Scenes, how: str) -
     assert value(world, f"unseen, {how}") == [[[], ""]] * 2
 
 
-def test_ranks_that_differ_in_it_all_hear_of_it(world: Scenes) -> None:
-    for text in value(world, "ranks differ"):
-        assert "a backward pass after a step that was left out" in text
+@pytest.mark.parametrize(
+    ("scene", "said"),
+    [
+        ("ranks differ", "a backward pass after a step that was left out"),
+        ("ranks differ, accumulating", "another backward pass before the optimizer's step"),
+    ],
+)
+def test_ranks_that_differ_in_it_all_hear_of_it(world: Scenes, scene: str, said: str) -> None:
+    for text in value(world, scene):
+        assert said in text
         assert "rank 0: a training step" in text

@@ -23,9 +23,10 @@ from gradwire.exchange.payloads import gather
 from gradwire.memory import UNSENT, LowPass
 from gradwire.recipes import recipe
 from gradwire.sources.checks import check_momentum
+from gradwire.step.context import Fates
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
-from tests.support.rig import REVERSED, SHUFFLED, Rig, gradients
+from tests.support.rig import NAMES, REVERSED, SHUFFLED, Rig, gradients
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -475,6 +476,29 @@ def test_a_state_whose_momentum_would_be_applied_twice_is_refused_and_nothing_is
         assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
 
     run_ranks(1, rank)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_nothing_of_a_step_before_a_load_is_undone_or_counted_after_it(is_open: bool) -> None:
+    """Its optimizer has not stepped when the state is loaded."""
+    everything = frozenset(NAMES)
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, "topk(ratio=0.1)")
+        _steps(rig, comm.rank, range(2))
+        saved = state.save(rig.reducer)
+        rig.step(gradients(comm.rank, 2))
+        if is_open:
+            rig.reducer.catch_up(Fates(open=everything, made=False))
+        state.load(rig.reducer, saved)
+        before = rig.planes
+        assert not rig.reducer.catch_up(Fates(dropped=everything, made=False)), "no step since"
+        assert rig.reducer.step == 2
+        rig.reducer.catch_up(Fates())
+        assert rig.reducer.step == 2
+        assert all(torch.equal(plane, before[each]) for each, plane in rig.planes.items())
+
+    run_ranks(2, rank)
 
 
 def test_a_state_that_has_no_place_under_another_policy_leaves_everything_as_it_was() -> None:
