@@ -868,6 +868,38 @@ def not_finite_for_good() -> dict[str, Any]:
     return {"raised": raised, "alike": equal_on_all(values(model)), "rounds": wire.report().step}
 
 
+def not_finite_before_and_after_a_save() -> dict[str, Any]:
+    """Two rounds in a row without rank 1, a save, and a third one in the resumed run."""
+    folder = Path(os.environ[FOLDER]) / "not-finite"
+
+    def built() -> tuple[nn.Module, torch.optim.Optimizer, gradwire.OuterWire]:
+        model = perceptron(10)
+        optimizer = optimizer_of(model)
+        return model, optimizer, outer(model, optimizer, "diloco", every=1)
+
+    def spoilt(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> str:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        if dist.get_rank() == 1:
+            next(model.parameters()).grad.fill_(torch.nan)
+        try:
+            optimizer.step()
+        except gradwire.GradwireError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    model, optimizer, wire = built()
+    before = [spoilt(model, optimizer, step) for step in range(2)]
+    wire.save(folder)
+    again, theirs, other = built()
+    other.load(folder)
+    raised = spoilt(again, theirs, 2)
+    steps(again, theirs, range(3, 5))
+    found = {"before": before, "raised": raised, "alike": equal_on_all(values(again))}
+    end([wire, other])
+    return found
+
+
 def nobody_left() -> dict[str, Any]:
     """All replicas are not finite: all go on from θ₀, which does not move."""
     model = perceptron(11)
@@ -1402,6 +1434,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "not finite": partial(not_finite, 0),
     "not finite, delayed": partial(not_finite, 1),
     "not finite for good": not_finite_for_good,
+    "not finite over a save": not_finite_before_and_after_a_save,
     "nobody left": nobody_left,
     "failing": failing,
     "failing at the end": failing_at_the_end,

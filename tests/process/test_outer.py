@@ -245,6 +245,13 @@ def test_a_replica_that_is_never_finite_raises_and_the_others_hear_of_it(world: 
     assert one == other == {"alike": True, "rounds": 7}
 
 
+def test_rounds_without_a_replica_are_counted_over_a_save(world: Scenes) -> None:
+    one, other = value(world, "not finite over a save")
+    assert one.pop("raised").startswith("PeerFailed: rank 1")
+    assert other.pop("raised").startswith("GradwireError: rank 1: 0.weight was not finite in 3 rounds")
+    assert one == other == {"before": ["", ""], "alike": True}
+
+
 def test_nothing_lands_where_no_replica_is_finite(world: Scenes) -> None:
     assert value(world, "nobody left") == [{"stays": True, "back": True}] * 2
 

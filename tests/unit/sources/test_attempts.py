@@ -73,6 +73,19 @@ def test_both_halves_of_a_step_that_is_left_out_are_one_attempt() -> None:
     assert wire.attempts == 3
 
 
+def test_a_step_that_some_have_made_before_others_take_over_is_one() -> None:
+    model = perceptron()
+    first, second = (optimizer_of(model[number]) for number in (0, 2))  # type: ignore[index]
+    wire = gradwire.outer(model, [first, second], "diloco", every=100, replicas=dist.group.WORLD)
+    backward(model)
+    first.step()
+    assert wire.attempts == 0, "the second one is still to step"
+    wire.switch_optimizer(first)
+    assert wire.attempts == 1
+    made(model, first)
+    assert wire.attempts == 2
+
+
 def test_a_step_that_raises_ends_no_counting() -> None:
     model = perceptron()
     first, second = optimizer_of(model), optimizer_of(model)
