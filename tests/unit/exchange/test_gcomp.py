@@ -21,6 +21,7 @@ from gradwire.metric import SHARE, numerators, thresholds
 from gradwire.step.context import ExchangeContext, ExchangeState, Part, Replicated
 from tests.support.looped import looped
 from tests.support.optimizers import CASES, Case, N, context_of, rest, stepped, trained
+from tests.support.rig import NAMES, Rig, gradients
 from tests.support.ring_order import ring_sum
 from tests.support.rounds import allows
 from tests.unit.metric.test_bound import half_a_step, ulp
@@ -298,3 +299,14 @@ def test_frames_are_announced_no_larger_than_what_is_not_compressed() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         gcomp(**options)
+
+
+def test_units_that_begin_in_one_parameter_have_tables_of_their_own() -> None:
+    def rank(comm: ThreadComm) -> tuple[int, int]:
+        rig = Rig(comm, "gcomp(mode='truncate')", unit_elements=500)
+        rig.step(gradients(comm.rank, 0))
+        counted = [kind for _name, kind in rig.planes if kind.startswith("symbols from")]
+        return len(counted), sum(len(flat_buffer.units) for flat_buffer in rig.reducer.layout.flat_buffers)
+
+    for counted, units in run_ranks(2, rank):
+        assert counted == units > len(NAMES)
