@@ -176,7 +176,7 @@ def test_deepspeeds_engine_is_refused_by_its_name() -> None:
         (lambda _ddp: gradwire.recipe("topk"), "write attach(model, optimizer, recipe)"),
         (lambda _ddp: torch.amp.GradScaler("cpu"), "attach(model, optimizer, scaler=scaler)"),
         (lambda ddp: torch.optim.lr_scheduler.StepLR(_sgd(ddp), 1), "got StepLR; pass the optimizer that"),
-        (lambda ddp: ddp.parameters(), "got a generator of Parameter; pass the optimizer itself"),
+        (lambda ddp: ddp.parameters(), "got a list of Parameter; pass the optimizer itself"),
         (lambda _ddp: [], "got a list of nothing"),
         (lambda ddp: ddp.module, "an optimizer or a list of them, got Sequential"),
         (lambda ddp: [_sgd(ddp), 7], "an optimizer or a list of them, got int"),
