@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.comm import Comm
-from gradwire.exchange.base import Exchange, Finish
+from gradwire.exchange.base import Decode, Exchange
 from gradwire.kernels.compiler import imported, prepare
 from gradwire.lab import emulate
 from gradwire.lab.bench.settings import TrainingTask, parse_entry
@@ -64,7 +64,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """See `Exchange.start`."""
         came = _energy(x)
         finish = self._inner.start(x, mean, comm, ctx)

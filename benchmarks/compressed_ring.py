@@ -42,7 +42,7 @@ from huffman import Zstd
 from torch import Tensor
 
 from gradwire.comm import Comm, ProcessGroupComm
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import REFRESH, SEGMENT, Gcomp
 from gradwire.exchange.ring import RingAllReduce
@@ -64,19 +64,19 @@ class Library(Gcomp):
 
     name: str = "zlib"
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """As `Gcomp.start`, without tables."""
         torch.mul(x, 1.0 / comm.world, out=mean)
         x.zero_()
         ring = RingAllReduce(mean, PACKED[self.name], comm, self.schedule(mean.numel(), ctx))
         ring.start()
 
-        def finish() -> None:
+        def decode() -> None:
             ring.finish()
             for error in ring.failures:
                 raise error
 
-        return finish
+        return decode
 
 
 class Zlib:
@@ -225,16 +225,16 @@ class Bench:
         x = gradient.clone()
 
         def work() -> None:
-            finish: Finish | None = None
+            decode: Decode | None = None
             for unit in flat_buffer.units:
                 ctx = self.context(flat_buffer, step, unit.index)
                 here = slice(unit.start, unit.stop)
                 started = flat_buffer.exchange.start(x[here], mean[here], metered, ctx)
-                if finish is not None:
-                    finish()
-                finish = started
-            if finish is not None:
-                finish()
+                if decode is not None:
+                    decode()
+                decode = started
+            if decode is not None:
+                decode()
 
         found = self.timed(work)
         if commits:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from gradwire.codec.blocks import blocks
 from gradwire.comm import ProcessGroupComm
-from gradwire.exchange.base import Exchange, Finish
+from gradwire.exchange.base import Decode, Exchange
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.kernels.compiler import imported, prepare
 from gradwire.kernels.layouts import LARGEST, BlockKind
@@ -103,7 +103,7 @@ class Bench:
 
     def in_units(self, exchange: Exchange, x: Tensor, mean: Tensor, comm: MeteredComm) -> None:
         """Unit by unit, as a step does it: the next one starts while the last round of this one travels."""
-        finish: Finish | None = None
+        finish: Decode | None = None
         pieces = zip(x.split(self.arguments.unit), mean.split(self.arguments.unit), strict=True)
         for number, (x_unit, mean_unit) in enumerate(pieces):
             ctx = ExchangeContext(0, number, comm.rank, comm.world)

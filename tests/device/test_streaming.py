@@ -15,7 +15,7 @@ from torch import Tensor
 from gradwire._api.prepare import prepare_for, rehearse
 from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
 from gradwire.comm.base import DONE
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.exchange.payloads import Gather
 from gradwire.exchange.scatter_reduce import ScatterReduce
 from gradwire.measure.clock import Trace, clock_of, now_s
@@ -367,7 +367,7 @@ def test_what_a_step_calls_was_called_in_its_rehearsal(
         called.update(("code", bucket.start % 4 == 0) for _plane, bucket in grads.pieces.slices())
         coded_compensate(self, grads, numbers, step)
 
-    def started(self: object, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def started(self: object, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         called.add(("start", x.data_ptr(), x.numel(), mean.data_ptr() % 16 == 0))
         return start(self, x, mean, comm, ctx)
 

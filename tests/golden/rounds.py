@@ -30,7 +30,7 @@ class Announcing(Rig):
 
         def noted(do: Callable[..., None], *arguments: Any) -> None:
             for each in arguments:
-                if isinstance(each, InFlight) and each.finish is None:  # or it is decoded
+                if isinstance(each, InFlight) and each.decode is None:  # or it is decoded
                     self.announced.append(f"{each.plan.label}: {spelled(each.agreed.rounds)}")
             unless_broken(do, *arguments)
 

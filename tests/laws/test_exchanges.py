@@ -263,9 +263,9 @@ def test_finish_issues_nothing(case: ExchangeCase) -> None:
 
     def body(comm: ThreadComm) -> tuple[int, int]:
         x, metered = row.inputs()[comm.rank], MeteredComm(comm)
-        finish = case.exchange.start(x, torch.empty_like(x), metered, row.context(comm.rank))
+        decode = case.exchange.start(x, torch.empty_like(x), metered, row.context(comm.rank))
         issued = len(metered.rounds)
-        finish()
+        decode()
         return issued, len(metered.rounds)
 
     for issued, in_the_end in run_ranks(3, body):
@@ -297,9 +297,9 @@ def test_a_total_decoder_takes_whatever_has_come(case: ExchangeCase) -> None:
     def body(comm: ThreadComm, seed: int) -> Tensor:
         x, mean = row.inputs()[comm.rank], torch.zeros(row.size, device=WHERE)
         brought = torch.Generator().manual_seed(seed)
-        finish = case.exchange.start(x, mean, Replacing(comm, last, brought), row.context(comm.rank))
+        decode = case.exchange.start(x, mean, Replacing(comm, last, brought), row.context(comm.rank))
         before = x.clone()
-        finish()
+        decode()
         assert bits(x) == bits(before)  # what stays unsent is known before the status vote
         return mean
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire.codec.sparse import SparseLayout
 from gradwire.comm import Comm, Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
-from gradwire.exchange.base import WHOLE, Finish, parts, run
+from gradwire.exchange.base import WHOLE, Decode, parts, run
 from gradwire.exchange.dense import dense
 from gradwire.kernels.dispatch import Kernels
 from gradwire.laws import Laws
@@ -124,15 +124,15 @@ class Planted:
     laws = Laws(stays_on_device=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """As `dense`."""
         finish_all = dense().start(x, mean, comm, ctx)
 
-        def finish() -> None:
+        def decode() -> None:
             finish_all()
             self.look(mean)
 
-        return finish
+        return decode
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         """As `dense`."""

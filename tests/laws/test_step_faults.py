@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, run_ranks
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError
-from gradwire.exchange.base import Exchange, Finish
+from gradwire.exchange.base import Decode, Exchange
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.exchange.round_robin import round_robin
 from gradwire.kernels.compensation import Findings
@@ -70,21 +70,21 @@ class Accidental:
     def laws(self) -> Laws:
         return replace(self.inner.laws, in_place=True)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         breaks = ctx.step == BREAKS_IN_STEP and ctx.unit % 2 == 0
         if breaks and self.where == "encode":
             raise self.error
-        finish = self.inner.start(x, mean, comm, ctx)
+        decode = self.inner.start(x, mean, comm, ctx)
         if breaks and self.where == "after issuing":
             raise self.error
-        return partial(_finish_badly, finish, self.error) if breaks and self.where == "decode" else finish
+        return partial(_finish_badly, decode, self.error) if breaks and self.where == "decode" else decode
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         return self.inner.rounds(numel, dtype, ctx)
 
 
-def _finish_badly(finish: Finish, error: BaseException) -> None:
-    finish()
+def _finish_badly(decode: Decode, error: BaseException) -> None:
+    decode()
     raise error
 
 

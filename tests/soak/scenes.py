@@ -27,7 +27,7 @@ from gradwire.comm.base import issue_alone
 from gradwire.comm.checksums import Sealed
 from gradwire.comm.process_group import SHORT_BYTES
 from gradwire.errors import DAMAGED, GradwireError
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.memory import UNSENT, Residual
 from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.reducer import Reducer
@@ -188,13 +188,13 @@ def accident(reducer: Reducer, where: str) -> Iterator[None]:
     def compensate(*_: Any) -> None:
         raise Accident(where)
 
-    def start(honest: Callable[..., Finish], *args: Any) -> Finish:
+    def start(honest: Callable[..., Decode], *args: Any) -> Decode:
         if at_once:
             raise Accident(where)
-        finish = honest(*args)
+        decode = honest(*args)
 
         def badly() -> None:
-            finish()
+            decode()
             raise Accident(where)
 
         return badly

@@ -235,7 +235,7 @@ SEAMS = (
     ),
     Seam(
         "A mean counts one rank too few.",
-        "Gather.start.finish",
+        "Gather.start.decode",
         "self.codec.add_decoded(received, mean, 1.0 / comm.world, ctx)",
         "self.codec.add_decoded(received, mean, 1.0 / max(1, comm.world - 1), ctx)",
     ),

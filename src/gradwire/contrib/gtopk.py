@@ -27,7 +27,7 @@ from torch import Tensor
 from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.codec.sparse import SparseLayout
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.exchange.compose import remember
 from gradwire.exchange.leader import spread_indices, spread_round
 from gradwire.kernels.dispatch import Kernels
@@ -50,7 +50,7 @@ class GTopK:
     laws = Laws(contractive=True, fixed_rounds=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """ceil(log2 N) shifts (places and values), two all-reduces."""
         count = count_kept(self.ratio, x.numel())
         if count == 0:
@@ -60,11 +60,11 @@ class GTopK:
         values = ctx.kernels[take](x, indices, 1.0 / comm.world)
         pending = comm.all_reduce(values)
 
-        def finish() -> None:
+        def decode() -> None:
             pending.wait()
             ctx.kernels[put](mean, indices, values)
 
-        return finish
+        return decode
 
     def _elect(self, x: Tensor, chosen: SparseLayout, comm: Comm, kernels: Kernels) -> Tensor:
         """Elect the places of the largest sums. Returns the places (k,) that reached this rank; those of rank

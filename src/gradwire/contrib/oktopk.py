@@ -31,7 +31,7 @@ from gradwire.codec.select.base import Selector
 from gradwire.codec.select.topk import top_k
 from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.exchange.compose import remember
 from gradwire.kernels.dispatch import Kernels
 from gradwire.kernels.payload import Buffer
@@ -82,7 +82,7 @@ class OkTopK:
         """The phase of the selector."""
         return phase_of(self.selector, ctx)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """All-reduce (bounds), all-to-all (elements), all-gather (sums).
 
         `mean` is scratch until the end.
@@ -99,11 +99,11 @@ class OkTopK:
         gathered = own.new_empty(comm.world, to_all.bytes)
         pending = comm.all_gather(gathered, own)
 
-        def finish() -> None:
+        def decode() -> None:
             pending.wait()
             _land(gathered, to_all, bounds, torch.cat(sent), x, mean, ctx.kernels)
 
-        return finish
+        return decode
 
     def _slots(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Slots, Slots]:
         """Layouts of the message from a rank to an owner, and of that from an owner to all ranks, for a unit

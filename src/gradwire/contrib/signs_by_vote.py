@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.exchange.compose import forget
 from gradwire.kernels.compensation import Findings, compensate
 from gradwire.kernels.votes import apply_votes, ballot_words, cast_votes, count_groups, tally
@@ -62,7 +62,7 @@ class MajorityVote:
     laws = Laws(conserves=False, stays_on_device=True, fixed_rounds=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """An all-gather of ballots; or all-to-all of them and all-gather of results."""
         if x.numel() == 0:
             return lambda: None
@@ -81,14 +81,14 @@ class MajorityVote:
         gathered = payload.new_empty(comm.world, payload.numel())
         pending = comm.all_gather(gathered, payload)
 
-        def finish() -> None:
+        def decode() -> None:
             pending.wait()
             votes, scales = gathered[:, : mine.numel()], gathered[:, mine.numel() :]
             words = votes.contiguous()
             results = words.view(shares, 2, groups) if shares > 1 else ctx.kernels[tally](words, groups)[None]
             ctx.kernels[apply_votes](results, sizes, self._levels(scales, means), mean)
 
-        return finish
+        return decode
 
     def _packed(self, means: Tensor) -> Tensor:
         """Pack this rank's mean magnitudes (parts,) into int64 words, as they travel; no words without a

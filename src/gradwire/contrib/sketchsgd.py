@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.exchange.compose import remember
 from gradwire.kernels.places import put
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
@@ -58,7 +58,7 @@ class Sketch:
     laws = Laws(contractive=True, stays_on_device=True, fixed_rounds=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Two all-reduces: the table, and the candidates' exact values.
 
         `mean` is scratch until the end.
@@ -75,14 +75,14 @@ class Sketch:
         values = x[indices] * (1.0 / comm.world)
         pending = comm.all_reduce(values)
 
-        def finish() -> None:
+        def decode() -> None:
             pending.wait()
             kept = ctx.kernels[topk_indices](values, count)
             places = indices[kept].long()
             x.index_fill_(0, places, 0.0)
             ctx.kernels[put](mean, places, values[kept])
 
-        return finish
+        return decode
 
     def _sizes(self, numel: int) -> tuple[int, int, int]:
         """Elements kept, columns of the table, and elements whose exact values are asked for."""

@@ -34,7 +34,7 @@ from torch import Tensor
 from gradwire.codec.cast import check_wire_type, wire_type
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Algorithm, Broadcasting, Comm, Round, check_algorithm
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.exchange.leader import (
     broadcast_indices,
     broadcast_round,
@@ -173,7 +173,7 @@ class ArTopK:
         leader = leader_in_turn(ctx) if in_turn(self.elect, ctx) else "elected"
         return joint_phase(leader, phase_of(self.selector, ctx))
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Issue a broadcast and an all-reduce; or, to elect the leader, an all-gather and two all-reduces."""
         indices, leader = self._lead(x, comm, ctx)
         norm = torch.linalg.vector_norm(x) if self.elect == "auto" else None
@@ -184,12 +184,12 @@ class ArTopK:
             message = torch.cat([message, norms])
         pending = comm.all_reduce(message, self.algorithm)
 
-        def finish() -> None:
+        def decode() -> None:
             pending.wait()
             ctx.kernels[put](mean, indices, message[: indices.numel()].to(mean.dtype))
             note(ctx, leader, None if norm is None else gain(*message[-2:].tolist()))
 
-        return finish
+        return decode
 
     def _lead(self, x: Tensor, comm: Comm, ctx: ExchangeContext) -> tuple[Tensor, int | Tensor]:
         """Find the leader, and let it choose. Returns the indices (k,) at which all ranks send, and the rank

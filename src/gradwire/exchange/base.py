@@ -20,7 +20,7 @@ from gradwire.step.context import ExchangeContext, ExchangeState, Part
 WHOLE = 0
 """Value of `grain` for an exchange whose units must hold whole parameters."""
 
-Finish = Callable[[], None]
+Decode = Callable[[], None]
 """Function that waits for the last round and decodes it. It must not issue a collective."""
 
 
@@ -43,7 +43,7 @@ class Exchange(Protocol):
         """The memory that takes the unsent part; `None` if nothing is remembered."""
         ...
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Encode x and issue all rounds of the unit; wait for all of them but the last.
 
         Args:
@@ -51,7 +51,7 @@ class Exchange(Protocol):
             mean: (numel,), written: the mean, bit-identical on all ranks.
             comm, ctx: the ranks, and where and when this happens.
 
-        Returns a function that finishes; x and `mean` are final once it has been called.
+        Returns a function that decodes; x and `mean` are final once it has been called.
         """
         ...
 
@@ -153,7 +153,7 @@ def parts(whole: object) -> Iterator[object]:
 
 
 def run(exchange: Exchange, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> None:
-    """Start an exchange and finish it at once, for callers that have nothing to overlap. A collective; the
+    """Start an exchange and decode at once, for callers that have nothing to overlap. A collective; the
     arguments are those of `Exchange.start`, and x and `mean` are final on return.
     """
     exchange.start(x, mean, comm, ctx)()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Exchange, Finish, RowCoder
+from gradwire.exchange.base import Decode, Exchange, RowCoder
 from gradwire.exchange.dense import Dense
 from gradwire.exchange.round_robin import Order, check_order, round_robin
 from gradwire.laws import Laws, joint_phase, phase_of
@@ -145,7 +145,7 @@ class Scheme:
         now = self.schedule.now(self.aggregation, self.schedule.phase(ctx))
         return now.now(ctx) if isinstance(now, Scheme) else now
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         now = self.now(ctx)
         if now is not None:
             return now.start(x, mean, comm, ctx)

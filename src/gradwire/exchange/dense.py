@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.codec.cast import cast_for_sum, wire_type
 from gradwire.comm.base import Algorithm, Comm, Round, check_algorithm
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
 
@@ -27,7 +27,7 @@ class Dense:
     laws = Laws(contractive=True, in_place=True, stays_on_device=True, total=True, fixed_rounds=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """One all-reduce of `numel` elements."""
         if (wire := wire_type(None, x.dtype, ctx)) != x.dtype:
             return self._start_narrow(x, mean, comm, wire)
@@ -36,17 +36,17 @@ class Dense:
             x.zero_()
         return comm.all_reduce(mean, self.algorithm).wait
 
-    def _start_narrow(self, x: Tensor, mean: Tensor, comm: Comm, wire: torch.dtype) -> Finish:
+    def _start_narrow(self, x: Tensor, mean: Tensor, comm: Comm, wire: torch.dtype) -> Decode:
         share = x * (1.0 / comm.world)
         payload = cast_for_sum(share, comm.world, wire)
         torch.sub(share, payload, out=x).mul_(comm.world)
         pending = comm.all_reduce(payload, self.algorithm)
 
-        def finish() -> None:
+        def decode() -> None:
             pending.wait()
             mean.copy_(payload)
 
-        return finish
+        return decode
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         return (Round("all_reduce", numel, wire_type(None, dtype, ctx), algorithm=self.algorithm),)

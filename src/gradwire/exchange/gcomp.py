@@ -51,7 +51,7 @@ from gradwire.codec.gcomp import (
 )
 from gradwire.codec.gcomp.rounding import BASES, levels_of, may_flush
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.exchange.dense import dense
 from gradwire.exchange.ring import RingAllReduce, RingSchedule
 from gradwire.exchange.round_robin import drawn_offset
@@ -114,7 +114,7 @@ class Gcomp:
         """True if symbols are counted in this step."""
         return self.renews(ctx)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Issue shifts of lengths and frames, and in some steps an all-reduce of counts."""
         if not self._goes_around(x.dtype, ctx):
             return dense().start(x, mean, comm, ctx)
@@ -128,7 +128,7 @@ class Gcomp:
         ring.start()
         pending = comm.all_reduce(frames.counts) if frames.counts is not None else None
 
-        def finish() -> None:
+        def decode() -> None:
             ring.finish()
             if pending is not None:
                 pending.wait()
@@ -136,7 +136,7 @@ class Gcomp:
                 raise error
             frames.keep()
 
-        return finish
+        return decode
 
     def schedule(self, numel: int, ctx: ExchangeContext) -> RingSchedule:
         """The ring's schedule for a unit of `numel` elements."""

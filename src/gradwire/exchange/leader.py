@@ -19,7 +19,7 @@ from gradwire.codec.cast import cast_for_sum, check_wire_type, wire_type
 from gradwire.codec.indices import index_words, pack_indices, unpack_indices
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Broadcasting, Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.exchange.round_robin import round_robin
 from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.places import put, scatter, take
@@ -169,7 +169,7 @@ class Leader:
         """The phase of the selector."""
         return phase_of(self.selector, ctx)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Issue two all-reduces (indices, values), or three if norms elect the leader."""
         count = self.selector.count(x.numel(), ctx)
         is_leader = self._leads(x, comm, ctx)
@@ -178,11 +178,11 @@ class Leader:
         values = take_share(x, indices, comm.world, wire, ctx.kernels)
         pending = comm.all_reduce(values)
 
-        def finish() -> None:
+        def decode() -> None:
             pending.wait()
             ctx.kernels[put](mean, indices, values.to(mean.dtype))
 
-        return finish
+        return decode
 
     def _leads(self, x: Tensor, comm: Comm, ctx: ExchangeContext) -> bool | Tensor:
         if self.elect == "round_robin":

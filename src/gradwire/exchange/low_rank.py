@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Pending, Round, shortest_sum
-from gradwire.exchange.base import WHOLE, Finish
+from gradwire.exchange.base import WHOLE, Decode
 from gradwire.exchange.round_robin import Order, check_order, round_robin
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
@@ -247,7 +247,7 @@ class PowerSgd:
     )
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Begin the exchange: every matrix is read three times and written once."""
         unit, dtype, weight = arrange(x.numel(), ctx.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
         kept = unit.right.recall(ctx, dtype, x.device)
@@ -265,14 +265,14 @@ class PowerSgd:
             right *= weight
             pending = _summed(right, comm)
 
-        def finish() -> None:
+        def decode() -> None:
             if pending is not None:
                 pending.wait()
             unit.land_raw(raw, mean)
             ctx.kernels[outer_products](mean, unit.places, self.rank, left, right)
             unit.right.keep(right, kept, ctx)
 
-        return finish
+        return decode
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         unit = arrange(numel, ctx.parts, self.rank)
@@ -305,7 +305,7 @@ class AcpSgd:
     laws = Laws(contractive=True, may_overflow=True, grain=WHOLE, stays_on_device=True, total=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Begin the exchange: one pass over x in a step that sends left factors, two with right ones."""
         unit, dtype, weight = arrange(x.numel(), ctx.parts, self.rank), factor_type(x.dtype), 1.0 / comm.world
         is_left = self._sends_left(ctx)
@@ -322,14 +322,14 @@ class AcpSgd:
         unit.take_raw(x, raw, weight)
         pending = _summed(buffer, comm) if buffer.numel() else None
 
-        def finish() -> None:
+        def decode() -> None:
             if pending is not None:
                 pending.wait()
             unit.land_raw(raw, mean)
             ctx.kernels[outer_products](mean, unit.places, self.rank, left, right)
             sent.keep_first(factor, before, ctx)
 
-        return finish
+        return decode
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         unit = arrange(numel, ctx.parts, self.rank)

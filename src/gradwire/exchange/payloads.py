@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Round
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.laws import Laws, phase_of
 from gradwire.step.context import ExchangeContext
 
@@ -40,23 +40,20 @@ class Reduce:
         """The phase of the codec."""
         return phase_of(self.codec, ctx)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Issue one all-reduce of the payload."""
         # 1/W before the cast: the sum of W payloads then stays within the range of one.
         payload = self.codec.encode(x * (1.0 / comm.world), ctx)
         if mean.data_ptr() != x.data_ptr():
             self.codec.add_decoded(payload, x, -float(comm.world), ctx)
-        return self._finish(payload, mean, comm.all_reduce(payload).wait, ctx)
+        pending = comm.all_reduce(payload)
 
-    def _finish(
-        self, payload: Tensor, mean: Tensor, wait: Callable[[], None], ctx: ExchangeContext
-    ) -> Finish:
-        def finish() -> None:
-            wait()
+        def decode() -> None:
+            pending.wait()
             mean.zero_()
             self.codec.add_decoded(payload, mean, 1.0, ctx)
 
-        return finish
+        return decode
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         return (Round("all_reduce", *self.codec.payload(numel, dtype, ctx)),)
@@ -100,7 +97,7 @@ class Gather:
         """The phase of the codec."""
         return phase_of(self.codec, ctx)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Issue one all-gather of the payload; finishing decodes W payloads."""
         payload = self.codec.take(x, ctx)
         payloads = payload.new_empty(comm.world, payload.numel())
@@ -108,7 +105,7 @@ class Gather:
 
         average = getattr(self.codec, "average_decoded", None)
 
-        def finish() -> None:
+        def decode() -> None:
             pending.wait()
             if average is not None:  # one call for all ranks
                 average(payloads, mean, ctx)
@@ -117,7 +114,7 @@ class Gather:
             for received in payloads:
                 self.codec.add_decoded(received, mean, 1.0 / comm.world, ctx)
 
-        return finish
+        return decode
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         return (Round("all_gather", *self.codec.payload(numel, dtype, ctx)),)

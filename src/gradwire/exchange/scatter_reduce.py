@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Pending, Round
-from gradwire.exchange.base import Coder, Finish, RowCoder
+from gradwire.exchange.base import Coder, Decode, RowCoder
 from gradwire.laws import Laws, phase_of
 from gradwire.step.context import ExchangeContext, Part
 
@@ -74,10 +74,10 @@ class ScatterReduce:
         """The phase of the codec."""
         return phase_of(self.codec, ctx)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Issue an all-to-all per segment, then an all-gather per segment.
 
-        `mean` is scratch until `finish` has been called.
+        `mean` is scratch until `decode` has been called.
 
         1. Each rank encodes the shards of x, one in a row for each owner, unless `ctx.coded` has them. x
            keeps the rounding errors.
@@ -112,7 +112,7 @@ class ScatterReduce:
                 pending.wait()
             raise
 
-        def finish() -> None:
+        def decode() -> None:
             gathered = issued[len(segments) :]
             for number, (segment, (_sent, means, pending)) in enumerate(zip(segments, gathered, strict=True)):
                 pending.wait()
@@ -121,9 +121,9 @@ class ScatterReduce:
                 else:
                     ctx.coded.land[number](means)
 
-        return finish
+        return decode
 
-    def _start_wide(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def _start_wide(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         """Exchange float32 copies of a unit in a shorter type, because sums are taken in float32; see
         `start`.
         """
@@ -132,11 +132,11 @@ class ScatterReduce:
         finish_wide = self.start(wide_x, wide_mean, comm, wide)
         x.copy_(wide_x)
 
-        def finish() -> None:
+        def decode() -> None:
             finish_wide()
             mean.copy_(wide_mean)
 
-        return finish
+        return decode
 
     def ahead(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[RowCoder, ...] | None:
         """Coders of all segments of a unit (numel,) of type `dtype`, if gradients can be encoded as they

@@ -20,7 +20,7 @@ from gradwire.codec.select.threshold import fill_up
 from gradwire.codec.sparse import SparseLayout
 from gradwire.comm.base import DONE, Comm, Pending, Round
 from gradwire.errors import TransportError, WireError
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.laws import Laws, phase_of
 from gradwire.step.context import ExchangeContext
 
@@ -31,7 +31,7 @@ class Agreed:
 
     A rank that has chosen fewer elements fills its payload with others. Counts are sent plus one, so that 0
     means a rank that failed. If a rank has failed, or none has chosen anything, no payload is sent. A failure
-    after the counts is raised by `finish`, because peers wait for a payload.
+    after the counts is raised by `decode`, because peers wait for a payload.
     """
 
     selector: Selector
@@ -48,7 +48,7 @@ class Agreed:
         """The phase of the selector."""
         return phase_of(self.selector, ctx)
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         failures: list[BaseException] = []
         chosen = self.selector.select(x, ctx)
         count = self._largest(chosen.numel(), x, comm, ctx)
@@ -59,14 +59,14 @@ class Agreed:
         if count > 0:
             pending = comm.all_gather(payloads, _take(x, chosen, layout, ctx, failures))
 
-        def finish() -> None:
+        def decode() -> None:
             pending.wait()
             for error in failures:
                 raise error
             for payload in payloads if count > 0 else ():
                 layout.add(payload, mean, 1.0 / comm.world, ctx.see, ctx.kernels)
 
-        return finish
+        return decode
 
     def _largest(self, mine: int, x: Tensor, comm: Comm, ctx: ExchangeContext) -> int:
         """Gather the counts of all ranks, `mine` on this one, and return the largest; 0 if a rank has failed.

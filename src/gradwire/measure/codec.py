@@ -227,9 +227,9 @@ class _Bench:
         ctx = replace(ctx, granularity=self._granularity, kernels=self._kernels)
         start_s = self._clock()
         x = self._compensated()
-        finish = self._exchange.start(x, self._mean, comm, ctx)
+        decode = self._exchange.start(x, self._mean, comm, ctx)
         issued_s, wire_s = self._clock(), comm.spent_s
-        finish()
+        decode()
         ended_s = self._clock()
         self._kept.commit()
         return issued_s - start_s - wire_s, (ended_s - issued_s) / self._payloads

@@ -56,6 +56,6 @@ Words for the outcome of a step:
   when the training thread has what the step has brought.
 - A unit *rests* in a step in which its exchange sends nothing. A slot is *idle* in a step in which its
   gradient is zero throughout: its memory stays as it is.
-- `finish` has two objects: an exchange's `finish` decodes its mean (line 4), and `Reducer._finish` is line 6,
-  which ends in `_finish_running`, or in `_defer`. `Backward.close` ends the intake of gradients.
+- `Reducer._finish` is line 6, which ends in `_finish_running`, or in `_defer`. `Backward.close` ends the
+  intake of gradients.
 """

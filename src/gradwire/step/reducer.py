@@ -859,13 +859,13 @@ class Reducer(InstalledRecipe):
             with step.trace.compressing("encode", plan.label):
                 if exchange.mean is None:
                     exchange.mean = torch.empty_like(exchange.x)
-                exchange.finish = agreed.exchange.start(exchange.x, exchange.mean, comm, exchange.ctx)
+                exchange.decode = agreed.exchange.start(exchange.x, exchange.mean, comm, exchange.ctx)
         except TransportError:
             raise
         except BaseException as error:
             step.fail(error, f"encode of {plan.label}")
             owe_zeros(comm, agreed.rounds[len(comm.rounds) :], exchange.x.device)
-        if exchange.finish is None or comm.last is None:
+        if exchange.decode is None or comm.last is None:
             self._decode(step, exchange)
         else:
             self._started(step, exchange, comm.last)
@@ -902,8 +902,8 @@ class Reducer(InstalledRecipe):
         label = exchange.plan.label
         try:
             with step.trace.compressing("decode", label):
-                if exchange.finish is not None and exchange.mean is not None:
-                    exchange.finish()
+                if exchange.decode is not None and exchange.mean is not None:
+                    exchange.decode()
                     if exchange.land is not None:
                         exchange.land(exchange.mean)
                     if exchange.checks_mean:

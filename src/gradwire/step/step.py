@@ -19,7 +19,7 @@ from torch.autograd import profiler
 
 from gradwire.comm import Comm, Pending, Round
 from gradwire.errors import DAMAGED, GradwireError
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.kernels.compensation import Findings
 from gradwire.kernels.compiler import compiled_s
 from gradwire.kernels.flagged import poison, zero_idle
@@ -112,7 +112,7 @@ class InFlight:
     """Function that carries the mean to the buckets; `None` if it is decoded there."""
     route: Route = ()
     """Places of the mean in the buckets."""
-    finish: Finish | None = None
+    decode: Decode | None = None
     """Waits for the last collective and decodes; `None` if the start has failed."""
 
 

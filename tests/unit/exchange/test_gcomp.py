@@ -198,12 +198,12 @@ def test_a_rank_that_fails_keeps_the_order_and_raises_in_the_end(step: int) -> N
         mean = torch.empty_like(x)
         ctx = ExchangeContext(step, 0, comm.rank, 3)
         ctx = replace(ctx, replicas=raising) if comm.rank == 1 else ctx
-        finish = exchange.start(x, mean, metered, ctx)
+        decode = exchange.start(x, mean, metered, ctx)
         if comm.rank == 1:
             with pytest.raises(ZeroDivisionError):
-                finish()
+                decode()
         else:
-            finish()
+            decode()
         announced = exchange.rounds(200, F32, ctx)
         assert len(metered.rounds) == len(announced)
         assert all(allows(a, b) for a, b in zip(announced, metered.rounds, strict=True))

@@ -19,7 +19,7 @@ from gradwire.contrib.dgc import ramp
 from gradwire.contrib.oktopk import ok_topk
 from gradwire.contrib.randomk import random_k
 from gradwire.exchange.ar_topk import ar_topk
-from gradwire.exchange.base import STEADY, Exchange, Finish, parts, run, steady_context
+from gradwire.exchange.base import STEADY, Decode, Exchange, parts, run, steady_context
 from gradwire.exchange.compose import every, remember, warm
 from gradwire.exchange.dense import dense
 from gradwire.exchange.leader import leader
@@ -127,7 +127,7 @@ class Alternating:
     laws = Laws(contractive=True)
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         raise NotImplementedError
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.codec.sparse import values
 from gradwire.comm import Comm, Round, run_ranks
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.exchange.compose import every, remember, warm
 from gradwire.exchange.payloads import reduce
 from gradwire.kernels.draws import sample_indices
@@ -67,16 +67,16 @@ class Half:
 
     memory = None
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         x *= 0.5
         gathered = x.new_empty(comm.world, x.numel())
         pending = comm.all_gather(gathered, x)
 
-        def finish() -> None:
+        def decode() -> None:
             pending.wait()
             torch.mean(gathered, 0, out=mean)
 
-        return finish
+        return decode
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         return (Round("all_gather", numel, dtype),)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
 from gradwire.errors import WireError
-from gradwire.exchange.base import Finish
+from gradwire.exchange.base import Decode
 from gradwire.granularity import ON_DEVICE, ON_HOST
 from gradwire.laws import Laws
 from gradwire.measure import cache
@@ -46,7 +46,7 @@ class Paced:
         self.clock, self.verb, self.memory, self.needs_true_peers = clock, verb, memory, False
         self.worlds: set[int] = set()
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         self.worlds.add(comm.world)
         if self.needs_true_peers and comm.world > 1:
             raise WireError("that is what I sent")
@@ -55,10 +55,10 @@ class Paced:
         comm.all_gather(gathered, x).wait()
         payloads = comm.world if self.verb == "all_gather" else 1
 
-        def finish() -> None:
+        def decode() -> None:
             self.clock.now_s += payloads * DECODE(x.numel())
 
-        return finish
+        return decode
 
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         return (Round(self.verb, numel, dtype),) if ctx.step % CYCLE_STEPS == 0 else ()
@@ -106,7 +106,7 @@ def test_gradients_are_of_the_type_of_the_kernels_whatever_type_is_the_default(d
     clock, types = Clock(), set[torch.dtype]()
 
     class Noting(Paced):
-        def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+        def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
             types.add(x.dtype)
             return super().start(x, mean, comm, ctx)
 
@@ -211,7 +211,7 @@ class Near(Paced):
     laws = Laws(stays_on_device=True)
     room = 1 << 30
 
-    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Finish:
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
         if x.numel() > self.room:
             raise torch.OutOfMemoryError("no room")
         return super().start(x, mean, comm, ctx)
