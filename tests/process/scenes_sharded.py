@@ -232,6 +232,7 @@ def through_dcp(recipe: str) -> dict[str, Any]:
     model = sharded()
     optimizer, wire = attached(model, recipe)
     train(model, optimizer, range(3))
+    wire.note_loss(1.0 + dist.get_rank())
     saved, mean = own_state(wire), wire.mean_state_dict()["mean"]
     dcp.save({"wire": WireState(wire)}, checkpoint_id=folder)
     _optimizer, again = attached(sharded(seed=5), recipe)
@@ -245,7 +246,7 @@ def through_dcp(recipe: str) -> dict[str, Any]:
         other = gradwire.attach(sharded(over["shard"]), None, recipe, replicas=over["replicate"])
         dcp.load({"wire": WireState(other, folder)}, checkpoint_id=folder)
         found[name] = _off(mean, other.mean_state_dict()["mean"])
-        found["again"] &= own_state(other)["stepped"] == saved["stepped"]
+        found["again"] &= all(own_state(other)[key] == saved[key] for key in ("stepped", "health"))
     flat = gradwire.attach(Blocks(), None, recipe, replicas=dist.group.WORLD)
     dcp.load({"wire": WireState(flat, folder)}, checkpoint_id=folder)
     return {**found, "flat": _off(mean, flat.mean_state_dict()["mean"]), "step": flat.report().step}

@@ -286,6 +286,44 @@ def resumed_beside(source: str, way: str, at: int = 3) -> list[list[Any]]:
     return [resumed(source, way, at=at, leaves_out=each) for each in (True, False)]
 
 
+LOOK, LOOKS = 4, 12
+"""Steps from one look at the losses to the next, and the number of looks until a rise has been found."""
+RISEN = ("state", "folder", "dcp", "mean")
+"""Ways to resume after losses have begun to rise."""
+
+
+def losses_that_rise(way: str) -> list[tuple[int, str]]:
+    """Signs found in a run that resumes by some `way`, between two looks, one step after the rise."""
+    folder = Path(os.environ[FOLDER], f"losses {way}")
+    rises = (LOOKS - 2) * LOOK
+
+    def made() -> Loop:
+        model = DistributedDataParallel(perceptron())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        return model, optimizer, gradwire.attach(model, optimizer, "topk(ratio=0.5)")
+
+    with mock.patch("gradwire.control.controller.EVERY", LOOK):
+        model, optimizer, wire = made()
+        for number in range(LOOKS * LOOK + 1):
+            if number == rises + 2 and way != "never":
+                saved = wire.mean_state_dict() if way == "mean" else wire.state_dict()
+                wire.save(folder)
+                if way == "dcp":
+                    dcp.save({"wire": WireState(wire)}, checkpoint_id=folder)
+                model, optimizer, wire = made()
+                if way == "folder":
+                    wire.load(folder)
+                elif way == "dcp":
+                    dcp.load({"wire": WireState(wire, folder)}, checkpoint_id=folder)
+                else:
+                    wire.load_state_dict(saved)
+            optimizer.zero_grad()
+            backward(model, number % 4)
+            optimizer.step()
+            wire.note_loss(1.0 + (number > rises) + 0.01 * (number % 2 + dist.get_rank()))
+    return list(wire.report().health)
+
+
 def kept_if_asked(recipe: str) -> list[Any]:
     """`skipped="keep"`: what the bad batch has left comes with the next step."""
     model, optimizer, wire = attached(recipe, skipped="keep")
@@ -1139,6 +1177,7 @@ SCENES: dict[str, Callable[[], Any]] = {
         f"resumed, {source}, {way}": partial(resumed_beside, source, way)
         for source, way in (*RESUMED, ("ddp", "never"), ("ddp", "older"), ("plain", "never"))
     },
+    **{f"losses, {way}": partial(losses_that_rise, way) for way in (*RISEN, "never")},
     **{f"at the start, {way}": partial(resumed_beside, "ddp", way, 0) for way in ("never", "rewound")},
     "kept if asked": partial(kept_if_asked, "topk(ratio=0.1)"),
     "many in a row": many_in_a_row,

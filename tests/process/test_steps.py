@@ -15,6 +15,7 @@ from tests.process.scenes_steps import (
     LEFT_OUT,
     RECIPES,
     RESUMED,
+    RISEN,
     TELLING_RECIPES,
 )
 from tests.support.tiers import rest
@@ -96,6 +97,13 @@ def test_the_first_step_of_a_resumed_run_may_be_left_out(world: Scenes, scene: t
 @pytest.mark.parametrize("source", ["ddp", "plain"])
 def test_a_resumed_run_leaves_out_what_one_that_never_stopped_does(world: Scenes, source: str) -> None:
     assert value(world, f"resumed, {source}, state") == value(world, f"resumed, {source}, never")
+
+
+@pytest.mark.parametrize("way", rest(RISEN, but=["folder"]))
+def test_a_resumed_run_finds_losses_that_rise_in_the_same_step(world: Scenes, way: str) -> None:
+    found = value(world, f"losses, {way}")
+    assert found == value(world, "losses, never")
+    assert [sign for [(_step, sign)] in found] == 2 * ["the loss has risen from 1.01 to 2.01"]
 
 
 def test_a_state_that_does_not_say_who_has_stepped_can_be_loaded(world: Scenes) -> None:

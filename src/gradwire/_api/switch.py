@@ -44,7 +44,9 @@ def switch(
     try:
         chosen, first = on_all_ranks(built, "switch", control)
         require_agreement({"recipe": str(chosen)}, control)
-        runs = reducer.first_of(replace(first, why=f"switched to at step {reducer.step}"))
+        # A recipe that was named stays in a resumed run, too, although that may be attached with "auto".
+        first = replace(first, why=f"switched to at step {reducer.step}", stays=first.next is None)
+        runs = reducer.first_of(first)
         ready = on_all_ranks(successor, "switch", control)
     except BaseException:
         reducer.env = env

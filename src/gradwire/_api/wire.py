@@ -205,7 +205,8 @@ class Wire:
 
         Every 32 steps the ranks compare the mean of the noted losses with the lowest mean of 32 steps so far.
         If it has risen twice in a row by more than losses of single steps vary, the log warns once, and the
-        report shows it. `auto` then goes back to dense; any other recipe stays. The call reads `loss`, so
+        report shows it. `auto` then goes back to dense and stays there; any other recipe stays. Checkpoints
+        contain the losses noted, so a resumed run finds the same in the same step. The call reads `loss`, so
         with a tensor on a GPU it waits for the GPU. Raises `ValueError` unless it is one number.
 
         Example::
@@ -285,7 +286,7 @@ class Wire:
         """The mean of all ranks' states, the same on all ranks, under the key "mean". A collective.
 
         It is for code that saves from one rank only. All ranks of any world can load it. It takes one
-        all-reduce per parameter.
+        all-reduce per parameter, and a small all-gather.
 
         Example::
 

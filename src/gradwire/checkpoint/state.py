@@ -29,6 +29,8 @@ from gradwire.checkpoint.validate import (
 from gradwire.comm import Comm, gathered
 from gradwire.errors import GradwireWarning, RanksDisagree
 from gradwire.memory import UNSENT
+from gradwire.planning.health import Losses, pooled
+from gradwire.recipes import Composition
 from gradwire.recipes.parse import short
 from gradwire.step.flat_buffers import layout_hash
 from gradwire.step.installed import Snapshot
@@ -125,11 +127,54 @@ def _copied(reducer: Reducer) -> dict[str, Any]:
         "plan": reducer.running,
         "why": layout.main.why,
         "step": reducer.step,
+        "stays": layout.main.stays,
+        "following": None if reducer.following is None else _decided(reducer.following),
         "stepped": sorted(reducer.env.stepped),
+        "health": _health(reducer),
+        "noted": _noted(reducer),
         "memory": planes.pop(UNSENT),
         "planes": planes,
         "kept": _kept(layout),
     }
+
+
+def _decided(following: Composition) -> dict[str, Any]:
+    """A decision of the last step, as saved. The plan is `None` if that measures."""
+    plan = following.text if following.next is None else None
+    return {"plan": plan, "why": following.why, "stays": following.stays}
+
+
+def _health(reducer: Reducer) -> dict[str, Any]:
+    """Signs that training suffers, equal on all ranks."""
+    condition = reducer.condition
+    return {**reducer.health.save(), "composition": None if condition is None else condition.save()}
+
+
+def _noted(reducer: Reducer) -> dict[str, Any]:
+    """Losses and norms of this rank that the others do not know yet."""
+    condition = reducer.condition
+    return {
+        "losses": list(reducer.health.noted),
+        "weighed": None if condition is None else condition.save_waiting(),
+    }
+
+
+def _take_up_health(reducer: Reducer, state: State) -> None:
+    if "health" not in state:  # older states lack it
+        return
+    noted, condition = state.get("noted") or _noted_by([]), reducer.condition
+    reducer.health.take_up(state["health"], Losses(*noted["losses"]))
+    saved = state["health"]["composition"]
+    if condition is not None and saved is not None:
+        condition.take_up(saved, noted["weighed"])
+
+
+def _noted_by(ranks: Sequence[Losses]) -> dict[str, Any]:
+    """A share of the losses of `ranks` for each rank of any world. Norms are left out: they are of another
+    memory.
+    """
+    found = pooled(ranks)
+    return {"losses": list(found._replace(number=found.number / max(len(ranks), 1))), "weighed": None}
 
 
 def _kept(layout: Layout) -> dict[str, dict[str, Tensor]]:
@@ -142,7 +187,8 @@ def _kept(layout: Layout) -> dict[str, dict[str, Tensor]]:
 
 
 def save_mean(reducer: Reducer) -> dict[str, Any]:
-    """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter.
+    """The mean memory over ranks, loadable on any rank of any world. One all-reduce per parameter, and one
+    all-gather of the losses that ranks have noted.
 
     If nodes hold shards, it takes one all-gather more, and the state of exchanges is left out, because it is
     valid for these shards only. Raises `PeerFailed` if another rank could not copy its memory; nothing has
@@ -176,6 +222,10 @@ def save_mean(reducer: Reducer) -> dict[str, Any]:
                 whole = shard.gathered(spec, spec.flat(memory), room[name], found)
                 plane[name] = spec.whole.shaped(whole).contiguous()
     require_undamaged(found, reducer.env.control)
+    losses = gathered(
+        reducer.env.control, torch.tensor(state["noted"]["losses"], dtype=torch.float64, device="cpu")
+    )
+    state["noted"] = _noted_by([Losses(*each) for each in losses.tolist()])
     if shard is not None:
         state |= {"shard": None, "kept": {}, "layout": layout_hash([spec.whole for spec in reducer.specs])}
         del state["shapes"]
@@ -196,6 +246,10 @@ class _Ready:
     """Parameters that only the state, or only this model, has."""
     stepped: frozenset[str] = frozenset()
     """`ReducerEnvironment.stepped` of the run that goes on."""
+    following: Composition | None = None
+    """The composition that was decided before the state was saved, and had not begun to run."""
+    take_up_health: Callable[[], None] = lambda: None
+    """Function that goes on with the signs that training suffers."""
 
 
 def load(reducer: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: bool = False) -> None:
@@ -216,8 +270,8 @@ def load(reducer: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: b
     mean = not all_fit(reducer, saved) or mean
     ready, refusal = _prepared(reducer, saved, missing, mean)
     facts = {"the state to load": "fits" if refusal is None else f"refused, {refusal}"}
-    named = "step", "plan", "kind of state", "what exchanges keep", "changed parameters", SOURCE_STATE
-    absent = dict.fromkeys(named, "none")
+    named = "step", "plan", "health", "kind of state", "what exchanges keep", "changed parameters"
+    absent = dict.fromkeys((*named, SOURCE_STATE), "none")
     try:
         mine = absent if ready is None else {**ready.facts, "changed parameters": str(sorted(ready.changed))}
         if reducer.env.sharded:
@@ -233,6 +287,9 @@ def load(reducer: Reducer, saved: Saved, missing: Missing = "refuse", *, mean: b
     reducer.begin_anew()
     reducer.env.stepped.clear()
     reducer.env.stepped.update(ready.stepped)
+    ready.take_up_health()
+    if ready.following is not None:
+        reducer.go_on_with(ready.following)
     ready.apply()
     # Last of all: where warnings are errors, perhaps on this rank only, nothing is half loaded then.
     _warn_of_another_recipe(reducer)
@@ -328,9 +385,13 @@ def _prepared_beside(
 
 
 def _made(reducer: Reducer, state: State, dropped: Sequence[int] = ()) -> _Ready:
-    composition = composition_of(reducer, state)
+    composition, decided = composition_of(reducer, state), state.get("following")
     if state["plan"] is not None:
-        composition = replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
+        composition = _loaded(composition, state)
+    following = None
+    # A recipe that measures nothing has no place for a decision to measure.
+    if decided is not None and (decided["plan"] is not None or reducer.recipe.build().next is not None):
+        following = _loaded(composition_of(reducer, decided), decided)
     layout, shard = reducer.layout_of(composition), reducer.shard
     specs = {spec.name: spec for spec in reducer.specs}
     for plane, memories in all_planes(state).items():
@@ -346,13 +407,29 @@ def _made(reducer: Reducer, state: State, dropped: Sequence[int] = ()) -> _Ready
     facts = {
         "step": str(state["step"]),
         "plan": str(state["plan"]),
+        "health": _text_digest(str([state.get(key) for key in ("health", "stays", "following")])),
         "kind of state": _kind(state, dropped)
         + ("" if is_of_our_shard(reducer, state) else ", of other shards"),
         "what exchanges keep": _digest(state["kept"]),
     }
     runs = reducer.prepared(here, state["step"])
     stepped = frozenset(state.get("stepped", reducer.env.stepped))  # older states lack it
-    return _Ready(runs, facts, dropped=tuple(dropped), stepped=stepped)
+    return _Ready(
+        runs,
+        facts,
+        dropped=tuple(dropped),
+        stepped=stepped,
+        following=following,
+        take_up_health=lambda: _take_up_health(reducer, state),
+    )
+
+
+def _loaded(composition: Composition, state: State) -> Composition:
+    return replace(composition, why=f"loaded; {state['why'].removeprefix('loaded; ')}")
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _keep(layout: Layout, kept: Kept) -> None:
@@ -526,12 +603,19 @@ def _whole(reducer: Reducer, states: Sequence[State]) -> State:
         return found
 
     planes = {plane: whole(plane) for plane in means[0]["planes"]}
-    return {**states[0], "shard": None, "memory": whole(UNSENT), "planes": planes}
+    noted = _mean_noted(states)
+    return {**states[0], **noted, "shard": None, "memory": whole(UNSENT), "planes": planes}
 
 
 def _mean_state(states: Sequence[State]) -> State:
     planes = {plane: _mean([each["planes"][plane] for each in states]) for plane in states[0]["planes"]}
-    return {**states[0], "memory": _mean([each["memory"] for each in states]), "planes": planes}
+    memory = _mean([each["memory"] for each in states])
+    return {**states[0], **_mean_noted(states), "memory": memory, "planes": planes}
+
+
+def _mean_noted(states: Sequence[State]) -> dict[str, Any]:
+    noted = [each["noted"] for each in states if "noted" in each]  # older states lack it
+    return {"noted": _noted_by([Losses(*each["losses"]) for each in noted])}
 
 
 def _mean(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,16 +65,18 @@ def _is_of(held: Sequence[ParameterSpec], state: State) -> bool:
 
 
 def composition_of(reducer: InstalledRecipe, state: State) -> Composition:
-    """The composition that a state resumes; the reducer's own if nothing was decided yet."""
+    """The composition that a state, or its entry "following", resumes; the reducer's own if nothing was
+    decided yet.
+    """
+    asked, stays = reducer.recipe.build(), state.get("stays", False)  # older states lack it
     if state["plan"] is None:
-        return reducer.recipe.build()
-    asked = reducer.recipe.build()
-    if asked.next is None and asked.text == state["plan"]:  # a user's own has no other place to be found
         return asked
-    composition = recipe(state["plan"]).build()
+    if asked.next is None and asked.text == state["plan"]:  # a user's own has no other place to be found
+        return replace(asked, stays=stays)
+    composition = replace(recipe(state["plan"]).build(), stays=stays)
     if composition.next is not None:
         raise ValueError(f"the state's plan {state['plan']!r} is not the text of a decision")
-    if asked.next is None or composition.watch is not None:
+    if asked.next is None or composition.watch is not None or stays:
         return composition
     return asked.next.resume(composition)
 
@@ -92,6 +96,11 @@ def validate(reducer: InstalledRecipe, state: State) -> None:
     if lacking := sorted(_KEYS - set(state)):
         raise ValueError(f"state lacks {', '.join(lacking)}")
     _check_numbers(state)
+    for key, (is_right, what) in _LATER.items():
+        if key in state and not is_right(state[key]):
+            raise ValueError(f"the entry {key!r} of the state is not {what}")
+    if (following := state.get("following")) is not None:
+        reducer.env.check(reducer.layout_of(composition_of(reducer, following), META))
     layout = reducer.layout_of(composition_of(reducer, state), META)
     reducer.env.check(layout)
     _check_places(layout, _remembering(reducer, state), state)
@@ -174,6 +183,80 @@ def _check_numbers(state: State) -> None:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+_Check = Callable[[Any], bool]
+
+
+def _is(kind: type) -> _Check:
+    return lambda value: type(value) is kind
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_size(value: Any) -> bool:
+    return _is_number(value) and value >= 0
+
+
+def _maybe(check: _Check) -> _Check:
+    return lambda value: value is None or check(value)
+
+
+def _several(check: _Check) -> _Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _row(*checks: _Check) -> _Check:
+    def is_right(value: Any) -> bool:
+        return (
+            isinstance(value, list)
+            and len(value) == len(checks)
+            and all(check(each) for check, each in zip(checks, value, strict=True))
+        )
+
+    return is_right
+
+
+def _entries(**checks: _Check) -> _Check:
+    return lambda value: (
+        isinstance(value, Mapping)
+        and value.keys() == checks.keys()
+        and all(check(value[key]) for key, check in checks.items())
+    )
+
+
+_LOSSES = _row(_is_size, _is_number, _is_size)
+_TREND = _entries(
+    lowest=_maybe(_LOSSES), last=_maybe(_is_number), differences=_several(_is_number), above=_is_count
+)
+_COMPOSITION = _entries(
+    lag=_entries(first=_several(_is_size), above=_is_count),
+    lateness=_entries(
+        begun=_several(_row(_is_size, _is_size, _is_size)), late=_several(_is_size), error=_several(_is_size)
+    ),
+    complained=_is(bool),
+    sign=_is(str),
+)
+_LATER: Mapping[str, tuple[_Check, str]] = {
+    "stays": (_is(bool), "True or False"),
+    "following": (
+        _maybe(_entries(plan=_maybe(_is(str)), why=_is(str), stays=_is(bool))),
+        "a decision",
+    ),
+    "health": (
+        _entries(
+            losses=_TREND, complaints=_several(_row(_is_count, _is(str))), composition=_maybe(_COMPOSITION)
+        ),
+        "how training has been",
+    ),
+    "noted": (
+        _entries(losses=_LOSSES, weighed=_maybe(_row(_is_count, *5 * [_is_number]))),
+        "losses and norms",
+    ),
+}
+"""Checks of entries that older states lack, and their subjects."""
 
 
 def _check_places(layout: Layout, saved: Layout, state: State) -> None:

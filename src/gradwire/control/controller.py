@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -20,8 +21,8 @@ from gradwire.placement import Placement
 from gradwire.planning.change_detection import THRESHOLD, StepWatch
 from gradwire.planning.costs import Link
 from gradwire.planning.facts import Facts, StepObservation, Watched
-from gradwire.planning.health import EVERY, Health, Lag, Losses, pooled
-from gradwire.planning.lateness import Lateness, Layers, Weighed, is_weighed
+from gradwire.planning.health import EVERY, Condition, Health, Losses, pooled
+from gradwire.planning.lateness import Layers, Weighed, is_weighed
 from gradwire.recipes import Composition, Decision
 from gradwire.step.context import ExchangeContext
 from gradwire.step.environment import Controller, Heard, ReducerEnvironment, Rows
@@ -81,16 +82,14 @@ class RunningController:
         ]
         remembering = [flat_buffer for flat_buffer in self._flat_buffers if UNSENT in flat_buffer.committed]
         self._remembers = bool(remembering)
-        self._scales = Scales(remembering, placement.fetch)
         cycle = max((flat_buffer.exchange.laws.cycle for flat_buffer in remembering), default=1)
+        self.condition, self._layers = Condition(cycle), Layers(cycle)
+        self._scales = Scales(remembering, placement.fetch, self.condition)
         is_on_trial = self._watch is not None and self._watch.ends
         self._cycle, self._every = cycle, cycle if is_on_trial else max(EVERY, cycle)
-        self.lateness, self._layers = Lateness(cycle), Layers(cycle)
-        self._lag = Lag()
         table = layout.main.table
         self._late_on_trial = next((row.late for row in table if row.verdict == "runs"), None)
         self._link_change: tuple[Link, Link] | None = None
-        self._unhealthy, self._has_complained = "", False
         self._looked = self._nothing
         self._previous_s = (0.0, 0.0)
         self._steps = StepWatch(THRESHOLD if self._watch is None else self._watch.link_change)
@@ -110,7 +109,7 @@ class RunningController:
     @property
     def _late(self) -> float | None:
         """Lateness as measured under this composition."""
-        return self.lateness.late if self._remembers else 0.0
+        return self.condition.lateness.late if self._remembers else 0.0
 
     def before(self, step: Step, _env: ReducerEnvironment) -> None:
         """Look at units if the judge wants to, or if it is the step to weigh."""
@@ -174,7 +173,7 @@ class RunningController:
         if not committed:
             return None
         link_change, self._link_change = self._link_change, None
-        unhealthy, self._unhealthy = self._unhealthy, ""
+        unhealthy, self.condition.sign = self.condition.sign, ""
         step_change_s = self._steps.change_s(max(took), link_has_changed=link_change is not None)
         shown = StepObservation(
             step.number,
@@ -185,7 +184,7 @@ class RunningController:
             step_change_s=step_change_s,
             unhealthy=unhealthy,
             late=self._late,
-            late_is_known=not self._remembers or self.lateness.is_known,
+            late_is_known=not self._remembers or self.condition.lateness.is_known,
         )
         if self._judge_looks(step.number):
             *sums, left = map(sum, looked)
@@ -197,23 +196,27 @@ class RunningController:
         once.
         """
         weighed = [Weighed(*row[: len(Weighed._fields)]) for row in rows]
-        self.lateness.add(weighed)
+        condition = self.condition
+        condition.lateness.add(weighed)
         if not self._tells_losses(step):
             return
         fresh, unsent = (math.hypot(*each) for each in list(zip(*weighed, strict=True))[:2])
         losses = pooled([Losses(*row[len(Weighed._fields) :]) for row in rows])
-        signs = [each for each in (self._lag.add(fresh, unsent), self._health.trend.add(losses)) if each]
-        if signs and not self._has_complained:
-            self._has_complained, self._unhealthy = True, " and ".join(signs)
-            self._health.complaints.append((step, self._unhealthy))
+        signs = [each for each in (condition.lag.add(fresh, unsent), self._health.trend.add(losses)) if each]
+        if signs and not condition.has_complained:
+            condition.has_complained, condition.sign = True, " and ".join(signs)
+            self._health.complaints.append((step, condition.sign))
 
 
 class Scales:
     """Norms of the units of `flat_buffers` in one step, reported in a later one. `fetch` copies from a
-    device."""
+    device. Until they are reported, they wait in `condition`."""
 
     def __init__(
-        self, flat_buffers: Sequence[FlatBuffer], fetch: Callable[[Tensor], Callable[[], Tensor]]
+        self,
+        flat_buffers: Sequence[FlatBuffer],
+        fetch: Callable[[Tensor], Callable[[], Tensor]],
+        condition: Condition,
     ) -> None:
         self._flat_buffers, self._fetch = (
             {flat_buffer.number: flat_buffer for flat_buffer in flat_buffers},
@@ -224,8 +227,7 @@ class Scales:
             for flat_buffer in flat_buffers
         }
         self._now: dict[int, Weighing] = {}
-        self._thrown_away = 0.0
-        self._fetched: tuple[int, Callable[[], Tensor]] | None = None
+        self._thrown_away, self._condition = 0.0, condition
 
     def weigh(self, step: int, unit: Unit, x: Tensor, unsent: Tensor) -> None:
         """Add the norms of `unit`, before its exchange in `step`. x and `unsent` are as in `Weighing.add`."""
@@ -250,13 +252,18 @@ class Scales:
         A step number that repeats belongs to a step that did not count, or to one with several exchanges. In
         both cases, only the last norms are reported.
         """
-        before, self._fetched = self._fetched, None
+        before, self._condition.waiting = self._condition.waiting, None
         if self._now:
             norms = torch.cat([self._now[number].norms() for number in sorted(self._now)], dim=1)
-            self._fetched, self._now = (step, self._fetch(norms)), {}
+            fetched, self._now = self._fetch(norms), {}
+            # Once: a checkpoint may ask for them, too.
+            self._condition.waiting = step, cache(partial(self._weighed, fetched, layers))
         if before is None or before[0] == step:
             return Weighed()
-        fresh, unsent = before[1]().tolist()
+        return before[1]()
+
+    def _weighed(self, fetched: Callable[[], Tensor], layers: Layers) -> Weighed:
+        fresh, unsent = fetched().tolist()
         return layers.weighed(fresh, unsent, self._thrown_away * math.hypot(*unsent))
 
 

@@ -43,6 +43,7 @@ class WarmupController:
     measuring = True
     late = 0.0
     looks_on = False
+    condition = None
 
     def __init__(
         self,

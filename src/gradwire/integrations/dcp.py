@@ -45,8 +45,8 @@ _Stored: TypeAlias = Mapping[tuple[Any, ...], Any]
 
 _REPLICA = "replica"
 _PLANES = ("memory", "planes")
-_ALIKE = ("format", "plan", "why", "step", "stepped")
-"""Keys of values that all ranks have alike. Older checkpoints lack "stepped"."""
+_ALIKE = ("format", "plan", "why", "step", "stays", "following", "stepped", "health")
+"""Keys of values that all ranks have alike. Older checkpoints lack some."""
 
 
 class WireState:
@@ -233,7 +233,7 @@ class _Shards:
             beyond[plane or "memory"] = {name: each.clone() for name, each in rest.items() if each.any()}
         alike = {key: state[key] for key in (*_ALIKE, "layout", "shapes")}
         alike["whole"] = layout_hash([spec.whole for spec in self._specs.values()])
-        own = {"number": self.shard.number, "kept": state["kept"], "beyond": beyond}
+        own = {"number": self.shard.number, "kept": state["kept"], "beyond": beyond, "noted": state["noted"]}
         return {self.replica: {**alike, "memory": planes.pop(""), "planes": planes, self.name: own}}
 
     def joined(self, replica: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,6 +252,7 @@ class _Shards:
             "rank": self._rank,
             "world": self._world,
             "kept": own.get("kept", {}),
+            **{key: own[key] for key in ("noted",) if key in own},
             "shard": (self.shard.number, self.shard.parts),
             "shapes": replica.get("shapes"),
             "memory": filled("memory", replica["memory"]),

@@ -378,7 +378,6 @@ class Membership:
         if before is not None:
             former = before.backward
             backward.overlap, backward.reducer.health = former.overlap, former.reducer.health
-            backward.event_log.complaints = former.event_log.complaints
             backward.history.go_on(former.history)
         backward.call(lambda: state.go_on(backward.reducer, memory, kept, max(self._rounds, 0)))
         self._memory = None

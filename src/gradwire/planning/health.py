@@ -3,18 +3,19 @@
 Unsent gradient should reach a plateau. If it grows in proportion to the gradients of a step, gradients shrink
 faster than they are sent, or errors feed on themselves. Losses, if the user notes them, should not rise by
 more than single steps vary, and than means vary from look to look. Each sign must show twice in a row; every
-rank sees the same numbers.
+rank sees the same numbers. A checkpoint has them, so that a resumed run judges as one that never stopped.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median, pvariance
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradwire.planning.change_detection import deviation
+from gradwire.planning.lateness import Lateness, Weighed
 
 EVERY = 32
 """Steps from one look to the next: a look takes two passes over the memory."""
@@ -49,6 +50,9 @@ class Losses(NamedTuple):
     variance: float
 
 
+NO_LOSSES = Losses(0, 0.0, 0.0)
+
+
 def pooled(parts: Sequence[Losses]) -> Losses:
     """Number, mean and variance of several groups of losses together.
 
@@ -57,10 +61,15 @@ def pooled(parts: Sequence[Losses]) -> Losses:
     """
     number = sum(each.number for each in parts)
     if number == 0:
-        return Losses(0, 0.0, 0.0)
+        return NO_LOSSES
     mean = sum(each.number * each.mean for each in parts) / number
     squares = sum(each.number * (each.variance + (each.mean - mean) ** 2) for each in parts)
     return Losses(number, mean, squares / number)
+
+
+def _with_earlier(earlier: Losses, values: Sequence[float]) -> Losses:
+    now = Losses(len(values), fmean(values), pvariance(values)) if values else NO_LOSSES
+    return pooled([earlier, now]) if earlier.number else now
 
 
 class Lag:
@@ -96,6 +105,14 @@ class Lag:
         if self._above < IN_A_ROW:
             return ""
         return f"what is unsent has grown from {usual:.1f} to {lag:.1f} times a step's gradient"
+
+    def save(self) -> dict[str, Any]:
+        """The first measurements, and the number of those in a row that have grown."""
+        return {"first": list(self._first), "above": self._above}
+
+    def take_up(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `save` returned."""
+        self._first, self._above = list(saved["first"]), saved["above"]
 
 
 class LossTrend:
@@ -134,6 +151,62 @@ class LossTrend:
         self._lowest, self._above = some, 0
         return f"the loss has risen from {lowest.mean:.4g} to {some.mean:.4g}"
 
+    def save(self) -> dict[str, Any]:
+        """The lowest and the last losses, and how means differ, in plain values."""
+        return {
+            "lowest": None if self._lowest is None else list(self._lowest),
+            "last": self._last,
+            "differences": list(self._differences),
+            "above": self._above,
+        }
+
+    def take_up(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `save` returned."""
+        self._lowest = None if saved["lowest"] is None else Losses(*saved["lowest"])
+        self._last, self._above = saved["last"], saved["above"]
+        self._differences = deque(saved["differences"], maxlen=_KEPT)
+
+
+class Condition:
+    """Signs and lateness of one composition, whose units take turns in a `cycle` of steps."""
+
+    def __init__(self, cycle: int = 1) -> None:
+        self.lag, self.lateness = Lag(), Lateness(cycle)
+        self.has_complained = False
+        """Whether a sign has been reported: each composition is reported once."""
+        self.sign = ""
+        """A sign that the judge has not been told yet."""
+        self.waiting: tuple[int, Callable[[], Weighed]] | None = None
+        """A step, and this rank's norms in it, which the next step tells the other ranks."""
+
+    def save(self) -> dict[str, Any]:
+        """Everything that is equal on all ranks, in plain values."""
+        return {
+            "lag": self.lag.save(),
+            "lateness": self.lateness.save(),
+            "complained": self.has_complained,
+            "sign": self.sign,
+        }
+
+    def save_waiting(self) -> list[float] | None:
+        """This rank's norms that wait to be told, after their step; `None` if there are none."""
+        if self.waiting is None:
+            return None
+        step, weighed = self.waiting
+        numbers = weighed()
+        # No rank takes others.
+        return [step, *numbers] if all(map(math.isfinite, numbers)) else None
+
+    def take_up(self, saved: Mapping[str, Any], waiting: Sequence[float] | None) -> None:
+        """Go on from what `save` and `save_waiting` returned."""
+        self.lag.take_up(saved["lag"])
+        self.lateness.take_up(saved["lateness"])
+        self.has_complained, self.sign = saved["complained"], saved["sign"]
+        if waiting is not None:
+            step, *numbers = waiting
+            weighed = Weighed(*numbers)
+            self.waiting = int(step), lambda: weighed
+
 
 class Health:
     """The losses that one rank has noted, the trend of all ranks' losses, and the signs found, by step."""
@@ -141,6 +214,10 @@ class Health:
     def __init__(self) -> None:
         self.trend = LossTrend()
         self.complaints: list[tuple[int, str]] = []
+        self.told = 0
+        """The number of signs that are in the log."""
+        self._earlier = NO_LOSSES
+        """Losses noted before the run was resumed."""
         self._noted: deque[float] = deque(maxlen=_MOST_NOTED)
 
     def note(self, loss: float) -> None:
@@ -151,4 +228,22 @@ class Health:
     def drain(self) -> Losses:
         """The losses noted since the last call."""
         values = [self._noted.popleft() for _ in range(len(self._noted))]
-        return Losses(len(values), fmean(values), pvariance(values)) if values else Losses(0, 0.0, 0.0)
+        earlier, self._earlier = self._earlier, NO_LOSSES
+        return _with_earlier(earlier, values)
+
+    @property
+    def noted(self) -> Losses:
+        """The losses noted since the last `drain`, which stay."""
+        return _with_earlier(self._earlier, list(self._noted))
+
+    def save(self) -> dict[str, Any]:
+        """Everything that is equal on all ranks, in plain values."""
+        return {"losses": self.trend.save(), "complaints": [list(each) for each in self.complaints]}
+
+    def take_up(self, saved: Mapping[str, Any], noted: Losses) -> None:
+        """Go on from what `save` returned, and from the losses that this rank had `noted`."""
+        self.trend.take_up(saved["losses"])
+        self.complaints = [(step, sign) for step, sign in saved["complaints"]]
+        self.told = len(self.complaints)
+        self._noted.clear()
+        self._earlier = noted._replace(number=min(noted.number, _MOST_NOTED))

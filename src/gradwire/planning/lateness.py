@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LEAST = 4
 """Looks from which lateness is told: what will be above a limit is above it by then. Twice as many at most
@@ -77,7 +77,7 @@ class Lateness:
         latest = max(rows, key=lambda row: row.latest)
         self.latest, self.layer = latest.latest, int(latest.layer)
         self._begun.append((fresh, unsent, lost))
-        if len(self._begun) == self._cycle:
+        if len(self._begun) >= self._cycle:
             usual, waits, goes = map(root_mean_square, zip(*self._begun, strict=True))
             self._late.append(waits / usual)
             self._error.append(goes / usual)
@@ -102,6 +102,17 @@ class Lateness:
         if len(values) < 2 * self._least:
             return False
         return median(values[-self._least :]) <= RISEN * median(values[: -self._least])
+
+    def save(self) -> dict[str, Any]:
+        """The measurements, in lists of numbers."""
+        begun = [list(each) for each in self._begun]
+        return {"begun": begun, "late": list(self._late), "error": list(self._error)}
+
+    def take_up(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `save` returned."""
+        self._begun = [(fresh, unsent, lost) for fresh, unsent, lost in saved["begun"]]
+        self._late.extend(saved["late"])
+        self._error.extend(saved["error"])
 
 
 class Layers:

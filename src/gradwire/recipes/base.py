@@ -74,6 +74,7 @@ class Composition:
       the optimizer, such as signs.
     - `next`: a decision; the composition is dense, and its steps are measured until the decision has its
       facts.
+    - `stays`: True if a recipe that chooses among others may not choose again, not even in a resumed run.
     - `table`: the recipes considered, for the report. `why`: one sentence for the report. `warning`: logged
       by rank 0 at the start.
     """
@@ -89,6 +90,7 @@ class Composition:
     table: tuple[ChoiceRow, ...] = ()
     warning: str = ""
     whole_below: int = 0
+    stays: bool = False
 
     def boundaries(
         self, specs: Sequence[ParameterSpec], world: int, unit_elements: int | None = None

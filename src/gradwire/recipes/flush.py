@@ -18,7 +18,8 @@ def flushing(following: Composition) -> Composition:
     """A dense composition that sends all unsent gradient, and then proposes `following`.
 
     One step suffices, unless a parameter's gradient is zero on a rank, which keeps its memory there. A
-    checkpoint saved meanwhile resumes with `local_every(interval=1)`, which sends the same.
+    checkpoint saved meanwhile resumes with `local_every(interval=1)`, which sends the same, and then with
+    `following` if its turn had come.
 
     >>> from gradwire.recipes.dense import dense
     >>> flushing(dense()).text
@@ -30,6 +31,7 @@ def flushing(following: Composition) -> Composition:
         exchange=remember(Dense(), Residual(whole=True)),
         why=f"{following.why}; sending what is unsent",
         table=following.table,
+        stays=following.stays,
         watch=Watch(_Proposing(following), every=1, ends=True),
     )
 

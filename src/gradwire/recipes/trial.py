@@ -163,7 +163,7 @@ def _watching(
 ) -> Judge:
     """Judge of a recipe that stays; it sees every step and returns the next composition, or None.
 
-    - If training suffers (`gradwire.planning.health`), dense follows at once, and stays.
+    - If training suffers (`gradwire.planning.health`), dense follows at once, and stays, in resumed runs too.
     - If the lateness exceeds `PATIENCE` times `limit`, `milder` of this lateness follows at once; without
       `milder`, `again()`.
     - If the link or the step time has changed, `again()` follows, once the recipe has run for the number of
@@ -182,7 +182,8 @@ def _watching(
     def judge(shown: StepObservation) -> Composition | None:
         nonlocal changed
         if shown.unhealthy:
-            return replace(dense(), why=f"step {shown.step}: {shown.unhealthy} under {short(text)}")
+            why = f"step {shown.step}: {shown.unhealthy} under {short(text)}"
+            return replace(dense(), why=why, stays=True)
         if shown.late is not None and shown.late > PATIENCE * limit:
             return again() if milder is None else milder(shown.late)
         changed = changed or shown.link_change is not None or shown.step_change_s is not None

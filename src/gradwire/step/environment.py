@@ -17,7 +17,7 @@ from gradwire.measure.clock import BackwardWatch
 from gradwire.placement import Device, Placement
 from gradwire.planning.costs import Link
 from gradwire.planning.facts import Facts
-from gradwire.planning.health import Health
+from gradwire.planning.health import Condition, Health
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition
 from gradwire.step.context import Replicas
@@ -71,6 +71,10 @@ class Controller(StepObserver, Protocol):
     @property
     def late(self) -> float | None:
         """Lateness: steps' worth of gradient that wait; `None` before it is known, 0 without a memory."""
+
+    @property
+    def condition(self) -> Condition | None:
+        """Signs and lateness of the composition that runs; `None` while dense steps are measured."""
 
     @property
     def looks_on(self) -> bool:

@@ -31,7 +31,7 @@ class EventLog:
     """
 
     def __init__(self, reducer: InstalledRecipe) -> None:
-        self._reducer, self.running, self.complaints = reducer, reducer.running, 0
+        self._reducer, self.running = reducer, reducer.running
         self._speaks = reducer.env.control.rank == 0
         self._has_warned = False
 
@@ -70,8 +70,9 @@ class EventLog:
         """Log that training suffers from unsent gradient. No warning is issued, as the user may have made
         warnings errors.
         """
-        step, sign = self._reducer.health.complaints[-1]
-        self.complaints = len(self._reducer.health.complaints)
+        health = self._reducer.health
+        step, sign = health.complaints[-1]
+        health.told = len(health.complaints)
         if self._speaks:
             _LOG.warning("step %d: %s; less compression would help, such as wire.switch('int8')", step, sign)
 

@@ -20,7 +20,7 @@ from gradwire.placement import Placement
 from gradwire.planning.change_detection import THRESHOLD
 from gradwire.planning.costs import Link
 from gradwire.planning.facts import Facts
-from gradwire.planning.health import Health
+from gradwire.planning.health import Condition, Health
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
 from gradwire.step.context import Fates
@@ -234,6 +234,22 @@ class InstalledRecipe:
     def late(self) -> float | None:
         """Lateness: steps' worth of gradient that wait in memory; `None` before it is known."""
         return self._controller.late
+
+    @property
+    def condition(self) -> Condition | None:
+        """Signs and lateness of the composition that runs; `None` while dense steps are measured."""
+        return self._controller.condition
+
+    @property
+    def following(self) -> Composition | None:
+        """The composition that was decided, and runs from the next step on; `None` if the present one goes
+        on.
+        """
+        return self._following
+
+    def go_on_with(self, following: Composition) -> None:
+        """Run `following` from the next step on, as if it had been decided in the last one."""
+        self._following = following
 
     def times(self, step: int) -> bool:
         """True if this step is timed, and its bytes metered; the same on all ranks.

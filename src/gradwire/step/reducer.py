@@ -345,7 +345,7 @@ class Backward:
         self.history.outcome_known(step)
         if not step.committed:
             self.event_log.skipped(step.number, self.history.skipped)
-        if len(self.reducer.health.complaints) != self.event_log.complaints:
+        if len(self.reducer.health.complaints) != self.reducer.health.told:
             self.event_log.unhealthy()
         if self.reducer.running != self.event_log.running:
             self.event_log.changed()
