@@ -11,22 +11,24 @@ import torch
 from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, run_ranks
-from gradwire.errors import PeerFailed, RanksDisagree, TransportError
+from gradwire.errors import GradwireError, PeerFailed, RanksDisagree, TransportError
 from gradwire.exchange.base import Decode, Exchange
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.exchange.round_robin import round_robin
 from gradwire.kernels.compensation import Findings
 from gradwire.laws import Laws
 from gradwire.memory import Gradients, Memory, Planes
-from gradwire.placement import CommitTime
+from gradwire.placement import CommitTime, device_at
 from gradwire.planning.boundaries import even_boundaries
 from gradwire.recipes import recipe
+from gradwire.sources.observe import LossScale
 from gradwire.step.context import ExchangeContext
 from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.layout import Layout
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
 from tests.support.rig import ONE_BUCKET, Outcome, Rig, gradients
+from tests.support.where import WHERE
 
 BREAKS_IN_STEP = 1
 
@@ -141,6 +143,22 @@ def test_an_exception_on_one_rank_is_raised_on_all_and_leaves_no_trace(
     (note,) = own.__notes__
     assert "step 1, rank 1" in note
     assert where.split()[0] in note or where == "after issuing"
+
+
+@pytest.mark.parametrize("name", ["topk", "dense"])
+def test_a_step_whose_scaler_has_gone_fails_on_all_ranks_and_the_next_one_goes_on(name: str) -> None:
+    def rank(comm: Comm) -> list[BaseException | None]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+        lasts = LossScale(scaler, device_at(WHERE), WHERE)
+        own = LossScale(torch.amp.GradScaler("cpu"), device_at(WHERE), WHERE)
+        scales = iter([lasts, own if comm.rank == 1 else lasts, lasts])
+        rig = Rig(comm, EVERY_RECIPE[name], loss_scale=lambda: next(scales)())
+        return [rig.step(gradients(comm.rank, step)).error for step in range(3)]
+
+    for number, (first, second, third) in enumerate(run_ranks(3, rank)):
+        assert first is third is None
+        assert isinstance(second, GradwireError if number == 1 else PeerFailed)
+        assert ("the model has gone" if number == 1 else "rank 1 failed") in str(second)
 
 
 @looped("where", ["encode", "decode"])

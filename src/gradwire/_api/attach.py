@@ -43,7 +43,7 @@ from gradwire.sources.carried import claim
 from gradwire.sources.checks import check_optimizers, warn_without_optimizer
 from gradwire.sources.nodes.level import NodeReducer
 from gradwire.sources.nodes.members import Nodes, NodeTable, agreed, kind_of, neighbours
-from gradwire.sources.observe import LossScale
+from gradwire.sources.observe import LossScale, hold
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, listed, optimizers_of, scaler_of, sharded_in
 from gradwire.step.context import Replicas, Replicated, read_by
@@ -359,6 +359,7 @@ def _assemble(
     if transports.carrier is not None:
         env = replace(env, on_link=transports.carrier.expect)
     if asked.scaler is not None:
+        hold(source.model, asked.scaler)
         scale = LossScale(asked.scaler, transports.device, source.device)
         env = replace(env, loss_scale=scale, begun=scale.begun)
     if asked.guard_every:

@@ -33,6 +33,7 @@ from gradwire.members.steps import MovingSteps
 from gradwire.placement import device_at, through_a_device
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
+from gradwire.sources.observe import hold
 from gradwire.sources.outer import LocalSteps
 from gradwire.sources.unwrap import optimizers_of
 from gradwire.step.layout import Policy
@@ -210,9 +211,9 @@ class MovingWire(OuterWire):
         from gradwire.telemetry.targets import Listener, write_to
 
         write = write_to(target, self._membership.site.rank)
-        # Neither refers to the wire, which holds the model.
         listener = Listener(partial(_metrics, self._membership, self._moving), write, every)
-        self._membership.listeners.append(listener)
+        hold(self._model, listener)
+        self._membership.listeners.append(weakref.ref(listener))
 
     def save(self, folder: str | os.PathLike[str]) -> int:
         """Save this replica in `folder`, one file per rank, and return the rounds in it. For all its ranks.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from gradwire.checkpoint.state import Missing, Saved
 from gradwire.errors import GradwireWarning
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources.checks import check_optimizers, warn_without_optimizer
+from gradwire.sources.observe import hold
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, optimizers_of
 from gradwire.step.flat_buffers import ParameterSpec
@@ -229,7 +231,8 @@ class Wire:
         `Path` of a file for the node exporter's textfile collector; a `logging.Logger`, at level INFO;
         `wandb.log`; an `Accelerator`, whose trackers get them on the main process; or a function, called as
         `target(metrics, step=step)`. W&B plots the metrics over "gradwire/step", and keeps its own count of
-        steps. A target that raises is dropped with a line in the log, and training goes on.
+        steps. A target that raises is dropped with a line in the log, and training goes on. The model holds
+        the target, which is called as long as the model lives.
 
         Raises `TypeError` for another target, `ValueError` unless `every` is at least 1, and `ImportError`
         without `prometheus_client`.
@@ -245,9 +248,9 @@ class Wire:
 
         backward, source, scaler = self._backward, self._source, self.attached.scaler
         write = write_to(target, self._reducer.env.control.rank)
-        # It must not refer to the wire, which holds the model: the worker's thread ends with that.
         listener = Listener(lambda: metrics_of(backward, source, _loss_scale(scaler)), write, every)
-        backward.listeners.append(listener)
+        hold(self.attached.model, listener)
+        backward.listeners.append(weakref.ref(listener))
 
     def trace(self, path: str | Path) -> None:
         """Write this rank's last timed step as a trace that chrome://tracing and ui.perfetto.dev open.

@@ -9,6 +9,7 @@ import logging
 import socket
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -105,8 +106,8 @@ class Membership:
         """Number of rounds that have landed here; and of those given up, or whose Δ was dropped in
         healing."""
         self.running: Running | None = None
-        self.listeners: list[Callable[[], None]] = []
-        """Called when a round has landed."""
+        self.listeners: list[weakref.ref[Callable[[], None]]] = []
+        """Called when a round has landed. The model holds them: they are the user's."""
         self._members, self._source, self._carry, self._timeout_s = members, source, carry, timeout_s
         self._every_s = every_s
         self.site, self._asks = site, _Asks(members, site)
@@ -409,8 +410,9 @@ class Membership:
         self._is_established = True
         self.committed += 1
         self._took_s.append(now_s() - self._start_s)
-        for listener in self.listeners:
-            listener()
+        for each in self.listeners:
+            if (listener := each()) is not None:
+                listener()
 
     def lose(self, error: TransportError) -> None:
         """Abort all groups at once, so that members that are no neighbours of the dead one notice, too."""

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gradwire.errors import GradwireError
 from gradwire.measure.clock import BackwardWatch
 from gradwire.measure.uses import FirstForward
 from gradwire.placement import Device, fetch
 from gradwire.sources.source import Source
 from gradwire.step.reducer import Backward
 from gradwire.untraced import untraced
+
+_HELD = "_gradwire_held"
+"""Attribute of a model with objects of the user's, as `hold` is given them."""
 
 
 def register_observers(
@@ -49,6 +53,15 @@ def register_observers(
     return hooks
 
 
+def hold(model: nn.Module, given: object) -> None:
+    """Let `model` hold an object of the user's as long as it lives; a copy of the model does not hold it.
+
+    The object may refer to the model, with which gradwire's thread ends. So the model alone holds it, and
+    all that this thread reaches refers to it weakly.
+    """
+    vars(model).setdefault(_HELD, []).append(given)
+
+
 def leave_out_of_copies(model: nn.Module, hooks: Iterable[RemovableHandle], **instead: Any) -> None:
     """Keep `hooks` on forward passes or loads of `model` out of its state for `copy` and `pickle`.
 
@@ -61,7 +74,8 @@ def leave_out_of_copies(model: nn.Module, hooks: Iterable[RemovableHandle], **in
 
     def state_without_gradwire() -> dict[str, Any]:
         state = dict(original())
-        state.pop("__getstate__", None)
+        for name in ("__getstate__", _HELD):
+            state.pop(name, None)
         state |= instead
         for name in ("_forward_pre_hooks", "_forward_hooks", "_load_state_dict_pre_hooks"):
             state[name] = OrderedDict(item for item in state[name].items() if item[0] not in ours)
@@ -210,22 +224,29 @@ class LossScale:
     """
 
     def __init__(self, scaler: torch.amp.GradScaler, device: Device, where: torch.device) -> None:
-        """Parameters are at `where`, on the `device`."""
-        self._scaler, self._device = scaler, device
+        """Parameters are at `where`, on the `device`. The model holds the `scaler` (`hold`)."""
+        self._held, self._device = weakref.ref(scaler), device
         self._one = None if device.is_host else torch.ones((), dtype=torch.float32, device=where)
         self._fetched: Callable[[], Tensor] | None = None
 
     def begun(self) -> None:
         """Begin to copy the scale, as it is after all work enqueued so far."""
-        if self._one is not None:
-            self._fetched = fetch(self._device, self._scaler.scale(self._one))
+        scaler = self._held()  # none, if a graph has outlived the model
+        if self._one is not None and scaler is not None:
+            self._fetched = fetch(self._device, scaler.scale(self._one))
 
     def __call__(self) -> float:
         """The loss scale of the backward pass that has begun. If none has (under `join()`), the present
         scale, for which the host waits.
+
+        Raises `GradwireError` if the scaler is gone, with the model.
         """
         fetched, self._fetched = self._fetched, None
-        return float(self._scaler.get_scale()) if fetched is None else float(fetched())
+        if fetched is not None:
+            return float(fetched())
+        if (scaler := self._held()) is None:
+            raise GradwireError("the model has gone before its step began, and the loss scale with it")
+        return float(scaler.get_scale())
 
 
 def _before_forward(backward: Backward, source: Source) -> Callable[..., None]:

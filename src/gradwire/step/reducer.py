@@ -29,6 +29,7 @@ nothing can be issued any more, and this step and all later ones end with its er
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -147,8 +148,9 @@ class Backward:
         self.steps = steps or Steps({}, (), HostDevice())
         self.overlap = True
         self.history, self.event_log = History(), EventLog(reducer)
-        self.listeners: list[Callable[[], None]] = []
-        """Called at the end of each backward pass that raises nothing, on its thread."""
+        self.listeners: list[weakref.ref[Callable[[], None]]] = []
+        """Called at the end of each backward pass that raises nothing, on its thread. The model holds them:
+        they are the user's, and the worker's thread, which refers to this object, ends with the model."""
         self._source, self._worker, self._stage = source, worker, stage or reducer
         self._waiting: list[Job] = []
         """Jobs for the worker that are still to be posted."""
@@ -314,8 +316,9 @@ class Backward:
     def _tell(self) -> None:
         """Training thread: tell those that want to know that means are in `p.grad`."""
         self.steps.exchange_ended()
-        for listener in self.listeners:
-            listener()
+        for each in self.listeners:
+            if (listener := each()) is not None:
+                listener()
 
     def deliver(self, step: Step) -> None:
         """Worker: hand a step that has ended to the training thread, whatever its outcome."""
@@ -606,8 +609,12 @@ class Reducer(InstalledRecipe):
             step.fail(GradwireError(_MOMENTUM_TWICE), "begin")
 
     def _ask_loss_scale(self, loss_scale: Callable[[], float], step: Step) -> None:
-        """Worker: get the loss scale that the gradients carry."""
-        carried = loss_scale()
+        """Worker: get the loss scale that the gradients carry. If it cannot be read, the step fails."""
+        try:
+            carried = loss_scale()
+        except BaseException as error:  # the scaler may be gone, with the model
+            step.fail(error, "read the loss scale")
+            return
         step.scaled = [flat_buffer.scaled(carried) for flat_buffer in self.layout.flat_buffers]
 
     def _begin_serially(self, step: Step) -> None:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numba
@@ -18,6 +19,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -25,7 +28,6 @@ from gradwire.errors import GradwireWarning
 from gradwire.kernels import compiler
 from gradwire.members.base import Card, Entry, Roster
 from gradwire.planning.costs import CodecCost, Line
-from gradwire.step.flat_buffers import ParameterSpec
 from tests.support.states import own_state
 
 
@@ -330,23 +332,19 @@ def test_a_model_that_dies_leaves_no_flat_buffers_behind_in_its_optimizer() -> N
     assert not optimizer._optimizer_step_post_hooks
 
 
-def _by(model: nn.Module) -> Callable[[ParameterSpec], str]:
-    return lambda spec: "int8" if spec.numel > 64 and model.training else "dense"
-
-
-def _wrapped(module: nn.Module) -> tuple[nn.Module, Any]:
+def _wrapped(module: nn.Module, given: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
     model = DistributedDataParallel(module)
-    return model, gradwire.attach(model, recipe="topk(ratio=0.1)", policy=_by(model))
+    return model, gradwire.attach(model, recipe="topk(ratio=0.1)", **given(model))
 
 
-def _plain(model: nn.Module) -> tuple[nn.Module, Any]:
+def _plain(model: nn.Module, given: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
     over = dist.group.WORLD
-    return model, gradwire.attach(model, recipe="topk(ratio=0.1)", policy=_by(model), replicas=over)
+    return model, gradwire.attach(model, recipe="topk(ratio=0.1)", replicas=over, **given(model))
 
 
-def _local_steps(model: nn.Module) -> tuple[nn.Module, Any]:
+def _local_steps(model: nn.Module, given: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
     optimizer, over = torch.optim.SGD(model.parameters(), lr=0.1), dist.group.WORLD
-    return model, gradwire.outer(model, optimizer, policy=_by(model), replicas=over)
+    return model, gradwire.outer(model, optimizer, replicas=over, every=1, **given(model))
 
 
 class _Alone:
@@ -363,18 +361,102 @@ class _Alone:
         """Nothing is held."""
 
 
-def _moving(model: nn.Module) -> tuple[nn.Module, Any]:
+def _moving(model: nn.Module, given: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, gradwire.outer(model, optimizer, policy=_by(model), members=_Alone())
+    return model, gradwire.outer(model, optimizer, members=_Alone(), every=1, **given(model))
 
 
-@pytest.mark.parametrize("carried", [_wrapped, _plain, _local_steps, _moving])
-def test_a_model_goes_although_its_policy_refers_to_it(
-    carried: Callable[[nn.Module], tuple[nn.Module, Any]],
+def _fully_sharded(model: nn.Module, given: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model, gradwire.attach(model, recipe="int8", **given(model))
+
+
+_Carried = Callable[[nn.Module, Callable[[nn.Module], Any]], tuple[nn.Module, Any]]
+
+
+def _nothing(_model: nn.Module) -> dict[str, Any]:
+    return {}
+
+
+def _by(model: nn.Module) -> dict[str, Any]:
+    return {"policy": lambda spec: "int8" if spec.numel > 64 and model.training else "dense"}
+
+
+class _TrainersScaler(torch.amp.GradScaler):
+    """Refers to a model, as a scaler of a trainer may."""
+
+    model: nn.Module
+
+
+def _scaler_of(model: nn.Module) -> dict[str, Any]:
+    scaler = _TrainersScaler("cpu", init_scale=2.0)
+    scaler.model = model
+    return {"scaler": scaler}
+
+
+class _Trainer:
+    """Refers to its model, and takes its metrics."""
+
+    def __init__(self, model: nn.Module, told: list[int]) -> None:
+        self.model, self._told = model, told
+
+    def log(self, _metrics: dict[str, float], step: int) -> None:
+        self._told.append(step)
+
+
+class _ModelsLogger(logging.Logger):
+    """Refers to a model."""
+
+    def __init__(self, model: nn.Module, told: list[int]) -> None:
+        super().__init__("of a model", logging.INFO)
+        self.model, self._told = model, told
+
+    def info(self, _text: object, *arguments: object, **_: object) -> None:
+        self._told.append(int(str(arguments[0])))
+
+
+def _train(model: nn.Module, steps: int = 2) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("carried", "given"),
+    [
+        *product((_wrapped, _plain, _local_steps, _moving), (_by,)),
+        *product((_wrapped, _plain, _fully_sharded), (_scaler_of,)),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_model_goes_although_what_it_was_attached_with_refers_to_it(
+    carried: _Carried, given: Callable[[nn.Module], Any], steps: int
 ) -> None:
-    model, wire = carried(nn.Sequential(nn.Linear(64, 64)))
+    model, wire = carried(nn.Sequential(nn.Linear(64, 64)), given)
+    _train(model, steps)
     gone = weakref.ref(model)
     del model, wire
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("carried", [_wrapped, _plain, _local_steps, _moving, _fully_sharded])
+@pytest.mark.parametrize("target", [lambda *of: _Trainer(*of).log, _ModelsLogger])
+def test_a_model_goes_although_a_target_of_its_metrics_refers_to_it_and_is_told_until_then(
+    carried: _Carried, target: Callable[[nn.Module, list[int]], Any]
+) -> None:
+    model, wire = carried(nn.Sequential(nn.Linear(64, 64)), _nothing)
+    told: list[int] = []
+    wire.log_to(target(model, told), every=1)
+    gone = weakref.ref(model)
+    del wire
+    gc.collect()
+    _train(model)
+    # Alone, FSDP2 has no traffic that anything could be told of.
+    assert len(told) == (0 if carried is _fully_sharded else 2), "nothing but the model is there"
+    del model
     gc.collect()
     assert gone() is None
 

@@ -78,6 +78,19 @@ def test_a_copy_has_no_hook_and_the_model_trains_on(kind: str, recipe: str) -> N
     assert wire.report().step == 2
 
 
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_copy_tells_no_target_of_the_models(kind: str) -> None:
+    plain, ours, told = _ddp(), _ddp(), list[int]()
+    wire = gradwire.attach(ours, recipe="topk(ratio=0.1)", scaler=torch.amp.GradScaler("cpu"))
+    wire.log_to(lambda _metrics, step: told.append(step), every=1)  # no function that pickle knows
+    copied = COPIES[kind](ours)
+    assert vars(copied).keys() == vars(COPIES[kind](plain)).keys()
+    _backward(copied)
+    assert not told
+    _backward(ours)
+    assert len(told) == 1
+
+
 def test_a_copy_may_be_attached_itself() -> None:
     ours = _ddp()
     wire = gradwire.attach(ours, recipe="topk(ratio=0.1)")
