@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import os
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -947,6 +949,25 @@ def detached(**options: Any) -> dict[str, Any]:
     }
 
 
+def told_without_a_wire() -> dict[str, Any]:
+    """A model whose wire nobody keeps, and whose metrics go to a function over the model: the steps that the
+    function is told, and whether the model goes at last."""
+    model, told = sharded(), list[int]()
+
+    def take(of: nn.Module, _metrics: Any, step: int) -> None:
+        assert of.training
+        told.append(step)
+
+    optimizer = adam(model)
+    gradwire.attach(model, optimizer, "int4").log_to(partial(take, model), every=1)
+    gc.collect()
+    train(model, optimizer, range(3))
+    gone = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    return {"told": told, "gone": gone() is None}
+
+
 def within_checkpoints(again: bool) -> dict[str, Any]:
     """Trainings whose blocks are computed again in the backward pass: steps, and what was warned of."""
     model = sharded(partial(Layered, again=again))
@@ -1277,6 +1298,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "in another world": in_another_world,
     **{f"int8, {name}": partial(beside_stock, "int8", "int8", **how) for name, how in SUITS.items()},
     **{f"int4, {name}": partial(beside_stock, "int4", "int8", **how) for name, how in SUITS.items()},
+    "told without a wire": told_without_a_wire,
     **{f"within checkpoints, {again}": partial(within_checkpoints, again) for again in (True, False)},
     "inside nodes": inside_nodes,
     "refused with groups": refused_with_groups,

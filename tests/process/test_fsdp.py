@@ -287,6 +287,12 @@ def test_passes_that_checkpoints_nest_are_parts_of_one(two: Scenes) -> None:
         assert found == other
 
 
+def test_a_target_is_told_as_long_as_the_model_lives(two: Scenes) -> None:
+    for found in value(two, "told without a wire"):
+        assert len(found["told"]) == 3
+        assert found["gone"]
+
+
 BY_NODES = {
     # Bytes of a coded row of 113 elements, and of what is remembered: two rows, and what they were before.
     "bf16": (226, 0),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -451,13 +450,8 @@ class FSDPWire(Wire):
         """Write `metrics()` to `target` at the end of each `every`-th backward pass; see `Wire.log_to`."""
         from gradwire.telemetry.targets import Listener, write_to
 
-        alive = weakref.ref(self)
-
-        def metrics() -> dict[str, float]:
-            wire = alive()
-            return {} if wire is None else wire.metrics()
-
-        self._traffic.ended.append(Listener(metrics, write_to(target, self._control.rank), every))
+        write = write_to(target, self._control.rank)
+        self._traffic.ended.append(Listener(self.metrics, write, every))
 
     # -- what is kept
 
