@@ -27,7 +27,7 @@ from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm.apart import alone
 from gradwire.comm.groups import carries_cpu
 from gradwire.members import Event, Members
-from gradwire.members.membership import Membership, Running
+from gradwire.members.membership import Asks, Leaving, Membership, Running
 from gradwire.members.site import Site
 from gradwire.members.steps import MovingSteps
 from gradwire.placement import device_at, through_a_device
@@ -96,10 +96,13 @@ def moving(
 
     site = Site(_comm_of(source.inside, source.where))
     terms = _terms(source, asked)
-    membership = Membership(members, source, site, terms, carry, timeout_s=timeout_s, every_s=every_s)
+    asks = Asks(members, site)
+    membership = Membership(asks, source, site, terms, carry, timeout_s=timeout_s, every_s=every_s)
     if resume is not None:
         saved = file_set.kept(site.comm, Path(resume))
         membership.load(saved) if saved is not None else None
+    hold(model, asks)
+    hold(model, Leaving(asks.close))
     weakref.finalize(model, membership.close)
     membership.join()
     _HELD.add(members)

@@ -78,7 +78,7 @@ class Membership:
 
     def __init__(
         self,
-        members: Members,
+        asks: Asks,
         source: MovingSteps,
         site: Site,
         terms: Mapping[str, str],
@@ -90,7 +90,7 @@ class Membership:
         """Build a membership that has not joined yet.
 
         Args:
-            members: finds the others.
+            asks: finds the others. The model holds it.
             source: local steps of this replica.
             site: the ranks of this replica.
             terms: settings that all members must share.
@@ -108,9 +108,10 @@ class Membership:
         self.running: Running | None = None
         self.listeners: list[weakref.ref[Callable[[], None]]] = []
         """Called when a round has landed. The model holds them: they are the user's."""
-        self._members, self._source, self._carry, self._timeout_s = members, source, carry, timeout_s
+        self._source, self._carry, self._timeout_s = source, carry, timeout_s
         self._every_s = every_s
-        self.site, self._asks = site, _Asks(members, site)
+        self.site, self._held = site, weakref.ref(asks)
+        self._name, self._address = asks.name, asks.address
         self._terms, self._born = (
             {**terms, "ranks per replica": str(self.site.size)},
             datetime.now().timestamp(),
@@ -135,6 +136,13 @@ class Membership:
     def rounds(self) -> int:
         """The rounds that have landed in the shared parameters."""
         return max(self._rounds, 0)
+
+    @property
+    def _asks(self) -> Asks:
+        """Only for the thread that trains, which keeps the model alive, and with it the user's members."""
+        asks = self._held()
+        assert asks is not None, "asked by the user of the model"
+        return asks
 
     # -- rounds
 
@@ -191,10 +199,10 @@ class Membership:
         if self._rounds >= 0:
             sums = ".".join(f"{each:08x}" for each in self.site.numbers(source.checksum()))
         if self._store is None and self.site.rank == 0:
-            self._store = opened(self._members.address)
+            self._store = opened(self._address)
         return Card(
             terms=self._terms,
-            address="" if self._store is None else f"{self._members.address}:{self._store.port}",
+            address="" if self._store is None else f"{self._address}:{self._store.port}",
             run=self._run,
             rounds=self._rounds,
             number=self._number,
@@ -239,7 +247,7 @@ class Membership:
 
     def _apart(self, plan: Plan, lost: Callable[[], bool]) -> Apart:
         host, _, port = plan.addresses[0].rpartition(":")
-        size, place = self.site.size, plan.names.index(self._members.name)
+        size, place = self.site.size, plan.names.index(self._name)
         store: Store | None = None
         if place == 0:
             store, self._store = self._store, None
@@ -254,7 +262,7 @@ class Membership:
             plan.meeting,
             place * size + self.site.rank,
             len(plan.names) * size,
-            address=self._members.address,
+            address=self._address,
             connect_s=CONNECT_S,
             timeout_s=self._timeout_s,
             lost=lost,
@@ -285,7 +293,7 @@ class Membership:
     def heal(self, plan: Plan) -> None:
         """Give or take the shared parameters, as `plan` says. Other members wait in the exchange."""
         failure: TransportError | None = None
-        found, moved, start_s, name = None, 0, now_s(), self._members.name
+        found, moved, start_s, name = None, 0, now_s(), self._name
         try:
             with self._deadline(self._timeout_s):
                 found, moved = self._moved(plan)
@@ -306,13 +314,13 @@ class Membership:
         assert self._meeting is not None, "met before"
         source, site, moved = self._source, self.site, 0
         peers = GroupPeers([self._meeting.group])
-        if self._members.name == plan.source:
+        if self._name == plan.source:
             given = {"kept": self._kept, "at": [self._rounds, self._number]}
             # Ranks that hold a replica alike get the rest once, by their first one.
             shared = source.shared_state() if source.is_sharded or site.rank == 0 else {}
             for each in plan.heals:
                 moved += give(peers, plan.names.index(each) * site.size + site.rank, given | shared)
-        if self._members.name in plan.heals:
+        if self._name in plan.heals:
             return take(peers, plan.names.index(plan.source) * site.size + site.rank)
         return None, moved
 
@@ -433,7 +441,8 @@ class Membership:
         if self._meeting is not None:
             self._meeting.close()
         self._meeting = self._store = None
-        self._asks.close()
+        if (asks := self._held()) is not None:  # or it leaves by itself
+            asks.close()
 
     # -- saves
 
@@ -483,7 +492,7 @@ class Membership:
         event = Event(what, max(self._rounds, 0), who, seconds, sent, why, datetime.now().timestamp())
         self.events.append(event)
         if self.site.rank == 0:
-            _LOG.info("%s: %s", self._members.name, event)
+            _LOG.info("%s: %s", self._name, event)
 
 
 def return_freed() -> None:
@@ -514,8 +523,11 @@ class Alone(Exception):
     """Signal that there is no quorum yet, and this replica shall train meanwhile."""
 
 
-class _Asks:
-    """`Members` for all ranks of a replica: the first one asks, and tells the others."""
+class Asks:
+    """`Members` for all ranks of a replica: the first one asks, and tells the others.
+
+    The model holds it, and nothing else for long: members are the user's, and may refer to the model.
+    """
 
     def __init__(self, members: Members, site: Site) -> None:
         self._members, self._site = members, site
@@ -551,44 +563,24 @@ class _Asks:
 
     def _answer(self, card: Card) -> Roster:
         if self.alone_s is None or card.joins:
-            with self._said("no quorum yet: this replica waits for other members"):
+            with _said(self.name, self._has_left, "no quorum yet: this replica waits for other members"):
                 return self._members.ask(card)
         limit_s = 0.0
         if self._asked is None:
             limit_s, self._asked = self.alone_s, Future[Roster]()
-            asked = self._asked
-
-            def ask() -> None:
-                why = ""
-                with self._said("no quorum yet: local steps go on meanwhile"):
-                    while not asked.done() and not self._has_left.is_set():
-                        try:
-                            asked.set_result(self._members.ask(card))
-                        except TransportError as error:
-                            if str(error) != why:
-                                why = str(error)
-                                _LOG.info("%s: no quorum: %s", self.name, why)
-                            self._has_left.wait(PAUSE_S)
-                        except BaseException as error:
-                            asked.set_exception(error)
-
-            threading.Thread(target=ask, name="gradwire asks", daemon=True).start()
+            asking = partial(_ask_on, weakref.ref(self), card, self._asked, self.name, self._has_left)
+            threading.Thread(target=asking, name="gradwire asks", daemon=True).start()
         return self._asked.result(limit_s)
 
-    @contextmanager
-    def _said(self, what: str) -> Iterator[None]:
-        """Log `what` after a few seconds, and the length of a wait that an answer ended. Nothing if it was
-        short.
-        """
-        start_s, waits = now_s(), threading.Timer(PATIENCE_S, _LOG.info, ("%s: %s", self.name, what))
-        waits.daemon = True
-        waits.start()
+    def tried(self, card: Card, asked: Future[Roster]) -> str | None:
+        """Ask once, for the answer `asked`. Returns why there is none yet, or `None`."""
         try:
-            yield
-        finally:
-            waits.cancel()
-        if not self._has_left.is_set() and (waited_s := now_s() - start_s) >= PATIENCE_S:
-            _LOG.info("%s: the wait for a quorum has ended after %.0f s", self.name, waited_s)
+            asked.set_result(self._members.ask(card))
+        except TransportError as error:
+            return str(error)
+        except BaseException as error:
+            asked.set_exception(error)
+        return None
 
     def is_answered(self) -> bool:
         """True if a question asked while training has an answer. Called by all ranks together."""
@@ -598,8 +590,63 @@ class _Asks:
 
     def close(self) -> None:
         """See `Members.close`. A question that goes on beside training is asked no more."""
-        self._has_left.set()
-        self._members.close()
+        if not self._has_left.is_set():
+            self._has_left.set()
+            self._members.close()
+
+
+class Leaving:
+    """Calls `leave` when it goes itself, with the model that holds it.
+
+    A weak reference to members that refer to the model is gone before the model's own finalizers run.
+    """
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
+
+    def __del__(self) -> None:
+        self._leave()
+
+
+def _ask_on(
+    held: weakref.ref[Asks], card: Card, asked: Future[Roster], name: str, has_left: threading.Event
+) -> None:
+    """Ask until there is an answer, or until nobody holds the one who asks; beside training.
+
+    Args:
+        held: asks, and is held here only while it does.
+        card: of the replica.
+        asked: gets the answer.
+        name: of the replica.
+        has_left: set when the replica leaves.
+    """
+    last: str | None = None
+    with _said(name, has_left, "no quorum yet: local steps go on meanwhile"):
+        while (asks := held()) is not None and not asked.done() and not has_left.is_set():
+            why = asks.tried(card, asked)
+            del asks
+            if why is None:
+                return
+            if why != last:
+                last = why
+                _LOG.info("%s: no quorum: %s", name, why)
+            has_left.wait(PAUSE_S)
+
+
+@contextmanager
+def _said(name: str, has_left: threading.Event, what: str) -> Iterator[None]:
+    """Log `what` after a few seconds, and the length of a wait that an answer ended. Nothing if it was
+    short.
+    """
+    start_s, waits = now_s(), threading.Timer(PATIENCE_S, _LOG.info, ("%s: %s", name, what))
+    waits.daemon = True
+    waits.start()
+    try:
+        yield
+    finally:
+        waits.cancel()
+    if not has_left.is_set() and (waited_s := now_s() - start_s) >= PATIENCE_S:
+        _LOG.info("%s: the wait for a quorum has ended after %.0f s", name, waited_s)
 
 
 def _connected(name: str, address: str) -> socket.socket:

@@ -24,10 +24,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.errors import GradwireWarning
+from gradwire.errors import GradwireWarning, TransportError
 from gradwire.kernels import compiler
 from gradwire.members.base import Card, Entry, Roster
 from gradwire.planning.costs import CodecCost, Line
+from tests.support.command import eventually
 from tests.support.states import own_state
 
 
@@ -363,7 +364,8 @@ class _Alone:
 
 def _moving(model: nn.Module, given: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, gradwire.outer(model, optimizer, members=_Alone(), every=1, **given(model))
+    options: dict[str, Any] = {"members": _Alone()} | given(model)
+    return model, gradwire.outer(model, optimizer, every=1, **options)
 
 
 def _fully_sharded(model: nn.Module, given: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
@@ -440,6 +442,41 @@ def test_a_model_goes_although_what_it_was_attached_with_refers_to_it(
     del model, wire
     gc.collect()
     assert gone() is None
+
+
+class _Finding(_Alone):
+    """Refers to something, and may find nobody once it has begun."""
+
+    def __init__(self, refers_to: object, alone_s: float | None, left: list[str]) -> None:
+        self.refers_to, self.alone_s, self._left, self._has_begun = refers_to, alone_s, left, False
+
+    def ask(self, card: Card) -> Roster:
+        if self._has_begun and self.alone_s is not None:
+            raise TransportError("the others are away")
+        self._has_begun = True
+        return super().ask(card)
+
+    def close(self) -> None:
+        self._left.append(self.name)
+
+
+@pytest.mark.parametrize("refers", [True, False])
+@pytest.mark.parametrize("alone_s", [None, 0.0])
+def test_a_model_goes_although_its_members_refer_to_it_and_they_are_left(
+    refers: bool, alone_s: float | None
+) -> None:
+    left: list[str] = []
+    model, _wire = _moving(
+        nn.Sequential(nn.Linear(64, 64)),
+        lambda of: {"members": _Finding(of if refers else None, alone_s, left)},
+    )
+    _train(model)
+    gone = weakref.ref(model)
+    assert not left
+    del model, _wire
+    # One of its threads may ask just now.
+    assert eventually(lambda: gc.collect() >= 0 and gone() is None, 30.0)
+    assert left == ["site-a"]
 
 
 @pytest.mark.parametrize("carried", [_wrapped, _plain, _local_steps, _moving, _fully_sharded])
