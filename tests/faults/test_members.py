@@ -102,7 +102,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_a_killed_member_is_left_out_and_comes_back_healed(site: Site) -> None:
     for name in "abc":
         site.start(name, rounds=14, pause_s=0.1)
-    site.wait_for("a", 3)
+    site.wait_for("b", 3)
     site.kill("b")
     site.wait_for("a", 5)
     site.start("b", rounds=14, pause_s=0.1)
@@ -110,7 +110,7 @@ def test_a_killed_member_is_left_out_and_comes_back_healed(site: Site) -> None:
     shared = site.check()
     assert len(set(shared.values())) == len(shared)
     begun = [each["begun"] for each in site.notes("b") if "begun" in each]
-    assert begun[0] == 0
+    assert begun[0] < 3  # two that meet before the third one begin without it
     assert begun[1] >= 5
     assert ("left", ("b",)) in site.events("a")
     assert ("healed", ("b",)) in site.events("a") + site.events("c")
