@@ -122,9 +122,9 @@ def test_a_killed_member_is_left_out_and_comes_back_healed(site: Site) -> None:
 @pytest.mark.rest
 @pytest.mark.parametrize("nth", [1, 2], ids=["the first group", "another one"])
 def test_a_member_that_dies_while_groups_are_made_is_left_out_before_a_limit(site: Site, nth: int) -> None:
-    site.start("a", rounds=4, connect_s=10 * GUARD_S)
-    site.start("b", rounds=4, connect_s=10 * GUARD_S, dies_making=nth)
-    site.start("c", rounds=4, connect_s=10 * GUARD_S)
+    site.start("a", rounds=8, pause_s=0.2, connect_s=10 * GUARD_S)  # others may come later
+    site.start("b", rounds=8, pause_s=0.2, connect_s=10 * GUARD_S, dies_making=nth)
+    site.start("c", rounds=8, pause_s=0.2, connect_s=10 * GUARD_S)
     site.end("a", "c")
     site.check("ac")
     # The first roster may be without one of the two.
