@@ -58,7 +58,10 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # Python's own error names the function
         given = bound.arguments = {key: as_python(value) for key, value in bound.arguments.items()}
         finite = {key: value for key, value in given.items() if not _is_endless(value, kinds.get(key))}
         if problem := problem_of(function, finite):

@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -320,7 +320,32 @@ def without_process_group() -> list[str]:
     return _refusal(lambda: gradwire.attach(ddp))
 
 
+def read_one_by_one() -> dict[str, Any]:
+    """Rank 0 cannot read the second of the states, which it reads one by one; then it can."""
+    ddp = DistributedDataParallel(perceptron())
+    optimizer = optimizer_of(ddp)
+    wire = gradwire.attach(ddp, optimizer, "topk(ratio=0.05)")
+    train(ddp, optimizer, range(2))
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, wire.state_dict())
+
+    def read(*, fails: bool) -> Iterator[Any]:
+        yield states[0]
+        if fails and dist.get_rank() == 0:
+            raise FileNotFoundError("wire-1.pt")
+        yield from states[1:]
+
+    said = ""
+    try:
+        wire.load_state_dict(read(fails=True))
+    except (OSError, gradwire.GradwireError) as error:
+        said = f"{type(error).__name__}: {error}"
+    wire.load_state_dict(read(fails=False))
+    return {"said": said, "step": wire.report().step}
+
+
 SCENES: dict[str, Callable[[], Any]] = {
+    "read one by one": read_one_by_one,
     **{recipe: partial(resumes, recipe) for recipe in RECIPES},
     "three to two": from_three_to_two,
     "dcp": through_dcp,

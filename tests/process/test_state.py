@@ -170,3 +170,11 @@ def test_attach_without_a_process_group_says_what_to_call(world: Scenes) -> None
     for kind, text in value(world, "no process group"):
         assert kind == "ValueError"
         assert "init_process_group" in text
+
+
+def test_a_rank_that_cannot_read_a_state_tells_the_others(world: Scenes) -> None:
+    first, *others = value(world, "read one by one")
+    assert first == {"said": "FileNotFoundError: wire-1.pt", "step": 2}
+    for each in others:
+        assert each["said"].startswith("PeerFailed: rank 0 could not read the states")
+        assert each["step"] == 2

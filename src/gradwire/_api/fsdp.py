@@ -476,8 +476,9 @@ class FSDPWire(Wire):
         On as many ranks as saved, each resumes bit for bit. On another number all start with the mean.
         Raises as `Wire.load_state_dict` does.
         """
-        states: Saved = as_python(saved)  # they are read more than once
         self._begin(f"load_state_dict(missing={missing!r})")
+        # Once, as they are read more than once; on one rank this may fail, as where a file is missing.
+        states: Saved = on_all_ranks(lambda: as_python(saved), "read the states", self._control)
         mean = not state.fits(self._traffic, states)
         state.load(self._traffic, self._control, states, missing, mean=mean)
 

@@ -87,7 +87,9 @@ def moving(
         on_host=asked.placement != "device",
         name=members.name,
     )
-    asked = replace(asked, policy=source.weighed(policy)).answered(source)
+    asked = replace(asked, policy=source.weighed(policy))
+    source.check_policy()  # before it is asked
+    asked = asked.answered(source)
 
     def carry(machine: Sequence[int] | None) -> Running:
         nodes = None if machine is None else [machine]

@@ -108,7 +108,7 @@ def outer(
             "sent"
         )
     if every_seconds is not None and not is_time(every_seconds, sys.float_info.max):
-        raise ValueError(f"every_seconds={every_seconds!r} is not a time above 0")
+        raise ValueError(f"every_seconds={every_seconds!r} is not a finite time above 0")
     if not is_time(timeout_s):
         raise ValueError(f"timeout_s={timeout_s!r} is not a time above 0, of 10^6 seconds at most")
     if every_seconds is not None and delay:

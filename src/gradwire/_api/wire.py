@@ -318,11 +318,16 @@ class Wire:
 
             wire.load_state_dict(torch.load(f"wire-{rank}.pt"))
         """
-        states: Saved = as_python(saved)  # they are read more than once
         self._source.may_differ()  # a model is loaded beside its state
-        self._backward.together(
-            f"load_state_dict(missing={missing!r})", lambda: state.load(self._reducer, states, missing)
-        )
+
+        def load() -> None:
+            # Once, as they are read more than once; on one rank this may fail, as where a file is missing.
+            states: Saved = on_all_ranks(
+                lambda: as_python(saved), "read the states", self._reducer.env.control
+            )
+            state.load(self._reducer, states, missing)
+
+        self._backward.together(f"load_state_dict(missing={missing!r})", load)
         self._backward.steps.forget()
 
     def save(self, folder: str | os.PathLike[str]) -> int:

@@ -98,7 +98,7 @@ class Gather:
         return phase_of(self.codec, ctx)
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
-        """Issue one all-gather of the payload; finishing decodes W payloads."""
+        """Issue one all-gather of the payload; W payloads are decoded."""
         payload = self.codec.take(x, ctx)
         payloads = payload.new_empty(comm.world, payload.numel())
         pending = comm.all_gather(payloads, payload)

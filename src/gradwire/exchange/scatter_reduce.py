@@ -129,11 +129,11 @@ class ScatterReduce:
         """
         wide_x, wide_mean = x.float(), mean.float()
         wide = replace(ctx, kernels=ctx.kernels.of(torch.float32)).with_constants(ctx.constants)
-        finish_wide = self.start(wide_x, wide_mean, comm, wide)
+        decode_wide = self.start(wide_x, wide_mean, comm, wide)
         x.copy_(wide_x)
 
         def decode() -> None:
-            finish_wide()
+            decode_wide()
             mean.copy_(wide_mean)
 
         return decode

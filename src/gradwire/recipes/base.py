@@ -228,10 +228,11 @@ def register(build: B) -> B:
 
     @wraps(build)
     def named(*args: Any, **options: Any) -> Composition:
-        bound = signature.bind(*as_python(args), **{key: as_python(each) for key, each in options.items()})
-        built = build(*bound.args, **bound.kwargs)
+        args, options = as_python(args), {key: as_python(each) for key, each in options.items()}
+        built = build(*args, **options)  # first, as Python's error for a wrong argument names the function
         if built.text:
             return built
+        bound = signature.bind(*args, **options)
         bound.apply_defaults()
         inside = ", ".join(f"{key}={value!r}" for key, value in bound.arguments.items())
         return replace(built, text=f"{name}({inside})" if inside else name)

@@ -27,9 +27,11 @@ def check_policy(policy: Policy | None, names: Collection[str]) -> None:
     """
     if not isinstance(policy, Mapping):
         return
-    for pattern in policy:
+    for pattern, text in policy.items():
         if not isinstance(pattern, str):
             raise ValueError(f"policy: {pattern!r} is not a pattern over names of parameters")
+        if not isinstance(text, str | None):
+            raise ValueError(f"policy: {pattern!r} has {text!r}, which is not the text of a recipe")
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
             like = f". Names are like {near[0]!r}" if near else ": the model has none"

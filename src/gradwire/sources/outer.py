@@ -222,11 +222,15 @@ class LocalSteps(Source):
         self._policy = policy
         return lambda spec: chooser(policy)(spec) if spec.name in self._own else "dense"
 
+    def check_policy(self) -> None:
+        """Raise `ValueError` for a policy, given to `weighed`, that does not suit the parameters."""
+        policy, self._policy = self._policy, None  # which may refer to the model
+        check_policy(policy, list(self._own))
+
     def check(self) -> None:
         """Check that ranks make up a grid, and that nothing else averages; make the outer optimizer."""
         require_unclaimed(self)
-        policy, self._policy = self._policy, None  # which may refer to the model
-        check_policy(policy, list(self._own))
+        self.check_policy()
         if self._shards is not None:
             self._shards.check()
         for name, each in self._own.items():

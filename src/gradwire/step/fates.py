@@ -214,7 +214,7 @@ class Steps:
             return
         self._has_looked = True
         for record in self._records:
-            if self._recognises(record) and not record.has_made:
+            if not record.has_made and self._recognises(record):
                 self._clear(record, written)
 
     def fates(self) -> Fates | None:

@@ -16,6 +16,7 @@ from torch import nn
 
 import gradwire
 from gradwire.integrations.training import attached
+from gradwire.recipes.topk import topk
 from tests.support.looped import looped
 from tests.support.models import batch, perceptron
 
@@ -209,7 +210,7 @@ OF_ATTACH: dict[str, tuple[Any, ...]] = {
     "target": (None, "x", True, math.nan, math.inf, -1, 0, [0.5]),
     "scaler": (*NO_OBJECTS, []),
     "process_group": (*NO_OBJECTS, []),
-    "policy": (*NO_OBJECTS, {3: "int8"}, {None: "int8"}),
+    "policy": (*NO_OBJECTS, {3: "int8"}, {None: "int8"}, {"*": 3}),
     "nodes": (3, "x", object(), True, [3], ["01"]),
     "memory_dtype": NO_OBJECTS,
     "placement": (*NO_OBJECTS, None),
@@ -233,6 +234,7 @@ OF_OUTER: dict[str, tuple[Any, ...]] = {
     "resume": ("x",),
 }
 OF_MOVING: dict[str, tuple[Any, ...]] = {
+    "policy": OF_ATTACH["policy"],
     "every_seconds": tuple(each for each in NO_TIMES if each != 10**30),  # for a time that never comes
     "timeout_s": (*NO_TIMES, None),
     "resume": (3, True, b"x", []),
@@ -338,3 +340,14 @@ def test_members_are_not_looked_for_with_what_an_argument_cannot_be(name: str, v
 def test_an_address_is_a_word(address: Any) -> None:
     with pytest.raises(ValueError, match="address="):
         gradwire.members.fixed(dist.group.WORLD, address=address)
+
+
+@looped(
+    ("call", "name"),
+    [(gradwire.plan, "plan"), (gradwire.simulate, "simulate"), (topk, "topk")],
+)
+def test_an_argument_that_there_is_not_is_refused_by_a_function_with_a_name(
+    call: Callable[..., Any], name: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'bogus'"):
+        call(bogus=1)

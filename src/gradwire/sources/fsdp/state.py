@@ -71,7 +71,10 @@ def _nodes(traffic: Traffic) -> str:
 
 def fits(traffic: Traffic, saved: Saved) -> bool:
     """True if every state is of this number of ranks, on these nodes: then each rank takes its own."""
-    return all(each.get("world") is None or _is_of_this_world(traffic, each) for each in single(saved))
+    try:
+        return all(each.get("world") is None or _is_of_this_world(traffic, each) for each in single(saved))
+    except Exception:  # what is no state is refused later, with the reason, on all ranks
+        return False
 
 
 def _is_of_this_world(traffic: Traffic, state: State) -> bool:
@@ -177,6 +180,8 @@ def _fitted(traffic: Traffic, state: State, missing: Missing) -> dict[str, Tenso
             f"the state has other parameters, such as {strange[0]!r}: load it into the model of which it was "
             "saved, or pass missing='drop' to leave them out"
         )
+    if not isinstance(state.get("stepped", []), list):
+        raise ValueError(f"the state has {state['stepped']!r} as the names of stepped parameters, not a list")
     broken = [name for name, each in memory.items() if not bool(each.isfinite().all())]
     if broken:
         raise ValueError(f"the state is damaged: {broken[0]!r} has NaN or Inf")
