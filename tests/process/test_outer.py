@@ -343,7 +343,7 @@ REFUSED = {
     "every": "ValueError: every=0 is not a number of steps",
     "neither": "ValueError: pass either replicas=, the ranks that average, or members=",
     "both": "ValueError: pass either replicas=, the ranks that average, or members=",
-    "no time": "ValueError: every_seconds=0.0 is not a time above 0",
+    "no time": "ValueError: every_seconds=0.0 is not a finite time above 0",
     "time and delay": "ValueError: every_seconds=1.0 needs rounds without a delay, not delay=1",
     "auto": "ValueError: auto and other recipes that measure",
     "gcomp": "ValueError: gcomp reads the state",
