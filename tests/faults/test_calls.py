@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.ranks import TIMEOUT_S
+from tests.support.tiers import rest
 from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
@@ -49,7 +50,7 @@ def test_a_call_that_fails_on_one_rank_fails_on_all_and_changes_nothing(world: S
     assert first["runs"].startswith("topk"), "with the recipe that it had"
 
 
-@pytest.mark.parametrize("call", ["load_state_dict(missing='refuse')", "flush()"])
+@pytest.mark.parametrize("call", rest(["load_state_dict(missing='refuse')", "flush()"], but=["flush()"]))
 def test_a_call_on_one_rank_while_another_trains_is_named_on_both(world: Scenes, call: str) -> None:
     for kind, text, took_s, again, said_again, untouched in value(
         world, f"{call.split('(')[0].split('_')[0]} against step"

@@ -16,11 +16,13 @@ from gradwire.planning.health import EVERY
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.step.step import Step
 from tests.support.rig import Rig, gradients
+from tests.support.tiers import rest
 
 RISES = 9 * EVERY
 FOUND = 11 * EVERY
 SOME = "topk(ratio=0.1)"
 """The trend of losses needs memory."""
+
 
 Told = tuple[list[str | None], list[tuple[int, str]]]
 
@@ -86,7 +88,10 @@ def losses_rose() -> Told:
 
 
 @pytest.mark.parametrize("save", [_own, _mean])
-@pytest.mark.parametrize("at", [5 * EVERY, RISES + 7, FOUND - EVERY + 1, FOUND, FOUND + 1])
+@pytest.mark.parametrize(
+    "at",
+    rest([5 * EVERY, RISES + 7, FOUND - EVERY + 1, FOUND, FOUND + 1], but=[RISES + 7, FOUND - EVERY + 1]),
+)
 def test_losses_that_rise_are_found_in_the_same_step(
     losses_rose: Told, at: int, save: Callable[[Rig, Comm], state.Saved]
 ) -> None:
@@ -96,7 +101,7 @@ def test_losses_that_rise_are_found_in_the_same_step(
     assert _run(SOME, FOUND + 2, at, save=save) == losses_rose
 
 
-@pytest.mark.parametrize("at", [5 * EVERY, RISES + 7])
+@pytest.mark.parametrize("at", rest([5 * EVERY, RISES + 7], but=[RISES + 7]))
 @pytest.mark.parametrize("world", [1, 3])
 def test_losses_that_rise_are_found_in_the_same_step_in_another_world(
     losses_rose: Told, at: int, world: int
@@ -121,7 +126,7 @@ def test_losses_that_rise_are_found_in_the_same_step_in_another_world(
     assert run_ranks(world, after) == world * [losses_rose[1]]
 
 
-@pytest.mark.parametrize("at", [3 * EVERY, 3 * EVERY + 1, 4 * EVERY + 1])
+@pytest.mark.parametrize("at", rest([3 * EVERY, 3 * EVERY + 1, 4 * EVERY + 1], but=[3 * EVERY + 1]))
 def test_what_is_unsent_and_grows_is_found_in_the_same_step(at: int) -> None:
     text, steps = "topk(ratio=0.001)", 8 * EVERY + 2
     expected = _run(text, steps, gradient=_shrinking)
@@ -131,6 +136,7 @@ def test_what_is_unsent_and_grows_is_found_in_the_same_step(at: int) -> None:
     assert _run(text, steps, at, gradient=_shrinking) == expected
 
 
+@pytest.mark.rest
 def test_a_sign_is_told_once_for_each_recipe_even_if_the_run_resumes() -> None:
     def loss(_rank: int, step: int) -> float:
         return _loss(0, step) + (step > RISES + 6 * EVERY) * 3.0
@@ -160,7 +166,7 @@ def went_back(codecs: None) -> Told:
     return _run(AUTO, FOUND + 4, begins_with=SOME)
 
 
-@pytest.mark.parametrize("at", [5 * EVERY, FOUND, FOUND + 1, FOUND + 2, FOUND + 3])
+@pytest.mark.parametrize("at", rest([5 * EVERY, FOUND, FOUND + 1, FOUND + 2, FOUND + 3], but=[FOUND + 1]))
 def test_auto_goes_back_to_dense_in_the_same_step(went_back: Told, at: int) -> None:
     """It has decided before the step `FOUND + 1`, and what is unsent is sent in that step."""
     plans, [(step, _sign)] = went_back
@@ -171,7 +177,7 @@ def test_auto_goes_back_to_dense_in_the_same_step(went_back: Told, at: int) -> N
     assert _run(AUTO, FOUND + 4, at, begins_with=SOME) == went_back
 
 
-@pytest.mark.parametrize("at", [FOUND + 1, FOUND + 2, FOUND + 3])
+@pytest.mark.parametrize("at", rest([FOUND + 1, FOUND + 2, FOUND + 3], but=[FOUND + 2]))
 def test_auto_that_went_back_to_dense_stays_there(
     codecs: None, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
@@ -213,7 +219,7 @@ def was_late(codecs: None) -> Told:
     return _run(LIMITED, LATE + 4, begins_with=SOME)
 
 
-@pytest.mark.parametrize("at", [EVERY, LATE - 5, LATE, LATE + 1])
+@pytest.mark.parametrize("at", rest([EVERY, LATE - 5, LATE, LATE + 1], but=[LATE]))
 def test_a_recipe_that_leaves_too_much_late_is_given_up_in_the_same_step(was_late: Told, at: int) -> None:
     plans, _ = was_late
     assert plans[LATE] == plans[0] != plans[LATE + 1]
