@@ -184,7 +184,7 @@ CHOSEN = [
 @pytest.mark.parametrize(
     ("recipe", "streams", "placement", "asked"),
     drawn(
-        [(*row, asked) for row in CHOSEN for asked in ("auto", "device")], 8, "chosen by recipe and backend"
+        [(*row, asked) for row in CHOSEN for asked in ("auto", "device")], 6, "chosen by recipe and backend"
     ),
 )
 def test_recipe_and_backend_choose(

@@ -165,6 +165,7 @@ def test_a_prediction_needs_a_model(call: str, model: Any) -> None:
         CALLS[call](model, **CLUSTER, **FOUR[call])
 
 
+@pytest.mark.rest
 @looped(
     ("name", "value", "same"),
     [
