@@ -913,6 +913,15 @@ def nobody_left() -> dict[str, Any]:
     return {"stays": same(kept, shared(wire, model)), "back": same(kept, values(model))}
 
 
+def refusal(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """The name of the error of a round's last step; empty if there is none."""
+    try:
+        steps(model, optimizer, range(EVERY - 1, EVERY))
+    except (ValueError, gradwire.GradwireError) as error:
+        return type(error).__name__
+    return ""
+
+
 def failing() -> dict[str, Any]:
     """Rank 1 casts a parameter: it raises, rank 0 hears of it, and no rank lands."""
     model = perceptron(12)
@@ -924,11 +933,7 @@ def failing() -> dict[str, Any]:
     bias = head.bias
     if dist.get_rank() == 1:
         head.bias = nn.Parameter(bias.detach().clone())
-    raised = ""
-    try:
-        steps(model, optimizer, range(EVERY - 1, EVERY))
-    except (ValueError, gradwire.GradwireError) as error:
-        raised = type(error).__name__
+    raised = refusal(model, optimizer)
     head.bias = bias
     stays = same(kept, shared(wire, model)) and not same(before, values(model))
     steps(model, optimizer, range(EVERY, 2 * EVERY))
@@ -945,11 +950,7 @@ def failing_at_the_end() -> dict[str, Any]:
     bias = head.bias
     if dist.get_rank() == 1:
         head.bias = nn.Parameter(bias.detach().clone())
-    raised = ""
-    try:
-        steps(model, optimizer, range(EVERY - 1, EVERY))
-    except (ValueError, gradwire.GradwireError) as error:
-        raised = type(error).__name__
+    raised = refusal(model, optimizer)
     head.bias = bias
     means = [torch.stack(from_all(each)).mean(0) for each in values(model)]
     wire.detach()

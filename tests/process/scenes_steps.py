@@ -228,6 +228,16 @@ RESUMED = (
 """Ways to resume, by source. The optimizer has a state of its own in the last two."""
 
 
+def load(wire: gradwire.Wire, way: str, folder: Path, saved: Any) -> None:
+    """Load from `folder`, by the wire or with DCP, or what was `saved` in memory."""
+    if way == "folder":
+        wire.load(folder)
+    elif way == "dcp":
+        dcp.load({"wire": WireState(wire, folder)}, checkpoint_id=folder)
+    else:
+        wire.load_state_dict(saved)
+
+
 def resumed(source: str, way: str, *, at: int, leaves_out: bool) -> list[Any]:
     """Train, resume in another model by some `way` after `at` steps, and perhaps leave the next batch out."""
     folder = Path(os.environ[FOLDER], f"resumed {source} {way} {leaves_out}")
@@ -263,12 +273,7 @@ def resumed(source: str, way: str, *, at: int, leaves_out: bool) -> list[Any]:
         model.load_state_dict(parameters)
         if way != "optimizer last":
             optimizer.load_state_dict(of_optimizer)
-        if way == "folder":
-            wire.load(folder)
-        elif way == "dcp":
-            dcp.load({"wire": WireState(wire, folder)}, checkpoint_id=folder)
-        else:
-            wire.load_state_dict(saved)
+        load(wire, way, folder, saved)
         if way == "optimizer last":
             optimizer.load_state_dict(of_optimizer)
     if leaves_out:
@@ -311,12 +316,7 @@ def losses_that_rise(way: str) -> list[tuple[int, str]]:
                 if way == "dcp":
                     dcp.save({"wire": WireState(wire)}, checkpoint_id=folder)
                 model, optimizer, wire = made()
-                if way == "folder":
-                    wire.load(folder)
-                elif way == "dcp":
-                    dcp.load({"wire": WireState(wire, folder)}, checkpoint_id=folder)
-                else:
-                    wire.load_state_dict(saved)
+                load(wire, way, folder, saved)
             optimizer.zero_grad()
             backward(model, number % 4)
             optimizer.step()

@@ -199,7 +199,8 @@ def _serve(rank: int, port: int, folder: Path, orders: Connection) -> None:
     orders.send(store.port)
     with (folder / f"{rank}.trace").open("w") as trace, suppress(EOFError):
         faulthandler.enable(trace)  # an aborted rank says where it was, in Python and in all native threads
-        torch._C._set_print_stack_traces_on_fatal_signal(True)
+        with suppress(AttributeError):  # torch has it on some systems alone
+            torch._C._set_print_stack_traces_on_fatal_signal(True)
         while True:
             order = orders.recv()
             os.environ[FOLDER] = str(order.folder)

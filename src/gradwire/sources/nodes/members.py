@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -94,20 +94,20 @@ def _global_neighbours(nodes: Nodes, rank: int) -> list[int]:
     return mine[0]
 
 
-def _several(nodes: object) -> Iterable[object]:
+def _several(nodes: object) -> Iterable[Any]:
     if not isinstance(nodes, Iterable):
         raise ValueError(f"nodes={nodes!r} is neither 'auto', a list of nodes, a DeviceMesh, nor None")
     return nodes
 
 
-def _ranks_of(node: object) -> list[int]:
+def _ranks_of(node: Any) -> list[int]:
     without_us: object = dist.GroupMember.NON_GROUP_MEMBER
     if node is without_us:
         return []
     if isinstance(node, dist.ProcessGroup):
         return dist.get_process_group_ranks(node)
     try:
-        return [index(each) for each in node]  # type: ignore[attr-defined]  # or else it is refused
+        return [index(each) for each in node]
     except TypeError as error:
         raise ValueError(f"nodes has {node!r}, which is neither the ranks of a node nor a group") from error
 
