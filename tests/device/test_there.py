@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
-from tests.device.there import Poisoned, carried, memory_of
+from tests.device.there import Carried, Poisoned, carried, memory_of
 
 CPU = torch.device("cpu")
 
@@ -34,6 +35,16 @@ def test_empty_tensors_and_other_values_go_along() -> None:
         return x
 
     assert carried(kept, CPU)(torch.empty(0, 3), (1, 2), scale=0.5).shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", ["left_products", "right_products", "outer_products", "orthonormalise"])
+def test_a_table_that_the_host_reads_stays_at_home(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Tensor] = []
+    kernels = pytest.importorskip("gradwire.kernels.device.low_rank", reason="its kernels need Triton")
+    monkeypatch.setattr(kernels, name, lambda *arguments: given.extend(arguments))
+    tensors = [torch.ones(3), torch.zeros(2, 5, dtype=torch.int64), torch.ones(4)]
+    getattr(Carried(CPU), name)(*tensors)
+    assert [each is there for each, there in zip(tensors, given, strict=True)] == [False, True, False]
 
 
 def test_uninitialised_memory_is_full_of_one_byte() -> None:

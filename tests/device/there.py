@@ -20,6 +20,8 @@ from tests.support.where import WHERE
 BYTE = 0x7F
 """What memory holds before it is written: 3.4e38 as float32, out of bounds as an index, and never NaN,
 which tests cannot tell from another NaN."""
+TABLES = {"left_products": 1, "right_products": 1, "outer_products": 1, "orthonormalise": 1}
+"""Which argument of a kernel is a table of where things lie, for the host to read."""
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
@@ -67,22 +69,26 @@ class Trip:
         return tuple(map(self.back, result)) if type(result) is tuple else result
 
 
-def carried(function: Callable[..., Any], where: torch.device) -> Callable[..., Any]:
-    """`function` of tensors at `where`, for tensors on the CPU."""
+def carried(function: Callable[..., Any], where: torch.device, home: int | None = None) -> Callable[..., Any]:
+    """`function` of tensors at `where`, for tensors on the CPU; argument number `home` stays there."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         trip = Trip(where)
-        there = [trip.there(each) for each in arguments]
+        there = [each if place == home else trip.there(each) for place, each in enumerate(arguments)]
         return trip.back(function(*there, **{name: trip.there(value) for name, value in named.items()}))
 
     return call
 
 
-class _Carried(Twins):
-    """Functions of `gradwire.kernels.device` that take tensors on the CPU."""
+class Carried(Twins):
+    """Functions of `gradwire.kernels.device` at `where` that take tensors on the CPU."""
+
+    def __init__(self, where: torch.device) -> None:
+        super().__init__("device")
+        self._where = where
 
     def __getattr__(self, name: str) -> Any:
-        return carried(super().__getattr__(name), WHERE)
+        return carried(super().__getattr__(name), self._where, TABLES.get(name))
 
 
-device: Any = Twins("device") if WHERE.type == "cpu" else _Carried("device")
+device: Any = Twins("device") if WHERE.type == "cpu" else Carried(WHERE)
