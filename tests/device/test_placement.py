@@ -8,6 +8,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,7 @@ from gradwire.step.history import History
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker
 from tests.device.scenes_ordered import accelerators
+from tests.device.scenes_placed import watched
 from tests.support.depth import drawn
 from tests.support.rig import Rig, gradients, parted, specs
 from tests.support.simulated import Near, Simulated
@@ -390,6 +392,29 @@ def test_a_trial_of_auto_runs_where_its_numbers_are_read(
     for seen, on_host in run_ranks(2, rank):
         assert seen == {(False, "stream"), (True, placed)}
         assert on_host == [False, placed == "host"], "dense, and the recipe on trial"
+
+
+@pytest.mark.filterwarnings("ignore:Grad strides do not match")
+@pytest.mark.parametrize("views", [False, pytest.param(True, marks=pytest.mark.rest)])
+def test_the_order_of_gradients_is_looked_at_without_a_wait_and_refused_in_the_next_pass(
+    ddp: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch, views: bool
+) -> None:
+    device = on_a_device(monkeypatch, Near(), streams=True)
+    for is_changed in (False, True):
+        layers = nn.Sequential(nn.Conv2d(2, 8, 3), nn.Conv2d(8, 4, 3))
+        model = DistributedDataParallel(layers, gradient_as_bucket_view=views)
+        if is_changed:
+            model.to(memory_format=torch.channels_last)
+        wire = gradwire.attach(model, recipe="dense", placement="device")
+        inputs = torch.randn(2, 2, 8, 8)
+        with watched(device, wire):
+            model(inputs).sum().backward()
+            assert device.waited == []
+            for _ in range(2):
+                model.zero_grad()
+                with pytest.raises(ValueError, match="memory format") if is_changed else nullcontext():
+                    model(inputs).sum().backward()
+        assert device.races == []
 
 
 def test_parameters_on_two_devices_are_refused(ddp: DistributedDataParallel) -> None:

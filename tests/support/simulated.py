@@ -133,6 +133,8 @@ class Simulated:
         self.races: list[str] = []
         self.spun: list[str] = []
         """Threads, by name, that have waited for an event other than those that are `awaited`."""
+        self.waited: list[str] = []
+        """Operators on the device for whose result the host has waited."""
         self.operators = 0
         self.capturing = False
         self._deaf = deaf
@@ -281,6 +283,7 @@ class Simulated:
             for span, write in spans:
                 self._touch(span, write, actor, what)
             if waits and actor != HOST:
+                self.waited.append(what)
                 _join(self._clocks[HOST], clock)
 
     def brought(self, tensor: Tensor) -> Tensor:

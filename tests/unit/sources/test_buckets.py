@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gradwire.placement import HostDevice
 from gradwire.sources.ddp.source import BucketMap
 from gradwire.step.flat_buffers import specs_of
+
+HOST = HostDevice()
 
 
 @dataclass
@@ -43,7 +46,7 @@ def _model() -> tuple[nn.Module, BucketMap]:
 def test_entries_lie_one_after_the_other() -> None:
     model, buckets = _model()
     gradient_bucket = buckets.gradient_bucket(
-        FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6), last=True)
+        FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6), last=True), HOST
     )
     places = [(entry.spec.name, entry.start, entry.stop) for entry in gradient_bucket.entries]
     assert places == [("1.weight", 0, 3), ("0.bias", 3, 6)]
@@ -52,33 +55,35 @@ def test_entries_lie_one_after_the_other() -> None:
 
 def test_rebuilt_buckets_are_looked_at_anew() -> None:
     model, buckets = _model()
-    buckets.gradient_bucket(FakeBucket(0, [model[0].bias, model[1].weight], torch.zeros(6)))
-    gradient_bucket = buckets.gradient_bucket(FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6)))
+    buckets.gradient_bucket(FakeBucket(0, [model[0].bias, model[1].weight], torch.zeros(6)), HOST)
+    gradient_bucket = buckets.gradient_bucket(
+        FakeBucket(0, [model[1].weight, model[0].bias], torch.zeros(6)), HOST
+    )
     assert [entry.spec.name for entry in gradient_bucket.entries] == ["1.weight", "0.bias"]
 
 
 def test_a_bucket_without_parameters_is_the_one_seen_last() -> None:
     model, buckets = _model()
-    expected = buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(3))).entries
-    assert buckets.gradient_bucket(FakeBucket(0, [], torch.zeros(3))).entries == expected
+    expected = buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(3)), HOST).entries
+    assert buckets.gradient_bucket(FakeBucket(0, [], torch.zeros(3)), HOST).entries == expected
 
 
 def test_a_buffer_of_another_size_is_refused() -> None:
     model, buckets = _model()
     with pytest.raises(ValueError, match="bucket 0 of 7 elements is sparse or does not match"):
-        buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(7)))
+        buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(7)), HOST)
 
 
 def test_a_sparse_buffer_is_refused() -> None:
     model, buckets = _model()
     with pytest.raises(ValueError, match="sparse=False"):
-        buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(3).to_sparse()))
+        buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(3).to_sparse()), HOST)
 
 
 def test_a_tied_parameter_goes_by_its_first_name() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     buckets = BucketMap(model, specs_of(model))
-    gradient_bucket = buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(4)))
+    gradient_bucket = buckets.gradient_bucket(FakeBucket(0, [model[1].weight], torch.zeros(4)), HOST)
     [entry] = gradient_bucket.entries
     assert (entry.spec.name, entry.start, entry.stop) == ("0.weight", 0, 4)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.placement import Device, fetch
 from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
@@ -28,6 +29,12 @@ from gradwire.untraced import untraced
 
 _Future: TypeAlias = torch.futures.Future[Tensor]
 _Promise: TypeAlias = tuple[_Future, Tensor]
+
+
+_PERMUTED = (
+    "the memory format of {!r} has changed since DistributedDataParallel was built, whose buckets have another "
+    "order: elements of its gradient would change places. Call .to(memory_format=…) before wrapping the model"
+)
 
 
 class _Homes(NamedTuple):
@@ -60,9 +67,13 @@ class BucketMap:
         self._seen: dict[int, tuple[Slot, ...]] = {}
         self._keys: dict[int, list[int]] = {}
         self._homes: dict[int, _Homes] = {}
+        self._looks: list[tuple[list[str], Callable[[], Tensor]]] = []
+        self._permuted = ""
+        """The first parameter whose gradients were found permuted."""
 
-    def gradient_bucket(self, bucket: GradBucket) -> GradientBucket:
-        """Describe `bucket`. Raises `ValueError` if the buffer does not hold its parameters densely.
+    def gradient_bucket(self, bucket: GradBucket, device: Device) -> GradientBucket:
+        """Describe `bucket`, which `device` has computed. Raises `ValueError` if the buffer does not hold its
+        parameters densely.
 
         Under `backward(create_graph=True)` the buffer has a graph; it is detached, because the mean over
         ranks is no part of it.
@@ -79,9 +90,15 @@ class BucketMap:
                 f"bucket {index} of {buffer.numel()} elements is sparse or does not match its parameters; "
                 "use sparse=False in embeddings"
             )
-        failure = self._out_of_order(buffer, entries, parameters) if is_new else None
-        if is_new and failure is None:
+        # The host does not wait for a device in the pass in which it looks: the next one fails.
+        if self._looks and index == 0:
+            self._read_looks()
+        if is_new:
             self._keys[index] = key
+            self._look(buffer, entries, parameters, device)
+            if device.is_host:
+                self._read_looks()
+        failure = ValueError(_PERMUTED.format(self._permuted)) if self._permuted else None
         if self._are_views and parameters and failure is None:
             self._bring_home(buffer, parameters, self._homes_of(buffer, index, entries))
         return GradientBucket(buffer, entries, index, failure=failure)
@@ -125,29 +142,34 @@ class BucketMap:
         return slots_of([self._specs[self._names[id(p)]] for p in parameters])
 
     @torch.no_grad()
-    def _out_of_order(
-        self, buffer: Tensor, entries: Sequence[Slot], parameters: Sequence[Tensor]
-    ) -> ValueError | None:
-        """Return an error if gradients lie in `buffer` with other strides than their parameters have now.
+    def _look(
+        self, buffer: Tensor, entries: Sequence[Slot], parameters: Sequence[Tensor], device: Device
+    ) -> None:
+        """Find out on the `device` whether gradients lie in `buffer` with other strides than their parameters
+        have now; `_read_looks` reads that.
 
         DDP lays a bucket out by the strides at that time, and reads means by the present ones. `p.grad` is
-        the tensor that DDP has copied, so a permutation of it reveals this.
+        the tensor that DDP has copied. If it has other numbers in the same places, and the same sum of bits,
+        its elements are permuted. A gradient of an earlier step, beside zeros in the bucket, has another sum.
         """
+        names, permuted = [], []
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[buffer.itemsize]
         for entry, parameter in zip(entries, parameters, strict=True):
-            gradient, spec = parameter.grad, entry.spec
-            if gradient is None or len(spec.shape) < 2:
+            if parameter.grad is None or len(entry.spec.shape) < 2:
                 continue
-            flat = buffer[entry.start : entry.stop].nan_to_num()
-            gradient = gradient.nan_to_num()  # NaN equals nothing
-            if torch.equal(spec.shaped(flat), gradient):
-                continue
-            if torch.equal(flat.sort().values, gradient.flatten().sort().values):
-                return ValueError(
-                    f"the memory format of {spec.name!r} has changed since DistributedDataParallel was "
-                    "built, whose buckets have another order: elements of its gradient would change places. "
-                    "Call .to(memory_format=…) before wrapping the model"
-                )
-        return None
+            sent, own = buffer[entry.start : entry.stop].view(bits), parameter.grad.view(bits)
+            differs = (entry.spec.shaped(sent) != own).any()
+            permuted.append(differs & (sent.sum(dtype=torch.int64) == own.sum(dtype=torch.int64)))
+            names.append(entry.spec.name)
+        if names:
+            self._looks.append((names, fetch(device, torch.stack(permuted))))
+
+    def _read_looks(self) -> None:
+        looks, self._looks = self._looks, []
+        for names, fetched in looks:
+            for name, is_permuted in zip(names, fetched().tolist(), strict=True):
+                if is_permuted:
+                    self._permuted = self._permuted or name
 
 
 class DDPBuckets(Source):
@@ -258,12 +280,13 @@ class DDPBuckets(Source):
             backward.open()
             for buffers in self._carried:
                 buffers.pack(backward.placement.transfer, backward.reducer.is_serial)
-        gradient_bucket = self._buckets.gradient_bucket(bucket)
-        future = backward.placement.device.new_future()
+        device = backward.placement.device
+        gradient_bucket = self._buckets.gradient_bucket(bucket, device)
+        future = device.new_future()
         self._futures.append((future, bucket.buffer()))
         is_last = bucket.is_last()  # it gives up the interpreter's lock, for which the worker would compete
         for buffers in self._carried if is_last else ():
-            buffers.look(backward.placement.device)
+            buffers.look(device)
         backward.submit(gradient_bucket)
         if is_last:
             backward.close()
