@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import faults, processes
+from tests.gpu import faults, processes, ranks, worlds
 from tests.gpu.outcomes import Outcome, Skip, Status, each, outcome_of
 from tests.gpu.run import CALLS, PARTS, ROOT, Done, Part, as_text, main, perform
 from tests.support.looped import looped
@@ -67,18 +67,66 @@ def test_every_part_can_be_imported(part: Part) -> None:
 def test_a_part_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--only", "kernels,kernel"])
-    assert "--only='kernel': choose from versions, kernels" in capsys.readouterr().err
+    assert "--only='kernel': choose from ranks, gpt2, versions, kernels" in capsys.readouterr().err
 
 
 @pytest.mark.rest
 def test_kernel_tests_run_interpreted_and_one_wrong_bit_fails_one_of_them() -> None:
     pytest.importorskip("triton", reason="kernels for devices need Triton")
-    command = [sys.executable, "-m", "tests.gpu.run", "--interpret"]
+    command = [sys.executable, "-m", "tests.gpu.run", "--interpret", "--only", "kernels"]
     command += ["--match", "tie_beyond or more_than_one_of_a_chunk"]
     done = run(command, PYTHONPATH="src", PYTEST_PLUGINS="tests.device.wrong_bit")
     assert done.returncode == 1
     assert "of 180 | 1 | 1 | 0 |" in done.stdout
     assert "::test_a_tie_beyond_the_first_tile_of_a_chunk_stays_on_the_left: " in done.stdout
+
+
+@pytest.mark.rest
+def test_ranks_that_share_a_gpu_run_over_gloo_and_write_a_dated_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    command = [sys.executable, "-m", "tests.gpu.run", "--interpret", "--only", "ranks", "--out", str(report)]
+    done = run([*command, "--match", "killed rank"], PYTHONPATH="src")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = report.read_text(encoding="utf-8")
+    assert re.match(r"# What does `make gpu` show\? \d{4}-\d\d-\d\d\n\nthe CPU, over gloo", said)
+    assert len(re.findall(r"- ranks: a killed rank, \w+: TransportError after [\d.]+ s: ", said)) == 2
+    assert "of 300 | 2 | 0 | 0 |" in said
+
+
+@pytest.mark.rest
+def test_a_check_that_breaks_its_ranks_has_failed_and_the_others_get_new_ones() -> None:
+    told: list[Outcome] = []
+    scenes = ["before", "breaks", "after"]
+    worlds.told_by_worlds(told.append, "tests.device.scenes_worlds", 2, scenes, ranks.judged, 1e9)
+    assert [(each.name, each.status) for each in told] == [
+        ("before", "passed"),
+        ("breaks", "failed"),
+        ("after", "passed"),
+    ]
+    assert told[1].detail.startswith("rank 1: ValueError: out of luck")
+
+
+def test_checks_that_do_not_fit_into_the_time_are_skipped_by_their_names() -> None:
+    told: list[Outcome] = []
+    worlds.told_by_worlds(told.append, "tests.device.scenes_worlds", 2, ["a", "b"], ranks.judged, 0.0)
+    assert told == [Outcome(name, "skipped", "did not fit into the time") for name in "ab"]
+
+
+@looped(
+    ("wrong", "prints", "said"),
+    [
+        (("", ""), "xx", ""),
+        (("", ""), "xy", "ranks have other parameters than each other"),
+        (("", "no gain"), "xx", "rank 1: no gain"),
+    ],
+)
+def test_ranks_with_other_parameters_or_a_fault_have_failed(
+    wrong: tuple[str, ...], prints: str, said: str
+) -> None:
+    found = ranks.judged(
+        [{"wrong": each, "digest": mark, "says": ""} for each, mark in zip(wrong, prints, strict=True)]
+    )
+    assert (found.status, found.detail) == ("failed" if said else "passed", said)
 
 
 @pytest.mark.parametrize(("status", "code"), [("passed", 0), ("skipped", 0), ("failed", 1)])
@@ -90,7 +138,7 @@ def test_the_exit_code_and_the_file_say_whether_something_failed(
 
     monkeypatch.setattr("tests.gpu.run.perform", performed)
     assert main(["--interpret", "--out", str(tmp_path / "table")]) == code
-    assert "- kernels: bits: a reason" in (tmp_path / "table").read_text()
+    assert "- kernels: bits: a reason" in (tmp_path / "table").read_text(encoding="utf-8")
 
 
 def test_a_part_that_crashes_or_does_not_end_has_failed() -> None:
@@ -118,7 +166,7 @@ def test_outcomes_pass_between_processes_and_one_failure_leaves_the_others() -> 
     ]
     assert [outcome_of(outcome.line() + "\n") for outcome in told] == told
     assert outcome_of("anything else") is None
-    text = as_text([Done(PARTS[0], 2.0, told)])
+    text = as_text([Done(Part("versions", 35.0, "versions"), 2.0, told)])
     for line in (
         "- versions: c: 4.3 TB/s",
         "- versions: b: there is none",

@@ -2,14 +2,15 @@
 
 Each part is a process of its own with a time budget, so that one that hangs or crashes ends alone. A table
 comes last. Installs nothing; needs torch, Triton, pytest and hypothesis, and for some parts numba. Ends with
-0 if nothing failed, also where there is no GPU, and with 1 otherwise. `--interpret` runs kernel tests on the
-CPU instead, interpreted, to see that this program works.
+0 if nothing failed, also where there is no GPU, and with 1 otherwise. `--interpret` runs on the CPU what can
+run there, to see that this program works: ranks over gloo, tiny models, and kernel tests, interpreted.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
@@ -36,33 +38,42 @@ class Part:
     budget_s: float
     does: str
     needs_numba: bool = False
+    on_cpu: bool = False
+    """Whether `--interpret` runs it on the CPU."""
 
 
 CALLS = (
     (
+        Part("ranks", 300, "two and four NCCL ranks that share the GPU, over sockets: bits, faults, steps",
+             on_cpu=True),
+        Part("gpt2", 140, "steps of GPT-2 beside DDP and torch's hooks, one rank over NCCL", on_cpu=True),
         Part("versions", 35, "versions, whether numba works with this NumPy, the rate of a copy"),
-        Part("kernels", 180, "tests of kernels for devices, compiled: bits equal to the CPU's"),
-        Part("host", 140, "a step and the host's time beside DDP and torch's hooks, one rank over NCCL"),
     ),
     (
+        Part("kernels", 180, "tests of kernels for devices, compiled: bits equal to the CPU's", on_cpu=True),
+        Part("host", 140, "a step and the host's time beside DDP and torch's hooks, one rank over NCCL"),
         Part(
             "nccl", 200, "DDP over NCCL with one rank: waits of the host, futures, streams, scaler, compile"
         ),
-        Part("benchmarks", 180, "kernels beside a copy, host time of kernels, DDP, an emulated link"),
     ),
     (
+        Part("benchmarks", 180, "kernels beside a copy, host time of kernels, DDP, an emulated link"),
         Part("processes", 220, "trainings on 2 and 4 gloo ranks: the CPU's bits, NaN, killed ranks", True),
+        Part("faults", 120, "compute-sanitizer over small kernel tests: memory errors and races"),
+    ),
+    (
         Part(
             "laws", 200, "laws of exchanges and steps, on ranks as threads with tensors on the device", True
         ),
-        Part("faults", 120, "compute-sanitizer over small kernel tests: memory errors and races"),
     ),
-)
-"""Of less than ten minutes each, with kernels of Triton still to be compiled; the first of six. What is
-likeliest to be wrong comes first: what the compiler makes of kernels, then the host's time for a unit, on
-which the constants of `gradwire.granularity` stand, then waits in lossy recipes. All else follows from them.
+)  # fmt: skip
+"""Of less than ten minutes each, with kernels of Triton still to be compiled. First comes what nothing else
+here can show, several ranks over NCCL, and the table by which defaults are decided; then what is likeliest to
+be wrong: what the compiler makes of kernels, then the host's time for a unit, on which the constants of
+`gradwire.granularity` stand, then waits in lossy recipes. All else follows from them.
 """
 PARTS = tuple(part for call in CALLS for part in call)
+REPORT = ROOT / "benchmarks" / "results" / f"{date.today():%Y-%m-%d}-make-gpu.md"
 
 
 @dataclass
@@ -88,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [part for part in PARTS if part.name in options.only]
     missing = None if options.interpret else _missing_device()
     if missing is not None:
-        print(f"{missing}: nothing is run. With a GPU this would run, the likeliest to be wrong first:")
+        print(f"{missing}: nothing is run. With a GPU this would run, in this order:")
         for call in CALLS:
             here = [part for part in call if part in chosen]
             if here:
@@ -112,23 +123,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = as_text(table)
     print(text)
     if options.out is not None:
-        options.out.write_text(text + "\n", encoding="utf-8")
+        options.out.write_text(f"{heading(device)}\n\n{text}\n", encoding="utf-8")
+        print(f"written to {options.out}")
     return int(any(done.count("failed") for done in table))
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.gpu.run", description=__doc__)
     names = [part.name for part in PARTS]
-    parser.add_argument("--out", type=Path, help="write the table to this file, too")
-    parser.add_argument("--only", default=",".join(names), help="parts, separated by commas")
-    parser.add_argument("--interpret", action="store_true", help="kernel tests, interpreted on the CPU")
-    parser.add_argument("--match", help="of the tests of kernels and laws, only those that pytest's -k finds")
+    parser.add_argument(
+        "--out", type=Path, nargs="?", const=REPORT,
+        help="write a dated report, too: to this file, or else to benchmarks/results",
+    )  # fmt: skip
+    parser.add_argument("--only", help="parts, separated by commas; all by default")
+    parser.add_argument("--interpret", action="store_true", help="on the CPU, the parts that can run there")
+    parser.add_argument(
+        "--match",
+        help="of kernels and laws only tests that pytest's -k finds, of ranks checks with this text",
+    )
     options = parser.parse_args(arguments)
-    options.only = ["kernels"] if options.interpret else options.only.split(",")
+    if options.interpret:
+        names = [part.name for part in PARTS if part.on_cpu]
+    options.only = names if options.only is None else options.only.split(",")
     for name in options.only:
         if name not in names:
             parser.error(f"--only={name!r}: choose from {', '.join(names)}")
     return options
+
+
+def heading(device: str) -> str:
+    """The head of a report: when, on what, by which tree."""
+    import torch
+
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    tree = found.stdout.strip() or "a tree without git"
+    on = "the CPU, over gloo: no figure says anything of a GPU"
+    if device != "cpu":
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        on = f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}, NCCL {nccl}"
+    return (
+        f"# What does `make gpu` show? {date.today():%Y-%m-%d}\n\n"
+        f"{on}. Python {platform.python_version()}, torch {torch.__version__}, tree {tree}."
+    )
 
 
 def _missing_device() -> str | None:
@@ -163,7 +201,7 @@ def perform(part: Part, device: str, match: str | None = None) -> Done:
             outcome = outcome_of(line)
             if outcome is not None:
                 done.outcomes.append(outcome)
-            else:
+            elif line.strip():
                 log.append(line.rstrip())
                 print(f"   {line}", end="", flush=True)
 
@@ -198,7 +236,7 @@ def as_text(table: Sequence[Done]) -> str:
     lines = []
     for status, heading in (("passed", "figures"), ("skipped", "skipped"), ("failed", "failed")):
         said = [
-            f"- {done.part.name}: {each.name}: {each.detail}"
+            f"- {done.part.name}: {each.name}:{_apart(each.detail)}"
             for done in table
             for each in done.outcomes
             if each.status == status and (each.detail or status != "passed")
@@ -214,6 +252,11 @@ def as_text(table: Sequence[Done]) -> str:
     skipped = sum(done.count("skipped") for done in table)
     lines += ["", f"{failed} failed, {skipped} skipped" if failed or skipped else "everything passed"]
     return "\n".join(lines)
+
+
+def _apart(detail: str) -> str:
+    """A table stands on lines of its own."""
+    return f"\n\n{detail}\n" if detail.startswith("|") else f" {detail}"
 
 
 if __name__ == "__main__":

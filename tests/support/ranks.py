@@ -40,6 +40,17 @@ TIMEOUT_S = 40.0
 FOLDER = "GRADWIRE_TEST_FOLDER"
 """Where a scene finds the folder of its world."""
 
+BACKEND = "GRADWIRE_TEST_BACKEND"
+"""Names the backend of the default process group, if it is not gloo. Ranks over NCCL share the first GPU."""
+
+ONE_GPU = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+}
+"""NCCL refuses two ranks on one GPU of one host. Each with an id of its own is a host, over sockets."""
+
 Results = list[dict[str, Any]]
 
 VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -150,8 +161,12 @@ def _main(module: str, rank: int, world: int, folder: Path, timeout_s: float, sc
         os.dup2(out.fileno(), 1)
     torch.set_num_threads(1)
     faulthandler.enable()  # an aborted rank says where it was
+    backend = os.environ.get(BACKEND, "gloo")
+    if backend == "nccl":
+        os.environ.update(ONE_GPU, NCCL_HOSTID=f"rank {rank}")
+        torch.cuda.set_device(0)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world,

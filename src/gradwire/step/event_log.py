@@ -15,8 +15,9 @@ from gradwire.version import __version__
 
 _LOG = logging.getLogger("gradwire")
 _UNTRIED = (
-    "gradients on %s are carried by the placement %r. That is experimental: it has run on one GPU, with "
-    "ranks that share it over gloo, and one over NCCL. Compare with plain training before you rely on it"
+    "gradients on %s are carried by the placement %r. That is experimental: it has run on one GPU, "
+    "with ranks that share it over gloo and over NCCL, and not on several. Compare with plain training "
+    "before you rely on it"
 )
 _MANY = 10
 _STEPS = 24

@@ -32,8 +32,9 @@ _Promise: TypeAlias = tuple[_Future, Tensor]
 
 
 _PERMUTED = (
-    "the memory format of {!r} has changed since DistributedDataParallel was built, whose buckets have another "
-    "order: elements of its gradient would change places. Call .to(memory_format=…) before wrapping the model"
+    "the memory format of {!r} has changed since DistributedDataParallel was built, whose buckets have "
+    "another order: elements of its gradient would change places. Call .to(memory_format=…) before wrapping "
+    "the model"
 )
 
 
