@@ -64,7 +64,7 @@ REFUSED = {
     "grid": "pass the one between nodes as replicas=",
     "part": "call it on the whole model",
     "allocating": "set_allocate_memory_from_process_group_for_comm",
-    "twice": "are carried already",
+    "twice": "this model is carried already, by its traffic of FSDP2",
     "mixed": "gathered as raw bytes",
     "ignored": "leave ignored_params out",
     "gather": "gather='int4' is none of None, 'bf16' and 'int8'",

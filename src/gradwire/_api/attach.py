@@ -400,7 +400,7 @@ def _assemble(
     counted = uses if decision is not None and decision.uses else None
     source.begin(backward, counted, scaled=asked.scaler is not None)
     backward.event_log.attached()
-    claim(source)
+    claim(source.carrier)
     return Attached(source.model, source, backward, asked.scaler, worker, stop)
 
 

@@ -39,6 +39,7 @@ from gradwire.placement import device_at
 from gradwire.quantities import bytes_text, counted
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes import recipe as parsed
+from gradwire.sources.carried import Carrier, claim, give_up, require_unclaimed
 from gradwire.sources.fsdp import state
 from gradwire.sources.fsdp.coding import GATHERS, Drawn, scattering
 from gradwire.sources.fsdp.modules import ShardedModule, check_parameters, modules_of
@@ -76,7 +77,8 @@ def attach_to_fsdp(
     control = ProcessGroupComm(group if lending.carries_cpu(group) else lending.borrow(group, where, "gloo"))
     lent = [control.group]
     with lending.given_back_if_refused(lambda: lent):
-        wished, optimizers, neighbourhood = _accepted(modules, optimizer, asked, control)
+        carrier = _carrier(model, modules)
+        wished, optimizers, neighbourhood = _accepted(carrier, modules, optimizer, asked, control)
         require_agreement(_fingerprint(modules, wished, asked, where), control)
         require_same_optimizer(OptimizerText.of(optimizers), control)
         nodes, why_flat = agreed(kind_of(asked.nodes), neighbourhood, control)
@@ -104,6 +106,7 @@ def attach_to_fsdp(
         )
     traffic.install(model, memory)
     steps.watch(model)
+    claim(carrier)
     close_with(model, traffic.routes)
     calls = Calls(Board.of(group) if control.world > 1 else None)
     return FSDPWire(model, traffic, control, calls, asked.scaler)
@@ -139,13 +142,25 @@ def carry_inside(model: nn.Module, asked: Configuration) -> Traffic:
     return traffic
 
 
+def _carrier(model: nn.Module, modules: tuple[ShardedModule, ...]) -> Carrier:
+    over = dist.get_process_group_ranks(modules[0].received()[0])
+    named = (named for module in modules for named in module.parameters.items())
+    trained = {name: each for name, each in named if each.requires_grad}
+    return Carrier("traffic of FSDP2", model, model, over, trained)
+
+
 def _accepted(
-    modules: tuple[ShardedModule, ...], optimizer: object, asked: Configuration, control: ProcessGroupComm
+    carrier: Carrier,
+    modules: tuple[ShardedModule, ...],
+    optimizer: object,
+    asked: Configuration,
+    control: ProcessGroupComm,
 ) -> tuple[Wished, Optimizers, Members]:
     """Check everything that may differ between ranks, and tell a refusal to the others. A collective over
     `control`.
 
     Args:
+        carrier: what the wire would carry.
         modules: the modules under `fully_shard`.
         optimizer: one optimizer or several.
         asked: the arguments of `attach`.
@@ -164,6 +179,7 @@ def _accepted(
             raise ValueError("inside= goes with replicas=: without it the recipe is that of FSDP2's scatters")
         asked.check_values()
         wished = Wished(scattering(parsed(asked.recipe)), _gather(asked.gather))
+        require_unclaimed(carrier)
         for each in modules:
             each.refuse_unfit(coded=wished.gather is not None)
         optimizers = optimizers_of(optimizer)
@@ -568,4 +584,5 @@ class FSDPWire(Wire):
         self.flush()
         self._traffic.remove()
         self._traffic.steps.change((), self._model)
+        give_up(_carrier(self._model, self._traffic.modules))
         self._is_attached = False

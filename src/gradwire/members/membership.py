@@ -274,7 +274,7 @@ class Membership:
             self._memory, self._is_running = self._remembered(), False
             self._kept = self._memory["kept"]
             self._stop()
-            give_up(self._source)
+            give_up(self._source.carrier)
         if self._meeting is not None:
             self._meeting.close()
             self._meeting = None

@@ -172,6 +172,11 @@ class LocalSteps(Source):
         return found
 
     @property
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        """The replica's own, which rounds write."""
+        return self._own
+
+    @property
     def group(self) -> dist.ProcessGroup:
         """All ranks where some share a replica; else those of `replicas=`."""
         if self._shards is None and self.machine is None:
@@ -229,7 +234,7 @@ class LocalSteps(Source):
 
     def check(self) -> None:
         """Check that ranks make up a grid, and that nothing else averages; make the outer optimizer."""
-        require_unclaimed(self)
+        require_unclaimed(self.carrier)
         self.check_policy()
         if self._shards is not None:
             self._shards.check()
@@ -316,7 +321,7 @@ class LocalSteps(Source):
         """Make no more rounds."""
         self.attempts.retire()
         self._loads.retire()
-        give_up(self)
+        give_up(self.carrier)
 
     # -- a replica's own tensors
 

@@ -87,14 +87,14 @@ class PlainParameters(Source):
         return self._replicas
 
     def check(self) -> None:
-        """Check everything that every source checks, and that nothing else exchanges these gradients."""
-        super().check()
+        """Check that nothing else exchanges these gradients, and everything that every source checks."""
         for name, each in self.model.named_modules():
             if isinstance(each, DistributedDataParallel):
                 raise ValueError(
                     f"{name!r} inside this module is wrapped in DistributedDataParallel, which would "
                     "exchange its gradients a second time: take that wrapper off, or attach it instead"
                 )
+        super().check()
 
     def facts(self) -> dict[str, str]:
         """Shapes and types of the buffers."""

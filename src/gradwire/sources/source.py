@@ -17,7 +17,7 @@ from gradwire.comm import groups
 from gradwire.comm.apart import Lending
 from gradwire.measure.connections import Tried
 from gradwire.planning.tuning import USUAL, Tuning
-from gradwire.sources.carried import require_unclaimed
+from gradwire.sources.carried import Carrier, require_unclaimed
 from gradwire.sources.checks import check_momentum
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.unwrap import Optimizers
@@ -98,6 +98,16 @@ class Source(ABC):
         carried = [spec.name for spec in self.specs]
         return Known(self.parameters, carried)
 
+    @property
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        """The parameters of the module that are carried, by name."""
+        return {spec.name: self.parameters[spec.name] for spec in self.specs}
+
+    @property
+    def carrier(self) -> Carrier:
+        """Parameters that no other wire may carry over the same ranks. Only for the thread that trains."""
+        return Carrier(self.kind, self.model, self.module, self.over, self.trained)
+
     def current(self) -> Mapping[str, Tensor]:
         """The parameters of the module by name, as they are now. Only for the thread that trains."""
         return dict(self.module.named_parameters())
@@ -128,7 +138,7 @@ class Source(ABC):
 
     def check(self) -> None:
         """Raise `ValueError` if the gradients of the model cannot be carried; all ranks are told."""
-        require_unclaimed(self)
+        require_unclaimed(self.carrier)
         devices = sorted({str(each.device) for each in self.parameters.values() if each.requires_grad})
         if len(devices) > 1:
             raise ValueError(

@@ -16,6 +16,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.placement import Device, fetch
+from gradwire.sources.carried import Carrier
 from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
@@ -221,6 +222,11 @@ class DDPBuckets(Source):
     def module(self) -> nn.Module:
         module: nn.Module = self._ddp.module
         return module
+
+    @property
+    def carrier(self) -> Carrier:
+        """As of every source; DDP brings gradients after its own forward passes alone."""
+        return super().carrier._replace(by_forward=True)
 
     @property
     def group(self) -> dist.ProcessGroup:

@@ -1,0 +1,261 @@
+"""Scenes of two modules that share parameters, given to two wires; and of what is compared by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from tests.support.models import batch, gradients, optimizer_of, same
+
+EVERY = 3
+
+
+class Tied(nn.Module):
+    """A body and a head, whose last matrix is the body's first one, as of an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.body = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Tanh(), nn.Linear(16, 8))
+        self.head = nn.ModuleDict({"norm": nn.LayerNorm(8), "out": nn.Linear(8, 16, bias=False)})
+        self.head["out"].weight = self.body[0].weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.head["out"](self.head["norm"](self.body(inputs)))
+        return out
+
+
+class Network(nn.Module):
+    """A head of its own, behind an encoder that others may have, too."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, nn.Linear(16, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.encoder(inputs)))
+        return out
+
+
+def around_one_encoder() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(8)
+    encoder = nn.Linear(8, 16)
+    return Network(encoder), Network(encoder)
+
+
+def inputs_of(step: int) -> Tensor:
+    return batch(step)[0][:, :8]
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    return model(inputs_of(step)).square().mean()
+
+
+def outer(model: nn.Module, recipe: str = "diloco", **options: Any) -> gradwire.OuterWire:
+    return gradwire.outer(
+        model, optimizer_of(model), recipe, **{"replicas": dist.group.WORLD, "every": EVERY} | options
+    )
+
+
+def plain(model: nn.Module) -> gradwire.Wire:
+    return gradwire.attach(model, optimizer_of(model), "dense", replicas=dist.group.WORLD)
+
+
+def wrapped(model: nn.Module) -> gradwire.Wire:
+    return gradwire.attach(DistributedDataParallel(model), None, "dense")
+
+
+def between(model: nn.Module) -> gradwire.Wire:
+    """Shards of one rank each, averaged over both."""
+    return gradwire.attach(model, None, "dense", replicas=dist.group.WORLD)
+
+
+def sharded(model: nn.Module) -> gradwire.Wire:
+    """FSDP2's own traffic."""
+    return gradwire.attach(model, None, "int8")
+
+
+def under_fsdp(ranks: int) -> tuple[nn.Module, nn.Module]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // ranks, ranks), mesh_dim_names=("nodes", "ranks"))
+    one, other = around_one_encoder()
+    fully_shard(one.encoder, mesh=mesh["ranks"])
+    return fully_shard(one, mesh=mesh["ranks"]), fully_shard(other, mesh=mesh["ranks"])
+
+
+def _said(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (ValueError, gradwire.GradwireError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def parts() -> tuple[nn.Module, nn.Module]:
+    model = Tied()
+    return model.body, model.head
+
+
+def one_inside() -> tuple[nn.Module, nn.Module]:
+    model, _ = around_one_encoder()
+    return model, model.encoder  # type: ignore[return-value]
+
+
+PAIRS: dict[str, tuple[Callable[[], tuple[nn.Module, nn.Module]], Callable[..., Any], Callable[..., Any]]] = {
+    "tied weights, outer, outer": (parts, outer, outer),
+    "one encoder, outer, outer": (around_one_encoder, outer, outer),
+    "one inside, outer, outer": (one_inside, outer, outer),
+    "one encoder, plain, plain": (around_one_encoder, plain, plain),
+    "one inside, plain, plain": (one_inside, plain, plain),
+    "one encoder, ddp, ddp": (around_one_encoder, wrapped, wrapped),
+    "one encoder, plain, outer": (around_one_encoder, plain, outer),
+    "one encoder, ddp, outer": (around_one_encoder, wrapped, outer),
+    "one encoder, outer, plain": (around_one_encoder, outer, plain),
+    "one encoder, outer, ddp": (around_one_encoder, outer, wrapped),
+    "one encoder, shards, shards": (lambda: under_fsdp(1), between, between),
+    "one encoder, shards, outer": (lambda: under_fsdp(1), between, outer),
+    "one encoder, fsdp, fsdp": (lambda: under_fsdp(2), sharded, sharded),
+}
+"""Two modules that share parameters, and what makes a wire of each."""
+
+
+def refused() -> dict[str, str]:
+    """What the second call says."""
+    found = {}
+    for name, (build, first, second) in PAIRS.items():
+        one, other = build()
+        wire = first(one)
+        found[name] = _said(lambda second=second, other=other: second(other))
+        wire.detach()
+    return found
+
+
+def refused_for_the_same_module() -> str:
+    """Another wrapper replaces none here, because rounds go by the optimizer's steps."""
+    model, _ = around_one_encoder()
+    wire = outer(model)
+    said = _said(lambda: outer(torch.compile(model)))  # type: ignore[arg-type]
+    wire.detach()
+    return said
+
+
+def refused_on_one_rank() -> dict[str, Any]:
+    """Rank 1's networks have encoders of their own: it hears of rank 0's, and the first wire trains on."""
+    one, other = around_one_encoder()
+    if dist.get_rank() == 1:
+        _, other = around_one_encoder()
+    wire, said = plain(one), ""
+    said = _said(lambda: plain(other))
+    loss_of(one, 0).backward()
+    return {"said": said, "alike": _alike(gradients(one)), "steps": wire.report().step}
+
+
+def _alike(tensors: list[Tensor]) -> bool:
+    flat = torch.cat([each.detach().flatten() for each in tensors])
+    other = flat.clone()
+    dist.broadcast(other, 0)
+    return torch.equal(flat, other)
+
+
+def refused_midway() -> dict[str, Any]:
+    """A wire whose rounds run, and a second call for a part with tied weights: the first one goes on."""
+    found = []
+    for also in (False, True):
+        model = Tied()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        wire = gradwire.outer(model.body, optimizer, every=EVERY, replicas=dist.group.WORLD)
+        for step in range(5 * EVERY):
+            if also and step == EVERY + 1:
+                _said(lambda m=model, o=optimizer: gradwire.outer(m.head, o, replicas=dist.group.WORLD))
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        wire.detach()
+        found.append([each.detach().clone() for each in model.body.parameters()])
+    return {"same": same(*found), "alike": _alike(found[0])}
+
+
+def together() -> dict[str, Any]:
+    """One module that holds both, as the refusal says: rounds of the parts are those of the whole, and two
+    networks around an encoder get the mean gradient.
+    """
+    trained = []
+    for whole in (True, False):
+        model = Tied()
+        optimizer = optimizer_of(model)
+        given = model if whole else nn.ModuleList([model.body, model.head])
+        wire = gradwire.outer(given, optimizer, every=EVERY, replicas=dist.group.WORLD)
+        for step in range(3 * EVERY):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        wire.detach()
+        trained.append([each.detach().clone() for each in model.parameters()])
+    one, other = around_one_encoder()
+    both = nn.ModuleList([one, other])
+    wire = plain(both)
+    (loss_of(one, 0) + loss_of(other, 1)).backward()
+    mine = gradients(both)
+    with wire.no_sync():
+        both.zero_grad()
+        (loss_of(one, 0) + loss_of(other, 1)).backward()
+    expected = gradients(both)
+    for each in expected:
+        dist.all_reduce(each)
+        each /= dist.get_world_size()
+    return {
+        "rounds": same(*trained),
+        "means": all(torch.allclose(a, b, atol=1e-7) for a, b in zip(mine, expected, strict=True)),
+    }
+
+
+def accepted() -> dict[str, Any]:
+    """What shares no parameter, or no longer does, or replaces a wrapper."""
+    found = {}
+    model, encoder = one_inside()
+    wires = [outer(encoder), outer(model.head)]  # type: ignore[arg-type]
+    found["parts"] = True
+    for wire in wires:
+        wire.detach()
+    outer(model).detach()
+    found["detached"] = True
+    one, _ = around_one_encoder()
+    kept = [DistributedDataParallel(one), DistributedDataParallel(one)]
+    for each in kept:
+        gradwire.attach(each, None, "dense")
+    found["another wrapper"] = True
+    fsdp, network = under_fsdp(2)
+    sharded(fsdp).detach()
+    sharded(network).detach()
+    found["detached from fsdp"] = True
+    return found
+
+
+def let_go() -> dict[str, Any]:
+    """A network that only a cycle of references keeps, as of a phase that has ended, claims nothing."""
+    encoder = nn.Linear(8, 16)
+    one = Network(encoder)
+    object.__setattr__(one, "itself", one)
+    ddp = DistributedDataParallel(one)
+    object.__setattr__(ddp, "itself", ddp)
+    gradwire.attach(ddp, None, "dense")
+    del one, ddp
+    return {"said": _said(lambda: wrapped(Network(encoder)))}
+
+
+SCENES: dict[str, Callable[[], Any]] = {
+    "refused": refused,
+    "refused for the same module": refused_for_the_same_module,
+    "refused on one rank": refused_on_one_rank,
+    "refused midway": refused_midway,
+    "together": together,
+    "accepted": accepted,
+    "let go": let_go,
+}

@@ -1,0 +1,72 @@
+"""Real gloo ranks: a parameter goes by one wire, and what is sent by number has the same names everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.process.scenes_claims import PAIRS
+from tests.support.world import Scenes, value
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    """On two ranks."""
+    return Scenes("tests.process.scenes_claims", 2, tmp_path_factory.mktemp("claims"))
+
+
+KINDS = {
+    "outer": "local steps",
+    "plain": "plain parameters",
+    "ddp": "DistributedDataParallel",
+    "shards": "shards of FSDP2",
+    "fsdp": "traffic of FSDP2",
+}
+NAMES = {
+    "tied weights": "'out.weight' (there '0.weight')",
+    "one encoder": "'encoder.bias' (there 'encoder.bias')",
+    "one inside": "'bias' (there 'encoder.bias')",
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_parameter_in_two_wires_is_refused_with_its_names(world: Scenes, pair: str) -> None:
+    what, first, _ = pair.split(", ")
+    for each in value(world, "refused"):
+        text = each[pair]
+        assert text.startswith(
+            f"ValueError: parameters of this model are carried already, by the {KINDS[first]} of another "
+            "model, over ranks [0, 1]: "
+        )
+        assert NAMES[what] in text
+        assert "torch.nn.ModuleList([one, other])" in text
+
+
+def test_another_wrapper_around_a_module_whose_rounds_run_is_refused(world: Scenes) -> None:
+    for said in value(world, "refused for the same module"):
+        assert said.startswith(
+            "ValueError: this model is carried already, by its local steps, over ranks [0, 1]: for another "
+        )
+
+
+def test_a_refusal_on_one_rank_is_heard_by_all_and_the_first_wire_goes_on(world: Scenes) -> None:
+    one, other = value(world, "refused on one rank")
+    assert one["said"].startswith("ValueError: parameters of this model are carried already")
+    assert other["said"].startswith("RanksDisagree: ranks disagree on the configuration: rank 0: refused")
+    assert (one["alike"], other["alike"]) == (True, True)
+
+
+@pytest.mark.rest
+def test_rounds_go_on_as_if_nothing_had_been_asked(world: Scenes) -> None:
+    assert value(world, "refused midway") == [{"same": True, "alike": True}] * 2
+
+
+def test_one_module_that_holds_both_is_one_wire(world: Scenes) -> None:
+    assert value(world, "together") == [{"rounds": True, "means": True}] * 2
+
+
+def test_what_shares_no_parameter_or_no_longer_does_is_accepted(world: Scenes) -> None:
+    for each in value(world, "accepted"):
+        assert all(each.values())
+    assert value(world, "let go") == [{"said": ""}] * 2
