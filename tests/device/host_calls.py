@@ -51,6 +51,7 @@ WORLD, STEPS, COUNTED = 2, 12, 8
 _NEVER = 1 << 20
 _STANDS_IN = (
     "/tests/support/",
+    "/tests/device/host_calls.py",
     "/torch/_compile.py",  # these three call the mode that computes in the place of a device
     "/torch/_library/",
     "/torch/utils/",
