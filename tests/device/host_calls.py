@@ -10,7 +10,8 @@ A call is one of a Python function of gradwire's, or of one that those call, in 
 built-in functions are none; nor are those of what stands here for a device.
 
 A process of its own: `python -m tests.device.host_calls RECIPE…` prints a line of JSON for each recipe, and
-with `--by-function` what is called. Without a recipe, it writes the table anew, in both places.
+with `--by-function` what is called. `--compared` compares launches. Without a recipe, it writes the table
+anew, in both places.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -39,11 +41,13 @@ from triton.runtime import driver
 from gradwire.comm import Comm, Pending, ProcessGroupComm, Round
 from gradwire.comm.base import DONE
 from gradwire.kernels import dispatch
+from gradwire.kernels.device import launch
 from gradwire.placement import Accelerator, stream
 from gradwire.step import installed
 from tests.support import elsewhere, rig
 from tests.support.counted import FREE, SIDE, same_buckets
 from tests.support.elsewhere import Elsewhere, There
+from tests.support.twins import KERNELS, files
 
 GPU = torch.device("cuda", 0)
 WORLD, STEPS, COUNTED = 2, 12, 8
@@ -128,6 +132,10 @@ class Tally(Elsewhere):
         """Begin a step."""
         self.operators = self.collectives = self.launches = 0
         self.by_name = Counter[str]()
+        self.handed: tuple[Any, ...] = ()
+        """The arguments of the last launch, with addresses for tensors."""
+        self.hooks: tuple[Any, ...] = ()
+        """What the driver calls before and after that launch, if somebody traces."""
 
     def __enter__(self) -> Tally:
         _NOW.append(self)
@@ -163,11 +171,18 @@ class _Operators(elsewhere._Operators):
 
 _NOW: list[Tally] = []
 """Who counts. Triton keeps what it has compiled, and with it what launches."""
+_NUMBERS = count()
+"""Of compiled kernels."""
 
 
-def _launched(*_arguments: Any) -> None:
-    """What a launcher calls last."""
+def _launched(*arguments: Any) -> None:
+    """What a launcher calls last: grid, stream, kernel, four options, metadata, three for hooks, and what the
+    kernel takes.
+    """
     _NOW[0].launches += 1
+    taken = [each.data_ptr() if isinstance(each, Tensor) else each for each in arguments[13:]]
+    _NOW[0].handed = (*arguments[:10], *taken)
+    _NOW[0].hooks = arguments[11:13]
 
 
 class _Echo(Comm):
@@ -221,7 +236,7 @@ def _compiled(source: Any, target: Any = None, options: Any = None, **_more: Any
     about |= {"global_scratch_align": 1, "profile_scratch_align": 1, "num_ctas": 1, "shared": 0}
     about |= {"name": source.fn.__name__, "num_warps": options["num_warps"], "tensordesc_meta": None}
     found.metadata, found.src, found.name = SimpleNamespace(**about), source, source.fn.__name__
-    found.packed_metadata, found.module, found.function = (options["num_warps"], 1, 0), 1, 1
+    found.packed_metadata, found.module, found.function = (options["num_warps"], 1, 0), 1, next(_NUMBERS)
     found._run = nvidia.CudaLauncher(source, found.metadata)
     return found
 
@@ -391,12 +406,50 @@ def print_by_function(recipe: str) -> None:
                 print(f"{number:6d} {each}")
 
 
+@contextmanager
+def traced() -> Iterator[Any]:
+    """Within it somebody traces launches by the hook that this yields."""
+    hook = triton.knobs.runtime.launch_enter_hook
+    hook.add(print)
+    yield hook
+    hook.remove(print)
+
+
+def compared(recipe: str) -> int:
+    """Launch all that a recipe launches as Triton does it, too, and compare what the driver gets; then look
+    if somebody who traces hears of it. Returns how often that held. The first launch of a kind is Triton's.
+    """
+    told = Counter[bool]()
+
+    def both(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+        for number in (None, 1, 16, 17, 1 << 33):  # Triton compiles for whole numbers of a kind, too
+            other = tuple(number if number and type(each) is int else each for each in arguments)
+            for _again in range(2):
+                launch.launch(kernel, programs, *other, **constants)
+            bound = _NOW[0].handed
+            launch._through_triton(kernel, programs, other, constants)
+            told[bound == _NOW[0].handed] += 1
+        with traced() as hook:
+            launch.launch(kernel, programs, *arguments, **constants)
+        told[_NOW[0].hooks[0] is hook] += 1
+
+    with ExitStack() as held:
+        for module in files(f"{KERNELS}.device").values():
+            if hasattr(module, "launch") and module is not launch:
+                held.enter_context(patch.object(module, "launch", both))
+        steps(recipe, [{"a": (SIDE, SIDE)}, {"b": (37, 61), "c": (3,), "d": (41, 43)}], SIDE * SIDE)
+    assert told[False] == 0, f"{told[False]} launches of {recipe} differ from Triton's"
+    return told[True]
+
+
 def main(*arguments: str) -> None:
     """See the docstring of the file."""
-    recipes = [each for each in arguments if each != "--by-function"]
+    recipes = [each for each in arguments if not each.startswith("--")]
     for recipe in recipes:
-        if len(recipes) < len(arguments):
+        if "--by-function" in arguments:
             print_by_function(recipe)
+        elif "--compared" in arguments:
+            print(compared(recipe))
         else:
             print(json.dumps(taken(recipe)))
     if not arguments:

@@ -10,16 +10,23 @@ import pytest
 
 pytest.importorskip("triton", reason="launches are Triton's")
 
+from gradwire.kernels.device.launch import BINDS
 from tests.device.host_calls import PAGE, RECIPES, TABLE, Count, Taken, line
 from tests.support.tiers import rest
 
 
-def counted(recipe: str) -> Taken:
-    """In a process of its own, as kernels are interpreted in this one."""
-    told = subprocess.run(
-        [sys.executable, "-m", "tests.device.host_calls", recipe], capture_output=True, check=True, text=True
+def told(*arguments: str) -> str:
+    """By a process of its own, as kernels are interpreted in this one."""
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.device.host_calls", *arguments], capture_output=True, text=True
     )
-    return Taken(*(Count(*each) for each in json.loads(told.stdout)))
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def counted(recipe: str) -> Taken:
+    """In steps that are not timed."""
+    return Taken(*(Count(*each) for each in json.loads(told(recipe))))
 
 
 @pytest.mark.parametrize("recipe", rest(RECIPES, but=("int8",)))
@@ -34,6 +41,16 @@ def test_a_unit_calls_no_more_than_the_table_says(recipe: str) -> None:
     assert found.step[1:] == step[1:]
     assert found.unit.calls <= 1.1 * unit.calls
     assert found.step.calls <= 1.1 * step.calls
+
+
+@pytest.mark.skipif(not BINDS, reason="this Triton launches all by itself")
+@pytest.mark.parametrize(
+    "recipe",
+    rest(("int8", "topk(ratio=0.01)", "powersgd(warmup_steps=0)", "qsgd", "efsignsgd"), but=("int8",)),
+)
+def test_a_bound_launch_hands_the_driver_what_triton_would(recipe: str) -> None:
+    """Of tensors that are aligned and of others, in their order; and it is traced like others."""
+    assert int(told("--compared", recipe)) > 50
 
 
 def test_the_page_prints_the_table() -> None:
