@@ -8,6 +8,7 @@ from gradwire.codec.indices import elias_fano_planes
 from gradwire.codec.sparse import sparse_layout
 from gradwire.kernels.layouts import BlockKind, Blocks, CodedPieces, Grid, ScaledBlocks, ShardedBlocks
 from gradwire.kernels.pieces import Pieces
+from gradwire.kernels.ulps import TILE, Halves
 from tests.support.twins import Twins
 
 N = 1 << 14
@@ -117,6 +118,12 @@ def signs() -> None:
         device.add_signs(torch.zeros(1, levels), packed, Blocks((N,)), torch.zeros(N))
 
 
+def ulps() -> None:
+    for halves in (Halves(7, 121), Halves(10, 9)):
+        words, table = torch.zeros(2 * N // TILE, dtype=torch.int32), torch.zeros(16, dtype=torch.uint8)
+        device.add_widths(words, torch.zeros(N, dtype=torch.int16), halves, table)
+
+
 def places() -> None:
     for count, dtype in ((16, torch.float32), (160, torch.bfloat16), (N // 2, torch.float16)):
         shape = sparse_layout(count, N, dtype).shape
@@ -170,6 +177,7 @@ CALLS = (
     zero_idle,
     chunks,
     signs,
+    ulps,
     topk,
     places,
     low_rank,

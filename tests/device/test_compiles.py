@@ -23,12 +23,13 @@ from tests.device.calls import CALLS
 pytestmark = pytest.mark.rest
 
 Facts = Mapping[str, Any]
-# Kernels and calls that need no vectors: addresses are any, as where rows of an odd number of chunks begin,
-# or bytes few, such as candidates of a top-k.
+# Kernels and calls that need no vectors: addresses are any, as where rows of an odd number of chunks begin or
+# bits, or bytes few, such as candidates of a top-k.
 WITHOUT_VECTORS = {
     "compensate_unaligned",
     "_chunk_maxima",
     "_poison",
+    "_add_widths",
     "_zero_idle",
     "_set_levels",
     "_set_steps",

@@ -6,6 +6,7 @@ beyond what was asked for.
 - `frames`: half of the mutated frames get their checksum made right again, so that what lies after it is
   reached: the header's claims, the directory, the streams, and tables that were damaged on their way. What
   decodes all the same must have decoded to finite work: the test is that it returns.
+- `steps`: frames of exact steps, in both layouts and raw; half of them with a right checksum.
 - `payloads`, `exchanges`, `rings`: what codecs decode and exchanges receive, and those that send frames in
   messages (`fuzz_payloads`).
 - `states`, `files`, `texts`: what is loaded (`fuzz_files`).
@@ -30,18 +31,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradwire.codec.exact_steps import Layout, StepsKey, decode_steps, encode_steps
 from gradwire.codec.gcomp import CodeTable, Key, frame, histogram, unframe
 from gradwire.errors import WireError
 from gradwire.kernels.frames import checksum
 
 KEY = Key(step=5, unit=2, hop=1, state=77)
+STEPS_KEY = StepsKey(module=5, world=2, base=77)
 
 
 class Case(NamedTuple):
@@ -138,14 +141,54 @@ def run(count: int, seed: int) -> Counter[str]:
     return found
 
 
-FEWER = {"frames": 1, "payloads": 1, "exchanges": 20, "rings": 50, "states": 50, "files": 100, "texts": 10}
+def step_frames(numel: int = 100) -> Iterator[tuple[Tensor, Tensor]]:
+    """Frames of exact steps of both types and of every layout, each with the old numbers."""
+    random = torch.Generator().manual_seed(numel)
+    old = torch.randn(numel, generator=random) * 0.02
+    for move, dtype in ((1e-5, torch.bfloat16), (1e-3, torch.bfloat16), (1e-4, torch.float16)):
+        new = old + move * torch.randn(numel, generator=random)
+        new[3::40] = torch.nan
+        for layout in get_args(Layout):
+            yield encode_steps(new.to(dtype), old.to(dtype), STEPS_KEY, layout), old.to(dtype)
+
+
+def of_steps(count: int, seed: int) -> Counter[str]:
+    """`count` mutations of frames of exact steps."""
+    random, found = Random(seed), Counter[str]()
+    everything = [*step_frames(100), *step_frames(40)]
+    for number in range(count):
+        data, held = (each.clone() for each in everything[number % len(everything)])
+        mutate(data.numpy(), random)
+        found[steps_outcome(sealed(data) if number % 2 else data, held)] += 1
+    return found
+
+
+def steps_outcome(data: Tensor, held: Tensor) -> str:
+    """ "decoded", or why not; anything but a `WireError` goes through."""
+    try:
+        decode_steps(data, held, STEPS_KEY)
+    except WireError as error:
+        return "steps: " + re.sub(r"[^A-Za-z '].*", "…", str(error))[:40]
+    return "steps: decoded"
+
+
+FEWER = {
+    "frames": 1,
+    "steps": 1,
+    "payloads": 1,
+    "exchanges": 20,
+    "rings": 50,
+    "states": 50,
+    "files": 100,
+    "texts": 10,
+}
 """What can be damaged, and in how many times the time of a frame, roughly."""
 
 
 def runner(what: str) -> Callable[[int, int], Counter[str]]:
     """What takes count and seed, and counts how mutations came out."""
-    if what == "frames":
-        return run
+    if what in ("frames", "steps"):
+        return run if what == "frames" else of_steps
     home = "fuzz_payloads" if what in ("payloads", "exchanges", "rings") else "fuzz_files"
     named = {"payloads": "of_codecs", "files": "of_saved_files"}.get(what, f"of_{what}")
     found: Callable[[int, int], Counter[str]] = getattr(import_module(f"tests.golden.{home}"), named)

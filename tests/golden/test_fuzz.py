@@ -18,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 
 COUNTS = {
     "frames": 1000,
+    "steps": 1000,
     "payloads": 500,
     "exchanges": 400,
     "rings": 60,
