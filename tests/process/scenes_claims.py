@@ -250,6 +250,52 @@ def let_go() -> dict[str, Any]:
     return {"said": _said(lambda: wrapped(Network(encoder)))}
 
 
+class Ordered(nn.Module):
+    """Two buffers, or two frozen parameters, of which rank 1 registers the second one first."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        torch.manual_seed(9)
+        self.linear = nn.Linear(8, 8)
+        sizes = {"slow": 3, "fast": 4 if what == "frozen, unequal" else 3}
+        for name in ("slow", "fast") if dist.get_rank() == 0 else ("fast", "slow"):
+            value = torch.full((sizes[name],), 1.0 if name == "slow" else 5.0)
+            if what == "buffers":
+                self.register_buffer(name, value)
+            else:
+                self.register_parameter(name, nn.Parameter(value, requires_grad=False))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.linear(inputs)
+        return out
+
+
+def in_another_order() -> dict[str, Any]:
+    """What is said, and whether each name keeps its value."""
+    found: dict[str, Any] = {}
+    for what in ("buffers", "frozen", "frozen, unequal"):
+        for kind, attach in (("plain", plain), ("outer", outer), ("ddp", wrapped)):
+            if (what, kind) != ("frozen, unequal", "ddp"):  # whose own constructor sends them
+                model = Ordered(what)
+                said = _said(lambda attach=attach, model=model: attach(model))
+                found[f"{what}, {kind}"] = (said, model.slow.tolist()[0], model.fast.tolist()[0])
+    return found
+
+
+def members_in_another_order() -> dict[str, Any]:
+    """Among members that come and go, values are put by name: at the start, and in rounds."""
+    model = Ordered("buffers")
+    optimizer = optimizer_of(model)
+    everyone = gradwire.members.fixed(dist.group.WORLD)
+    wire = gradwire.outer(model, optimizer, every=EVERY, members=everyone)
+    for step in range(2 * EVERY):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    wire.detach()
+    return {"slow": model.slow.tolist(), "fast": model.fast.tolist()}
+
+
 SCENES: dict[str, Callable[[], Any]] = {
     "refused": refused,
     "refused for the same module": refused_for_the_same_module,
@@ -258,4 +304,6 @@ SCENES: dict[str, Callable[[], Any]] = {
     "together": together,
     "accepted": accepted,
     "let go": let_go,
+    "in another order": in_another_order,
+    "members in another order": members_in_another_order,
 }

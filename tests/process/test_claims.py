@@ -70,3 +70,23 @@ def test_what_shares_no_parameter_or_no_longer_does_is_accepted(world: Scenes) -
     for each in value(world, "accepted"):
         assert all(each.values())
     assert value(world, "let go") == [{"said": ""}] * 2
+
+
+@pytest.mark.parametrize("kind", ["plain", "outer", "ddp"])
+@pytest.mark.parametrize("what", ["buffers", "frozen", "frozen, unequal"])
+def test_tensors_that_are_sent_by_number_have_the_same_names_on_all_ranks(
+    world: Scenes, what: str, kind: str
+) -> None:
+    if (what, kind) == ("frozen, unequal", "ddp"):
+        pytest.skip("DDP's constructor sends them, before gradwire is called")
+    named = "buffers" if what == "buffers" else "frozen parameters"
+    for said, slow, fast in (each[f"{what}, {kind}"] for each in value(world, "in another order")):
+        assert said.startswith(
+            f"RanksDisagree: ranks disagree on {named}: rank 0: slow (3,) torch.float32;fast"
+        )
+        if kind != "ddp":  # whose constructor has swapped them on rank 1
+            assert (slow, fast) == (1.0, 5.0)
+
+
+def test_members_put_buffers_by_name(world: Scenes) -> None:
+    assert value(world, "members in another order") == [{"slow": [1.0] * 3, "fast": [5.0] * 3}] * 2

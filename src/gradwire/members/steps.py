@@ -123,6 +123,10 @@ class MovingSteps(LocalSteps):
     def check(self) -> None:
         """Do nothing: all has been checked before the first meeting."""
 
+    def facts(self) -> dict[str, str]:
+        """Facts as of `LocalSteps`, in the order of names: healing puts values by name."""
+        return {key: ";".join(sorted(text.split(";"))) for key, text in super().facts().items()}
+
     def begin(self, backward: Backward, uses: dict[str, float] | None, *, scaled: bool) -> None:
         """Send rounds through `backward`. No values are exchanged, and the other arguments have no effect:
         parameters are the meeting's already.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradwire.errors import GradwireWarning
 from gradwire.recipes.parse import short
@@ -36,6 +36,15 @@ def check_policy(policy: Policy | None, names: Collection[str]) -> None:
             near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
             like = f". Names are like {near[0]!r}" if near else ": the model has none"
             raise ValueError(f"policy: no parameter matches {pattern!r}{like}")
+
+
+def in_words(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Names, shapes and types of tensors that ranks send by their number, to compare over ranks.
+
+    >>> in_words([("mean", torch.zeros(3)), ("count", torch.tensor(0))])
+    'mean (3,) torch.float32;count () torch.int64'
+    """
+    return ";".join(f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors)
 
 
 def check_optimizers(optimizers: Optimizers, module: nn.Module) -> None:

@@ -30,7 +30,7 @@ from gradwire.sources.attempts import Attempts
 from gradwire.sources.buckets import CAP_BYTES, Bucket, assigned
 from gradwire.sources.buffer_means import BufferMeans, number_of, put
 from gradwire.sources.carried import give_up, require_unclaimed
-from gradwire.sources.checks import check_policy
+from gradwire.sources.checks import check_policy, in_words
 from gradwire.sources.loads import Loads
 from gradwire.sources.local_optimizers import LocalOptimizers
 from gradwire.sources.plain import group_in, spread
@@ -286,9 +286,16 @@ class LocalSteps(Source):
         super().suits(replace(layout, direct=direct), optimizers)
 
     def facts(self) -> dict[str, str]:
-        """Shapes and types of all buffers, and the arguments of `outer`."""
-        buffers = ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self.module.buffers())
-        return {"buffers": buffers, "every": str(self.every), "delay": str(self.delay)}
+        """Names, shapes and types of all tensors that are sent by their number beside Δ, and the arguments of
+        `outer`.
+        """
+        named = self.module.named_parameters()
+        return {
+            "buffers": in_words(self.module.named_buffers()),
+            "frozen parameters": in_words((name, each) for name, each in named if name not in self._own),
+            "every": str(self.every),
+            "delay": str(self.delay),
+        }
 
     def begin(self, backward: Backward, uses: dict[str, float] | None, *, scaled: bool) -> None:
         """Give all ranks the first one's parameters and buffers, and follow the optimizers."""

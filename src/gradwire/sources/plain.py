@@ -25,6 +25,7 @@ from gradwire.comm import ProcessGroupComm
 from gradwire.errors import GradwireError
 from gradwire.sources.buckets import Bucket, assigned, cap_for
 from gradwire.sources.buffers import BufferBroadcast
+from gradwire.sources.checks import in_words
 from gradwire.sources.observe import (
     Entrance,
     leave_out_of_copies,
@@ -97,8 +98,9 @@ class PlainParameters(Source):
         super().check()
 
     def facts(self) -> dict[str, str]:
-        """Shapes and types of the buffers."""
-        return {"buffers": ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self.model.buffers())}
+        """Names, shapes and types of buffers and frozen parameters, which are sent by their number."""
+        frozen = ((name, each) for name, each in self.parameters.items() if not each.requires_grad)
+        return {"buffers": in_words(self.model.named_buffers()), "frozen parameters": in_words(frozen)}
 
     def begin(
         self,

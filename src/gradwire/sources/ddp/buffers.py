@@ -7,12 +7,14 @@ bytes. But buffers change in forward passes only, so they are final before the b
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.placement import BufferTransfer, Device
 from gradwire.sources.buffers import BufferBroadcast
+from gradwire.sources.checks import in_words
 
 _PATIENCE = 3
 """Number of steps in a row with a useless broadcast, after which DDP broadcasts the buffers for good."""
@@ -49,7 +51,7 @@ class Buffers:
         if ddp is None or not ddp.broadcast_buffers:
             return "not broadcast"
         hook = "by a hook of their own: " if hasattr(ddp, "buffer_hook") else ""
-        return hook + ";".join(f"{tuple(each.shape)} {each.dtype}" for each in self._listed(ddp))
+        return hook + in_words(self._named(ddp))
 
     def may_travel(self) -> bool:
         """True if there are buffers that DDP would broadcast before a forward pass.
@@ -102,7 +104,10 @@ class Buffers:
             self.packed.look(self._listed(ddp), device)
 
     def _listed(self, ddp: DistributedDataParallel) -> list[Tensor]:
-        return [each for name, each in ddp.module.named_buffers() if name not in self._ignored]
+        return [each for _, each in self._named(ddp)]
+
+    def _named(self, ddp: DistributedDataParallel) -> Iterator[tuple[str, Tensor]]:
+        return ((name, each) for name, each in ddp.module.named_buffers() if name not in self._ignored)
 
     def arrived(self, here: bool, in_vain: bool) -> None:
         """Note the end of a step. Its status vote tells whether the buffers that it broadcast are usable."""

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.placement import Device, fetch
 from gradwire.sources.carried import Carrier
+from gradwire.sources.checks import in_words
 from gradwire.sources.ddp.buffers import Buffers, joins
 from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
@@ -255,8 +256,16 @@ class DDPBuckets(Source):
         return Known(self.parameters, [spec.name for spec in self.specs], self._left_out, in_order=True)
 
     def facts(self) -> dict[str, str]:
-        """Shapes and types of the buffers that DDP broadcasts."""
-        return {"buffers": self._buffers.describe()}
+        """Names, shapes and types of buffers that DDP broadcasts, and of frozen parameters that it has sent
+        by their number when it was made.
+        """
+        left_out = self._left_out
+        frozen = (
+            (name, each)
+            for name, each in self.parameters.items()
+            if not each.requires_grad and name not in left_out
+        )
+        return {"buffers": self._buffers.describe(), "frozen parameters": in_words(frozen)}
 
     def begin(
         self,
