@@ -1105,7 +1105,37 @@ def saved_in_between() -> list[bool]:
     return [same(dict(between["memory"]), before), between["step"] == 3, step == 3, after["step"] == 4]
 
 
-# -- steps without an exchange
+# -- steps without an exchange, or with a part of one
+
+
+def partly(how: str, guard_every: int) -> list[Any]:
+    """Optimizer steps after passes that add to what was exchanged, or that look as if they did."""
+    plain = how == "added, plain"
+    model = perceptron() if plain else DistributedDataParallel(perceptron())
+    optimizer = optimizer_of(model)
+    options = {"replicas": dist.group.WORLD} if plain else {}
+    wire = gradwire.attach(model, optimizer, "dense", guard_every=guard_every, **options)
+    raised = ""
+    with told() as lines:
+        try:
+            for number in range(0, 8, 2):
+                optimizer.zero_grad()
+                for micro in range(2):
+                    inputs, targets = batch(number + micro)
+                    is_local = micro == 1 if how.startswith("added") else how == "clipped" and micro == 0
+                    if how == "looked at" and micro == 1:
+                        torch.autograd.grad(model(inputs.requires_grad_()).sum(), inputs)
+                        continue
+                    with wire.no_sync() if is_local else nullcontext():
+                        loss = nn.functional.mse_loss(model(inputs), targets)
+                        if how == "flag":  # too late: DDP has read the last one in the forward pass
+                            model.require_backward_grad_sync = micro == 1
+                        loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+        except GradwireError as error:
+            raised = str(error)
+    return [lines, raised]
 
 
 def unseen(how: str, guard_every: int) -> list[Any]:
@@ -1217,6 +1247,11 @@ SCENES: dict[str, Callable[[], Any]] = {
     "unseen, local_every": partial(unseen, "local_every", 0),
     "unseen, detach, around": partial(unseen, "detach, around", 1),
     "unseen, guarded": partial(unseen, "around", 4),
+    **{
+        f"partly, {how}": partial(partly, how, 0)
+        for how in ("flag", "added, ddp", "added, plain", "looked at", "clipped")
+    },
+    "partly, guarded": partial(partly, "flag", 4),
     **{
         f"{case}, {recipe}, {source}": partial(told_apart, CASES[case], recipe, source, leaves=True)
         for case, recipe, source in CALLED

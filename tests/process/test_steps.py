@@ -331,6 +331,25 @@ def test_a_step_without_an_exchange_is_said_once(world: Scenes) -> None:
         assert "never exchanged" in raised
 
 
+@pytest.mark.parametrize("how", ["flag", "added, ddp", "added, plain"])
+def test_a_step_with_a_part_of_an_exchange_is_said_once(world: Scenes, how: str) -> None:
+    for lines, raised in value(world, f"partly, {how}"):
+        assert raised == ""
+        (line,) = lines
+        assert "only a part was exchanged" in line
+
+
+def test_a_step_with_a_part_of_an_exchange_is_an_error_under_a_guard(world: Scenes) -> None:
+    for lines, raised in value(world, "partly, guarded"):
+        assert lines == []
+        assert "only a part was exchanged" in raised
+
+
+@pytest.mark.parametrize("how", ["looked at", "clipped"])
+def test_passes_that_add_nothing_after_an_exchange_are_no_such_case(world: Scenes, how: str) -> None:
+    assert value(world, f"partly, {how}") == [[[], ""]] * 2
+
+
 @pytest.mark.parametrize("how", ["no_sync", "flush", "detach", "detach, around", "twice", "local_every"])
 def test_steps_that_need_no_exchange_are_no_such_case(world: Scenes, how: str) -> None:
     assert value(world, f"unseen, {how}") == [[[], ""]] * 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import is_
@@ -17,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from gradwire.errors import GradwireError, GradwireWarning
 from gradwire.placement import Device, fetch
@@ -48,6 +50,14 @@ _INSIDE = (
 )
 
 
+_PARTLY = (
+    "an optimizer has stepped with gradients of which only a part was exchanged: a backward pass without an "
+    "exchange has added to the means, so the replicas differ from now on. Usual cause: "
+    "require_backward_grad_sync is set between forward and backward; DDP goes by its value in the forward "
+    "pass. Set it before the forward pass, or use no_sync() around both"
+)
+
+
 @dataclass
 class _Record:
     """Steps of one optimizer since the last exchange began.
@@ -69,6 +79,10 @@ class _Record:
     has_unseen: bool = False
     """True if it began its step with gradients that no exchange has seen: after the step, hooks of the user's
     may have cleared them."""
+    has_part: bool = False
+    """True if it began its step with gradients of which only a part was exchanged."""
+    added_to: weakref.ref[Tensor] | None = None
+    """The first gradient, if a pass that exchanged nothing has added to gradients since the last exchange."""
     used: tuple[weakref.ref[Tensor], int] | None = None
     """The first gradient of its last step, and that gradient's version."""
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
@@ -156,7 +170,7 @@ class Steps:
         self._compresses = self._is_retired = False
         self._cleared: set[str] = set()
         self._open: frozenset[str] = frozenset()
-        self._passes = 1
+        self._passes, self._exchange = 1, 0
         self._warned: set[str] = set()
 
     def _recorded(self, optimizers: Optimizers) -> list[_Record]:
@@ -207,6 +221,30 @@ class Steps:
         """
         self._is_local |= not exchanges
         self.note_cleared(written)
+        if any(each.is_new and not each.is_inside for each in self._records):
+            self._look_for_additions()
+
+    def _look_for_additions(self) -> None:
+        """Note at the end of this pass whether it has added to gradients that were exchanged before, and has
+        exchanged nothing.
+        """
+        exchange = self._exchange
+        before = {id(each): self._marks(each) for each in self._records if each.is_new}
+
+        def passed() -> None:
+            for record in self._records:
+                marks = before.get(id(record))
+                if exchange == self._exchange and marks is not None and marks != self._marks(record):
+                    first = self._first_gradient(record)
+                    record.added_to = None if first is None else first[0]
+
+        with suppress(RuntimeError):  # outside of a backward pass, as under join()
+            Variable._execution_engine.queue_callback(passed)
+
+    def _marks(self, record: _Record) -> list[tuple[int, int]]:
+        """Identities and versions of the gradients: a new gradient, or an addition to one, changes them."""
+        grads = [each.grad for each in self._parameters_of(record).values()]
+        return [(0, 0) if grad is None else (id(grad), grad._version) for grad in grads]
 
     def note_cleared(self, written: Written = NONE_WRITTEN) -> None:
         """Note which gradients have been cleared before their optimizer has stepped; at any time."""
@@ -261,10 +299,12 @@ class Steps:
         self._passes = self._passes + compresses if goes_on else 1
         self._is_pending, self._has_looked, self._is_dropping, self._is_local = True, False, False, False
         self._cleared, self._compresses = set(), compresses
+        self._exchange += 1
         self._is_retired = self._is_retired and not compresses
         self._others = [each for each in self._others if each.is_inside]
         for record in (*self._records, *self._others):
             record.has_stepped, record.skipped, record.is_new = False, None, True
+            record.added_to = None
 
     def exchange_ended(self) -> None:
         """Note which optimizers got nothing but zeros: the means are in `p.grad`."""
@@ -351,6 +391,7 @@ class Steps:
         and gradients that were never exchanged.
         """
         record.is_inside, record.has_unseen = True, self._has_unseen(record)
+        record.has_part = self._has_part(record)
         if self._is_pending and not record.has_stepped and self._recognises(record, inside=True):
             self._clear(record)
 
@@ -367,8 +408,10 @@ class Steps:
                 stacklevel=6,
             )
         if (record.has_unseen and not record.is_new) or self._has_unseen(record):
-            self._tell_unseen()
-        record.is_new = False
+            self._tell_unseen(_UNSEEN if torch._C._current_graph_task_id() == -1 else _INSIDE)
+        if record.has_part:
+            self._tell_unseen(_PARTLY)
+        record.is_new = record.has_part = False
         record.used = self._first_gradient(record)
 
     def _has_unseen(self, record: _Record) -> bool:
@@ -381,12 +424,19 @@ class Steps:
         # Zeros are there where code lets an optimizer make its state.
         return not are_zero(self._parameters_of(record).values())
 
-    def _tell_unseen(self) -> None:
-        """Warn or raise, as an optimizer has stepped with gradients that were never exchanged."""
-        why = _UNSEEN if torch._C._current_graph_task_id() == -1 else _INSIDE
+    def _has_part(self, record: _Record) -> bool:
+        """True if gradients that a pass has added to, after the exchange, are there still."""
+        if record.added_to is None or self._alone or self._is_retired or self._may_differ():
+            return False
+        first = self._first_gradient(record)
+        is_there = first is not None and first[0]() is record.added_to()
+        return is_there and not are_zero(self._parameters_of(record).values())
+
+    def _tell_unseen(self, why: str) -> None:
+        """Warn once, or raise, as an optimizer has stepped with gradients that were not exchanged."""
         if self._raises:
             raise GradwireError(why)
-        if self._is_first("unseen"):
+        if self._is_first(why):
             warnings.warn(why, GradwireWarning, stacklevel=7)
 
     def _is_first(self, kind: str) -> bool:
