@@ -93,7 +93,7 @@ def under_fsdp(ranks: int) -> tuple[nn.Module, nn.Module]:
 def _said(call: Callable[[], Any]) -> str:
     try:
         call()
-    except (ValueError, gradwire.GradwireError) as error:
+    except (ValueError, KeyError, gradwire.GradwireError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -296,6 +296,37 @@ def members_in_another_order() -> dict[str, Any]:
     return {"slow": model.slow.tolist(), "fast": model.fast.tolist()}
 
 
+def wrong_on_one_rank() -> dict[str, str]:
+    """Rank 1 alone has an argument that cannot be, or optimizers that cannot be read."""
+    is_wrong = dist.get_rank() == 1
+    wrong: dict[str, dict[str, Any]] = {
+        "every": {"every": 0},
+        "delay": {"delay": EVERY},
+        "placement": {"placement": "nowhere"},
+        "outer": {"outer": 3},
+        "every_seconds": {"every_seconds": 2.0},
+    }
+    found = {
+        name: _said(lambda options=options: outer(nn.Linear(8, 8), **(options if is_wrong else {})))
+        for name, options in wrong.items()
+    }
+
+    def read(model: nn.Module) -> Any:
+        yield optimizer_of(model)
+        if is_wrong:
+            raise KeyError("no such group")
+
+    for name, model, options in (
+        ("ddp", DistributedDataParallel(nn.Linear(8, 8)), {}),
+        ("plain", nn.Linear(8, 8), {"replicas": dist.group.WORLD}),
+        ("fsdp", under_fsdp(2)[0], {}),
+    ):
+        found[name] = _said(lambda m=model, o=options: gradwire.attach(m, read(m), "int8", **o))
+    linear = nn.Linear(8, 8)
+    found["rounds"] = _said(lambda: gradwire.outer(linear, read(linear), replicas=dist.group.WORLD))
+    return found
+
+
 SCENES: dict[str, Callable[[], Any]] = {
     "refused": refused,
     "refused for the same module": refused_for_the_same_module,
@@ -304,6 +335,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "together": together,
     "accepted": accepted,
     "let go": let_go,
+    "wrong on one rank": wrong_on_one_rank,
     "in another order": in_another_order,
     "members in another order": members_in_another_order,
 }

@@ -72,13 +72,16 @@ def test_what_shares_no_parameter_or_no_longer_does_is_accepted(world: Scenes) -
     assert value(world, "let go") == [{"said": ""}] * 2
 
 
-@pytest.mark.parametrize("kind", ["plain", "outer", "ddp"])
-@pytest.mark.parametrize("what", ["buffers", "frozen", "frozen, unequal"])
+NUMBERED = [
+    *((what, kind) for what in ("buffers", "frozen") for kind in ("plain", "outer", "ddp")),
+    *(("frozen, unequal", kind) for kind in ("plain", "outer")),  # DDP's own constructor would send them
+]
+
+
+@pytest.mark.parametrize(("what", "kind"), NUMBERED)
 def test_tensors_that_are_sent_by_number_have_the_same_names_on_all_ranks(
     world: Scenes, what: str, kind: str
 ) -> None:
-    if (what, kind) == ("frozen, unequal", "ddp"):
-        pytest.skip("DDP's constructor sends them, before gradwire is called")
     named = "buffers" if what == "buffers" else "frozen parameters"
     for said, slow, fast in (each[f"{what}, {kind}"] for each in value(world, "in another order")):
         assert said.startswith(
@@ -90,3 +93,24 @@ def test_tensors_that_are_sent_by_number_have_the_same_names_on_all_ranks(
 
 def test_members_put_buffers_by_name(world: Scenes) -> None:
     assert value(world, "members in another order") == [{"slow": [1.0] * 3, "fast": [5.0] * 3}] * 2
+
+
+WRONG = {
+    "every": "ValueError: every=0 is not a number of steps",
+    "delay": "ValueError: delay=3 is not a number of steps below every=3",
+    "placement": "ValueError: placement='nowhere' is neither",
+    "outer": "ValueError: outer=3 is not a function",
+    "every_seconds": "ValueError: resume= and every_seconds= are for members=",
+    "ddp": "KeyError: 'no such group'",
+    "plain": "KeyError: 'no such group'",
+    "fsdp": "KeyError: 'no such group'",
+    "rounds": "KeyError: 'no such group'",
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_on_one_rank_is_heard_by_all(world: Scenes, what: str) -> None:
+    zero, one = (each[what] for each in value(world, "wrong on one rank"))
+    assert one.startswith(WRONG[what])
+    assert zero.startswith("RanksDisagree: ranks disagree on the configuration: rank 0: accepted")
+    assert "rank 1: refused, " in zero

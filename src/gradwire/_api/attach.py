@@ -142,7 +142,7 @@ def attach(
     - `inside`: after `fully_shard` and with `replicas=`, the recipe of FSDP2's own scatters.
 
     Raises `ValueError` if an argument is wrong. Raises `RanksDisagree`, on all ranks, if they differ in
-    recipe, policy, seed, version, device, buffers, the names, shapes and dtypes of parameters, or the
+    recipe, policy, seed, version, device, the names, shapes and dtypes of parameters and buffers, or the
     optimizers' types, groups and options. Options that are tensors are not compared, and neither is the
     optimizers' state.
 
@@ -191,6 +191,8 @@ def carried(
     optimizer: object,
     process_group: dist.ProcessGroup | None,
     where: torch.device,
+    *,
+    refusal: Exception | None = None,
 ) -> Attached:
     """Build a reducer for `source`, after all ranks have compared their options. A collective.
 
@@ -200,6 +202,7 @@ def carried(
         optimizer: the user's optimizer or optimizers, or None.
         process_group: the user's group for all of gradwire's traffic, or None.
         where: a device whose tensors the model's own process group carries.
+        refusal: raised here once the other ranks have heard of it.
 
     Raises what `attach` raises.
     """
@@ -208,7 +211,9 @@ def carried(
     everyone = transports.everyone
     with given_back_if_refused(lambda: transports.groups):
         mine = partial(neighbours, nodes, dist.get_process_group_ranks(transports.groups[0]), everyone.rank)
-        asked, chosen, using = _agreed_recipe(asked, source, optimizer, device.where, everyone, also=mine)
+        asked, chosen, using = _agreed_recipe(
+            asked, source, optimizer, device.where, everyone, also=mine, refusal=refusal
+        )
         transports = with_streams(asked, transports, source.group, process_group, where, source.lending)
         if source.members is not None:
             _check_shards(source.members, everyone)
@@ -434,6 +439,7 @@ def _agreed_recipe(
     where: torch.device,
     comm: Comm,
     also: Callable[[], object],
+    refusal: Exception | None,
 ) -> tuple[Configuration, Recipe, Optimizers]:
     """Parse and check everything, and compare it over all ranks. One all-gather if all ranks agree.
 
@@ -444,12 +450,14 @@ def _agreed_recipe(
         where: device of the model.
         comm: all ranks.
         also: a further check, which raises.
+        refusal: of an argument that was looked at before.
 
     Returns the arguments with the answers of the policy, the recipe, and the optimizers that use the
     gradients. A rank that must refuse tells the others first, because they would wait for it; all raise then.
     """
-    refusal: Exception | None = None
     try:
+        if refusal is not None:
+            raise refusal
         source.check()
         optimizers = optimizers_of(optimizer)
         check_optimizers(optimizers, source.module)

@@ -100,27 +100,14 @@ def outer(
         raise ValueError("no process group: call torch.distributed.init_process_group first")
     every, delay, guard_every = as_python(every), as_python(delay), as_python(guard_every)
     every_seconds, timeout_s = as_python(every_seconds), as_python(timeout_s)
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"every={every!r} is not a number of steps, of at least 1")
-    if isinstance(delay, bool) or not isinstance(delay, int) or not 0 <= delay < every:
-        raise ValueError(
-            f"delay={delay!r} is not a number of steps below every={every}: a round lands before the next is "
-            "sent"
-        )
-    if every_seconds is not None and not is_time(every_seconds, sys.float_info.max):
-        raise ValueError(f"every_seconds={every_seconds!r} is not a finite time above 0")
-    if not is_time(timeout_s):
-        raise ValueError(f"timeout_s={timeout_s!r} is not a time above 0, of 10^6 seconds at most")
-    if every_seconds is not None and delay:
-        raise ValueError(f"every_seconds={every_seconds!r} needs rounds without a delay, not delay={delay!r}")
-    if placement not in get_args(Where):
-        raise ValueError(f"placement={placement!r} is neither 'host' nor 'device'")
-    if outer is not None and not callable(outer):
-        raise ValueError(f"outer={outer!r} is not a function that makes an optimizer of parameters")
-    if members is not None and not callable(getattr(members, "ask", None)):
-        raise ValueError(f"members={members!r} finds no replicas: pass gradwire.members.torchft(…)")
-    if resume is not None and not isinstance(resume, str | os.PathLike):
-        raise ValueError(f"resume={resume!r} is not the folder of a save")
+    refusal: ValueError | None = None
+    try:
+        _check(every, every_seconds, delay, timeout_s, placement, outer, members, resume)
+    except ValueError as error:
+        if replicas is None:
+            raise
+        # Other ranks may have other arguments, and would wait for this one: they hear of it.
+        refusal, every, delay, outer = error, 1, 0, None
     travels, default = method_of(recipe)
     make = default if outer is None else outer
     on_host = placement == "host"
@@ -153,13 +140,48 @@ def outer(
             resume=resume,
             every_s=every_seconds,
         )
-    if resume is not None or every_seconds is not None:
-        raise ValueError(
-            "resume= and every_seconds= are for members=; with replicas=, call wire.load(folder)"
-        )
     given = listed(optimizer)
     optimizers = LocalOptimizers(given, make)
     source = LocalSteps(model, replicas, optimizers, every=every, delay=delay, on_host=on_host)
     machine = None if source.machine is None else [source.machine]
     asked = replace(asked, policy=source.weighed(policy), nodes=machine)
-    return OuterWire(carried(asked, source, given, process_group, source.where), optimizers)
+    found = carried(asked, source, given, process_group, source.where, refusal=refusal)
+    return OuterWire(found, optimizers)
+
+
+def _check(
+    every: object,
+    every_seconds: object,
+    delay: object,
+    timeout_s: object,
+    placement: object,
+    outer: object,
+    members: object,
+    resume: object,
+) -> None:
+    """Raise `ValueError` for what an argument of `outer` cannot be."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every={every!r} is not a number of steps, of at least 1")
+    if isinstance(delay, bool) or not isinstance(delay, int) or not 0 <= delay < every:
+        raise ValueError(
+            f"delay={delay!r} is not a number of steps below every={every}: a round lands before the next is "
+            "sent"
+        )
+    if every_seconds is not None and not is_time(every_seconds, sys.float_info.max):
+        raise ValueError(f"every_seconds={every_seconds!r} is not a finite time above 0")
+    if not is_time(timeout_s):
+        raise ValueError(f"timeout_s={timeout_s!r} is not a time above 0, of 10^6 seconds at most")
+    if every_seconds is not None and delay:
+        raise ValueError(f"every_seconds={every_seconds!r} needs rounds without a delay, not delay={delay!r}")
+    if placement not in get_args(Where):
+        raise ValueError(f"placement={placement!r} is neither 'host' nor 'device'")
+    if outer is not None and not callable(outer):
+        raise ValueError(f"outer={outer!r} is not a function that makes an optimizer of parameters")
+    if members is not None and not callable(getattr(members, "ask", None)):
+        raise ValueError(f"members={members!r} finds no replicas: pass gradwire.members.torchft(…)")
+    if resume is not None and not isinstance(resume, str | os.PathLike):
+        raise ValueError(f"resume={resume!r} is not the folder of a save")
+    if members is None and (resume is not None or every_seconds is not None):
+        raise ValueError(
+            "resume= and every_seconds= are for members=; with replicas=, call wire.load(folder)"
+        )

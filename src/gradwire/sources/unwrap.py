@@ -140,18 +140,23 @@ def _why_not(model: object, but: str = "") -> str | None:
 def listed(given: object) -> object:
     """Several optimizers as a list, which can be read more than once; anything else as it is.
 
+    An error of reading them is returned, for `optimizers_of`, where other ranks hear of it.
+
     >>> listed(each for each in "ab"), listed("ab")
     (['a', 'b'], 'ab')
     """
     if isinstance(given, Iterable) and not isinstance(given, str | nn.Module | torch.Tensor):
-        return list(given)
+        try:
+            return list(given)
+        except Exception as error:
+            return error
     return given
 
 
 def optimizers_of(given: object) -> Optimizers:
     """Plain optimizers in the wrappers of Accelerate, Fabric and Lightning: one, several, or none.
 
-    Raises `ValueError` for an object that is no optimizer.
+    Raises `ValueError` for an object that is no optimizer, and the error of reading several.
 
     >>> optimizers_of("topk")
     Traceback (most recent call last):
@@ -161,6 +166,8 @@ def optimizers_of(given: object) -> Optimizers:
     if given is None:
         return ()
     several = listed(given)
+    if isinstance(several, Exception):
+        raise several
     if isinstance(several, list):
         if not several or any(isinstance(each, torch.Tensor | dict) for each in several):
             raise ValueError(
