@@ -33,6 +33,7 @@ from gradwire.comm.groups import lent
 from gradwire.errors import PeerFailed, RanksDisagree
 from gradwire.recipes import recipe as parsed
 from gradwire.sources.fsdp.coding import scattering
+from gradwire.sources.fsdp.modules import ShardedModule
 from gradwire.sources.fsdp.traffic import Traffic
 from tests.support.models import SHAPE, batch
 from tests.support.ranks import FOLDER
@@ -690,6 +691,55 @@ def conserved(recipe: str = "int4", parts: int = 1, **options: Any) -> dict[str,
     }
 
 
+class TypedByHand(Vector):
+    """A parameter between two others has gradients in bfloat16, so that torch 2.15 packs it after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        more = self.more
+        del self.more
+        self.between = nn.Parameter(torch.ones(3, 50))
+        self.between.grad_dtype = torch.bfloat16
+        self.more = more
+
+    def forward(self, inputs: Tensor, more: Tensor) -> Tensor:
+        return super().forward(inputs, more) + (self.between * inputs[:3].bfloat16()).sum()
+
+
+def conserved_by_type() -> dict[str, Any]:
+    """By name, how far what arrived and what is unsent are from all that was given, in parts of its largest
+    number; and the order in which torch packs."""
+    model = sharded(TypedByHand)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, foreach=False)
+    wire = gradwire.attach(model, optimizer, "int4")
+    world, arrived = dist.get_world_size(), dict.fromkeys(("weight", "between", "more"), 0.0)
+    for step in range(5):
+        optimizer.zero_grad()
+        model(*given(step)).backward()
+        optimizer.step()
+        arrived = {name: arrived[name] + world * each for name, each in gradients(model).items()}
+    unsent, wanted = unsent_of(wire), total(range(5))
+    ranks = range(world)
+    both = [given(step, rank)[0][:3].bfloat16() for step in range(5) for rank in ranks]
+    wanted["between"] = torch.stack(both).double().sum(0)
+    off = {name: float((arrived[name] + unsent[name] - each).abs().max()) for name, each in wanted.items()}
+    [group] = [each.group for each in wire._traffic.modules]
+    order = getattr(group, "_reduce_scatter_param_indices", [0, 1, 2])
+    return {
+        "off": {name: each / float(wanted[name].abs().max()) for name, each in off.items()},
+        "waits": {name: bool(each.any()) for name, each in unsent.items()},
+        "order": list(order),
+    }
+
+
+def unpacked_otherwise() -> str:
+    """A torch that packs in another order than it says."""
+    model = sharded(Vector)
+    with patch.object(ShardedModule, "trained", lambda _self: (1, 0)):
+        gradwire.attach(model, None, "int8")
+        return _refusal(lambda: model(*given(0)).backward())
+
+
 def unbiased() -> float:
     """The mean of 200 scatters without memory of one gradient: how many standard errors is it off at most?"""
     model, optimizer, _wire = vector("int4(feedback=False)")
@@ -1265,6 +1315,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "dense": partial(beside_stock, "dense"),
     **{f"dense, {loop}": partial(beside_stock, "dense", loop=loop) for loop in LOOPS if loop != "plain"},
     "dense, kept gathered": partial(beside_stock, "dense", reshard_after_forward=False),
+    "dense, bfloat16": partial(beside_stock, "dense", mp_policy=MixedPrecisionPolicy(torch.bfloat16)),
     "refused": refused,
     "gathers int8": partial(gathers, "int8"),
     "gathers bf16": partial(gathers, "bf16"),
@@ -1287,6 +1338,8 @@ SCENES: dict[str, Callable[[], Any]] = {
     "conserved, sent twice": partial(conserved, parts=2),
     "conserved in bfloat16": partial(conserved, memory_dtype=torch.bfloat16),
     "conserved, int8": partial(conserved, "int8(feedback=True)"),
+    "conserved by type": conserved_by_type,
+    "unpacked otherwise": unpacked_otherwise,
     "unbiased": unbiased,
     "waited": waited,
     **{f"left out, {how}": partial(left_out, how) for how in LEFT_OUT},

@@ -42,7 +42,7 @@ from gradwire.recipes import recipe as parsed
 from gradwire.sources.carried import Carrier, claim, give_up, require_unclaimed
 from gradwire.sources.fsdp import state
 from gradwire.sources.fsdp.coding import GATHERS, Drawn, scattering
-from gradwire.sources.fsdp.modules import ShardedModule, check_parameters, modules_of
+from gradwire.sources.fsdp.modules import ShardedModule, check_parameters, modules_of, shards_in
 from gradwire.sources.fsdp.routes import ByNodes, targets_of
 from gradwire.sources.fsdp.traffic import Traffic, Wished, close_with
 from gradwire.sources.nodes.members import Members, NodeTable, agreed, kind_of, neighbours
@@ -73,7 +73,7 @@ def attach_to_fsdp(
         raise ValueError("process_group= has no meaning for FSDP2, which sends over its own: leave it out")
     modules = modules_of(model)
     group = check_parameters(model, modules)  # a script shards alike on all ranks
-    where = modules[0].group.device
+    where = modules[0].device
     control = ProcessGroupComm(group if lending.carries_cpu(group) else lending.borrow(group, where, "gloo"))
     lent = [control.group]
     with lending.given_back_if_refused(lambda: lent):
@@ -132,7 +132,7 @@ def check_inside(model: nn.Module, asked: Configuration) -> tuple[tuple[ShardedM
 def carry_inside(model: nn.Module, asked: Configuration) -> Traffic:
     """Carry FSDP2's own traffic inside nodes, as was checked and agreed on. A collective inside each node."""
     modules, wished = check_inside(model, asked)
-    where = modules[0].group.device
+    where = modules[0].device
     traffic = Traffic(modules, wished, Steps({}, (), device_at(where)))
     prepare(wished.scattering.text, compiler.imported(), traffic.group.rank())
     traffic.install(model, [None] * len(modules))
@@ -183,7 +183,7 @@ def _accepted(
         for each in modules:
             each.refuse_unfit(coded=wished.gather is not None)
         optimizers = optimizers_of(optimizer)
-        _check_optimizers(optimizers, modules)
+        _check_optimizers(optimizers, carrier.module)
         OptimizerText.of(optimizers)
         mine = neighbours(asked.nodes, dist.get_process_group_ranks(control.group), control.rank)
     except Exception as error:  # a warning made an error: peers must hear of it
@@ -198,8 +198,8 @@ def _gather(asked: object) -> Gathered:
     return asked  # type: ignore[return-value]  # one of them
 
 
-def _check_optimizers(optimizers: Optimizers, modules: tuple[ShardedModule, ...]) -> None:
-    ours = {id(parameter) for each in modules for parameter in each.known()}
+def _check_optimizers(optimizers: Optimizers, model: nn.Module) -> None:
+    ours = shards_in(model)
     for optimizer in optimizers:
         if not any(id(each) in ours for group in optimizer.param_groups for each in group["params"]):
             raise ValueError(
@@ -243,7 +243,7 @@ def _connect(traffic: Traffic, wished: Wished, control: ProcessGroupComm) -> Non
     nodes, rank = traffic.nodes, control.rank
     if nodes is None or not wished.is_coded or traffic.routes.by_nodes is not None:
         return
-    where = traffic.modules[0].group.device
+    where = traffic.modules[0].device
     members = nodes.inside(rank), targets_of(nodes, rank, control.world)
     groups = lending.borrow_parts(control.group, *((each, traffic.group, where) for each in members))
     if groups is None:
@@ -549,7 +549,7 @@ class FSDPWire(Wire):
 
         def given() -> tuple[Optimizers, OptimizerText]:
             optimizers = optimizers_of(optimizer)
-            _check_optimizers(optimizers, self._traffic.modules)
+            _check_optimizers(optimizers, self._model)
             return optimizers, OptimizerText.of(optimizers)
 
         optimizers, text = on_all_ranks(given, "switch_optimizer", self._control)

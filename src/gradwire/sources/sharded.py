@@ -41,9 +41,14 @@ class ShardedParameters(PlainParameters):
 
     def __init__(self, model: nn.Module, replicas: dist.ProcessGroup) -> None:
         super().__init__(model, replicas)
+        from gradwire.sources.fsdp.modules import modules_of, shards_in  # loads FSDP2
+
         self._strides = {}  # shards keep their order
-        self._mesh = _mesh_of(self.parameters)
-        self.inside = _group_of(model, self._mesh)
+        self._shards_in = shards_in
+        self._mesh, modules = _mesh_of(self.parameters), modules_of(model)
+        # The mesh of a parameter may be an equal one of groups that have ended: torch keeps meshes in caches.
+        self.inside: dist.ProcessGroup = modules[0].received()[0] if modules else self._mesh.get_group()
+        self._is_offloaded = any(each.is_offloaded for each in modules)
         parts = self.inside.size()
         self.specs = shards_of([replace(spec, stride=None) for spec in specs_of(model)], parts, by_rows=True)
         if parts > 1:
@@ -78,8 +83,7 @@ class ShardedParameters(PlainParameters):
                 f"must have one rank in common, and make up all {world} ranks as a grid. Take both from one "
                 "mesh: fully_shard(model, mesh=mesh['ranks']), replicas=mesh['nodes']"
             )
-        managed = _managed(self.model)
-        carried = {id(_parameter_of(each)) for each in managed}
+        carried = self._shards_in(self.model)
         for name, parameter in self.parameters.items():
             if not parameter.requires_grad and not isinstance(parameter, DTensor):
                 continue
@@ -98,7 +102,7 @@ class ShardedParameters(PlainParameters):
                     f"parameter {name!r} is placed as {parameter.placements}: gradwire carries those that "
                     "one mesh of one dimension shards by rows. Tensor parallelism is not carried yet"
                 )
-        if any(each.offload_to_cpu for each in managed):
+        if self._is_offloaded:
             raise ValueError(
                 "fully_shard was called with CPUOffloadPolicy, which moves gradients away before hooks can "
                 "change them: leave it out"
@@ -106,11 +110,7 @@ class ShardedParameters(PlainParameters):
 
     def current(self) -> Mapping[str, Tensor]:
         """The shards, also where FSDP has gathered parameters in their place."""
-        shards = {
-            id(each._unsharded_param): each.sharded_param
-            for each in _managed(self.model)
-            if hasattr(each, "_unsharded_param")
-        }
+        shards = self._shards_in(self.model)
         return {name: shards.get(id(each), each) for name, each in super().current().items()}
 
     def replicas_of(self, optimizers: Callable[[], Optimizers]) -> Replicas:
@@ -194,33 +194,3 @@ def _is_native(parameter: DTensor) -> bool:
     second.
     """
     return parameter.placements == (Replicate(), Shard(0))
-
-
-def _managed(model: nn.Module) -> list[Any]:
-    """FSDP's private records of each parameter that it shards; torch has no public way to ask.
-
-    Parameters in `ignored_params` have none, and may be sharded by something else.
-    """
-    found = []
-    for module in model.modules():
-        state = getattr(module, "_get_fsdp_state", lambda: None)()
-        # Older versions of torch have one group for a module.
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        found += [each for group in groups if group is not None for each in group.fsdp_params]
-    return found
-
-
-def _group_of(model: nn.Module, mesh: Any) -> dist.ProcessGroup:
-    """The process group of a model's shards, as FSDP knows it.
-
-    The mesh of a parameter may be an equal one of groups that have ended: torch keeps meshes in caches.
-    """
-    managed = _managed(model)
-    group: dist.ProcessGroup = managed[0].mesh_info.shard_process_group if managed else mesh.get_group()
-    return group
-
-
-def _parameter_of(managed: Any) -> nn.Parameter:
-    where = managed._module_info
-    found: nn.Parameter = getattr(where.module, where.param_name)
-    return found

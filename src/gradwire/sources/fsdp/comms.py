@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from gradwire.comm import Pending
 from gradwire.errors import TransportError
@@ -24,14 +23,9 @@ from gradwire.kernels.layouts import step_type
 from gradwire.measure.clock import now_s
 from gradwire.sources.fsdp.coding import Coding, Scattering, Short
 from gradwire.sources.fsdp.memory import Unsent
-from gradwire.sources.fsdp.modules import ShardedModule
+from gradwire.sources.fsdp.modules import AllGather, ReduceScatter, ShardedModule, all_gather
+from gradwire.sources.fsdp.modules import reduce_scatter as _reduce_scatter
 from gradwire.sources.fsdp.routes import Routes
-
-# torch 2.13 renamed them; 2.11 has only the old ones.
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Callable[..., Any] = (
-    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-)
 
 _LOG = logging.getLogger("gradwire")
 
@@ -119,7 +113,7 @@ class Gather(AllGather):
         if kind:
             self._note(kind, ring, ring, (route.world - 1) * input_tensor.nbytes - ring, group)
             how = {"group": group, "async_op": async_op}
-            found: dist.Work | None = _carried(_all_gather, output_tensor, input_tensor, **how)
+            found: dist.Work | None = _carried(all_gather, output_tensor, input_tensor, **how)
             return found
         assert self.coding is not None, "or it goes as it is"
         coding, start_s = self.coding, now_s()
@@ -201,6 +195,9 @@ class Scatter(ReduceScatter):
         self.account = Account()
         self.unsent: Unsent | None = None
         self.scattering = scattering
+        self._is_new = True
+        self._landed: Tensor | None = None
+        """The result of the first pass, until that has ended."""
         self._of, self._routes = of, routes
         self._begins, self._key = begins, key
 
@@ -231,6 +228,8 @@ class Scatter(ReduceScatter):
         coding, ring = scattering.coding, route.of_rings * output_tensor.nbytes
         parts = self._parts(output_tensor.numel())
         unsent = self._remembered(parts)
+        if self._is_new:
+            self._landed = output_tensor
         if coding is None:
             if unsent is not None:  # of a recipe before this one: it goes along, once
                 rows = input_tensor.view(route.world, -1)
@@ -275,6 +274,14 @@ class Scatter(ReduceScatter):
                 "module %r scatters %s: only some of its parameters have a gradient", self._of.label, kind
             )
         return None
+
+    def first_pass_ended(self) -> None:
+        """Raise `ValueError` if FSDP2 packs gradients in another order than they are coded and remembered
+        in.
+        """
+        landed, self._landed, self._is_new = self._landed, None, False
+        if landed is not None and len(self._parts(landed.numel())) == len(self._of.trained()):
+            self._of.refuse_other_order(landed)
 
     def _parts(self, elements: int) -> tuple[int, ...]:
         """Elements of each parameter's shard; one part if some parameters have no gradient, as FSDP2 does not

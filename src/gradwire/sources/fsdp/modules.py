@@ -1,11 +1,12 @@
 """The modules of FSDP2, and the parameters that each of them gathers and scatters in one collective.
 
-torch has no public way to ask for these. This is the only file that looks at FSDP2's own objects.
+torch has no public way to ask for these. This is the only file that looks at FSDP2's own objects: all private
+names are here, and `modules_of` says in words if torch has others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,54 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor
+
+__all__ = [
+    "AllGather",
+    "ReduceScatter",
+    "ShardedModule",
+    "all_gather",
+    "check_parameters",
+    "modules_of",
+    "reduce_scatter",
+    "shards_in",
+]
+
+# torch 2.13 renamed them; 2.11 has only the old ones.
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Callable[..., Any] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+
+_KNOWN = "2.11 to 2.15"
+"""The versions of torch whose private names and order of packing these are."""
+
+_OF_GROUPS = (
+    "device",
+    "force_sum_reduction_for_comms",
+    "fsdp_params",
+    "gradient_divide_factor",
+    "mesh_info",
+    "_all_gather_comm",
+    "_all_gather_result",
+    "_reduce_scatter_comm",
+)
+_OF_PARAMETERS = (
+    "fsdp_placement",
+    "init_dtype_attrs",
+    "mp_policy",
+    "offload_to_cpu",
+    "padded_sharded_param_size",
+    "sharded_param",
+    "sharded_size",
+    "to_sharded_dtensor",
+    "_module_info",
+    "_sharded_local_tensor",
+)
+_LATER = ("orig_dtype", "param_dtype", "_unsharded_param")
+"""The names in torch's `FSDPParamGroup` and `FSDPParam` on which this file relies. `FSDPParam` announces the
+last ones, and has them from the first forward pass on."""
 
 _OTHERS = {
     "SymmMemAllGather": "symmetric memory (set_symm_mem_for_comm)",
@@ -30,7 +78,7 @@ _OTHERS = {
 class ShardedModule:
     """One module of FSDP2, by its `name` in the model.
 
-    `names` are its parameters, in the order in which a collective carries them.
+    `names` are its parameters, in the order in which a gather carries them.
     """
 
     name: str
@@ -56,18 +104,43 @@ class ShardedModule:
         """Elements of each parameter's shard, with the zeros that fill it up: the same on all ranks."""
         return tuple(each.padded_sharded_param_size.numel() for each in self.group.fsdp_params)
 
-    def known(self) -> Iterator[nn.Parameter]:
-        """All parameters that FSDP2 ever shows in the model: the sharded ones, and the gathered ones."""
-        for each in self.group.fsdp_params:
-            yield each.sharded_param
-            if hasattr(each, "_unsharded_param"):
-                yield each._unsharded_param
+    @property
+    def device(self) -> torch.device:
+        """The device of gathered parameters."""
+        where: torch.device = self.group.device
+        return where
+
+    @property
+    def is_offloaded(self) -> bool:
+        """True if the module has a `CPUOffloadPolicy`."""
+        return any(each.offload_to_cpu for each in self.group.fsdp_params)
 
     def trained(self) -> tuple[int, ...]:
-        """The places in `names` of the parameters that need a gradient now."""
-        return tuple(
-            place for place, each in enumerate(self.group.fsdp_params) if each.sharded_param.requires_grad
-        )
+        """The places in `names` of the parameters that need a gradient now, in the order in which a scatter
+        carries them: since torch 2.15 by the type of gradients, before in that of `names`.
+        """
+        parameters = self.group.fsdp_params
+        order = getattr(self.group, "_reduce_scatter_param_indices", range(len(parameters)))
+        return tuple(place for place in order if parameters[place].sharded_param.requires_grad)
+
+    def refuse_other_order(self, out: Tensor) -> None:
+        """Raise `ValueError` if FSDP2 has unpacked the result `out` (elements,) of a scatter of all trained
+        parameters in another order than `trained`.
+
+        It tells from where gradients lie. It cannot tell where they are copies.
+        """
+        start, storage = out.data_ptr(), out.untyped_storage().data_ptr()
+        for place in self.trained():
+            grad = self.group.fsdp_params[place].sharded_param.grad
+            mine = None if grad is None else grad.to_local()
+            is_view = mine is not None and mine.numel() and mine.untyped_storage().data_ptr() == storage
+            if mine is not None and is_view and mine.data_ptr() != start:
+                raise ValueError(
+                    f"FSDP2 of torch {torch.__version__} packs the gradients of module {self.label!r} in "
+                    f"another order than gradwire knows, so that {self.names[place]!r} is elsewhere. Install "
+                    f"torch {_KNOWN}, or a newer gradwire"
+                )
+            start += self.elements[place] * out.itemsize
 
     def received(self) -> tuple[dist.ProcessGroup, ...]:
         """The process groups over which a module's own shards are gathered and scattered."""
@@ -145,7 +218,7 @@ class ShardedModule:
                 )
         if not coded:
             return
-        types = {each.param_dtype or each.orig_dtype for each in self._asked()}
+        types = {each.param_dtype or each.orig_dtype for each in self.group.fsdp_params}
         extended = [
             name
             for name, each in zip(self.names, self.group.fsdp_params, strict=True)
@@ -158,14 +231,6 @@ class ShardedModule:
                 "leave gather= out, or give such parameters a fully_shard of their own"
             )
 
-    def _asked(self) -> Iterator[Any]:
-        """The parameters, with their types in forward, which FSDP2 itself determines only in the first
-        forward pass.
-        """
-        for each in self.group.fsdp_params:
-            each.init_dtype_attrs(self.group.mp_policy)
-            yield each
-
 
 def _text(types: set[torch.dtype]) -> str:
     return " and ".join(sorted(str(each) for each in types))
@@ -174,12 +239,46 @@ def _text(types: set[torch.dtype]) -> str:
 def modules_of(model: nn.Module) -> tuple[ShardedModule, ...]:
     """The modules of FSDP2 inside `model` that hold parameters, in the order of `named_modules`.
 
-    Raises `ValueError` for a module that holds several groups of parameters.
+    Raises `ValueError` for a module that holds several groups of parameters, and for a torch with other
+    private names than those of this file.
     """
-    found, seen = [], set[int]()
+    found = []
     prefixes: dict[int, str] = {}
     for name, module in model.named_modules():
         prefixes.setdefault(id(module), f"{name}." if name else "")
+    for name, module, groups in _grouped(model):
+        if len(groups) > 1:
+            raise ValueError(
+                f"module {name or 'the root'!r} holds {len(groups)} groups of parameters, each on a mesh of "
+                "its own: torch lets nothing else gather them. Call fully_shard on their modules instead"
+            )
+        for group in groups:
+            _require_names(group)
+            _determine_types(group)
+            names = tuple(
+                prefixes[id(each._module_info.module)] + each._module_info.param_name
+                for each in group.fsdp_params
+            )
+            found.append(ShardedModule(name, module, names, group))
+    return tuple(found)
+
+
+def shards_in(model: nn.Module) -> dict[int, nn.Parameter]:
+    """The sharded parameters of `model`, by the `id` of all that FSDP2 ever shows there: themselves, and the
+    gathered ones.
+    """
+    found = {}
+    for _name, _module, groups in _grouped(model):
+        for each in (each for group in groups for each in group.fsdp_params):
+            found[id(each.sharded_param)] = each.sharded_param
+            if hasattr(each, "_unsharded_param"):
+                found[id(each._unsharded_param)] = each.sharded_param
+    return found
+
+
+def _grouped(model: nn.Module) -> Iterator[tuple[str, FSDPModule, list[Any]]]:
+    """The modules under `fully_shard`, with their `FSDPParamGroup`s. Modules that share a state come once."""
+    seen = set[int]()
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
             continue
@@ -187,21 +286,42 @@ def modules_of(model: nn.Module) -> tuple[ShardedModule, ...]:
         if id(state) in seen:
             continue
         seen.add(id(state))
-        # Older versions of torch have one group for a module.
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        groups = [each for each in groups if each is not None]
-        if len(groups) > 1:
-            raise ValueError(
-                f"module {name or 'the root'!r} holds {len(groups)} groups of parameters, each on a mesh of "
-                "its own: torch lets nothing else gather them. Call fully_shard on their modules instead"
-            )
-        for group in groups:
-            names = tuple(
-                prefixes[id(each._module_info.module)] + each._module_info.param_name
-                for each in group.fsdp_params
-            )
-            found.append(ShardedModule(name, module, names, group))
-    return tuple(found)
+        # Before torch 2.12 there is one group for a module.
+        several = "_fsdp_param_groups" if hasattr(state, "_fsdp_param_groups") else "_fsdp_param_group"
+        _require(state, several)
+        groups = getattr(state, several)
+        yield name, module, [each for each in (groups if isinstance(groups, list) else [groups]) if each]
+
+
+def _require_names(group: Any) -> None:
+    _require(group, *_OF_GROUPS)
+    _require(group.mesh_info, "shard_process_group")
+    for each in group.fsdp_params:
+        _require(each, *_OF_PARAMETERS, *_LATER)
+
+
+def _require(known: object, *names: str) -> None:
+    """Raise `ValueError` unless an object of torch's has these `names`, or its class announces them."""
+    announced = getattr(type(known), "__annotations__", {})
+    missing = [
+        name for name in names if not hasattr(known, name) and not (name in _LATER and name in announced)
+    ]
+    if missing:
+        raise ValueError(
+            f"FSDP2 of torch {torch.__version__} is another than gradwire knows: its {type(known).__name__} "
+            f"has no {' and no '.join(missing)}. Install torch {_KNOWN}, or a newer gradwire"
+        )
+
+
+def _determine_types(group: Any) -> None:
+    """Let FSDP2 determine the types of `group`, and the order of its scatters, which it does itself in the
+    first forward pass, and again there.
+    """
+    for each in group.fsdp_params:
+        each.init_dtype_attrs(each.mp_policy)
+    if hasattr(group, "_reduce_scatter_param_indices"):  # since torch 2.15
+        _require(group, "_init_reduce_scatter_param_order")
+        group._init_reduce_scatter_param_order()
 
 
 def check_parameters(model: nn.Module, modules: tuple[ShardedModule, ...]) -> dist.ProcessGroup:
@@ -212,7 +332,7 @@ def check_parameters(model: nn.Module, modules: tuple[ShardedModule, ...]) -> di
     if not isinstance(model, FSDPModule):
         raise ValueError("fully_shard was called on parts of the model only: call it on the whole model, too")
     parameters = {name: each for module in modules for name, each in module.parameters.items()}
-    carried = {id(each) for module in modules for each in module.known()}
+    carried = shards_in(model)
     for name, parameter in model.named_parameters():
         if id(parameter) not in carried and (isinstance(parameter, DTensor) or parameter.requires_grad):
             raise ValueError(

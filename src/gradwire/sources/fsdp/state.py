@@ -208,7 +208,7 @@ def _take_up(
         unsent.clear()
         for name in unsent.columns:
             if name in memory:
-                rows = each.rows(each.names.index(name), memory[name].to(each.group.device), world)
+                rows = each.rows(each.names.index(name), memory[name].to(each.device), world)
                 unsent.committed(name).copy_(share * rows[unsent.places])
     traffic.go_on(int(state["step"]), int(state["draws"]))
     dropped = sorted(state["memory"].keys() - memory.keys())

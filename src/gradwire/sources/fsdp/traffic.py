@@ -99,6 +99,8 @@ class Traffic:
         """The callback at the end of the running backward pass, which is gone when that has ended."""
         self._has_scattered = False
         """True if the running backward pass has scattered."""
+        self._is_new = True
+        """True until a backward pass that scatters has ended."""
         self._unhook: Callable[[], None] = _nothing
         self._is_open = self._is_counted = False
         self._earlier_bytes = 0.0
@@ -140,7 +142,7 @@ class Traffic:
         columns = {
             of.names[place]: slice(*bound) for place, bound in zip(trained, pairwise(bounds), strict=True)
         }
-        dtype, device = self._memory_dtype or torch.float32, of.group.device
+        dtype, device = self._memory_dtype or torch.float32, of.device
         world, how = self.group.size(), self.can_go_back
         return Unsent(columns, self.targets, world, dtype, device, can_go_back=how)
 
@@ -232,6 +234,10 @@ class Traffic:
     def _pass_ended(self) -> None:
         if not self._has_scattered:
             return
+        if self._is_new:
+            self._is_new = False
+            for scatter in self.scatters:
+                scatter.first_pass_ended()
         self.steps.exchange_ended()
         for each in self.ended:
             each()

@@ -1,0 +1,78 @@
+"""What is asked of torch's own objects of FSDP2, and what is said if they are others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import gradwire
+from gradwire.sources.fsdp.modules import modules_of, shards_in
+
+
+@pytest.fixture(autouse=True)
+def world_of_one() -> Iterator[None]:
+    """A default group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _model() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
+@pytest.mark.parametrize("how", [{"gather": "int8"}, {"replicas": True}])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [("FSDPParamGroup", "mesh_info"), ("FSDPParam", "mp_policy"), ("FSDPParam", "padded_sharded_param_size")],
+)
+def test_a_torch_without_a_name_is_refused_with_the_name_and_the_versions(
+    owner: str, name: str, how: dict[str, Any]
+) -> None:
+    model = _model()
+    [module] = modules_of(model)
+    delattr(module.group if owner == "FSDPParamGroup" else module.group.fsdp_params[1], name)
+    options = {"replicas": dist.group.WORLD} if "replicas" in how else how
+    with pytest.raises(ValueError, match=f"{owner} has no {name}. Install torch 2.11 to 2.15") as raised:
+        gradwire.attach(model, None, "int8", **options)
+    assert torch.__version__ in str(raised.value)
+
+
+def test_a_torch_that_groups_parameters_otherwise_is_refused() -> None:
+    model = _model()
+    state: Any = model._get_fsdp_state()  # type: ignore[operator]
+    name = "_fsdp_param_groups" if hasattr(state, "_fsdp_param_groups") else "_fsdp_param_group"
+    kind = type("FSDPState", (), {})  # neither name
+    model._get_fsdp_state = kind  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"FSDPState has no _fsdp_param_group\b"):
+        modules_of(model)
+    assert hasattr(state, name)
+
+
+def test_parameters_are_scattered_in_the_order_that_torch_tells() -> None:
+    model = _model()
+    [module] = modules_of(model)
+    assert module.names == ("0.weight", "0.bias", "1.weight", "1.bias")
+    module.group._reduce_scatter_param_indices = [3, 1, 0, 2]
+    assert module.trained() == (3, 1, 0, 2)
+    module.group.fsdp_params[1].sharded_param.requires_grad_(False)
+    assert module.trained() == (3, 0, 2)
+
+
+def test_shards_are_known_by_all_that_the_model_shows() -> None:
+    model = _model()
+    masters = list(model.parameters())
+    model.unshard()  # type: ignore[operator]
+    shown = list(model.parameters())
+    assert not {id(each) for each in shown} & {id(each) for each in masters}
+    found = shards_in(model)
+    assert [found[id(each)] is master for each, master in zip(shown, masters, strict=True)] == [True] * 4
+    assert [found[id(each)] is each for each in masters] == [True] * 4
