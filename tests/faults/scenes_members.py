@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +22,7 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 import gradwire
 from gradwire.agreement.agree import checksum
 from gradwire.environment import CONNECTIONS
+from gradwire.members.steps import MovingSteps
 from tests.support.lighthouse import Asking
 from tests.support.models import perceptron
 from tests.support.ranks import VARIABLES
@@ -47,6 +50,10 @@ def trained(
             patches.enter_context(patch("gradwire.members.membership.CONNECT_S", connect_s))
         if nth := options.pop("dies_making", 0):
             patches.enter_context(dying(nth))
+        if nth := options.pop("breaks_in", 0):
+            patches.enter_context(breaking(nth))
+        if options.pop("adam", False):
+            options["outer"] = partial(torch.optim.Adam, lr=0.1)
         _train(port, name, folder, rounds, recipe, options, pause_s)
 
 
@@ -66,6 +73,33 @@ def dying(nth: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def breaking(nth: int) -> Iterator[None]:
+    """This process has no memory for its `nth` round."""
+    send, sent = MovingSteps.send_round, 0
+
+    def sending(source: MovingSteps, **options: Any) -> None:
+        nonlocal sent
+        sent += 1
+        if sent == nth:
+            raise MemoryError("no memory")
+        send(source, **options)
+
+    with patch.object(MovingSteps, "send_round", sending):
+        yield
+
+
+class Warnings(logging.Handler):
+    """What gradwire has warned of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
 def _train(
     port: int, name: str, folder: Path, rounds: int, recipe: str, options: dict[str, Any], pause_s: float
 ) -> None:
@@ -73,6 +107,9 @@ def _train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     asks = {key: options.pop(key) for key in ("alone_s", "quorum_s", "host") if key in options}
     members = Asking(port, name, **asks)
+    warned, factor = Warnings(), torch.nan if options.pop("nan", False) else 1.0
+    logging.getLogger("gradwire").addHandler(warned)
+    saves_under_way = options.pop("saves_under_way", False)
     with (folder / f"{name}.jsonl").open("a") as notes:
 
         def note(**what: Any) -> None:
@@ -80,17 +117,28 @@ def _train(
             notes.flush()
 
         saves = options.pop("saves", False)
-        if saves:
+        if saves or saves_under_way:
             options["resume"] = folder / f"saves of {name}"
-        wire = gradwire.outer(model, optimizer, recipe, every=EVERY, members=members, **options)
+        try:
+            wire = gradwire.outer(model, optimizer, recipe, every=EVERY, members=members, **options)
+        except Exception as error:
+            note(error=f"{type(error).__name__}: {error}")
+            raise
         note(begun=wire.rounds, shared=_checksum(wire, model), **kept())
         random = torch.Generator().manual_seed(sum(map(ord, name)))
         seen, counted = wire.rounds, wire.attempts
         while wire.rounds < rounds:
             inputs = torch.randn(8, _width(model), generator=random)
             optimizer.zero_grad()
-            model(inputs).square().mean().backward()
-            optimizer.step()
+            (factor * model(inputs).square().mean()).backward()
+            try:
+                optimizer.step()
+            except Exception as error:
+                note(error=f"{type(error).__name__}: {error}")
+                raise
+            if saves_under_way and wire.attempts % EVERY == 1:
+                wire.save(folder / f"saves of {name}")
+                note(saved=wire.rounds)
             if wire.attempts - counted == ALONE and wire.rounds == seen:
                 if saves:
                     wire.save(folder / f"saves of {name}")
@@ -103,7 +151,7 @@ def _train(
                 note(rounds=seen, members=wire.members, steps=steps, shared=shared, own=own, **kept())
                 time.sleep(pause_s)
         events = [[each.what, list(each.who), each.seconds, each.sent_bytes] for each in wire.events]
-        note(events=events, report=str(wire.report()))
+        note(events=events, report=str(wire.report()), warned=warned.texts)
         wire.detach()
 
 

@@ -74,6 +74,16 @@ class Site:
             self.processes[name].join(GUARD_S)
             assert self.processes[name].exitcode == 0, (name, self.notes(name)[-1:])
 
+    def error(self, name: str) -> str:
+        """The one with which a member has ended."""
+        self.processes[name].join(GUARD_S)
+        assert self.processes[name].exitcode == 1
+        [found] = [each["error"] for each in self.notes(name) if "error" in each]
+        return str(found)
+
+    def warned(self, name: str) -> str:
+        return "\n".join(text for each in self.notes(name) for text in each.get("warned", ()))
+
     def check(self, names: Iterable[str] = ()) -> dict[int, str]:
         """Shared parameters by rounds: the same for all that noted as many."""
         shared: dict[int, str] = {}
@@ -119,6 +129,54 @@ def test_a_killed_member_is_left_out_and_comes_back_healed(site: Site) -> None:
     assert len(set(last)) == 1  # the newcomer counts, and lands what the others land
 
 
+def test_a_member_whose_parameters_stay_not_finite_ends_alone(site: Site) -> None:
+    for name in "ab":
+        site.start(name, rounds=12, pause_s=0.1)
+    site.wait_for("a", 1)
+    site.start("w", rounds=12, pause_s=0.1, nan=True)
+    assert "GradwireError: replica w: 0.weight was not finite in 3 rounds in a row" in site.error("w")
+    site.end("a", "b")
+    assert max(site.check("ab")) == 12
+    assert ("left", ("w",)) in site.events("a")
+
+
+@pytest.mark.rest
+def test_a_member_that_fails_by_itself_in_an_exchange_ends_alone(site: Site) -> None:
+    for name in "ab":
+        site.start(name, rounds=12, pause_s=0.1)
+    site.wait_for("a", 1)
+    site.start("w", rounds=12, pause_s=0.1, breaks_in=2)
+    assert site.error("w") == "MemoryError: no memory"
+    site.end("a", "b")
+    assert max(site.check("ab")) == 12
+
+
+@pytest.mark.rest
+def test_a_newcomer_with_another_outer_optimizer_is_refused_and_the_others_go_on(site: Site) -> None:
+    for name in "ab":
+        site.start(name, rounds=10, pause_s=0.2)
+    site.wait_for("a", 1)
+    site.start("w", rounds=12, adam=True)
+    assert "cannot take part: w: the others differ in outer optimizer: torch.optim.adam.Adam" in site.error(
+        "w"
+    )
+    site.end("a", "b")
+    assert max(site.check("ab")) == 10
+
+
+@pytest.mark.rest
+def test_a_member_that_is_healed_forgets_the_round_that_was_under_way_in_its_save(site: Site) -> None:
+    for name in "abc":
+        site.start(name, rounds=30, pause_s=0.2, delay=2, saves_under_way=name == "c")
+    site.wait_for_a_note("c", lambda each: each.get("saved", 0) >= 3)
+    site.kill("c")
+    site.wait_for("a", site.rounds("a") + 3)
+    site.start("c", rounds=30, pause_s=0.2, delay=2, saves_under_way=True)
+    site.end("a", "b", "c")
+    site.check()
+    assert "without a result" not in site.warned("c")
+
+
 @pytest.mark.rest
 @pytest.mark.parametrize("nth", [1, 2], ids=["the first group", "another one"])
 def test_a_member_that_dies_while_groups_are_made_is_left_out_before_a_limit(site: Site, nth: int) -> None:
@@ -144,6 +202,7 @@ def test_a_stopped_member_is_left_out_and_heals_when_it_wakes(site: Site) -> Non
     site.check()
     assert ("left", ("c",)) in site.events("a")
     assert any(what == "healed" and who == ("c",) for what, who in site.events("c"))
+    assert "Unless it was stopped or cut off, the grace of a roster is shorter" in site.warned("c")
 
 
 @pytest.mark.rest

@@ -13,13 +13,13 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gradwire.errors import GradwireError, TransportError
+from gradwire.errors import GradwireError, PeerFailed, TransportError
 from gradwire.members.base import Card, Entry, Roster
-from gradwire.members.plan import Plan
+from gradwire.members.plan import Plan, awaited
 from gradwire.members.round import take_round
 
 MOST = 20_000
@@ -34,6 +34,10 @@ WHOLE = ("meet", "exchange", "heal", "vote")
 
 class Killed(BaseException):
     """The process is no more."""
+
+
+class Broken(Exception):
+    """The process has failed by itself, as without memory."""
 
 
 @dataclass
@@ -125,6 +129,7 @@ class Simulated:
             run=self.run,
             rounds=self.rounds,
             number=self.number,
+            counted=len(self.shared),
             tried=self.tried,
             checksum=str(sorted(self.shared)),
             established=self.is_established,
@@ -176,7 +181,7 @@ class Simulated:
         self.rounds, self.number, self.is_established = self.rounds + 1, number, True
         self.play.committed += 1
 
-    def lose(self, error: TransportError) -> None:
+    def lose(self, error: BaseException) -> None:
         self.play.aborted.add(self.meeting)
         self.meeting = ""
 
@@ -190,9 +195,12 @@ class _Asks:
         self.name, self.id, self._process = process.name, process.id, process
 
     def ask(self, card: Card) -> Roster:
-        self._process.beats = True
-        found: Roster = self._process.stop("ask", card)
-        return found
+        while True:
+            self._process.beats = True
+            living = [each.id for each in self._process.play.processes if each.beats]
+            found: Roster = self._process.stop("ask", replace(card, living=living))
+            if not awaited(found):
+                return found
 
     def close(self) -> None:
         self._process.beats = False
@@ -268,6 +276,8 @@ class Play:
                 self._saves[process.name] = replica.save()
         except Killed:
             end = "killed"
+        except Broken:
+            end = "broken"
         except TransportError:
             end = "left alone"
         except GradwireError as error:
@@ -307,7 +317,9 @@ class Play:
         found += self._quorum(awake) + self._meetings(awake)
         alive = {each.name for each in self._stopped()}
         for name in self._names if self._faults else ():
-            killed = [each for each, end in self.ends if end == "killed" and each.startswith(f"{name}#")]
+            killed = [
+                each for each, end in self.ends if end in ("killed", "broken") and each.startswith(f"{name}#")
+            ]
             if name not in alive and len(killed) == len([1 for e in self.processes if e.name == name]):
                 found.append(lambda name=name: self._restart(name))
         return found
@@ -320,9 +332,13 @@ class Play:
         awake = [each for each in self._stopped() if not each.sleeps]
         for each in awake:
             found += [lambda each=each: self._kill(each), lambda each=each: self._sleep(each)]
+            if each.call is not None and each.call[0] in ("exchange", "vote", "heal", "meet"):
+                found.append(lambda each=each: self._break(each))
+            if each.beats:
+                found.append(lambda each=each: self._silence(each))
         for (what, meeting), here in _together(awake).items():
             if self._is_whole(meeting, here):
-                found.append(lambda here=here, what=what: self._some(here, what))
+                found += [lambda here=here, what=what: self._some(here, what)] * len(here)
         return found
 
     def _restart(self, name: str) -> None:
@@ -336,6 +352,16 @@ class Play:
             self._ghosts.append((process, process.call[1]))
         self.aborted.add(self.replicas[process.id].meeting)
         process.reply(Killed())
+
+    def _break(self, process: Process) -> None:
+        """It fails by itself, and says so to the others."""
+        self._strike("break", process)
+        process.reply(Broken("no memory"))
+
+    def _silence(self, process: Process) -> None:
+        """Nothing is heard of it until it asks again, although it lives."""
+        self._strike("silence", process)
+        process.beats = process.call is not None and process.call[0] == "ask"
 
     def _restart_lighthouse(self) -> None:
         """It has forgotten all, and knows those that are heard of again."""
@@ -435,7 +461,7 @@ class Play:
 
     def _fail(self, here: list[Process]) -> None:
         for each in here:
-            each.reply(TransportError("a peer is gone"))
+            each.reply(self.draw.choice([TransportError, PeerFailed])("a peer is gone"))
 
 
 def _together(awake: Iterable[Process]) -> dict[tuple[str, str], list[Process]]:

@@ -90,6 +90,7 @@ def moving(
     asked = replace(asked, policy=source.weighed(policy))
     source.check_policy()  # before it is asked
     asked = asked.answered(source)
+    source.check_alone()
 
     def carry(machine: Sequence[int] | None) -> Running:
         nodes = None if machine is None else [machine]
@@ -134,11 +135,19 @@ def _terms(source: MovingSteps, asked: Configuration) -> dict[str, str]:
     """Settings that all members must share, as texts that a person can compare."""
     chosen = asked.validated(source)
     facts = asked.fingerprint(chosen, source, device_at(source.device).where)
+    outer, module = source.optimizers.outer, source.module
+    groups = [len(group["params"]) for group in outer.param_groups]
+    tensors = [*module.named_parameters(), *module.named_buffers()]
     return {
         "torch": torch.__version__.partition("+")[0],
         "gradwire": __version__,
         "recipe": str(chosen),
         "model": _digest([facts[key] for key in ("parameter names", "parameter shapes", "parameter dtypes")]),
+        "types": " ".join(sorted({str(each.dtype).removeprefix("torch.") for _name, each in tensors})),
+        "parameters and buffers": _digest(
+            sorted((name, tuple(each.shape), str(each.dtype), each.requires_grad) for name, each in tensors)
+        ),
+        "outer optimizer": f"{type(outer).__module__}.{type(outer).__qualname__}, groups of {groups}",
         "settings": _digest(sorted(facts.items())),
     }
 

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 _GET_ADDRESS = 0x8915
 """Linux's request for the IPv4 address of an interface."""
+_ADDRESSES_6, _LINK = "/proc/net/if_inet6", "20"
+"""Linux's list of IPv6 addresses, and the scope there of those that need the interface's name beside."""
 
 
 def own_address(given: str) -> str:
@@ -73,8 +75,17 @@ def is_loopback(address: str) -> bool:
 
 
 def _of_interface(name: str) -> str:
+    """Its IPv4 address; the first IPv6 one that other machines reach, if it has no other."""
     import fcntl  # not everywhere
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        packed = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-    return socket.inet_ntoa(packed[20:24])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            packed = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(packed[20:24])
+    except OSError:
+        with open(_ADDRESSES_6) as listed:
+            for line in listed:
+                digits, _index, _prefix, scope, _flags, of = line.split()
+                if of == name and scope != _LINK:
+                    return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+        raise

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
 
@@ -22,6 +22,8 @@ class Card:
     """Number of rounds that have landed in its parameters; below 0 before it has begun."""
     number: int = -1
     """Number of the last of these rounds. No other exchange has this number."""
+    counted: int = 0
+    """Steps that all these rounds have counted, as all members count them."""
     tried: int = -1
     """Highest number under which its Δ was sent, whether that round landed or not."""
     checksum: str = ""
@@ -38,6 +40,8 @@ class Card:
     """Number of connections that a link needs; 0 if it has not been measured here yet."""
     round_trip_s: float = 0.0
     """Longest round trip between neighbours in seconds, measured with `connections`."""
+    living: Sequence[str] = ()
+    """Ids of all members that were alive when it asked, as far as it knows."""
     born: float = 0.0
     """When the process started, in seconds: of two with one name, the younger one stays."""
 
@@ -57,15 +61,17 @@ class Card:
                 "joins": bool,
                 "rounds": int,
                 "number": int,
+                "counted": int,
                 "tried": int,
                 "steps": int,
                 "connections": int,
+                "living": list,
             }
             if not all(isinstance(getattr(card, name), kinds.get(name, (str, float, int))) for name in found):
                 raise ValueError("values of other types")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is not the card of a member of gradwire: {error!r}") from error
-        return card
+        return replace(card, living=tuple(map(str, card.living)))
 
 
 @dataclass(frozen=True)

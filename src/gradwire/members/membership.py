@@ -12,13 +12,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import Store
@@ -34,12 +34,14 @@ from gradwire.measure.connections import Tried
 from gradwire.members.base import Card, Entry, Event, Members, Roster
 from gradwire.members.healing import describe, give, room_for, take
 from gradwire.members.plan import Plan
-from gradwire.members.round import take_round
+from gradwire.members.round import LOST, take_round
 from gradwire.members.site import Site
 from gradwire.members.steps import MovingSteps
 from gradwire.sources.carried import give_up
 from gradwire.step.reducer import Backward
 from gradwire.step.worker import Worker
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("gradwire")
 
@@ -50,6 +52,8 @@ LEAST_S, TIMES = 10.0, 3.0
 larger one counts."""
 LAST = 8
 """Number of recent rounds whose durations are remembered."""
+TELL_S = 1.0
+"""Between two words of the first rank to the others that it waits for an answer."""
 PAUSE_S = 1.0
 """Between two questions without an answer, of a replica that trains meanwhile."""
 PATIENCE_S = 5.0
@@ -116,7 +120,9 @@ class Membership:
             {**terms, "ranks per replica": str(self.site.size)},
             datetime.now().timestamp(),
         )
-        self._run, self._rounds, self._number, self._tried, self._is_established = "", -1, -1, -1, False
+        self._run, self._rounds, self._number, self._tried, self._counted = "", -1, -1, -1, 0
+        self._is_established = self._has_landed = False
+        """True if a round has landed here since it started; and if the last one has."""
         self._store: TCPStore | None = None
         """Store at which others can meet: a new one for each meeting."""
         self._meeting: Apart | None = None
@@ -187,10 +193,13 @@ class Membership:
         try:
             if self._vote(self._limit_s()):
                 self.land(number)
-        except TransportError as error:
+        except LOST as error:
             self.lose(error)
             self.lost += 1
             self._tell("given up", self.now, why=str(error))
+        except BaseException as error:
+            self.lose(error)
+            raise
         return False
 
     def card(self) -> Card:
@@ -206,6 +215,7 @@ class Membership:
             run=self._run,
             rounds=self._rounds,
             number=self._number,
+            counted=self._counted,
             tried=self._tried,
             checksum=sums,
             established=self._is_established,
@@ -221,12 +231,12 @@ class Membership:
         """Let go of the last meeting, and connect with the members of this one."""
         start_s = now_s()
         self._leave_meeting()
-        failure: TransportError | None = None
+        failure: BaseException | None = None
         try:
             self._meeting = self._met(plan)
             connections, trip_s = plan.links
             self._source.links = Tried(trip_s, 0, {}, connections) if connections else None
-        except TransportError as error:
+        except BaseException as error:
             failure = error
         self.site.agree(failure)
         assert self._meeting is not None, "or there is a failure"
@@ -292,16 +302,11 @@ class Membership:
 
     def heal(self, plan: Plan) -> None:
         """Give or take the shared parameters, as `plan` says. Other members wait in the exchange."""
-        failure: TransportError | None = None
-        found, moved, start_s, name = None, 0, now_s(), self._name
-        try:
-            with self._deadline(self._timeout_s):
-                found, moved = self._moved(plan)
-        except TransportError as error:
-            failure = error
-        self.site.agree(failure)
+        start_s, name = now_s(), self._name
+        found, moved = self._together(self._timeout_s, lambda: self._moved(plan))
         if name in plan.heals:
-            self.lost += self._rounds >= 0 and self._source.steps > 0
+            if self._rounds >= 0:
+                self._tell_loss(plan)
             self._take_up(found)
         self._run = plan.run
         if plan.begins:
@@ -315,7 +320,7 @@ class Membership:
         source, site, moved = self._source, self.site, 0
         peers = GroupPeers([self._meeting.group])
         if self._name == plan.source:
-            given = {"kept": self._kept, "at": [self._rounds, self._number]}
+            given = {"kept": self._kept, "at": [self._rounds, self._number, self._counted]}
             # Ranks that hold a replica alike get the rest once, by their first one.
             shared = source.shared_state() if source.is_sharded or site.rank == 0 else {}
             for each in plan.heals:
@@ -336,35 +341,27 @@ class Membership:
             found |= shared
         try:
             source.take_shared(found)
-            self._rounds, self._number = found["at"]
+            self._rounds, self._number, self._counted = found["at"]
             self._memory, self._kept, self._flying = None, found["kept"], -1
         except (KeyError, TypeError, ValueError) as error:
             raise GradwireError(f"the shared parameters of the others do not fit here: {error}") from error
 
     def be_ready(self, plan: Plan) -> None:
         """Make a reducer over the groups of this meeting; it sends nothing yet."""
-        failure: TransportError | None = None
         self._run = plan.run
-        try:
-            with self._deadline(self._timeout_s):
-                self._run_reducer()
-        except TransportError as error:
-            failure = error
-        self.site.agree(failure)
+        self._together(self._timeout_s, self._run_reducer)
 
     def exchange(self, plan: Plan) -> bool:
         """Send Δ, and wait for the vote, unless it is to land later."""
-        failure: TransportError | None = None
         self._tried, self._run = plan.number, plan.run
-        try:
-            with self._deadline(self._timeout_s):
-                self._run_reducer()
-                if self._flying >= 0:  # from a save
-                    self.land(self._flying) if self._source.receive()[0] else None
-                self._source.send_round()
-        except TransportError as error:
-            failure = error
-        self.site.agree(failure)
+
+        def send() -> None:
+            self._run_reducer()
+            if self._flying >= 0:  # from a save
+                self.land(self._flying) if self._source.receive()[0] else None
+            self._source.send_round()
+
+        self._together(self._timeout_s, send)
         if self._source.delay:
             self._flying = plan.number
             return False
@@ -397,41 +394,48 @@ class Membership:
 
     def _vote(self, limit_s: float) -> bool:
         """Wait for the status vote of all ranks; whether something lands."""
-        failure: TransportError | None = None
-        lands = False
         try:
-            with self._deadline(limit_s):
-                lands, _all_finished = self._source.receive()
-        except TransportError as error:
-            failure = error
-        try:
-            self.site.agree(failure)
-        except TransportError:
+            lands, _all_finished = self._together(limit_s, self._source.receive)
+        except BaseException:
             self._source.drop()
             raise
         return lands
+
+    def _together(self, limit_s: float, function: Callable[[], T]) -> T:
+        """Call `function` on all ranks of this replica, in `limit_s` seconds at most. All raise if one
+        does.
+        """
+        assert self._meeting is not None, "met before"
+        failure: BaseException | None = None
+        try:
+            with _Deadline(limit_s, self._meeting.abort):
+                found = function()
+        except LOST as error:
+            failure = error
+        except BaseException as error:  # others wait for this rank
+            self._meeting.abort()
+            failure = error
+        self.site.agree(failure)
+        return found
 
     def land(self, number: int) -> None:
         """Step the shared parameters, and go on from them."""
         self._source.outer_step()
         self._rounds, self._number = self._rounds + 1, number
-        self._is_established = True
+        self._counted += self._source.counted
+        self._is_established = self._has_landed = True
         self.committed += 1
         self._took_s.append(now_s() - self._start_s)
         for each in self.listeners:
             if (listener := each()) is not None:
                 listener()
 
-    def lose(self, error: TransportError) -> None:
+    def lose(self, error: BaseException) -> None:
         """Abort all groups at once, so that members that are no neighbours of the dead one notice, too."""
-        self._is_sound = False
+        self._is_sound = self._has_landed = False
         if self._meeting is not None:
             self._meeting.abort()
         self._tell("failed", self.now, now_s() - self._start_s, why=str(error))
-
-    def _deadline(self, limit_s: float) -> _Deadline:
-        assert self._meeting is not None, "met before"
-        return _Deadline(limit_s, self._meeting.abort)
 
     def close(self) -> None:
         """Leave the others. Idempotent; the model may be gone."""
@@ -450,13 +454,15 @@ class Membership:
         """This rank's state. Waits for a round in flight, which does not land by that."""
         if self._is_sound:
             assert self.running is not None, "asked between rounds"
-            with self._deadline(self._timeout_s):
+            assert self._meeting is not None, "which is sound"
+            with _Deadline(self._timeout_s, self._meeting.abort):
                 self.running.backward.rest()
         return {
             "format": FORMAT,
             "model": self._terms["model"],
             "ranks": self.site.size,
             "counts": [self._rounds, self._number, self._tried, self._flying],
+            "counted": self._counted,
             "run": self._run,
             "engine": self._remembered() if self._is_running else self._memory,
             "source": deepcopy(self._source.save()),
@@ -470,7 +476,7 @@ class Membership:
         if told.get("format") != FORMAT or told["model"] != self._terms["model"]:
             raise ValueError("this is not a save of this model with members=")
         self._rounds, self._number, self._tried, self._flying = told["counts"]
-        self._run, self._memory = told["run"], told["engine"]
+        self._run, self._memory, self._counted = told["run"], told["engine"], told.get("counted", 0)
         self._kept = {} if self._memory is None else self._memory["kept"]
         _text, apply = self._source.prepared(told["source"], own=True)
         apply()
@@ -485,6 +491,26 @@ class Membership:
             self._tell("joined", joined, seconds)
         if left:
             self._tell("left", left, seconds)
+
+    def _tell_loss(self, plan: Plan) -> None:
+        """Count and say what this replica loses as it is healed."""
+        source, apart_s = self._source, self._start_s - self._ended_s
+        self.lost += source.steps > 0
+        if self._run and self._run != plan.run:
+            _LOG.warning(
+                "%s: another run counts more steps than this replica's, of %d rounds, which gives way to it",
+                self._name,
+                self._rounds,
+            )
+        elif self._has_landed:
+            _LOG.warning(
+                "%s: the others have had rounds without this replica, which asked %.1f s after its last one: "
+                "%d steps are lost. Unless it was stopped or cut off, the grace of a roster is shorter than "
+                "the time between rounds: start the lighthouse with a longer --grace",
+                self._name,
+                apart_s,
+                source.steps,
+            )
 
     def _tell(
         self, what: str, who: tuple[str, ...], seconds: float = 0.0, sent: int = 0, why: str = ""
@@ -526,6 +552,9 @@ class Alone(Exception):
 class Asks:
     """`Members` for all ranks of a replica: the first one asks, and tells the others.
 
+    It asks on a thread of its own, and tells the others every second that it still waits: so Python hears
+    signals on all ranks, and no wait is longer than the limit of the replica's own group.
+
     The model holds it, and nothing else for long: members are the user's, and may refer to the model.
     """
 
@@ -534,59 +563,57 @@ class Asks:
         self.name, self.address, self.alone_s = members.name, members.address, members.alone_s
         self.id = site.told(members.id)
         self._asked: Future[Roster] | None = None
-        """Answer to a question asked while training goes on; never done on other ranks than the first."""
+        """Answer to a question that has none yet; on the first rank alone."""
+        self._trains = False
+        """True if local steps go on without an answer; on all ranks."""
         self._has_left = threading.Event()
 
     def ask(self, card: Card) -> Roster:
         """As `Members.ask`. Raises `Alone`, on all ranks, if local steps shall go on without an answer."""
-        text, failure, waits = "", "", False
-        if self._site.rank == 0:
-            try:
-                roster = self._answer(card)
-            except TimeoutError:
-                waits = True
-            except GradwireError as error:
-                failure = str(error)
-            else:
-                rows = [[e.name, e.id, None if e.card is None else e.card.as_dict()] for e in roster.entries]
-                text = json.dumps([roster.moment, rows])
-        failure, text, waits = json.loads(self._site.told(json.dumps([failure, text, waits])))
-        if waits:
-            self._asked = self._asked or Future()
+        is_patient = self.alone_s is None or card.joins
+        until_s = now_s() + (0.0 if self._trains or self.alone_s is None else self.alone_s)
+        outcome, text = "waits", ""
+        while outcome == "waits":
+            if self._site.rank == 0:
+                outcome, text = self._heard(card, None if is_patient else until_s)
+            outcome, text = json.loads(self._site.told(json.dumps([outcome, text])))
+        self._trains = outcome == "trains"
+        if outcome == "trains":
             raise Alone
-        self._asked = None
-        if failure:
-            raise TransportError(failure)
+        if outcome == "failed":
+            raise TransportError(text)
         moment, rows = json.loads(text)
         entries = [Entry(name, id_, None if told is None else Card.of(told)) for name, id_, told in rows]
         return Roster(moment, tuple(entries))
 
-    def _answer(self, card: Card) -> Roster:
-        if self.alone_s is None or card.joins:
-            with _said(self.name, self._has_left, "no quorum yet: this replica waits for other members"):
-                return self._members.ask(card)
-        limit_s = 0.0
+    def _heard(self, card: Card, until_s: float | None) -> tuple[str, str]:
+        """Wait for the answer, for a second at most. Returns ("roster", its text), ("failed", why), that it
+        "waits", or, from the time `until_s` on, that it "trains" meanwhile.
+        """
+        left_s = TELL_S if until_s is None else min(TELL_S, max(until_s - now_s(), 0.0))
         if self._asked is None:
-            limit_s, self._asked = self.alone_s, Future[Roster]()
-            asking = partial(_ask_on, weakref.ref(self), card, self._asked, self.name, self._has_left)
+            self._asked = Future[Roster]()
+            asking = partial(
+                _ask_on, weakref.ref(self), card, self._asked, self.name, self._has_left, until_s is None
+            )
             threading.Thread(target=asking, name="gradwire asks", daemon=True).start()
-        return self._asked.result(limit_s)
-
-    def tried(self, card: Card, asked: Future[Roster]) -> str | None:
-        """Ask once, for the answer `asked`. Returns why there is none yet, or `None`."""
+        if not wait([self._asked], left_s).done:
+            return "waits" if until_s is None or now_s() < until_s else "trains", ""
+        asked, self._asked = self._asked, None
         try:
-            asked.set_result(self._members.ask(card))
-        except TransportError as error:
-            return str(error)
-        except BaseException as error:
-            asked.set_exception(error)
-        return None
+            roster = asked.result()
+        except Exception as error:
+            return "failed", str(error)
+        rows = [[e.name, e.id, None if e.card is None else e.card.as_dict()] for e in roster.entries]
+        return "roster", json.dumps([roster.moment, rows])
+
+    def tried(self, card: Card) -> Roster:
+        """Ask the members themselves, on the thread of the question."""
+        return self._members.ask(card)
 
     def is_answered(self) -> bool:
         """True if a question asked while training has an answer. Called by all ranks together."""
-        if self._asked is None:
-            return False
-        return bool(self._site.numbers(self._asked.done())[0])
+        return self._trains and bool(self._site.numbers(self._asked is not None and self._asked.done())[0])
 
     def close(self) -> None:
         """See `Members.close`. A question that goes on beside training is asked no more."""
@@ -609,9 +636,14 @@ class Leaving:
 
 
 def _ask_on(
-    held: weakref.ref[Asks], card: Card, asked: Future[Roster], name: str, has_left: threading.Event
+    held: weakref.ref[Asks],
+    card: Card,
+    asked: Future[Roster],
+    name: str,
+    has_left: threading.Event,
+    once: bool,
 ) -> None:
-    """Ask until there is an answer, or until nobody holds the one who asks; beside training.
+    """Ask until there is an answer, or until nobody holds the one who asks.
 
     Args:
         held: asks, and is held here only while it does.
@@ -619,17 +651,23 @@ def _ask_on(
         asked: gets the answer.
         name: of the replica.
         has_left: set when the replica leaves.
+        once: whether an error is an answer. Otherwise it asks again, beside training.
     """
-    last: str | None = None
-    with _said(name, has_left, "no quorum yet: local steps go on meanwhile"):
-        while (asks := held()) is not None and not asked.done() and not has_left.is_set():
-            why = asks.tried(card, asked)
-            del asks
-            if why is None:
+    what = "this replica waits for other members" if once else "local steps go on meanwhile"
+    last = ""
+    with _said(name, has_left, f"no quorum yet: {what}"):
+        while (asks := held()) is not None and not has_left.is_set():
+            try:
+                asked.set_result(asks.tried(card))
                 return
-            if why != last:
-                last = why
-                _LOG.info("%s: no quorum: %s", name, why)
+            except Exception as error:
+                if once or not isinstance(error, TransportError):
+                    asked.set_exception(error)
+                    return
+                if str(error) != last:
+                    last = str(error)
+                    _LOG.info("%s: no quorum: %s", name, last)
+            del asks
             has_left.wait(PAUSE_S)
 
 
@@ -681,10 +719,11 @@ def opened(address: str) -> TCPStore:
     """Open a store that listens at `address` alone. Raises `ValueError` if this machine has no such
     address.
     """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        listening = socket.create_server((address, 0))
+        listening = socket.create_server((address, 0), family=family)
     except OSError as error:
-        raise ValueError(f"address={address!r} is not one of this machine: {error}") from error
+        raise ValueError(f"{address} is no address of this machine at which others meet: {error}") from error
     port = listening.getsockname()[1]
     return TCPStore(
         address,

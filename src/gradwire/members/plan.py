@@ -79,7 +79,7 @@ def planned(roster: Roster, me: str) -> Plan:
         meeting=f"{fresh}-{_digest(told)}" if is_new else kept,
         is_new=is_new,
         addresses=tuple(cards[name].address for name in names),
-        run=max((card.run for card in cards.values()), default="") or fresh,
+        run=cards[source].run or fresh,
         number=later * ENDS + int(fresh, 16),
         begins=cards[source].rounds < 0,
         exchanges=not all(card.joins for card in cards.values()),
@@ -87,6 +87,18 @@ def planned(roster: Roster, me: str) -> Plan:
         links=max((card.connections, card.round_trip_s) for card in cards.values()),
         heals=heals,
     )
+
+
+def awaited(roster: Roster) -> set[str]:
+    """Ids of members that live and have not asked, if nobody in `roster` has landed a round since it started.
+
+    Members that have only just come then ask again. One of the others may be in a run, and they would begin
+    another one beside it, or go on from an old save.
+    """
+    cards = [each.card for each in roster.entries if each.card is not None]
+    if any(card.established for card in cards):
+        return set()
+    return {id_ for card in cards for id_ in card.living} - {each.id for each in roster.entries}
 
 
 def _by_name(roster: Roster, refused: dict[str, str]) -> tuple[dict[str, str], dict[str, Card]]:
@@ -104,25 +116,34 @@ def _by_name(roster: Roster, refused: dict[str, str]) -> tuple[dict[str, str], d
 
 
 def _same_terms(cards: Cards) -> dict[str, str]:
-    """Reasons for refusal, by name, of members whose terms differ from those of most members."""
-    chosen = _chosen(cards, lambda card: json.dumps(dict(card.terms), sort_keys=True)).terms
+    """Reasons for refusal, by name, of members whose terms differ from those of the run, or of most members
+    before one has begun.
+    """
+    live = {name: card for name, card in cards.items() if card.established}
+    chosen = cards[_furthest(live)] if live else _most(cards, lambda card: _text_of(card.terms))
     found = {}
     for name, card in cards.items():
-        wrong = [key for key in sorted({*chosen, *card.terms}) if chosen.get(key) != card.terms.get(key)]
+        keys = sorted({*chosen.terms, *card.terms})
+        wrong = [key for key in keys if chosen.terms.get(key) != card.terms.get(key)]
         if wrong:
-            told = "; ".join(f"{key}: {card.terms.get(key)} here, {chosen.get(key)} there" for key in wrong)
+            told = "; ".join(
+                f"{key}: {card.terms.get(key)} here, {chosen.terms.get(key)} there" for key in wrong
+            )
             found[name] = f"the others differ in {told}"
     return found
 
 
 def _same_run(cards: Cards) -> dict[str, str]:
-    """Refuse members whose save is from another run. Returns reasons by name."""
+    """Refuse members that have just come, with a save of another run. Returns reasons by name.
+
+    Members of runs that have begun apart are not refused: those of the run with fewer steps are healed.
+    """
     begun = {name: card for name, card in cards.items() if card.run}
     if not begun:
         return {}
-    run = _chosen(begun, lambda card: card.run).run
+    run = begun[_furthest({name: card for name, card in begun.items() if not card.joins} or begun)].run
     why = "it comes from another run than the others, by its save: start it without, or with one of this run"
-    return {name: why for name, card in begun.items() if card.run != run}
+    return {name: why for name, card in begun.items() if card.joins and card.run != run}
 
 
 def _not_ahead(cards: Cards) -> dict[str, str]:
@@ -137,34 +158,48 @@ def _not_ahead(cards: Cards) -> dict[str, str]:
     return {name: why for name, card in cards.items() if not card.established and card.rounds > max(live)}
 
 
-def _chosen(cards: Cards, key: Callable[[Card], str]) -> Card:
-    """First card, by name, whose `key` is the most frequent one.
+def _furthest(cards: Cards) -> str:
+    """First of the members in whose shared parameters the most steps are counted.
 
-    If some members have landed a round, only their cards count.
+    Of those with as many it is one that has made the most rounds, then one that has made the latest.
     """
-    live = {name: card for name, card in cards.items() if card.established} or cards
-    counts = Counter(key(card) for card in live.values())
+    most = max(map(_progress, cards.values()))
+    return min(name for name, card in cards.items() if _progress(card) == most)
+
+
+def _progress(card: Card) -> tuple[int, int, int, str]:
+    return card.counted, card.rounds, card.number, card.run
+
+
+def _most(cards: Cards, key: Callable[[Card], str]) -> Card:
+    """First card, by name, whose `key` is the most frequent one."""
+    counts = Counter(map(key, cards.values()))
     most = max(counts.values())
-    return next(live[name] for name in sorted(live) if counts[key(live[name])] == most)
+    return next(cards[name] for name in sorted(cards) if counts[key(cards[name])] == most)
 
 
 def _source(cards: Cards) -> str:
-    """Name of the member whose shared parameters all members take over.
+    """Name of the member whose shared parameters all members take over: one that is furthest.
 
-    It has made the most rounds and, of those, the latest one. If such members have different parameters,
-    because one has loaded other values, those of most members count.
+    If such members have different parameters, because one has loaded other values, those of most members
+    count; of members that have landed a round, if there are any.
     """
-    last = max((card.rounds, card.number) for card in cards.values())
-    latest = {name: card for name, card in cards.items() if (card.rounds, card.number) == last}
-    if last[0] < 0:
+    most = _progress(cards[_furthest(cards)])
+    latest = {name: card for name, card in cards.items() if _progress(card) == most}
+    if max(card.rounds for card in latest.values()) < 0:
         return min(latest)
-    checksum = _chosen(latest, lambda card: card.checksum).checksum
+    live = {name: card for name, card in latest.items() if card.established} or latest
+    checksum = _most(live, lambda card: card.checksum).checksum
     return min(name for name, card in latest.items() if card.checksum == checksum)
 
 
 def _alike(one: Card, other: Card) -> bool:
     """True if two members have equal shared parameters. A member that has not begun has none."""
     return 0 <= one.rounds == other.rounds and (one.number, one.checksum) == (other.number, other.checksum)
+
+
+def _text_of(terms: Mapping[str, str]) -> str:
+    return json.dumps(dict(terms), sort_keys=True)
 
 
 def _digest(text: str | Sequence[str]) -> str:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gradwire.errors import TransportError
+from gradwire.errors import PeerFailed, RanksDisagree, TransportError, WireError
 from gradwire.members.base import Card, Members
 from gradwire.members.plan import Plan, planned
+
+LOST = (TransportError, PeerFailed, WireError, RanksDisagree)
+"""Errors that other members have caused, or the links to them: a round ends by them, and no member."""
 
 PATIENCE = 10
 """Number of failures in a row after which living members are taken to be unable to reach each other."""
 
 
 class Replica(Protocol):
-    """One member's side of a round. All methods but `card`, `land` and `lose` may raise `TransportError`."""
+    """One member's side of a round. All methods but `card`, `land` and `lose` may raise those in `LOST`, and
+    errors of this replica's own.
+    """
 
     def card(self) -> Card:
         """The things to say of this replica."""
@@ -33,7 +38,7 @@ class Replica(Protocol):
     def land(self, number: int) -> None:
         """Apply the mean of round `number` to the shared parameters, and continue from them."""
 
-    def lose(self, error: TransportError) -> None:
+    def lose(self, error: BaseException) -> None:
         """Abort everything that runs, so that the others notice; the next plan has new groups."""
 
 
@@ -44,13 +49,17 @@ def take_round(members: Members, replica: Replica) -> None:
     have landed. The next roster tells: if one has, this replica's round is behind, and it is healed. Its Δ
     may be in the state that it takes, so it is dropped. If no member has landed, Δ is sent again.
 
-    Raises `TransportError` if there is no roster in time, or after too many failures in a row, and
-    `GradwireError` if this member is refused.
+    An error of one member's own ends that member: it raises it, and the others go on without it.
+
+    Raises `TransportError` if there is no roster in time, `GradwireError` if this member is refused, and the
+    error of the last failure after too many in a row. A member that has only just come raises `RanksDisagree`
+    at once: it is the one that differs.
     """
     failures = 0
     while True:
         # 1. The quorum, just before Δ leaves: it is about those who are there now.
-        roster = members.ask(replica.card())
+        card = replica.card()
+        roster = members.ask(card)
         # 2. The plan, which all members make alike.
         plan = planned(roster, members.id)
         try:
@@ -65,10 +74,13 @@ def take_round(members: Members, replica: Replica) -> None:
                 return
             # 5. Δ, and with it the vote. Nobody lands before it has come.
             lands = replica.exchange(plan)
-        except TransportError as error:
+        except BaseException as error:
             replica.lose(error)
             failures += 1
-            if failures == PATIENCE:
+            is_own = not isinstance(error, LOST) or (
+                isinstance(error, RanksDisagree) and not card.established
+            )
+            if is_own or failures == PATIENCE:
                 raise
             continue
         # 6. Each lands by itself.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, gathered
 from gradwire.errors import GradwireError, TransportError
+from gradwire.members.round import LOST
 
 
 class Site:
@@ -43,10 +44,21 @@ class Site:
         told: list[int] = gathered(self.comm, torch.tensor([mine], device="cpu"))[:, 0].tolist()
         return told
 
-    def agree(self, failure: GradwireError | None) -> None:
-        """Raise `failure`; or `TransportError`, if another rank has a failure. A collective."""
-        failed = [rank for rank, has in enumerate(self.numbers(int(failure is not None))) if has]
-        if failure is not None:
+    def agree(self, failure: BaseException | None) -> None:
+        """Raise `failure`, or an error if another rank has one. A collective.
+
+        The error is in `LOST` if no rank has failed by itself: then the replica goes on.
+        """
+        mine = _FAILED if failure is not None and not isinstance(failure, LOST) else int(failure is not None)
+        told = self.numbers(mine)
+        failed = [rank for rank, each in enumerate(told) if each == _FAILED]
+        if failure is not None and (mine == _FAILED or not failed):
             raise failure
         if failed:
-            raise TransportError(f"ranks {failed} of this replica have lost the others")
+            raise GradwireError(f"ranks {failed} of this replica have failed, and with them the replica")
+        if lost := [rank for rank, each in enumerate(told) if each]:
+            raise TransportError(f"ranks {lost} of this replica have lost the others")
+
+
+_FAILED = 2
+"""What a rank says that has failed by itself; 1 if it has lost the others, 0 if it goes on."""

@@ -58,18 +58,25 @@ class MovingSteps(LocalSteps):
         """Attempted steps when a round was last taken."""
         self.made = 0
         """Attempted steps between the last two rounds that were due."""
+        self.counted = 0
+        """Steps that the last round has counted, of all ranks."""
         self._take: Callable[[], None] = lambda: None
         self._end: Callable[[], bool] = lambda: False
         self._is_called: Callable[[], bool] = lambda: False
 
+    def check_alone(self) -> None:
+        """Check everything that concerns this replica alone, and make the outer optimizer. Raises
+        `ValueError`.
+        """
+        super().check()
+        super().applying(self.optimizers.inner)
+
     def go(self, take: Callable[[], None], end: Callable[[], bool], is_called: Callable[[], bool]) -> None:
-        """Check everything that concerns this replica alone, and follow its optimizers. Raises `ValueError`.
+        """Follow the optimizers, with `check_alone` called before.
 
         `take` is called when a round is due, and `end` when a round sent before is to land. `is_called`
         returns, after each step, whether others wait for this replica.
         """
-        super().check()
-        super().applying(self.optimizers.inner)
         self._take, self._end, self._is_called = take, end, is_called
         self.follow()
 
@@ -184,16 +191,22 @@ class MovingSteps(LocalSteps):
 
     def save(self) -> dict[str, Any]:
         """State as of `LocalSteps.save`, with the number of steps already counted."""
-        return super().save() | {"counted_at": self._counted_at, "round_at": self._round_at}
+        found = super().save()
+        places = {"counted_at": self._counted_at, "round_at": self._round_at, "counted": self.counted}
+        return found | places
 
     def _take_up(self, saved: Mapping[str, Any], *, whole: bool) -> None:
         super()._take_up(saved, whole=whole)
         self._counted_at, self._round_at = saved["counted_at"], saved["round_at"]
-        self._carries_to = self._round_at
+        self._carries_to, self.counted = self._round_at, saved.get("counted", 0)
 
     def _said(self) -> tuple[float, int, int]:
         """As `LocalSteps._said`. A round that was saved with its mean needs no other ranks."""
-        return (1.0, 0, 1) if self._resumed is not None else super()._said()
+        if self._resumed is not None:
+            return 1.0, 0, 1
+        counted, finished, world = super()._said()
+        self.counted = round(counted * self.every)
+        return counted, finished, world
 
     def shared_state(self) -> dict[str, Any]:
         """θ₀, the outer optimizer's state, buffers, and parameters that are not trained."""

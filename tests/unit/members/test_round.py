@@ -9,11 +9,11 @@ import pytest
 
 from gradwire.errors import GradwireError
 from gradwire.members.base import Card, Entry, Roster
-from gradwire.members.plan import ENDS, planned
+from gradwire.members.plan import ENDS, awaited, planned
 from tests.support.looped import looped
 from tests.support.scripted import Play
 
-FEW, MANY = range(96), range(96, 1024)
+FEW, MANY = range(160), range(160, 1024)
 
 
 @cache
@@ -26,10 +26,13 @@ def played(seed: int) -> Play:
 
 def check(play: Play) -> None:
     """The last parameters have everything at most once, and all else is unsent, or lost with somebody."""
+    for process in play.processes:
+        if dict(play.ends)[process.id].startswith("refused"):
+            assert process.saved is not None, "nobody else ends for what others do"
     ended = [play.replicas[id_] for id_, end in play.ends if end in ("done", "left alone")]
     if not ended:
         return
-    last = max(ended, key=lambda each: (each.rounds, each.number))
+    last = max(ended, key=lambda each: (len(each.shared), each.rounds, each.number))
     alike = [each for each in ended if each.number == last.number]
     assert all(each.shared == last.shared for each in alike)
     waiting = set().union(*(each.held for each in alike))
@@ -53,6 +56,7 @@ def test_members_that_die_sleep_and_come_back_keep_the_invariant(seed: int) -> N
 
 def test_faults_come_in_every_call_of_a_round() -> None:
     struck = set[tuple[str, str]]().union(*(played(seed).struck for seed in FEW))
+    assert {"meet", "heal", "exchange", "vote"} == {call for what, call in struck if what == "break"}
     calls = {"ask", "meet", "heal", "exchange", "vote", "land", "work"}
     assert calls == {call for what, call in struck if what == "kill"}
     assert calls == {call for what, call in struck if what == "sleep"}
@@ -67,7 +71,7 @@ def test_a_thousand_schedules_keep_the_invariant() -> None:
         play = played(seed)
         check(play)
         kinds |= {end.partition(":")[0] for _id, end in play.ends}
-    assert kinds == {"done", "left alone", "killed", "refused"}
+    assert kinds == {"done", "left alone", "killed", "broken", "refused"}
 
 
 # -- plans
@@ -138,6 +142,35 @@ def test_most_decide_where_someone_has_loaded_other_values() -> None:
     assert (plan.source, plan.heals) == ("b", ("a",))
 
 
+def test_of_runs_that_have_begun_apart_the_one_that_counts_fewer_steps_is_healed_and_nobody_ends() -> None:
+    long = replace(LIVE, run="long", rounds=15, counted=450, terms={"recipe": "int4", "types": "float32"})
+    young = replace(LIVE, run="young", rounds=2, counted=120, number=50 * ENDS, terms=long.terms)
+    for me in "abc":
+        plan = planned(roster(60, a=young, b=young, c=long), f"{me}#")
+        assert (plan.source, plan.heals, plan.run, plan.begins) == ("c", ("a", "b"), "long", False)
+    joined = replace(young, established=False, rounds=0, counted=0, number=-1)
+    assert planned(roster(60, a=joined, b=joined, c=long), "a#").heals == ("a", "b")
+    strange = replace(young, terms={"recipe": "int4", "types": "bfloat16"})  # two are no more than a long run
+    assert planned(roster(60, a=strange, b=strange, c=long), "c#").names == ("c",)
+
+
+def test_of_rounds_apart_the_one_of_more_steps_counts_and_not_the_later_one() -> None:
+    two = replace(LIVE, counted=180)
+    alone = replace(LIVE, counted=150, number=31 * ENDS, tried=31 * ENDS, checksum="d")
+    plan = planned(roster(a=two, b=two, c=alone), "a#")
+    assert (plan.source, plan.heals) == ("a", ("c",))
+    assert planned(roster(a=two, c=replace(alone, counted=180)), "a#").source == "c"
+
+
+def test_newcomers_wait_for_those_that_live_and_have_not_asked() -> None:
+    new = Card(terms={"recipe": "int4"}, address="x:1", living=("a#", "b#", "c#"))
+    assert awaited(roster(a=new, b=new)) == {"c#"}
+    assert not awaited(roster(a=new, b=new, c=new))
+    assert not awaited(roster(a=new, b=replace(LIVE, living=new.living)))
+    saved = replace(LIVE, established=False, living=("b#", "c#"))
+    assert awaited(roster(b=saved)) == {"c#"}
+
+
 def refusal(me: str, given: Roster) -> str:
     with pytest.raises(GradwireError) as raised:
         planned(given, me)
@@ -149,7 +182,7 @@ def test_members_that_do_not_fit_are_refused_in_words_and_the_others_go_on() -> 
     given = roster(a=other, b=LIVE, c=LIVE)
     assert "the others differ in recipe: topk here, int4 there" in refusal("a#", given)
     assert planned(given, "b#").names == ("b", "c")
-    given = roster(a=replace(LIVE, run="s", established=False), b=LIVE)
+    given = roster(a=replace(LIVE, run="s", established=False, joins=True), b=LIVE)
     assert "another run" in refusal("a#", given)
     given = roster(a=replace(LIVE, rounds=9, established=False), b=LIVE, c=LIVE)
     assert "ahead of the run, which has made 3 rounds" in refusal("a#", given)

@@ -35,6 +35,7 @@ class Member:
         self.source = MovingSteps(
             self.model, group, self.optimizers, every=EVERY, delay=delay, on_host=True, name=f"of {seed}"
         )
+        self.source.check_alone()
         self.source.go(lambda: None, lambda: False, lambda: False)
         for step in range(steps):
             inputs, targets = batch(step)
