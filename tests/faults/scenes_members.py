@@ -105,7 +105,7 @@ def _train(
 ) -> None:
     model = perceptron(sum(map(ord, name)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    asks = {key: options.pop(key) for key in ("alone_s", "quorum_s", "host") if key in options}
+    asks = {key: options.pop(key) for key in ("alone_s", "quorum_s", "host", "address") if key in options}
     members = Asking(port, name, **asks)
     warned, factor = Warnings(), torch.nan if options.pop("nan", False) else 1.0
     logging.getLogger("gradwire").addHandler(warned)

@@ -18,6 +18,7 @@ from gradwire.lab import emulate
 from tests.faults.scenes_members import ALONE, EVERY, trained
 from tests.support.lighthouse import Lighthouse
 from tests.support.ranks import FORKED, ROOT
+from tests.unit.members.test_lighthouse import has_ipv6
 
 pytestmark = pytest.mark.process
 
@@ -175,6 +176,15 @@ def test_a_member_that_is_healed_forgets_the_round_that_was_under_way_in_its_sav
     site.end("a", "b", "c")
     site.check()
     assert "without a result" not in site.warned("c")
+
+
+@pytest.mark.rest
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+def test_members_meet_at_addresses_of_ipv6(site: Site) -> None:
+    for name in "ab":
+        site.start(name, rounds=4, address="::1")
+    site.end("a", "b")
+    assert max(site.check()) == 4
 
 
 @pytest.mark.rest

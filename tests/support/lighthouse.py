@@ -98,9 +98,10 @@ class Asking:
         quorum_s: float = 30.0,
         alone_s: float | None = None,
         host: str = "127.0.0.1",
+        address: str | None = None,
     ) -> None:
         self.name, self.id, self._quorum_s = name, f"{name}:{uuid4().hex[:6]}", quorum_s
-        self._lighthouse, self.address = (host, port), address_towards(host)
+        self._lighthouse, self.address = (host, port), address or address_towards(host)
         self._stops, self.alone_s = threading.Event(), alone_s
         self._line, self._beat_line = self._connected(), self._connected()
         threading.Thread(target=self._beat, daemon=True).start()

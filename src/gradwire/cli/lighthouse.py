@@ -15,7 +15,11 @@ def lighthouse(
         int, typer.Option("--at-least", min=1, help="Members that a round needs at least.")
     ] = 2,
     grace: Annotated[
-        str, typer.Option(help="How long a round waits for members that live and have not asked yet.")
+        str,
+        typer.Option(
+            help="How long a round waits for members that live and have not asked yet: longer than the time "
+            "between rounds."
+        ),
     ] = "30s",
     heartbeat_timeout: Annotated[
         str, typer.Option(help="A member that was not heard of for so long is taken to be dead.")
