@@ -61,4 +61,4 @@ class Site:
 
 
 _FAILED = 2
-"""What a rank says that has failed by itself; 1 if it has lost the others, 0 if it goes on."""
+"""Of a rank that has failed by itself; 1 is of one that has lost the others, 0 of one that goes on."""
