@@ -135,7 +135,7 @@ def test_a_member_whose_parameters_stay_not_finite_ends_alone(site: Site) -> Non
         site.start(name, rounds=12, pause_s=0.1)
     site.wait_for("a", 1)
     site.start("w", rounds=12, pause_s=0.1, nan=True)
-    assert "GradwireError: replica w: 0.weight was not finite in 3 rounds in a row" in site.error("w")
+    assert "was not finite in 3 rounds in a row" in site.error("w")
     site.end("a", "b")
     assert max(site.check("ab")) == 12
     assert ("left", ("w",)) in site.events("a")
