@@ -55,6 +55,12 @@ SCRIPTED = (
     "unit.members.test_round:test_faults_come_in_every_call_of_a_round",
 )
 BEHIND = ("unit.members.test_round:test_the_ones_behind_and_the_new_ones_are_healed",)
+APART = (
+    "unit.members.test_round:"
+    "test_of_runs_that_have_begun_apart_the_one_that_counts_fewer_steps_is_healed_and_nobody_ends",
+    "unit.members.test_round:test_of_rounds_apart_the_one_of_more_steps_counts_and_not_the_later_one",
+)
+NOT_FINITE = ("faults.test_members:test_a_member_whose_parameters_stay_not_finite_ends_alone",)
 SCATTERED = (
     "process.test_fsdp:test_a_scatter_is_off_by_its_rounding",
     "unit.sources.test_fsdp_coding:test_bytes_per_element_are_those_that_the_page_says",
@@ -210,6 +216,8 @@ TABLES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "it dies between the vote and its landing": SCRIPTED,
         "a link is cut during the vote": SCRIPTED,
         "a replica comes too late for the roster": SCRIPTED + BEHIND,
+        "members have had rounds apart, or runs of their own": SCRIPTED + APART,
+        "a replica fails by itself, or was not finite in three rounds in a row": SCRIPTED + NOT_FINITE,
         "a replica comes back from a save, behind the others": SCRIPTED + BEHIND,
         "a round fails, and nobody has landed": SCRIPTED,
     },
