@@ -60,6 +60,7 @@ def test_rounds_by_time_come_after_as_many_steps_as_fit(world: Scenes) -> None:
     assert value(world, "as often as can be") == [1 + 4 * EVERY] * 2
 
 
+@pytest.mark.rest
 def test_losses_that_rise_are_compared_with_those_before_the_roster_changed(world: Scenes) -> None:
     for signs in value(world, "losses"):
         assert signs == ["the loss has risen from 1 to 2"]
