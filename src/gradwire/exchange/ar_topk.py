@@ -13,7 +13,8 @@ Differences from the paper:
 
 - the sum is divided by N, which algorithm 1 forgets (equation 1a has it);
 - in turn, only the leader chooses: no other choice would be looked at;
-- the rank that begins a cycle is drawn anew every three cycles of N steps (`gradwire.exchange.round_robin`);
+- the rank that begins a cycle is drawn anew every three cycles of N steps, unless the order is "paper"
+  (`gradwire.exchange.round_robin`);
 - indices are coded (5 bits at c = 0.1, 8.5 at 0.01) instead of 32 or 64 bits each. Where all ranks know the
   leader beforehand they are broadcast, by a scatter and an all-gather unless told otherwise; those of an
   elected leader are summed with zeros (`spread_indices`);
@@ -44,6 +45,7 @@ from gradwire.exchange.leader import (
     spread_round,
     take_share,
 )
+from gradwire.exchange.round_robin import Order, check_order
 from gradwire.exchange.state import GAINS, LED
 from gradwire.kernels.places import put
 from gradwire.kernels.uploads import sent_to
@@ -157,6 +159,7 @@ class ArTopK:
     dtype: torch.dtype | None = None
     algorithm: Algorithm = "library"
     broadcast: Broadcasting = "scatter"
+    order: Order = "random"
     memory = None
 
     @cached_property
@@ -170,7 +173,7 @@ class ArTopK:
 
     def phase(self, ctx: ExchangeContext) -> Hashable | None:
         """Rank that leads in turn, which is the root of the broadcast; or "elected"."""
-        leader = leader_in_turn(ctx) if in_turn(self.elect, ctx) else "elected"
+        leader = leader_in_turn(ctx, self.order) if in_turn(self.elect, ctx) else "elected"
         return joint_phase(leader, phase_of(self.selector, ctx))
 
     def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
@@ -195,7 +198,7 @@ class ArTopK:
         """Find the leader, and let it choose. Returns the indices (k,) at which all ranks send, and the rank
         that chose them.
         """
-        turn, count = leader_in_turn(ctx), self.selector.count(x.numel(), ctx)
+        turn, count = leader_in_turn(ctx, self.order), self.selector.count(x.numel(), ctx)
         if in_turn(self.elect, ctx):
             places = broadcast_indices(
                 lambda: self.selector.select(x, ctx), count, x, comm, ctx.see, turn, self.broadcast
@@ -211,7 +214,7 @@ class ArTopK:
         sent = count + (2 if self.elect == "auto" else 0)
         values = Round("all_reduce", sent, wire, algorithm=self.algorithm)
         if in_turn(self.elect, ctx):
-            return broadcast_round(count, numel, leader_in_turn(ctx), self.broadcast), values
+            return broadcast_round(count, numel, leader_in_turn(ctx, self.order), self.broadcast), values
         return election_round(), spread_round(count, numel), values
 
 
@@ -221,6 +224,7 @@ def ar_topk(
     dtype: torch.dtype | None = None,
     algorithm: Algorithm = "library",
     broadcast: Broadcasting = "scatter",
+    order: Order = "random",
 ) -> ArTopK:
     """One rank chooses for all: in turn (STAR), by variance (VAR), or whichever of the two serves better.
 
@@ -230,6 +234,8 @@ def ar_topk(
         dtype: float16 or bfloat16, which shortens the values on the wire; `None` sends them as they are.
         algorithm: algorithm of the values' all-reduce.
         broadcast: algorithm of the indices' broadcast.
+        order: order of the turns: "random" is drawn anew every three cycles, "paper" is the step's number
+            modulo the number of ranks.
 
     Raises `ValueError` for a selector without a fixed number of elements, and for other values.
 
@@ -243,5 +249,10 @@ def ar_topk(
     if broadcast not in get_args(Broadcasting):
         raise ValueError(f"broadcast={broadcast!r} is none of {', '.join(get_args(Broadcasting))}")
     return ArTopK(
-        check_fixed_size(selector), elect, check_wire_type(dtype), check_algorithm(algorithm), broadcast
+        check_fixed_size(selector),
+        elect,
+        check_wire_type(dtype),
+        check_algorithm(algorithm),
+        broadcast,
+        check_order(order),
     )

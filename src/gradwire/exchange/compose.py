@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import lcm
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -165,6 +165,58 @@ class Scheme:
     def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
         now = self.now(ctx)
         return () if now is None else now.rounds(numel, dtype, ctx)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """An exchange that takes all parameters of a unit for one tensor, which then has one scale.
+
+    MergeComp's algorithm 1 (Wang et al. 2021, section 4.1): the tensors of a group are merged, and compressed
+    in one operation. For exchanges that need neither names nor shapes of parameters.
+    """
+
+    aggregation: Exchange
+    memory = None
+
+    @property
+    def laws(self) -> Laws:
+        return self.aggregation.laws
+
+    def phase(self, ctx: ExchangeContext) -> Hashable | None:
+        """The phase of the exchange."""
+        return phase_of(self.aggregation, _without_parts(ctx))
+
+    def start(self, x: Tensor, mean: Tensor, comm: Comm, ctx: ExchangeContext) -> Decode:
+        return self.aggregation.start(x, mean, comm, _without_parts(ctx))
+
+    def rounds(self, numel: int, dtype: torch.dtype, ctx: ExchangeContext) -> tuple[Round, ...]:
+        return self.aggregation.rounds(numel, dtype, _without_parts(ctx))
+
+
+def _without_parts(ctx: ExchangeContext) -> ExchangeContext:
+    return ctx.within(ctx.unit, (), ctx.once(_own_constants), ctx.unsent)
+
+
+def _own_constants(_ctx: ExchangeContext) -> dict[Hashable, Any]:
+    return {}
+
+
+def merged(inner: Exchange) -> Exchange:
+    """Let `inner` take all parameters of a unit for one tensor (`Merged`), with the memory and schedule that
+    it has.
+
+    >>> from gradwire.codec.signs import sign
+    >>> from gradwire.exchange.payloads import gather
+    >>> from gradwire.step.context import Part
+    >>> ctx = ExchangeContext(0, 0, 0, 2, parts=(Part("a", (8,), 0, 8), Part("b", (8,), 0, 8)))
+    >>> for exchange in (gather(sign()), merged(gather(sign()))):
+    ...     print(exchange.rounds(16, torch.float32, ctx)[0].payload_bytes)
+    12
+    8
+    """
+    if isinstance(inner, Scheme):
+        return replace(inner, aggregation=merged(inner.aggregation))
+    return Merged(inner)
 
 
 def _scheme(inner: Exchange) -> Scheme:

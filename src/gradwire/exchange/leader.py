@@ -20,20 +20,20 @@ from gradwire.codec.indices import index_words, pack_indices, unpack_indices
 from gradwire.codec.select.base import Selector, check_fixed_size
 from gradwire.comm.base import Broadcasting, Comm, Round
 from gradwire.exchange.base import Decode
-from gradwire.exchange.round_robin import round_robin
+from gradwire.exchange.round_robin import Order, check_order, round_robin
 from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.places import put, scatter, take
 from gradwire.laws import Laws, phase_of
 from gradwire.step.context import ExchangeContext, See
 
 
-def leader_in_turn(ctx: ExchangeContext) -> int:
+def leader_in_turn(ctx: ExchangeContext, order: Order = "random") -> int:
     """Rank that leads in this step, if ranks take turns; the same answer on all ranks.
 
-    It is not the step's number modulo the number of ranks: a unit that has gradients in every second step
-    would have the same leaders for ever.
+    By default it is not the step's number modulo the number of ranks: a unit that has gradients in every
+    second step would have the same leaders for ever. In the order "paper" it is.
     """
-    return round_robin(ctx, ctx.world, whose="leader")
+    return round_robin(ctx, ctx.world, order, whose="leader")
 
 
 def leads(norms: Tensor, rank: int) -> bool | Tensor:
@@ -148,11 +148,13 @@ class Leader:
         elect: "round_robin" lets ranks lead in turn; "norm" lets the rank with the largest norm of x lead,
             which takes one more all-reduce, of W float32.
         dtype: type of the values on the wire; None is the gradient's own.
+        order: order of the turns; "paper" is rank 0, 1, … by the step's number.
     """
 
     selector: Selector
     elect: Elect = "round_robin"
     dtype: torch.dtype | None = None
+    order: Order = "random"
     memory = None
 
     @cached_property
@@ -186,7 +188,7 @@ class Leader:
 
     def _leads(self, x: Tensor, comm: Comm, ctx: ExchangeContext) -> bool | Tensor:
         if self.elect == "round_robin":
-            return comm.rank == leader_in_turn(ctx)
+            return comm.rank == leader_in_turn(ctx, self.order)
         norms = x.new_zeros(comm.world, dtype=torch.float32)
         norms[comm.rank] = torch.linalg.vector_norm(x)
         comm.all_reduce(norms).wait()
@@ -199,17 +201,24 @@ class Leader:
         return (*election, spread_round(count, numel), values)
 
 
-def leader(selector: Selector, elect: Elect = "round_robin", dtype: torch.dtype | None = None) -> Leader:
+def leader(
+    selector: Selector,
+    elect: Elect = "round_robin",
+    dtype: torch.dtype | None = None,
+    order: Order = "random",
+) -> Leader:
     """Let one rank choose for all: in turn, or the one whose gradient has the largest norm.
 
     Args:
         selector: chooses elements on the leader, a number of them that follows from the unit's size.
         elect: "round_robin" or "norm".
         dtype: float16 or bfloat16, which shortens the values on the wire; `None` sends them as they are.
+        order: "random" draws the order of turns anew every three cycles; "paper" is the step's number modulo
+            the number of ranks.
 
-    Raises `ValueError` for a selector without a fixed number of elements, an unknown `elect` or another
-    `dtype`.
+    Raises `ValueError` for a selector without a fixed number of elements, an unknown `elect` or `order`, or
+    another `dtype`.
     """
     if elect not in get_args(Elect):
         raise ValueError(f"elect={elect!r} is none of {', '.join(get_args(Elect))}")
-    return Leader(check_fixed_size(selector), elect, check_wire_type(dtype))
+    return Leader(check_fixed_size(selector), elect, check_wire_type(dtype), check_order(order))

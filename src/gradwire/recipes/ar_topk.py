@@ -10,6 +10,7 @@ from gradwire.comm.base import Algorithm, Broadcasting
 from gradwire.exchange.ar_topk import Election
 from gradwire.exchange.ar_topk import ar_topk as exchange_of
 from gradwire.exchange.compose import remember
+from gradwire.exchange.round_robin import Order
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
 from gradwire.recipes.units import fused_cutter
@@ -17,7 +18,12 @@ from gradwire.recipes.units import fused_cutter
 
 @register
 def star_topk(
-    ratio: float = 0.1, fused: bool = True, values: Values = "full", algorithm: Algorithm = "library"
+    ratio: float = 0.1,
+    fused: bool = True,
+    values: Values = "full",
+    algorithm: Algorithm = "library",
+    *,
+    order: Order = "random",
 ) -> Composition:
     """The indices of one rank's top-k for all ranks, which lead in turn, with error feedback.
 
@@ -35,8 +41,10 @@ def star_topk(
             overlaps with it.
         values: "full" sends values in the gradient's type; other names shorten them.
         algorithm: the all-reduce of the values: "library" is torch's.
+        order: "random" draws the order of the turns anew every three cycles. In the order "paper", rank i mod
+            N leads in step i.
     """
-    return _composed("round_robin", ratio, fused, values, algorithm)
+    return _composed("round_robin", ratio, fused, values, algorithm, order)
 
 
 @register
@@ -78,9 +86,9 @@ def ar_topk(
 
 
 def _composed(
-    elect: Election, ratio: float, fused: bool, values: Values, algorithm: Algorithm
+    elect: Election, ratio: float, fused: bool, values: Values, algorithm: Algorithm, order: Order = "random"
 ) -> Composition:
     # With a tree no rank waits for more than ⌈log2 N⌉ hops in a row; the library's broadcast is one, too.
     broadcast: Broadcasting = "library" if algorithm == "tree" else "scatter"
-    exchange = remember(exchange_of(top_k(ratio), elect, dtype_of(values), algorithm, broadcast))
+    exchange = remember(exchange_of(top_k(ratio), elect, dtype_of(values), algorithm, broadcast, order))
     return Composition(exchange, fused_cutter(fused))

@@ -208,7 +208,9 @@ B = TypeVar("B", bound=Builder)
 def register(build: B) -> B:
     """Make `build` a recipe under its own name; every option needs a default.
 
-    Its docstring says in a line each what "Travels", from which "Paper", and "Use when".
+    Its docstring says in a line each what "Travels", from which "Paper", and "Use when". Its text has all
+    options but keyword-only ones at their default. So an option that is added as keyword-only leaves the
+    texts in saved states as they are.
 
     >>> from gradwire.codec.select.topk import top_k
     >>> from gradwire.codec.sparse import sparse
@@ -225,6 +227,7 @@ def register(build: B) -> B:
     'gentle_topk(ratio=0.1, steps=100)'
     """
     name, signature = build.__name__, inspect.signature(build)
+    later = {key for key, each in signature.parameters.items() if each.kind is each.KEYWORD_ONLY}
 
     @wraps(build)
     def named(*args: Any, **options: Any) -> Composition:
@@ -234,7 +237,12 @@ def register(build: B) -> B:
             return built
         bound = signature.bind(*args, **options)
         bound.apply_defaults()
-        inside = ", ".join(f"{key}={value!r}" for key, value in bound.arguments.items())
+        shown = {
+            key: value
+            for key, value in bound.arguments.items()
+            if not (key in later and value == signature.parameters[key].default)
+        }
+        inside = ", ".join(f"{key}={value!r}" for key, value in shown.items())
         return replace(built, text=f"{name}({inside})" if inside else name)
 
     # A user's recipe replaces one of ours, even if ours is imported after it.

@@ -7,7 +7,9 @@ with cold caches, a group costs more than its codec costs alone, by an unknown f
 between this plan, one for more expensive calls, and one group. In the paper's own cost model, encoding and
 decoding hold up the backward pass (`gradwire.planning.merge`). `split="exact"` is the optimum of that model,
 `split="search"` the paper's search on it, and `split="timed"` that search on timed iterations, whose number
-it announces. Vectors and tiny tensors are sent densely beside the groups.
+it announces. Vectors and tiny tensors are sent densely beside the groups, unless a policy says otherwise. A
+codec's scales belong to parameters as in its own recipe, which makes them independent of the groups; with
+`scales="group"` a group is compressed as one tensor, as in the paper's algorithm 1.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from functools import partial
 from typing import Literal, get_args
 
 from gradwire.exchange.base import Exchange, steady_rounds
-from gradwire.exchange.compose import forget
+from gradwire.exchange.compose import forget, merged
 from gradwire.planning.boundaries import (
     Boundaries,
     element_boundaries,
@@ -37,11 +39,14 @@ from gradwire.planning.timed_merge import LEAST_STEPS, MOST_STEPS, TimedMerge, c
 from gradwire.quantities import counted
 from gradwire.recipes.base import Composition, Decision, Judge, Watch, register
 from gradwire.recipes.dense import measured_for
-from gradwire.recipes.parse import steady
+from gradwire.recipes.parse import recipe, steady
 
 _LOG = logging.getLogger("gradwire")
 
 Split = Literal["planned", "exact", "search", "timed", "even", "layers"]
+Scales = Literal["parameter", "group"]
+SCALED = ("efsignsgd", "onebit", "qsgd", "signsgd", "signum", "terngrad")
+"""Recipes whose codes have scales that may belong to a group, and that need no names or shapes."""
 
 
 @register
@@ -53,6 +58,8 @@ def mergecomp(
     elements: int = 0,
     alpha: float = 0.0,
     steps: int = MOST_STEPS,
+    *,
+    scales: Scales = "parameter",
 ) -> Composition:
     """Any recipe in groups of tensors: fewer calls of a codec, and still overlap with backward.
 
@@ -81,8 +88,10 @@ def mergecomp(
         elements: elements of the flat buffer for which `cuts` were found.
         alpha: the share that one more group must gain.
         steps: the most steps of "timed".
+        scales: "group" compresses a group as one tensor, as the paper does: fewer and coarser scales, so
+            groups change the numbers. For efsignsgd, onebit, qsgd, signsgd, signum and terngrad.
     """
-    base = _inner(inner)
+    base = _inner(inner, scales)
     if split not in get_args(Split):
         raise ValueError(f"split={split!r} is none of {', '.join(get_args(Split))}")
     if groups < 1:
@@ -95,7 +104,7 @@ def mergecomp(
         raise ValueError(f"elements={elements} must not be negative")
     if cuts and elements < 1:
         raise ValueError("cuts need elements=, the number of elements for which they were made")
-    asked = partial(mergecomp, inner, split, groups, alpha=alpha, steps=steps)
+    asked = partial(mergecomp, inner, split, groups, alpha=alpha, steps=steps, scales=scales)
     if cuts is not None:
         return _cut(base, partial(fixed_boundaries, boundaries=cuts, numel=elements))
     if split == "layers":
@@ -108,15 +117,24 @@ def mergecomp(
             watch=Watch(partial(_timed, asked, groups, alpha, steps), every=1, ends=True),
             why=f"timing groupings for at most {steps} steps",
         )
-    return measured_for(Decision(partial(_planned, asked, inner, split, groups, alpha), about=base))
+    return measured_for(Decision(partial(_planned, asked, inner, split, groups, alpha, scales), about=base))
 
 
-def _inner(text: str) -> Composition:
+def _inner(text: str, scales: Scales) -> Composition:
     composition = steady(text, "inner")
-    if composition.exchange.memory is not None:
+    if composition.exchange.memory is None:
+        # Such a recipe sends DDP's own buckets as they are. In a flat buffer, gradients can be grouped
+        # otherwise.
+        composition = replace(composition, exchange=forget(composition.exchange))
+    if scales not in get_args(Scales):
+        raise ValueError(f"scales={scales!r} is none of {', '.join(get_args(Scales))}")
+    if scales == "parameter":
         return composition
-    # Such a recipe sends DDP's own buckets as they are. In a flat buffer, gradients can be grouped otherwise.
-    return replace(composition, exchange=forget(composition.exchange))
+    if recipe(text).name not in SCALED:
+        raise ValueError(
+            f"scales='group' is for inner={', '.join(SCALED)}; inner={text!r} has no such scales"
+        )
+    return replace(composition, exchange=merged(composition.exchange))
 
 
 def _cut(base: Composition, cutter: Callable[[Sequence[int]], Sequence[int]]) -> Composition:
@@ -182,14 +200,16 @@ def _trying(search: TimedMerge, trying: Composition, asked: Asked, watched: Watc
     return judge
 
 
-def _planned(asked: Asked, inner: str, split: Split, groups: int, alpha: float, facts: Facts) -> Composition:
+def _planned(
+    asked: Asked, inner: str, split: Split, groups: int, alpha: float, scales: Scales, facts: Facts
+) -> Composition:
     """Composition with boundaries planned from the measured `facts`. `asked` makes the recipe with given
     boundaries; the other arguments are those of `mergecomp`. The first steps are in one group, because a
     built flat buffer is needed to plan.
 
     Its text says one group until the decision, because a checkpoint may be saved before.
     """
-    base, single = _inner(inner), mergecomp(inner, split="even", groups=1)
+    base, single = _inner(inner, scales), mergecomp(inner, split="even", groups=1, scales=scales)
     if facts.network is None or facts.codec is None:
         return replace(single, why="one group: neither a link nor the codec could be measured")
 

@@ -10,7 +10,10 @@ Differences from the paper:
   `keep` selects by chunks here, too: the `keep` largest of every keep·rate elements, which are spread over
   the layer (`gradwire.codec.select.rates`).
 - An all-reduce of packed indices broadcasts them (`gradwire.exchange.leader`), with no parameter server.
-- The order of leaders is drawn again every three cycles (`gradwire.exchange.round_robin`).
+- The order of leaders is drawn again every three cycles (`gradwire.exchange.round_robin`), unless it is
+  "paper".
+- A layer that the boundary of a unit divides has a choice in each of the two units, unless `layers` keeps it
+  whole.
 - Vectors and tiny tensors are sent densely.
 - The memory holds gradients as they came, and the optimizer multiplies late gradients by its present rate.
   The paper's text speaks of gradients "after scaling by step size", so its memory would contain the rate of
@@ -29,12 +32,14 @@ from typing import Literal
 from gradwire.codec.select.rates import rated_top_k
 from gradwire.exchange.compose import remember, warm
 from gradwire.exchange.leader import leader
+from gradwire.exchange.round_robin import Order
 from gradwire.memory import LowPass
 from gradwire.planning.facts import Facts
 from gradwire.planning.rates import rates_of
 from gradwire.recipes.base import Composition, Decision, register
 from gradwire.recipes.dense import measured_for
 from gradwire.recipes.narrow import Values, dtype_of
+from gradwire.recipes.units import layer_cutter
 
 
 @register
@@ -45,6 +50,9 @@ def scalecom(
     keep: int | None = None,
     warmup_steps: int = 200,
     values: Values = "full",
+    *,
+    layers: bool = False,
+    order: Order = "random",
 ) -> Composition:
     """One leader's largest of every layer for all ranks, in turn, with low-pass error feedback.
 
@@ -62,15 +70,27 @@ def scalecom(
         keep: select the `keep` largest of every keep·rate elements; by default the largest of each layer.
         warmup_steps: steps at the beginning that send gradients densely.
         values: "full" sums values in the gradient's type; "fp16" and "bf16" shorten them.
+        layers: whether units hold whole layers only, so that each layer has one choice.
+        order: "random" draws the order of the turns anew every three cycles. In the order "paper", rank t mod
+            n leads in step t.
     """
     if isinstance(rates, str):
         if rates != "auto":
             raise ValueError(f"rates={rates!r} is neither 'auto' nor rates by patterns over names")
-        with_rates = partial(scalecom, rate, beta=beta, keep=keep, warmup_steps=warmup_steps, values=values)
+        with_rates = partial(
+            scalecom,
+            rate,
+            beta=beta,
+            keep=keep,
+            warmup_steps=warmup_steps,
+            values=values,
+            layers=layers,
+            order=order,
+        )
         with_rates()  # refuses wrong options now
         return measured_for(Decision(partial(_rated, with_rates), uses=True))
-    chosen = leader(rated_top_k(rate, rates, keep), dtype=dtype_of(values))
-    return Composition(remember(warm(warmup_steps, chosen), LowPass(beta)))
+    chosen = leader(rated_top_k(rate, rates, keep), dtype=dtype_of(values), order=order)
+    return Composition(remember(warm(warmup_steps, chosen), LowPass(beta)), layer_cutter(layers))
 
 
 def _rated(with_rates: Callable[..., Composition], facts: Facts) -> Composition:

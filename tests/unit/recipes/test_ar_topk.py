@@ -59,3 +59,14 @@ def test_a_tree_spreads_places_by_the_librarys_tree_too() -> None:
             999, torch.float32, ctx
         )
         assert (places.verb, places.algorithm, values.algorithm) == ("broadcast", broadcast, algorithm)
+
+
+def test_in_the_paper_s_order_ranks_lead_by_the_step_s_number() -> None:
+    exchange = composed("star_topk(order='paper')").exchange
+    contexts = [ExchangeContext(step, 0, 0, world=4) for step in range(24)]
+    led = [exchange.rounds(1000, torch.float32, ctx)[0].src for ctx in contexts]
+    assert led == [step % 4 for step in range(24)]
+    drawn = [composed("star_topk").exchange.rounds(1000, torch.float32, ctx)[0].src for ctx in contexts]
+    assert drawn != led
+    with pytest.raises(ValueError, match="order='fixed' is none of random, paper"):
+        composed("star_topk(order='fixed')")

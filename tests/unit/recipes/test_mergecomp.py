@@ -19,7 +19,7 @@ from gradwire.recipes import Composition, recipe
 from gradwire.recipes.mergecomp import cost_of, dearer, ready_times, sending
 from tests.support.looped import looped
 from tests.support.planning_problems import step_seconds
-from tests.support.rig import Rig, gradients
+from tests.support.rig import SHAPES, Rig, gradients
 
 SIZES = (100, 200, 50, 400, 150, 100)
 INNER = "topk(ratio=0.1)"
@@ -344,3 +344,40 @@ def test_what_was_planned_has_to_beat_one_group_on_real_steps(planned_s: float, 
 def test_what_cannot_be_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recipe(text)
+
+
+def test_a_group_s_scale_is_that_of_one_tensor() -> None:
+    """Algorithm 1 with EFSignSGD: a group is sent as its signs times its mean magnitude, with a memory."""
+    world, steps, groups = 2, 4, (("last.weight", "middle.weight"), ("first.weight",))
+    text = "mergecomp(inner='efsignsgd', cuts=(4946,), elements=7203, scales='group')"
+
+    def rank(comm: Comm) -> list[dict[str, Tensor]]:
+        rig = Rig(comm, text)
+        return [rig.step(gradients(comm.rank, step)).mean for step in range(steps)]
+
+    first, second = run_ranks(world, rank)
+    unsent = [
+        {name: torch.zeros(SHAPES[name]).flatten() for group in groups for name in group}
+        for _ in range(world)
+    ]
+    for step in range(steps):
+        for group in groups:
+            sent = []
+            for rank_, memory in enumerate(unsent):
+                x = torch.cat([memory[name] + gradients(rank_, step)[name].flatten() for name in group])
+                sent.append(torch.where(x >= 0, 1.0, -1.0) * x.abs().mean())
+                left = (x - sent[-1]).split([memory[name].numel() for name in group])
+                memory.update(zip(group, left, strict=True))
+            mean = torch.stack(sent).mean(0)
+            for name, expected in zip(
+                group, mean.split([memory[name].numel() for name in group]), strict=True
+            ):
+                assert torch.equal(first[step][name], second[step][name])
+                torch.testing.assert_close(first[step][name].flatten(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_has_no_scales_is_refused_as_a_group_s() -> None:
+    with pytest.raises(ValueError, match="scales='group' is for inner=efsignsgd"):
+        recipe("mergecomp(inner='topk', scales='group')").build()
+    with pytest.raises(ValueError, match="scales='unit' is none of parameter, group"):
+        recipe("mergecomp(inner='efsignsgd', scales='unit')").build()

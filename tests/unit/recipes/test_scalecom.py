@@ -10,6 +10,7 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.control.controller import controller_for
 from gradwire.control.warmup import surveyed
 from gradwire.exchange.leader import leader_in_turn
+from gradwire.exchange.round_robin import Order
 from gradwire.placement import host
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
@@ -67,26 +68,41 @@ def clt_k(x: Tensor, rate: int, keep: int | None) -> Tensor:
 
 
 def algorithm_1(
-    grads: list[Tensor], rate: int, beta: float, warmup_steps: int, keep: int | None
+    grads: list[Tensor], rate: int, beta: float, warmup_steps: int, keep: int | None, order: Order
 ) -> tuple[list[Tensor], Tensor]:
     """One layer (n,): the mean of every step and the memories (W, n) after the last; `grads` are (W, n)."""
     means, memory = [], torch.zeros_like(grads[0])
     for step, grad in enumerate(grads):
         x, sent = memory + grad, memory + grad
         if step >= warmup_steps:
-            sent = x * clt_k(x[leader_in_turn(ExchangeContext(step, 0, 0, len(x)))], rate, keep)
+            leader = (
+                step % len(x) if order == "paper" else leader_in_turn(ExchangeContext(step, 0, 0, len(x)))
+            )
+            sent = x * clt_k(x[leader], rate, keep)
         memory = (1 - beta) * memory + beta * (memory + grad - sent)
         means.append(sent.mean(0))
     return means, memory
 
 
-@looped(("beta", "keep"), [(0.1, None), (1.0, None), (0.3, 1)])
-def test_whole_steps_are_those_of_algorithm_1(beta: float, keep: int | None) -> None:
-    text = f"scalecom({beta=}, warmup_steps=5, rate=50, rates={{'first.*': 7}}, {keep=})"
+@looped(
+    ("beta", "keep", "order", "layers"),
+    [
+        (0.1, None, "random", False),
+        (1.0, None, "random", False),
+        (0.3, 1, "random", False),
+        (0.3, None, "paper", True),
+    ],
+)
+def test_whole_steps_are_those_of_algorithm_1(
+    beta: float, keep: int | None, order: Order, layers: bool
+) -> None:
+    text = f"scalecom({beta=}, warmup_steps=5, rate=50, rates={{'first.*': 7}}, {keep=}, {order=}, {layers=})"
     world, steps = 3, 12
+    # One unit, as a boundary would divide layers, of which each part has a choice of its own; or one a layer.
+    unit_elements = None if layers else 10_000
 
     def rank(comm: Comm) -> list[Outcome]:
-        rig = Rig(comm, text, unit_elements=10_000)  # one unit: a boundary would start its chunks anew
+        rig = Rig(comm, text, unit_elements=unit_elements)
         return [rig.step(gradients(comm.rank, step)) for step in range(steps)]
 
     ranks = run_ranks(world, rank)
@@ -95,10 +111,18 @@ def test_whole_steps_are_those_of_algorithm_1(beta: float, keep: int | None) -> 
             torch.stack([gradients(rank, step)[name].float() for rank in range(world)])
             for step in range(steps)
         ]
-        means, memory = algorithm_1(grads, rate, beta, 5, keep)
+        means, memory = algorithm_1(grads, rate, beta, 5, keep, order)
         # On either side at most eight roundings a step, of numbers below 32.
         bound = steps * 2 * 8 * 32 * 2.0**-24
         for step, mean in enumerate(means):
             assert (ranks[0][step].mean[name] - mean).abs().max() <= bound
         left = torch.stack([of_rank[-1].memory[name] for of_rank in ranks])
         assert (left - memory).abs().max() <= bound
+
+
+def test_units_of_whole_layers() -> None:
+    sizes = (60_000, 20_000, 20_000)
+    cutter = recipe("scalecom(layers=True)").build().cutter
+    assert cutter is not None
+    assert tuple(cutter(sizes)) == (60_000, 80_000)
+    assert recipe("scalecom").build().cutter is None
