@@ -23,7 +23,7 @@ FRAMEWORKS := .venv-integrations
 # What checks packages has no place among what they need.
 TOOLS := .venv-release
 
-.PHONY: install demo test test-all test-rest test-full test-integrations gpu fuzz soak teeth lint format docs dist clean
+.PHONY: install demo test test-all test-rest test-full test-integrations gpu fuzz papers soak teeth lint format docs dist clean
 
 $(RUNS): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -90,6 +90,11 @@ fuzz: $(STAMP)
 SECONDS ?= 600
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
+
+# What two cores can show of a paper, within 15 minutes, the paper's numbers beside: out/papers/PAPER.md. PAPER=covap,
+# scalecom, mergecomp, gcomp or ar_topk, and all without it. What has run is kept; ARGS="--again" starts anew.
+papers: $(STAMP)
+	$(BIN)/python -m benchmarks.papers $(PAPER) $(ARGS)
 
 # 250 faults planted in copies of the tree, one at a time: which tests notice? Ten hours; goes on where it was broken
 # off. Writes a dated report to benchmarks/results. In ARGS `--seed COMMIT`, `--shard 1/4`, `--since COMMIT` and others.
