@@ -55,8 +55,16 @@ class BufferMeans:
     @torch.no_grad()
     def pack(self, transfer: BufferTransfer, *, counts: bool) -> None:
         """Hand over this replica's changes; zeros unless it `counts`. Raises nothing; see `failure`."""
-        self._come, self._sent, self.failure = None, dict(self.base), None
         self._transfer = transfer
+        self._flat = self.changes(counts=counts)
+        self._transferred = transfer.start(_KEY, self._flat)
+
+    @torch.no_grad()
+    def changes(self, *, counts: bool) -> Tensor:
+        """This replica's changes since `base`, and by buffer whether they count (elements + buffers,); zeros
+        unless it `counts`. Raises nothing; see `failure`.
+        """
+        self._come, self._sent, self.failure = None, dict(self.base), None
         kinds = {each.dtype for each in self._sent.values()}
         numel = sum(each.numel() for each in self._sent.values()) + len(self._sent)
         kind = torch.float64 if torch.float64 in kinds else torch.float32
@@ -72,7 +80,7 @@ class BufferMeans:
                         says.fill_(1.0)
         except Exception as error:
             self.failure = error
-        self._flat, self._transferred = flat, transfer.start(_KEY, flat)
+        return flat
 
     def _parts(self, flat: Tensor) -> tuple[Sequence[Tensor], Tensor]:
         """Views of `flat`: one (numel,) for the change of each buffer sent, and a last one (buffers,) for the
@@ -119,13 +127,17 @@ class BufferMeans:
         if self._come is None:
             self._transferred.copy_back()
             self._transfer.join()
-            sums, said = self._parts(self._flat)
-            self._come = {
-                name: _known(base) + (summed / by).view(base.shape).to(base.dtype)
-                for (name, base), summed, by in zip(self._sent.items(), sums, said.tolist(), strict=True)
-                if by
-            }
-        return self._come
+            self.summed(self._flat)
+        return self._come or {}
+
+    def summed(self, flat: Tensor) -> None:
+        """Take the sum of all replicas' `changes`: the means are what is to land."""
+        sums, said = self._parts(flat)
+        self._come = {
+            name: _known(base) + (summed / by).view(base.shape).to(base.dtype)
+            for (name, base), summed, by in zip(self._sent.items(), sums, said.tolist(), strict=True)
+            if by
+        }
 
     def resume(self, come: Mapping[str, Tensor]) -> None:
         """Take up a round that was in flight when a checkpoint was saved: `come` are the means that had
