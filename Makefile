@@ -31,7 +31,7 @@ $(RUNS): pyproject.toml constraints.txt
 	touch $@
 
 $(STAMP): $(RUNS)
-	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy import-linter zstandard pymoo hatchling $(TRITON)
+	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy import-linter zstandard pymoo hatchling obstore $(TRITON)
 	touch $@
 
 install: $(STAMP)
@@ -61,7 +61,7 @@ test-full: $(STAMP)
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/integrations/constraints.txt
 	test -d $(FRAMEWORKS) || $(PYTHON) -m venv $(FRAMEWORKS)
 	$(subst $(BIN),$(FRAMEWORKS)/bin,$(PIP)) -c tests/integrations/constraints.txt "torch==2.13.0" \
-		-e ".[elastic]" pytest pytest-timeout accelerate transformers lightning "ray[train]" expecttest
+		-e ".[elastic,store]" pytest pytest-timeout accelerate transformers lightning "ray[train]" expecttest "moto[server]"
 	touch $@
 
 test-integrations: $(FRAMEWORKS)/.installed

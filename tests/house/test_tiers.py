@@ -152,6 +152,7 @@ TABLES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
             "unit.cli.test_probe:test_a_codec_is_measured_printed_and_written",
         ),
         "`gradwire lighthouse`": ("unit.cli.test_main:test_a_lighthouse_says_the_address_that_members_pass",),
+        "`gradwire members`": ("unit.cli.test_members:test_a_run_is_shown_in_lines_and_as_a_page",),
         "`gradwire warmup`": (
             "unit.cli.test_warmup:test_all_kernels_by_default",
             "unit.cli.test_warmup:test_those_of_one_recipe",

@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -113,6 +114,16 @@ def test_two_sites_learn_between_rounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.rest
+@pytest.mark.timeout(600)
+def test_three_sites_meet_in_a_folder() -> None:
+    pytest.importorskip("obstore")
+    command = [sys.executable, str(ROOT / "examples" / "three_sites.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"round 6 of site-\w, site-\w", done.stdout)) == 3
+
+
+@pytest.mark.rest
 def test_accumulation_sends_once_per_optimizer_step(tmp_path: Path) -> None:
     printed = torchrun(2, "accumulation.py", folder=tmp_path)
     assert losses(printed)[-1] < losses(printed)[0]
@@ -164,6 +175,7 @@ def test_every_example_is_run() -> None:
         "plain_loop.py",
         "policy.py",
         "resume.py",
+        "three_sites.py",
         "two_nodes.py",
         "two_sites.py",
     ]

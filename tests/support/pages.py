@@ -33,6 +33,8 @@ _BLOCK = re.compile(
 _LITERAL = re.compile(r"^( *)\S.*::\n\n((?:\1    .*\n|\n)+)", re.MULTILINE)
 _NOT_RUN = {
     "gradwire._api.moving": "needs other members; tests/faults/scenes_members.py makes these calls",
+    "gradwire._api.stored": "needs a store; tests/process/scenes_store.py makes these calls",
+    "gradwire.members.bucket.meet": "needs a bucket; examples/three_sites.py has these lines",
     "gradwire.members.lighthouse": "needs torchft and a lighthouse; examples/come_and_go.py has these lines",
     "gradwire.members.standing": "tests/process/scenes_members.py has these lines",
     "gradwire.integrations.accelerate": "needs Accelerate; examples/with_accelerate.py has these lines",

@@ -142,17 +142,17 @@ def _terms(source: MovingSteps, asked: Configuration) -> dict[str, str]:
         "torch": torch.__version__.partition("+")[0],
         "gradwire": __version__,
         "recipe": str(chosen),
-        "model": _digest([facts[key] for key in ("parameter names", "parameter shapes", "parameter dtypes")]),
+        "model": digest([facts[key] for key in ("parameter names", "parameter shapes", "parameter dtypes")]),
         "types": " ".join(sorted({str(each.dtype).removeprefix("torch.") for _name, each in tensors})),
-        "parameters and buffers": _digest(
+        "parameters and buffers": digest(
             sorted((name, tuple(each.shape), str(each.dtype), each.requires_grad) for name, each in tensors)
         ),
         "outer optimizer": f"{type(outer).__module__}.{type(outer).__qualname__}, groups of {groups}",
-        "settings": _digest(sorted(facts.items())),
+        "settings": digest(sorted(facts.items())),
     }
 
 
-def _digest(facts: object) -> str:
+def digest(facts: object) -> str:
     return hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
 
 

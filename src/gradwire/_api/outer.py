@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,9 @@ from gradwire.sources.unwrap import listed
 from gradwire.step.layout import Policy
 
 if TYPE_CHECKING:  # few runs need it
-    from gradwire.members import Members
+    from typing_extensions import TypeIs
+
+    from gradwire.members import Members, Stored
 
 Where = Literal["host", "device"]
 
@@ -35,7 +37,7 @@ def outer(
     recipe: str | Recipe | Composition = "diloco",
     *,
     replicas: dist.ProcessGroup | DeviceMesh | None = None,
-    members: Members | None = None,
+    members: Members | Stored | None = None,
     every: int = 30,
     every_seconds: float | None = None,
     outer: OuterFactory | None = None,
@@ -62,7 +64,8 @@ def outer(
       machine, the ranks that have the same place in each machine.
     - `members`: instead of `replicas`, replicas that come and go, such as `gradwire.members.torchft(…)`. Each
       replica is a job of its own, and its ranks are those of DDP's or FSDP2's process group. Returns a
-      `MovingWire` once this replica has begun with the others (`docs/elastic.md`).
+      `MovingWire` once this replica has begun with the others (`docs/elastic.md`). With
+      `gradwire.members.store(…)` they meet in an object store (`docs/store.md`).
     - `every`: attempted steps from round to round.
     - `every_seconds`: with `members`, let about so many seconds pass from round to round. Each replica makes
       as many steps as it can, and counts for as much. `every` is then how many steps the first round has, and
@@ -125,21 +128,20 @@ def outer(
             raise ValueError(
                 "process_group= is for replicas=: members make groups of their own, anew each time"
             )
+        given_: dict[str, Any] = {
+            "policy": policy,
+            "every": every,
+            "delay": delay,
+            "resume": resume,
+            "every_s": every_seconds,
+        }
+        if _is_store(members):
+            from gradwire._api.stored import stored
+
+            return stored(model, members, optimizer, make, asked, **given_)
         from gradwire._api.moving import moving  # few runs need it
 
-        return moving(
-            model,
-            members,
-            optimizer,
-            make,
-            asked,
-            policy=policy,
-            every=every,
-            delay=delay,
-            timeout_s=timeout_s,
-            resume=resume,
-            every_s=every_seconds,
-        )
+        return moving(model, members, optimizer, make, asked, timeout_s=timeout_s, **given_)
     given = listed(optimizer)
     optimizers = LocalOptimizers(given, make)
     source = LocalSteps(model, replicas, optimizers, every=every, delay=delay, on_host=on_host)
@@ -177,11 +179,20 @@ def _check(
         raise ValueError(f"placement={placement!r} is neither 'host' nor 'device'")
     if outer is not None and not callable(outer):
         raise ValueError(f"outer={outer!r} is not a function that makes an optimizer of parameters")
-    if members is not None and not callable(getattr(members, "ask", None)):
-        raise ValueError(f"members={members!r} finds no replicas: pass gradwire.members.torchft(…)")
+    if members is not None and not _is_store(members) and not callable(getattr(members, "ask", None)):
+        raise ValueError(
+            f"members={members!r} finds no replicas: pass gradwire.members.torchft(…), or "
+            "gradwire.members.store(…)"
+        )
     if resume is not None and not isinstance(resume, str | os.PathLike):
         raise ValueError(f"resume={resume!r} is not the folder of a save")
     if members is None and (resume is not None or every_seconds is not None):
         raise ValueError(
             "resume= and every_seconds= are for members=; with replicas=, call wire.load(folder)"
         )
+
+
+def _is_store(members: object) -> TypeIs[Stored]:
+    """True for what `gradwire.members.store` returns. Few runs import it."""
+    loaded = sys.modules.get("gradwire.members")
+    return loaded is not None and isinstance(members, loaded.Stored)

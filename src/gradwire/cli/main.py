@@ -21,6 +21,7 @@ COMMANDS = {
     "probe": "gradwire.cli.probe",
     "warmup": "gradwire.cli.warmup",
     "lighthouse": "gradwire.cli.lighthouse",
+    "members": "gradwire.cli.members",
     "doctor": "gradwire.cli.doctor",
 }
 """The module of each command, in the order of the help text. The function or `Typer` of that name is

@@ -1,7 +1,8 @@
 """Replicas that come and go: what `gradwire.outer` takes as `members=`."""
 
 from gradwire.members.base import Card, Entry, Event, Members, Roster
+from gradwire.members.bucket.meet import Stored, store
 from gradwire.members.lighthouse import torchft
 from gradwire.members.standing import fixed
 
-__all__ = ["Card", "Entry", "Event", "Members", "Roster", "fixed", "torchft"]
+__all__ = ["Card", "Entry", "Event", "Members", "Roster", "Stored", "fixed", "store", "torchft"]

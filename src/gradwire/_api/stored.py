@@ -1,0 +1,250 @@
+"""`outer(members=gradwire.members.store(…))`: rounds over an object store; `StoreWire`."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from gradwire._api.configuration import Configuration
+from gradwire._api.moving import MovingWire, digest
+from gradwire._api.report import Report
+from gradwire._api.wire import Attached
+from gradwire.checkpoint import file_set
+from gradwire.comm import ProcessGroupComm
+from gradwire.comm.apart import alone
+from gradwire.members import Stored
+from gradwire.members.bucket.member import StoredMembership
+from gradwire.members.bucket.steps import StoredSteps
+from gradwire.members.site import Site
+from gradwire.placement import device_at
+from gradwire.recipes import Recipe
+from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
+from gradwire.sources.observe import hold
+from gradwire.step.context import number_from
+from gradwire.step.layout import Policy, build
+from gradwire.version import __version__
+
+_HELD: weakref.WeakSet[Stored] = weakref.WeakSet()
+"""Members that have a wire."""
+_LONG = 40
+"""Longer texts of settings are shown by a digest."""
+
+
+def stored(
+    model: nn.Module,
+    members: Stored,
+    optimizer: object,
+    make: OuterFactory,
+    asked: Configuration,
+    *,
+    policy: Policy | None,
+    every: int,
+    delay: int,
+    resume: str | os.PathLike[str] | None,
+    every_s: float | None,
+) -> StoreWire:
+    """Make a wire whose rounds go over the store of `members`. Returns when this replica has its place there.
+
+    The other arguments are those of `moving`. Raises `ValueError` for what cannot go over a store, and what
+    entering the run raises.
+    """
+    if members in _HELD:
+        raise ValueError("these members have a wire already: rounds of several wires are not carried yet")
+    if asked.checksums or asked.guard_every:
+        raise ValueError(
+            "checksums= and guard_every= are for process groups: leave them out. Offers and snapshots have "
+            "digests, which are compared in each round"
+        )
+    optimizers = LocalOptimizers(optimizer, make)
+    source = StoredSteps(
+        model,
+        alone(0),
+        optimizers,
+        every=every,
+        delay=delay,
+        on_host=asked.placement != "device",
+        name=members.name,
+    )
+    if source.inside is not None or source.is_sharded:
+        raise ValueError(
+            "this replica has several ranks, by DDP or FSDP2, and rounds over a store are for replicas of "
+            "one rank so far: take members=gradwire.members.torchft(…), or one rank per site"
+        )
+    asked = replace(asked, policy=source.weighed(policy))
+    source.check_policy()
+    asked = asked.answered(source)
+    chosen = asked.validated(source)
+    composition = chosen.build()
+    layout = build(
+        source.coded, composition, asked.policy, source.device, 2, asked.memory_dtype, source.tuning
+    )
+    site = Site(ProcessGroupComm(alone(0)))
+    membership = StoredMembership(
+        members.objects, source, site, members.rules, alone_s=members.alone_s, every_s=every_s
+    )
+    source.suits(layout, (optimizers.outer,))
+    source.code_by(layout, seed=asked.seed, number=number_from(members.name) >> 33)
+    if resume is not None:
+        found = file_set.kept(site.comm, Path(resume))
+        membership.load(found) if found is not None else None
+    hold(model, members)
+    weakref.finalize(model, membership.close)
+    membership.join(_terms(source, asked, chosen, members))
+    _HELD.add(members)
+    return StoreWire(model, membership, source, optimizers, str(chosen))
+
+
+def _terms(source: StoredSteps, asked: Configuration, chosen: Recipe, members: Stored) -> dict[str, str]:
+    """Settings that all members must share, as texts that a person can compare."""
+    facts = asked.fingerprint(chosen, source, device_at(source.device).where)
+    named = [*source.module.named_parameters(), *source.module.named_buffers()]
+    outer = source.optimizers.outer
+    groups = [{key: each[key] for key in sorted(each) if key != "params"} for each in outer.param_groups]
+    found = {
+        **facts,
+        "torch": torch.__version__.partition("+")[0],
+        "gradwire version": __version__,
+        "parameters and buffers": str([(name, tuple(each.shape), str(each.dtype)) for name, each in named]),
+        "outer optimizer": f"{type(outer).__name__} {groups}",
+        "at_least": str(members.rules.at_least),
+    }
+    return {key: text if len(text) <= _LONG else digest(text) for key, text in found.items()}
+
+
+class StoreWire(MovingWire):
+    """The handle on one model whose rounds go over an object store.
+
+    It is a `MovingWire` without a process group: what is about exchanges among ranks is refused.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        membership: StoredMembership,
+        source: StoredSteps,
+        optimizers: LocalOptimizers,
+        recipe: str,
+    ) -> None:
+        self._model, self._stored, self._steps = model, membership, source
+        self._membership = membership  # type: ignore[assignment]
+        self._moving = self._local = self._source = source
+        self._optimizers, self._recipe = optimizers, recipe
+
+    def __repr__(self) -> str:
+        return f"StoreWire({self._recipe}, round {self.rounds}, {len(self.members)} members)"
+
+    @property
+    def attached(self) -> Attached:
+        """Not over a store: raises `ValueError`."""
+        raise ValueError("rounds over a store have no process group, and so no exchange to look at")
+
+    def report(self) -> Report:
+        """As `MovingWire.report`: bytes are those sent to the store and read from it, per round.
+
+        Example::
+
+            print(wire.report().members)
+        """
+        told, store = self._stored, self._stored.store
+        rounds = max(told.committed, 1)
+        dense = 4.0 * sum(spec.numel for spec in self._steps.coded)
+        return Report(
+            recipe=self._recipe,
+            why="as configured",
+            step=self.rounds,
+            world=max(len(told.now), 1),
+            skipped_steps=0,
+            dropped_steps=0,
+            late=None,
+            wire_bytes_per_step=store.sent_bytes / rounds,
+            metered_bytes_per_step=store.received_bytes / rounds,
+            dense_bytes_per_step=dense,
+            compress_s=0.0,
+            backward_s=0.0,
+            exposed_comm_s=told.waited_s / rounds,
+            memory_bytes=self._steps.coder.memory_bytes,
+            units=self._steps.coder.units,
+            facts=None,
+            timeline=[],
+            wire_bytes=float(store.sent_bytes),
+            members=told.now,
+            rounds_committed=told.committed,
+            rounds_lost=told.lost,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of this replica since it has joined: `docs/store.md` has the list.
+
+        Example::
+
+            wandb.log(wire.metrics())
+        """
+        return _metrics(self._stored)
+
+    def log_to(self, target: Any, *, every: int = 1) -> None:
+        """As `Wire.log_to`, when each `every`-th round has landed.
+
+        Example::
+
+            wire.log_to(SummaryWriter())
+        """
+        from gradwire.telemetry.targets import Listener, write_to
+
+        listener = Listener(partial(_metrics, self._stored), write_to(target, 0), every)
+        hold(self._model, listener)
+        self._stored.listeners.append(weakref.ref(listener))
+
+    def note_loss(self, loss: float | Tensor) -> None:
+        """Note this replica's loss of a step. `gradwire members watch` shows the last one of each replica.
+
+        Example::
+
+            wire.note_loss(loss)
+        """
+        self._stored.seat.loss = float(loss.detach() if isinstance(loss, Tensor) else loss)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context that changes nothing: backward passes send nothing."""
+        return nullcontext()
+
+    @property
+    def overlap(self) -> bool:
+        """True: waits go on beside training, with `delay`."""
+        return True
+
+    @overlap.setter
+    def overlap(self, value: bool) -> None:
+        """Raise `ValueError` unless `value` is True."""
+        if not value:
+            self._refuse("overlap = False", "leave out delay=")
+
+    @property
+    def settled(self) -> bool:
+        """True: recipes that choose are refused."""
+        return True
+
+    def trace(self, path: str | Path) -> NoReturn:
+        """Not over a store: raises `ValueError`."""
+        self._refuse("trace()", "look at wire.events")
+
+
+def _metrics(membership: StoredMembership) -> dict[str, float]:
+    store, rounds = membership.store, max(membership.committed, 1)
+    return {
+        "gradwire/step": float(membership.rounds),
+        "gradwire/members": float(len(membership.now)),
+        "gradwire/rounds": float(membership.rounds),
+        "gradwire/rounds_lost": float(membership.lost),
+        "gradwire/wire_bytes_per_step": store.sent_bytes / rounds,
+        "gradwire/received_bytes_per_step": store.received_bytes / rounds,
+        "gradwire/requests_per_step": sum(store.requests.values()) / rounds,
+        "gradwire/waited_s": membership.waited_s,
+    }

@@ -1,0 +1,1 @@
+"""Rounds over object storage: sites that reach a bucket, and not each other."""

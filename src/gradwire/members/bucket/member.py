@@ -1,0 +1,334 @@
+"""A replica's part in a run over an object store: heartbeats, waits beside training, snapshots, events."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from gradwire.comm.apart import begin
+from gradwire.errors import GradwireError, TransportError
+from gradwire.measure.clock import now_s
+from gradwire.members.base import Event
+from gradwire.members.bucket.objects import Objects, StoreError
+from gradwire.members.bucket.records import Beat, Offer, Seal, member_key, random_text
+from gradwire.members.bucket.rounds import (
+    Rules,
+    Seat,
+    enter,
+    land,
+    patiently,
+    send,
+    settle,
+    snapshot_is_due,
+    write_snapshot,
+)
+from gradwire.members.bucket.steps import StoredSteps
+from gradwire.members.site import Site
+from gradwire.sources.carried import claim
+
+_LOG = logging.getLogger("gradwire")
+
+SLICE_S = 0.5
+"""The thread that trains waits in pieces of this length, so that signals are handled."""
+FORMAT = "store 1"
+"""Format of saved states."""
+
+
+class Metered:
+    """`Objects` that counts requests and bytes."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.sent_bytes = self.received_bytes = 0
+        self.requests: dict[str, int] = dict.fromkeys(("put", "get", "list", "delete"), 0)
+        self.pause, self.now_s = objects.pause, objects.now_s
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `Objects.create`."""
+        self.requests["put"] += 1
+        self.sent_bytes += len(data)
+        return self._objects.create(key, data)
+
+    def put(self, key: str, data: bytes) -> None:
+        """See `Objects.put`."""
+        self.requests["put"] += 1
+        self.sent_bytes += len(data)
+        self._objects.put(key, data)
+
+    def get(self, key: str) -> bytes | None:
+        """See `Objects.get`."""
+        self.requests["get"] += 1
+        found = self._objects.get(key)
+        self.received_bytes += len(found or b"")
+        return found
+
+    def list(self, prefix: str) -> dict[str, float]:
+        """See `Objects.list`."""
+        self.requests["list"] += 1
+        return self._objects.list(prefix)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """See `Objects.delete`."""
+        self.requests["delete"] += len(keys)
+        self._objects.delete(keys)
+
+
+class _Events:
+    """Events so far. Refers to no model, so that threads may hold it."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.all, self.seat = name, list[Event](), None
+        self.rounds: Callable[[], int] = lambda: 0
+
+    def tell(self, what: str, who: tuple[str, ...], why: str, seconds: float = 0.0) -> None:
+        event = Event(what, max(self.rounds(), 0), who, seconds, 0, why, datetime.now().timestamp())
+        self.all.append(event)
+        _LOG.info("%s: %s", self.name, event)
+
+
+class StoredMembership:
+    """This replica's side of each round. Its methods are for the thread that trains."""
+
+    running = None
+    """There is no reducer."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        source: StoredSteps,
+        site: Site,
+        rules: Rules,
+        *,
+        alone_s: float | None,
+        every_s: float | None,
+    ) -> None:
+        """Prepare to join.
+
+        Args:
+            objects: the store.
+            source: local steps of this replica.
+            site: its ranks: this one alone.
+            rules: of rounds.
+            alone_s: seconds without a seal after which local steps go on until there is one; `None` waits.
+            every_s: about the seconds from round to round; `None` counts steps.
+        """
+        self.store, self.site = Metered(objects), site
+        self._source, self._rules = source, rules
+        self._alone_s, self._every_s = alone_s, every_s
+        self._told = _Events(source.name)
+        self._seat: Seat | None = None
+        self._saved: tuple[str, int, int] | None = None
+        self._settling: Future[tuple[Seal, list[Offer] | None]] | None = None
+        """The wait for a seal, beside training."""
+        self._snapshot: Future[None] | None = None
+        self._stops = threading.Event()
+        self.committed = 0
+        self.waited_s = 0.0
+        """Seconds for which training has waited for seals."""
+        self.listeners: list[weakref.ref[Callable[[], None]]] = []
+        """Called when a round has landed. The model holds them: they are the user's."""
+        self._ended_s = now_s()
+        source.check_alone()
+        source.go(self.take_round, self.end_round, self.is_called)
+
+    @property
+    def seat(self) -> Seat:
+        assert self._seat is not None, "asked after it has joined"
+        return self._seat
+
+    @property
+    def events(self) -> list[Event]:
+        """Events so far, oldest first."""
+        return self._told.all
+
+    @property
+    def now(self) -> tuple[str, ...]:
+        """Names of the members of the last round."""
+        return self.seat.names
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that have landed in the shared parameters."""
+        return max(self.seat.round, 0)
+
+    @property
+    def lost(self) -> int:
+        """Times that Δ was dropped."""
+        return self.seat.lost
+
+    # -- rounds
+
+    def join(self, terms: Mapping[str, str]) -> None:
+        """Enter the run, or begin it. All members have the same `terms`.
+
+        Raises `GradwireError` and `StoreError`.
+        """
+        self._seat = enter(
+            self.store,
+            self._source.name,
+            terms,
+            self._source,
+            self._rules,
+            self._saved,
+            tell=self._told.tell,
+            seated=self._begin_beats,
+        )
+        claim(self._source.carrier)
+
+    def _begin_beats(self, seat: Seat) -> None:
+        self._told.rounds = lambda: seat.round
+        beats = threading.Thread(target=_beat, args=(seat, self._stops), daemon=True)
+        beats.name = "gradwire heartbeat"
+        beats.start()
+
+    def take_round(self) -> None:
+        """Take part in a round that is due. Raises the errors that `optimizer.step()` is to raise."""
+        self._pace()
+        seat, source = self.seat, self._source
+        seat.step = source.attempts.count
+        try:
+            if self._settling is not None:
+                if not self._settling.done():
+                    return  # local steps go on, as they did after `alone_s`
+                self.end_round()
+            if send(seat, source):
+                fits = partial(_has_size, source.payload_bytes(seat.round))
+                goes_on = partial(_is_unset, self._stops)
+                self._settling = begin(partial(settle, seat, source.digest(), goes_on, fits))
+                if source.delay:
+                    source.land_at(source.attempts.count + source.delay)
+                else:
+                    self.end_round()
+        finally:
+            self._ended_s = now_s()
+
+    def _pace(self) -> None:
+        """Set the number of steps until the next round, from the last step times, if rounds go by time."""
+        steps, took_s = self._source.made, now_s() - self._ended_s
+        if self._every_s is not None and steps:
+            self._source.due_after = max(1, round(steps * self._every_s / max(took_s, 1e-6)))
+
+    def is_called(self) -> bool:
+        """True if the seal of an earlier offer has come while this replica trained without it."""
+        return self._alone_s is not None and self._settling is not None and self._settling.done()
+
+    def end_round(self) -> bool:
+        """Wait for the seal of this replica's offer, and land it.
+
+        Returns False if there is none yet, and local steps shall go on. Raises `TransportError` after
+        `Rules.wait_s`.
+        """
+        assert self._settling is not None, "sent before"
+        before_s = now_s()
+        while not self._settling.done():
+            waited_s = now_s() - before_s
+            if self._alone_s is not None and waited_s >= self._alone_s:
+                self._told.tell("alone", self.now, "no seal yet: local steps go on meanwhile", waited_s)
+                self._source.land_at(None)
+                return False
+            try:
+                self._settling.exception(SLICE_S)
+            except NotYet:
+                continue
+        self.waited_s += now_s() - before_s
+        settling, self._settling = self._settling, None
+        self._source.land_at(None)
+        seal, offers = settling.result()
+        names, rounds = self.now, self.seat.round
+        patiently(self.seat, lambda: land(self.seat, self._source, seal, offers))
+        self.committed += self.seat.round > rounds
+        self._note_roster(names, now_s() - before_s)
+        self._keep_snapshot(seal)
+        for each in self.listeners:
+            if (listener := each()) is not None:
+                listener()
+        return True
+
+    def _note_roster(self, before: tuple[str, ...], seconds: float) -> None:
+        joined = tuple(name for name in self.now if name not in before)
+        left = tuple(name for name in before if name not in self.now)
+        if joined:
+            self._told.tell("joined", joined, "", seconds)
+        if left:
+            self._told.tell("left", left, "", seconds)
+
+    def _keep_snapshot(self, seal: Seal) -> None:
+        """Write a snapshot beside training, if it is this member's turn and the last one is written."""
+        if self._snapshot is not None and not self._snapshot.done():
+            return
+        try:
+            if snapshot_is_due(self.seat, seal):
+                write = partial(write_snapshot, self.seat, self.seat.round, self._source.give())
+                self._snapshot = begin(partial(_said, self._told, write))
+        except StoreError as error:
+            self._told.tell("failed", (self._source.name,), f"no snapshot: {error}")
+
+    def close(self) -> None:
+        """Leave the others. Idempotent; the model may be gone."""
+        if self._stops.is_set():
+            return
+        self._stops.set()
+        if self._snapshot is not None:
+            self._snapshot.exception()
+        if self._seat is not None:  # nobody waits for it any more
+            left = Beat(random_text(), self._seat.round)
+            key = member_key(self._seat.name, self._seat.number)
+            try:
+                self.store.put(key, left.as_bytes())
+            except StoreError as error:
+                _LOG.info("%s: others hear of its end by its heartbeats: %s", self._seat.name, error)
+
+    # -- saves
+
+    def save(self) -> dict[str, Any]:
+        """This replica's state. An offer that is not sealed yet is not part of it."""
+        seat = self.seat
+        return {
+            "format": FORMAT,
+            "place": [seat.run, seat.round, seat.waits_since],
+            "source": self._source.save(),
+        }
+
+    def load(self, saved: Any) -> None:
+        """Continue from a state that `save` returned, before this replica joins. Raises `ValueError`."""
+        told = saved if isinstance(saved, dict) else {}
+        if told.get("format") != FORMAT:
+            raise ValueError("this is not a save of this model with members=gradwire.members.store(…)")
+        self._source.prepared_save(told["source"])()
+        run, round_, waits_since = told["place"]
+        self._saved = run, round_, waits_since
+
+
+def _has_size(size: int, offer: Offer) -> bool:
+    return len(offer.payload) == size
+
+
+def _is_unset(event: threading.Event) -> bool:
+    return not event.is_set()
+
+
+def _said(told: _Events, write: Callable[[], None]) -> None:
+    """Call `write`. An error is told: another member writes the next snapshot."""
+    try:
+        write()
+    except (GradwireError, TransportError) as error:
+        told.tell("failed", (told.name,), f"no snapshot: {error}")
+
+
+def _beat(seat: Seat, stops: threading.Event) -> None:
+    """Write heartbeats until the replica leaves."""
+    said = ""
+    while not stops.wait(seat.rules.beat_s):
+        try:
+            seat.beat()
+        except StoreError as error:
+            if str(error) != said:
+                said = str(error)
+                _LOG.info("%s: no heartbeat: %s", seat.name, said)

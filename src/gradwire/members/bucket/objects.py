@@ -1,0 +1,206 @@
+"""The interface of an object store, and the one implementation: `obstore`. The one file about obstore."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from gradwire.errors import TransportError
+from gradwire.measure.clock import now_s
+
+TRIES = 8
+"""Attempts to create an object whose answers are lost, before that is an error."""
+PAUSE_S = 0.5
+"""Between two of them."""
+REQUEST_S = 600.0
+"""One request takes so long at most."""
+
+
+class StoreError(TransportError):
+    """A store that does not answer, or refuses. The text says what to do."""
+
+
+class Objects(Protocol):
+    """A store of objects by key. Methods may raise `StoreError`; what was asked may then have happened."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create an object, at once and whole. Returns False, and changes nothing, if there is one."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, over the one that is there."""
+
+    def get(self, key: str) -> bytes | None:
+        """Read an object; `None` if there is none."""
+
+    def list(self, prefix: str) -> dict[str, float]:
+        """Keys that begin with `prefix`, a path, with the seconds at which each was last written, by the
+        store's clock.
+        """
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects. Those that are gone already are no error."""
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass."""
+
+    def now_s(self) -> float:
+        """Seconds of a clock of this process, for the length of a wait."""
+
+
+def created(objects: Objects, key: str, data: bytes) -> bool:
+    """Create an object whose bytes no one else would write. Returns whether it is there with these bytes.
+
+    If an answer is lost, the object is read back: its bytes tell whose it is.
+
+    Raises `StoreError` if there is still no answer after some attempts.
+    """
+    last: StoreError | None = None
+    for _ in range(TRIES):
+        try:
+            if objects.create(key, data):
+                return True
+            found = objects.get(key)
+        except StoreError as error:
+            last = error
+            try:
+                found = objects.get(key)
+            except StoreError:
+                found = None
+        if found is not None:
+            return found == data
+        objects.pause(PAUSE_S)
+    raise last or StoreError(f"{key} can neither be created nor read")
+
+
+class Bucket:
+    """`Objects` under a URL, or in a folder."""
+
+    def __init__(self, url: str) -> None:
+        """Open the store at `url`: a folder, or a URL of `s3`, `gs`, `az`, `https` or `file`.
+
+        Raises `ImportError` without obstore, and `ValueError` for a URL that is none of these.
+        """
+        try:
+            import obstore
+            from obstore.store import LocalStore, from_url
+        except ImportError as error:
+            raise ImportError(
+                "gradwire.members.store needs obstore: pip install 'gradwire[store]'"
+            ) from error
+        self.url, self._engine = url, obstore
+        self._store: Any
+        try:
+            if "://" not in url or url.startswith("file://"):
+                folder = Path(url.removeprefix("file://")).absolute()
+                folder.mkdir(parents=True, exist_ok=True)
+                self._store = LocalStore(folder)
+            else:
+                # Options that are given here take the place of all that the environment says of clients.
+                plain = os.environ.get("AWS_ALLOW_HTTP", "").casefold() in ("1", "true")
+                options: Any = {"timeout": timedelta(seconds=REQUEST_S), "allow_http": plain}
+                self._store = from_url(url, client_options=options)
+        except OSError as error:
+            raise StoreError(f"{url} cannot be made a folder: {error}") from error
+        except Exception as error:  # of several types
+            raise ValueError(
+                f"{url!r} opens no store: write a folder, or a URL such as s3://bucket/run, gs://bucket/run "
+                f"or az://account/container/run ({_first_line(error)})"
+            ) from error
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `Objects.create`."""
+        try:
+            self._engine.put(self._store, key, data, mode="create")
+        except self._engine.exceptions.AlreadyExistsError:
+            return False
+        except Exception as error:
+            raise self._error("write", error) from error
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        """See `Objects.put`."""
+        try:
+            self._engine.put(self._store, key, data)
+        except Exception as error:
+            raise self._error("write", error) from error
+
+    def get(self, key: str) -> bytes | None:
+        """See `Objects.get`."""
+        try:
+            return bytes(self._engine.get(self._store, key).bytes())
+        except (FileNotFoundError, self._engine.exceptions.NotFoundError) as error:
+            if "NoSuchBucket" in str(error):
+                raise self._error("read", error) from error
+            return None
+        except Exception as error:
+            raise self._error("read", error) from error
+
+    def list(self, prefix: str) -> dict[str, float]:
+        """See `Objects.list`."""
+        try:
+            found = self._engine.list(self._store, prefix=prefix).collect()
+        except Exception as error:
+            raise self._error("list", error) from error
+        return {str(each["path"]): each["last_modified"].timestamp() for each in found}
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """See `Objects.delete`."""
+        for key in keys:
+            try:
+                self._engine.delete(self._store, key)
+            except (FileNotFoundError, self._engine.exceptions.NotFoundError):
+                pass
+            except Exception as error:
+                raise self._error("delete", error) from error
+
+    def pause(self, seconds: float) -> None:
+        """See `Objects.pause`."""
+        threading.Event().wait(seconds)
+
+    def now_s(self) -> float:
+        """See `Objects.now_s`."""
+        return now_s()
+
+    def _error(self, what: str, error: Exception) -> StoreError:
+        """The error of a request, in words that say what to do."""
+        return StoreError(f"{self.url}: cannot {what}: {_advice(str(error))}")
+
+
+def _advice(text: str) -> str:
+    """Advice about an error of a store, by its text, and its first line."""
+    told = text.casefold()
+    known = {
+        (
+            "nosuchbucket",
+            "no such bucket",
+            "containernotfound",
+        ): "there is no such bucket: create it, or mend its name in the URL",
+        (
+            "accessdenied",
+            "403",
+            "forbidden",
+            "permission denied",
+        ): "no right to do that: give this account the rights to read, write, list and delete below the URL",
+        ("401", "unauthorized", "unauthenticated", "invalidaccesskeyid", "signaturedoesnotmatch"): "the "
+        "credentials are not accepted: gradwire passes none, obstore reads them from the environment "
+        "(AWS_ACCESS_KEY_ID and so on)",
+        ("metadata", "169.254.169.254", "missing credential"): "no credentials were found: set them in the "
+        "environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        ("no space left", "quotaexceeded", "disk quota"): "the disk is full: make room, or point to another "
+        "one; the run goes on from what is there",
+        ("read-only file system",): "the file system is read only: write to another folder",
+        ("connection refused", "dns error", "error sending request", "timed out"): "it does not answer: look "
+        "at the endpoint (AWS_ENDPOINT_URL for R2 and MinIO) and the network",
+    }
+    for signs, advice in known.items():
+        if any(sign in told for sign in signs):
+            return f"{advice} ({_first_line(text)})"
+    return _first_line(text)
+
+
+def _first_line(error: object) -> str:
+    return str(error).strip().partition("\n")[0][:300]

@@ -1,0 +1,139 @@
+"""Real processes: rounds over a folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gradwire.members.bucket.objects import Bucket
+from gradwire.members.bucket.progress import living, sealed
+from tests.process.scenes_store import RECIPES, SCENES
+from tests.support.source import ROOT
+from tests.support.tiers import rest
+from tests.support.world import Scenes, value
+
+pytest.importorskip("obstore")
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    """On two ranks."""
+    return Scenes("tests.process.scenes_store", 2, tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    """On three ranks."""
+    return Scenes("tests.process.scenes_store", 3, tmp_path_factory.mktemp("three"))
+
+
+SAME = {"same": True, "moves": True}
+BESIDE = [name for name in SCENES if name != "refused"]
+
+
+@pytest.mark.parametrize("scene", rest(BESIDE, but=["sparseloco, 0"]))
+def test_rounds_over_a_folder_are_those_of_replicas_bit_for_bit(world: Scenes, scene: str) -> None:
+    assert value(world, scene) == [SAME] * 2
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("scene", [f"{recipe}, 0" for recipe in RECIPES])
+def test_so_are_those_of_three(three: Scenes, scene: str) -> None:
+    assert value(three, scene) == [SAME] * 3
+
+
+def test_recipes_whose_replicas_answer_each_other_are_refused_in_words(world: Scenes) -> None:
+    for found in value(world, "refused"):
+        assert len(found) == 4
+        assert all("take one in which each replica's payload is made without the others" in e for e in found)
+
+
+SITE = """
+import sys
+import time
+from pathlib import Path
+
+import torch
+import gradwire
+
+name, folder, saves = sys.argv[1:]
+model = torch.nn.Linear(20, 5)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+members = gradwire.members.store(
+    folder, name, at_least=1, beat_s=1.0, patience_s=2.0, snapshot_every=3, wait_s=120.0
+)
+wire = gradwire.outer(model, optimizer, "topk(ratio=0.2)", every=4, members=members, resume=saves)
+while not Path(folder + ".stop").exists():
+    optimizer.zero_grad()
+    model(torch.randn(8, 20)).square().mean().backward()
+    optimizer.step()
+    if wire.attempts % 6 == 0:
+        wire.save(saves)
+    print(wire.rounds, flush=True)
+    time.sleep(0.02)
+wire.detach()
+print("end", wire.report().rounds_committed, flush=True)
+"""
+
+
+Start = Callable[[str], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a site by its name. All are ended afterwards."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    with ExitStack() as started:
+
+        def begin(name: str) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", SITE, name, str(tmp_path / "run"), str(tmp_path / name)]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+            started.enter_context(process)
+            started.callback(process.kill)
+            return process
+
+        yield begin
+
+
+def after(process: subprocess.Popen[str], rounds: int) -> None:
+    """Read until a process has landed so many rounds."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip().isdigit() and int(line) >= rounds:
+            return
+    raise AssertionError("it has ended")
+
+
+@pytest.mark.rest
+@pytest.mark.timeout(900)
+def test_kills_cost_no_sealed_round_and_a_job_goes_on_from_the_folder(tmp_path: Path, start: Start) -> None:
+    a, b = start("site-a"), start("site-b")
+    after(b, 2)
+    for _ in range(2):
+        b.send_signal(signal.SIGKILL)
+        b.wait()
+        b = start("site-b")
+        after(b, 2)
+    for each in (a, b):  # the whole job
+        each.send_signal(signal.SIGKILL)
+        each.wait()
+    store = Bucket(str(tmp_path / "run"))
+    before = list(sealed(store))
+    assert [each.round for each in before] == list(range(len(before)))
+    assert {name for each in before for name in each.weights} == {"site-a", "site-b"}
+    a, b = start("site-a"), start("site-b")
+    for each in (a, b):
+        after(each, len(before) + 2)
+    (tmp_path / "run.stop").touch()
+    ends = [each.communicate(timeout=300)[0].splitlines()[-1] for each in (a, b)]
+    assert all(end.startswith("end ") for end in ends)
+    assert len(list(sealed(store))) >= len(before) + 2
+    assert [each.name for each in living(store)] == ["site-a", "site-b"]

@@ -1,0 +1,363 @@
+"""Rounds over an object store: by drawn scripts, and one rule after the other."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gradwire.errors import GradwireError, TransportError
+from gradwire.members.bucket.objects import Bucket, StoreError, created
+from gradwire.members.bucket.records import SPEC, Seal, check_name, seal_key
+from gradwire.members.bucket.rounds import (
+    Rules,
+    Seat,
+    catch_up,
+    enter,
+    land,
+    prune,
+    send,
+    settle,
+    take_newest,
+    write_snapshot,
+)
+from tests.support.bucket import Learner, Memory, Play
+from tests.support.looped import looped
+
+FEW, MANY = range(128), range(128, 1280)
+RULES = Rules(at_least=1, patience_s=15.0, wait_s=300.0, beat_s=2.0, snapshot_every=2)
+
+
+@cache
+def played(seed: int) -> Play:
+    """Two to four members, with up to twelve faults."""
+    rules = Rules(1 + seed % 2, patience_s=15.0, wait_s=300.0, beat_s=2.0, snapshot_every=1 + seed % 5 % 2)
+    play = Play(seed, "abcd"[: 2 + seed % 3], rounds=6, faults=seed % 13, rules=rules, often=0.03)
+    play.run()
+    return play
+
+
+def check(play: Play) -> None:
+    """The seals count everything at most once; all else is held, or lost with a word or a death."""
+    counted = play.counted()
+    held = set().union(*(play.replicas[id_].held for id_, end in play.ends.items() if end == "done"))
+    assert not counted & held, "would be counted twice"
+    assert play.learned <= counted | held | play.lost, "lost unsaid"
+
+
+def test_without_faults_all_is_counted_once_and_nothing_is_lost() -> None:
+    for seed in range(0, 130, 13):
+        play = played(seed)
+        check(play)
+        assert not play.lost - set().union(*(each.held for each in play.replicas.values()))
+        assert not play.told["dropped"]
+        assert not play.told["healed"]
+
+
+@looped("seed", FEW)
+def test_members_that_die_at_any_request_keep_the_invariant(seed: int) -> None:
+    check(played(seed))
+
+
+@pytest.mark.rest
+def test_faults_come_at_every_request_and_thousands_of_schedules_keep_the_invariant() -> None:
+    struck, kinds = set[tuple[str, str]](), set[str]()
+    for seed in MANY:
+        play = played(seed)
+        check(play)
+        struck |= play.struck.keys()
+        kinds |= {end.partition(":")[0] for end in play.ends.values()}
+    objects = {
+        "put": {"theta", "members"},
+        "create": {"spec", "members", "offers", "seals", "snapshots"},
+        "get": {"spec", "members", "offers", "seals", "snapshots", "theta"},
+        "list": {"members", "offers", "snapshots"},
+        "delete": {"offers", "snapshots", "theta"},
+    }
+    requests = {f"{verb} {each}" for verb, of in objects.items() for each in of}
+    writes = {each for each in requests if not each.startswith(("get", "list"))}
+    for fault, calls in (("kill", requests), ("lost", requests), ("answer lost", writes), ("late", writes)):
+        missing = calls - {call for what, call in struck if what == fault}
+        assert not missing, (fault, missing)
+    assert {("stale", f"list {each}") for each in objects["list"]} <= struck
+    assert {("start again", "from a save"), ("start again", "anew")} <= struck
+    assert kinds >= {"done", "left alone", "killed"}
+
+
+# -- one rule after the other
+
+
+class Told(list[str]):
+    def __call__(self, what: str, who: tuple[str, ...], why: str) -> None:
+        self.append(f"{what} {', '.join(who)}: {why}")
+
+
+def learner(name: str, *learned: str) -> Learner:
+    play: Any = SimpleNamespace(learned=set(), lost=set(), after={})
+    process: Any = SimpleNamespace(id=name, play=play, saved=None)
+    found = Learner(process)
+    found.draw = SimpleNamespace(  # type: ignore[assignment]
+        random=lambda: 1.0, sample=lambda pool, _n: pool, randint=lambda _low, high: high
+    )
+    found.held |= set(learned)
+    return found
+
+
+def entered(
+    store: Memory, name: str, replica: Learner, rules: Rules = RULES, saved: Any = None, told: Any = None
+) -> Seat:
+    return enter(
+        store, name, {"recipe": "int4"}, replica, rules, saved, tell=Told() if told is None else told
+    )
+
+
+def take_round(seat: Seat, replica: Learner) -> Seal:
+    assert send(seat, replica)
+    seal, offers = settle(seat, replica.digest())
+    land(seat, replica, seal, offers)
+    return seal
+
+
+def test_a_newcomer_never_begins_a_run_beside_a_running_one() -> None:
+    store, a, b = Memory(), learner("a", "one"), learner("b")
+    seat = entered(store, "a", a)
+    take_round(seat, a)
+    b.shared = {"other parameters"}
+    other = entered(store, "b", b)
+    assert (other.run, other.round, b.shared) == (seat.run, 1, {"one"})
+
+
+def test_one_that_dies_before_its_spec_leaves_nothing_half_made() -> None:
+    store, a = Memory(), learner("a", "one")
+    store.put("theta/of-one-that-died", b"[]")
+    seat = entered(store, "a", a)
+    take_round(seat, a)
+    assert a.shared == {"one"}
+
+
+def test_other_settings_are_refused_by_their_names() -> None:
+    store = Memory()
+    entered(store, "a", learner("a"))
+    with pytest.raises(GradwireError, match="recipe: int8 here, int4 there"):
+        enter(store, "b", {"recipe": "int8"}, learner("b"), RULES)
+    assert not [key for key in store.list("members") if "/b-" in key]
+
+
+def test_an_offer_that_was_not_sealed_goes_along_with_the_next() -> None:
+    store, a, b = Memory(), learner("a", "one"), learner("b")
+    seat, other = entered(store, "a", a), entered(store, "b", b)
+    b.held = {"two"}
+    assert take_round(seat, a).names == ("a",)  # b lives, and a waits no longer than its patience
+    other.offered = "offers/00000000/b-000000"  # it came after the seal
+    assert send(other, b)
+    assert (b.shared, b.held) == ({"one"}, {"two"})
+    land(other, b, *settle(other, b.digest()))
+    assert b.shared == {"one", "two"}
+    assert not b.held
+    assert not other.lost
+
+
+def test_what_came_too_late_too_often_is_dropped_with_a_word() -> None:
+    store, a, b, told = Memory(), learner("a"), learner("b"), Told()
+    seat, other = entered(store, "a", a), entered(store, "b", b, told=told)
+    b.held = {"late"}
+    for round_ in range(3):
+        a.held = {str(round_)}
+        other.offered = f"offers/{round_:08d}/b-000000"  # it came after the seal
+        take_round(seat, a)
+        catch_up(other, b)
+        assert b.held == ({"late"} if round_ < RULES.late_rounds else set())
+    assert told[-1] == "dropped b: it came too late for 3 rounds"
+    assert other.lost == 1
+
+
+def test_a_process_that_starts_again_from_a_save_counts_nothing_twice() -> None:
+    store, a, b = Memory(), learner("a", "one"), learner("b")
+    seat, other = entered(store, "a", a), entered(store, "b", b)
+    b.held = {"two"}
+    saved, shared, held = (other.run, other.round, other.waits_since), set(b.shared), set(b.held)
+    assert send(other, b)  # and dies
+    take_round(seat, a)
+    again, told = learner("b"), Told()
+    again.shared, again.held = shared, held
+    entered(store, "b", again, saved=saved, told=told)
+    assert (again.shared, again.held) == ({"one", "two"}, set())
+    assert told[0].startswith("dropped b: another process of this name has offered")
+
+
+def test_a_save_of_another_run_is_refused() -> None:
+    store = Memory()
+    with pytest.raises(GradwireError, match="a run that is not at this URL"):
+        entered(store, "a", learner("a"), saved=("another", 3, -1))
+    entered(store, "a", learner("a"))
+    with pytest.raises(GradwireError, match="the save is of another run"):
+        entered(store, "b", learner("b"), saved=("another", 3, -1))
+
+
+def test_of_two_with_one_name_the_older_one_ends_with_a_sentence() -> None:
+    store, a, twin = Memory(), learner("a", "one"), learner("a")
+    seat = entered(store, "a", a)
+    entered(store, "a", twin)
+    assert send(seat, a)
+    with pytest.raises(GradwireError, match="another process has taken the name 'a'"):
+        settle(seat, a.digest())
+
+
+def test_a_whole_job_goes_on_from_the_bucket_alone() -> None:
+    store, a = Memory(), learner("a")
+    seat = entered(store, "a", a)
+    for round_ in range(5):
+        a.held = {str(round_)}
+        seal = take_round(seat, a)
+        if round_ % 2:
+            write_snapshot(seat, seat.round, a.give())
+    assert seal.round == 4
+    again = learner("a")
+    entered(store, "a", again)
+    assert again.shared == set("01234")
+    assert len(store.list("snapshots")) == 2
+    assert len(store.list("seals")) == 5
+    assert sorted(store.list("offers")) == [f"offers/{round_:08d}/a-000000" for round_ in (2, 3, 4)]
+
+
+def test_pruning_leaves_what_a_living_member_reads() -> None:
+    store, a = Memory(), learner("a")
+    seat, reader = entered(store, "a", a), entered(store, "b", learner("b"))
+    take_newest(reader, learner("b"))  # of round 0, and reads on
+    for round_ in range(6):
+        a.held = {str(round_)}
+        take_round(seat, a)
+        reader.beat()
+        seat.beat()
+        write_snapshot(seat, seat.round, a.give())
+    assert "offers/00000000/a-000000" in store.list("offers")
+    store.time_s += 100.0
+    seat.beat()
+    prune(seat)
+    assert "offers/00000000/a-000000" not in store.list("offers")
+
+
+def test_one_whose_parameters_differ_takes_the_snapshot_and_says_so() -> None:
+    store, a, b, told = Memory(), learner("a", "one"), learner("b"), Told()
+    seat, other = entered(store, "a", a), entered(store, "b", b, told=told)
+    take_round(seat, a)
+    b.shared = {"a flipped bit"}
+    catch_up(other, b)
+    assert b.shared == {"one"}
+    assert "its shared parameters differ from those of the others" in told[-1]
+    b.take = lambda data: None  # type: ignore[method-assign]  # and again, from the snapshot
+    b.shared, a.held = {"another"}, {"two"}
+    take_round(seat, a)
+    with pytest.raises(GradwireError, match="come out otherwise here"):
+        catch_up(other, b)
+
+
+def test_one_that_offers_nothing_is_not_waited_for() -> None:
+    store, a, b = Memory(), learner("a", "one"), learner("b")
+    seat, other = entered(store, "a", a), entered(store, "b", b)
+    b.draw = SimpleNamespace(random=lambda: 0.0)  # type: ignore[assignment]
+    assert not send(other, b)
+    before_s = store.time_s
+    take_round(seat, a)
+    assert store.time_s - before_s < RULES.patience_s
+
+
+def test_a_wait_without_enough_members_ends_with_what_is_missing() -> None:
+    store, a = Memory(), learner("a", "one")
+    seat = entered(store, "a", a, Rules(at_least=2, wait_s=50.0))
+    assert send(seat, a)
+    with pytest.raises(TransportError, match="1 of at least 2 offers are there"):
+        settle(seat, a.digest())
+
+
+def test_one_that_strayed_seals_nothing_and_is_not_named() -> None:
+    store, replicas = Memory(), {name: learner(name) for name in "abc"}
+    seats = {name: entered(store, name, replica, Rules(wait_s=5.0)) for name, replica in replicas.items()}
+    replicas["c"].shared = {"a flipped bit"}
+    for name, replica in replicas.items():
+        replica.held = {f"of {name}"}
+        assert send(seats[name], replica)
+    with pytest.raises(TransportError, match="was not sealed in 5 s"):
+        settle(seats["c"], replicas["c"].digest())
+    assert settle(seats["a"], replicas["a"].digest())[0].names == ("a", "b")
+
+
+def test_damaged_offers_are_not_named_in_a_seal() -> None:
+    store, a = Memory(), learner("a", "one")
+    seat = entered(store, "a", a)
+    store.put("offers/00000000/b-000000", b"no offer")
+    store.put("offers/00000000/.DS_Store", b"")
+    store.put("members/.DS_Store", b"")
+    assert take_round(seat, a).names == ("a",)
+
+
+# -- stores
+
+
+class Unclear(Memory):
+    """The answer to the first request that creates is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = True
+
+    def create(self, key: str, data: bytes) -> bool:
+        found = super().create(key, data)
+        if self.lost:
+            self.lost = False
+            raise StoreError("no answer")
+        return found
+
+
+def test_after_an_unclear_answer_the_object_says_whose_it_is() -> None:
+    store = Unclear()
+    assert created(store, "seals/0", b"mine")
+    store.lost = True
+    assert not created(store, "seals/0", b"another's")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "a--b", "-a", "site-000001", 3, "ä"])
+def test_names_that_are_no_keys_are_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match="is no name of this replica"):
+        check_name(name)
+
+
+def test_a_folder_creates_once_lists_and_deletes(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    store, won = Bucket(str(tmp_path / "run")), list[int]()
+    starts = threading.Barrier(8)
+
+    def race(number: int) -> None:
+        starts.wait()
+        if created(store, "seals/00000001", str(number).encode()):
+            won.append(number)
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(won) == 1
+    assert store.get("seals/00000001") == str(won[0]).encode()
+    assert store.get(SPEC) is None
+    assert store.list("members") == {}
+    store.put("members/a-000000", b"1")
+    [(key, at)] = store.list("members").items()
+    assert key == "members/a-000000"
+    assert at > 0.0
+    store.delete(["members/a-000000", "members/gone"])
+    assert store.list("members") == {}
+    assert seal_key(1) in store.list("")
+
+
+def test_a_url_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    with pytest.raises(ValueError, match="opens no store: write a folder, or a URL such as s3"):
+        Bucket("ftp://host/run")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be made a folder"):
+        Bucket(str(tmp_path / "file" / "run"))
