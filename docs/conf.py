@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-
-from sphinx.application import Sphinx
+import tomllib
+from pathlib import Path
+from typing import Any
 
 from gradwire.version import __version__
 
@@ -27,18 +28,28 @@ autodoc_member_order = "bysource"
 html_theme = "furo"
 html_title = f"gradwire {__version__}"
 html_copy_source = False
+# The one setting: `Source` under [project.urls]. The project has no public repository yet.
+_PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8"))
+SOURCE: str | None = _PROJECT["project"].get("urls", {}).get("Source")
+if SOURCE is not None:
+    html_theme_options = {"source_repository": SOURCE, "source_branch": "main", "source_directory": "docs/"}
 
 
-def _mention(app: object, name: str, content: list[str]) -> None:
-    """Links that lead out of the site, to Markdown or folders of the source tree, become their paths.
-
-    The project has no public home yet to which they could lead.
+def linked(page: str, name: str, source: str | None) -> str:
+    """The text of a page whose path is `name`. Links that lead out of the site, to Markdown or folders of the
+    source tree, lead to the repository at the address `source`; without one they become their paths.
     """
     up = re.escape("../" * (name.count("/") + 1))
-    out = re.compile(rf"\[([^\]]*)\]\({up}((?:[\w/-]|\.(?!py))+)(?:#[^)]*)?\)")
-    content[0] = out.sub(lambda found: f"{found[1].strip('`')} (`{found[2]}`)", content[0])
+    out = re.compile(rf"\[([^\]]*)\]\({up}((?:[\w/-]|\.(?!py))+)(#[^)]*)?\)")
+    if source is None:
+        return out.sub(lambda found: f"{found[1].strip('`')} (`{found[2]}`)", page)
+    return out.sub(lambda found: f"[{found[1]}]({source}/blob/main/{found[2]}{found[3] or ''})", page)
 
 
-def setup(app: Sphinx) -> None:
+def _read(app: object, name: str, content: list[str]) -> None:
+    content[0] = linked(content[0], name, SOURCE)
+
+
+def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("source-read", _mention)
+    app.connect("source-read", _read)

@@ -1,6 +1,6 @@
 """Two sites that come and go, on one machine: one is killed in the middle, and comes back.
 
-    python examples/come_and_go.py    # needs gradwire[elastic]
+    python examples/come_and_go.py    # needs the extra: pip install '.[elastic]'
 
 starts a lighthouse and both sites. Elsewhere one machine runs `gradwire lighthouse --bind ADDRESS:29510`, and
 each site `python examples/come_and_go.py site-a http://ADDRESS:29510`.

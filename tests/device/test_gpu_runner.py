@@ -77,7 +77,7 @@ def test_kernel_tests_run_interpreted_and_one_wrong_bit_fails_one_of_them() -> N
     command += ["--match", "tie_beyond or more_than_one_of_a_chunk"]
     done = run(command, PYTHONPATH="src", PYTEST_PLUGINS="tests.device.wrong_bit")
     assert done.returncode == 1
-    assert "of 180 | 1 | 1 | 0 |" in done.stdout
+    assert "of 720 | 1 | 1 | 0 |" in done.stdout
     assert "::test_a_tie_beyond_the_first_tile_of_a_chunk_stays_on_the_left: " in done.stdout
 
 
@@ -90,7 +90,7 @@ def test_ranks_that_share_a_gpu_run_over_gloo_and_write_a_dated_report(tmp_path:
     said = report.read_text(encoding="utf-8")
     assert re.match(r"# What does `make gpu` show\? \d{4}-\d\d-\d\d\n\nthe CPU, over gloo", said)
     assert len(re.findall(r"- ranks: a killed rank, \w+: TransportError after [\d.]+ s: ", said)) == 2
-    assert "of 300 | 2 | 0 | 0 |" in said
+    assert "of 1200 | 2 | 0 | 0 |" in said
 
 
 @pytest.mark.rest

@@ -57,15 +57,18 @@ json.dump(found, sys.stdout)
 """
 NEED_NOTHING = (["--help"], ["demo", "--help"], ["bench", "--help"], ["net", "check"])
 NEED_IT = {
-    ("demo",): "gradwire: the report needs jinja2: pip install gradwire[lab]",
-    ("report", "bench.json"): "gradwire: the report needs jinja2: pip install gradwire[lab]",
+    ("demo",): "gradwire: the report needs jinja2: pip install '.[lab]' in a copy of gradwire's source",
+    (
+        "report",
+        "bench.json",
+    ): "gradwire: the report needs jinja2: pip install '.[lab]' in a copy of gradwire's source",
     (
         "probe",
         "--codecs",
         "int8",
         "--picture",
         "curves.svg",
-    ): "gradwire: a picture needs matplotlib: pip install gradwire[lab]",
+    ): "gradwire: a picture needs matplotlib: pip install '.[lab]' in a copy of gradwire's source",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import gradwire
-from gradwire.version import __version__
+from gradwire.version import __version__, described
 from tests.support.source import ROOT, SRC
 
 
@@ -22,6 +23,28 @@ def test_there_is_one_version() -> None:
     assert "version" not in project["project"]
     assert gradwire.__version__ == __version__
     assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc|\.dev)\d+)?", __version__)
+
+
+def test_in_a_clone_the_commit_is_told() -> None:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert re.fullmatch(rf"{re.escape(__version__)}, commit {commit}(-dirty)?", described())
+
+
+def test_one_address_of_the_repository_is_all_that_site_and_package_wait_for() -> None:
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    page = "[a report](../benchmarks/results/README.md#so-far), [a folder](../examples), [a page](advise.md)"
+    apart = "a report (`benchmarks/results/README.md`), a folder (`examples`), [a page](advise.md)"
+    assert conf["linked"](page, "advise", None) == apart
+    assert conf["linked"](page, "advise", "https://host/o/gradwire") == (
+        "[a report](https://host/o/gradwire/blob/main/benchmarks/results/README.md#so-far), "
+        "[a folder](https://host/o/gradwire/blob/main/examples), [a page](advise.md)"
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    address = project.get("urls", {}).get("Source")
+    assert conf["SOURCE"] == address
+    assert (address is None) == ("repository-code" not in (ROOT / "CITATION.cff").read_text(encoding="utf-8"))
 
 
 def package_files() -> set[str]:

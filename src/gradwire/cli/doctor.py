@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +15,7 @@ import typer
 
 from gradwire.cli.main import COMMANDS
 from gradwire.cli.prerequisites import FORMAT, STDOUT, check_folder, write_json
-from gradwire.version import __version__
+from gradwire.version import described
 
 _ON_GPUS = "device; host for recipes that read numbers there, and with placement='host'"
 """Where memory and codecs are for gradients on a GPU."""
@@ -36,7 +38,7 @@ def doctor(
     lacking = found["lacking"]
     if str(json_path) != STDOUT:
         for name, value in found["facts"].items():
-            print(f"{name:20}{value}")
+            print(f"{name:19} {value}")
         print()
         print("\n".join(f"lacking: {each}" for each in lacking) or "nothing is lacking")
     write_json({"format": FORMAT, **found}, json_path)
@@ -46,12 +48,12 @@ def doctor(
 def findings() -> dict[str, Any]:
     """`facts` by name, in words, and what is `lacking`, a sentence each."""
     facts = {
-        "gradwire": __version__,
+        "gradwire": described(),
         "python": f"{platform.python_version()}, {platform.platform()}",
         "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} for this process",
     }
     lacking: list[str] = []
-    for part in (_torch, _kernels):
+    for part in (_torch, _kernels, _interfaces):
         try:
             more, reasons = part()
         except ImportError as error:
@@ -97,6 +99,38 @@ def _kernels() -> tuple[dict[str, str], list[str]]:
         size = sum(each.stat().st_size for each in files if each.is_file())
         state = f"{folder}, {len(files)} files, {size / 1e6:.1f} MB"
     return {"numba": _version("numba"), "kernel cache": state}, []
+
+
+def _interfaces() -> tuple[dict[str, str], list[str]]:
+    """Addresses and rates of network interfaces, and the address at which gloo would listen."""
+    from gradwire.members.address import is_loopback, own_address
+
+    found = {}
+    for _number, name in socket.if_nameindex():
+        with suppress(OSError, ValueError):  # it has no address
+            found[name] = own_address(name)
+    facts = {f"interface {name}": f"{address}, {_rate(name)}" for name, address in found.items()}
+    asked, host = os.environ.get("GLOO_SOCKET_IFNAME", ""), socket.gethostname()
+    try:
+        address = own_address(asked.partition(",")[0] or host)
+        why = f"by GLOO_SOCKET_IFNAME={asked}" if asked else f"of the host name {host}"
+    except (OSError, ValueError):
+        if asked:
+            return facts | {"gloo's address": "none"}, [f"GLOO_SOCKET_IFNAME={asked}: no address is there"]
+        address, why = "127.0.0.1", f"as the host name {host} has no address of this machine"
+    others = [name for name, other in found.items() if not is_loopback(other)]
+    if is_loopback(address) and others:
+        why += f". No other machine reaches it: set GLOO_SOCKET_IFNAME to {' or '.join(others)}"
+    return facts | {"gloo's address": f"{address}, {why}"}, []
+
+
+def _rate(interface: str) -> str:
+    """As the driver tells it, which virtual ones do not."""
+    try:
+        megabits = int(Path(f"/sys/class/net/{interface}/speed").read_text())
+    except (OSError, ValueError):
+        megabits = -1
+    return f"{megabits} Mbit/s" if megabits > 0 else "rate unknown"
 
 
 def _is(there: bool, use: str) -> str:

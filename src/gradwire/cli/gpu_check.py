@@ -22,7 +22,7 @@ from gradwire.comm import Comm, ProcessGroupComm, gathered
 from gradwire.kernels import compiler
 from gradwire.measure.probe import table_of
 from gradwire.tools.crosscheck import CPU, Case, Compared, crosscheck, recipe_cases, verb_cases
-from gradwire.version import __version__
+from gradwire.version import described
 
 _TIMEOUT = default_pg_timeout / 60
 """Of every group: 30 seconds."""
@@ -182,7 +182,7 @@ def block(found: Sequence[Compared], names: Sequence[str], where: torch.device, 
     width = max(len(each.name) for each in found)
     lines = [
         "```",
-        f"gradwire {__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
+        f"gradwire {described()}, torch {torch.__version__}, Python {platform.python_version()}, "
         f"CUDA {torch.version.cuda}, {platform.platform()}",
         f"{len(names)} ranks over {transport}: {', '.join(names)}",
         *([why_not] if why_not else []),

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gradwire.quantities import time_s
+from gradwire.version import EXTRA
 
 
 def lighthouse(
@@ -39,7 +40,7 @@ def lighthouse(
     try:
         from torchft.coordination import LighthouseServer
     except ImportError:
-        typer.echo("gradwire: the lighthouse needs torchft: pip install 'gradwire[elastic]'", err=True)
+        typer.echo(f"gradwire: the lighthouse needs torchft: {EXTRA.format('elastic')}", err=True)
         raise typer.Exit(2) from None
     try:
         server = LighthouseServer(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gradwire.version import __version__
+from gradwire.version import described
 
 COMMANDS = {
     "net": "gradwire.lab.cli.net",
@@ -74,14 +74,20 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"gradwire {__version__}")
+        print(f"gradwire {described()}")
         raise typer.Exit
 
 
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version, and the commit if it is known.",
+        ),
     ] = False,
 ) -> None:
     """Parse, call, print."""

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from gradwire.environment import write_whole
+from gradwire.version import EXTRA
 
 FORMAT = 1
 """The version of all documents in JSON. It rises when a key goes or changes its meaning."""
@@ -38,7 +39,7 @@ def check_extra(module: str, purpose: str) -> None:
     try:
         import_module(module)
     except ImportError:
-        print(f"gradwire: {purpose} needs {module}: pip install gradwire[lab]", file=sys.stderr)
+        print(f"gradwire: {purpose} needs {module}: {EXTRA.format('lab')}", file=sys.stderr)
         raise typer.Exit(2) from None
 
 

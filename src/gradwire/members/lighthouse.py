@@ -29,6 +29,7 @@ from gradwire.measure.clock import now_s
 from gradwire.members.address import address_towards, host_of, is_loopback, own_address
 from gradwire.members.base import Card, Entry, Roster
 from gradwire.members.plan import awaited
+from gradwire.version import EXTRA
 
 _LOG = logging.getLogger("gradwire")
 
@@ -57,9 +58,7 @@ class Torchft:
         try:
             from torchft.coordination import LighthouseClient
         except ImportError as error:
-            raise ImportError(
-                "gradwire.members.torchft needs torchft: pip install 'gradwire[elastic]'"
-            ) from error
+            raise ImportError(f"gradwire.members.torchft needs torchft: {EXTRA.format('elastic')}") from error
         if not name or not isinstance(name, str):
             raise ValueError(f"name={name!r} is no name of this replica, such as 'site-a'")
         host = host_of(lighthouse)
@@ -189,7 +188,7 @@ def torchft(
     members; then `optimizer.step()` raises `TransportError`. With `alone="train"`, local steps go on after 10
     seconds without a quorum, and the round comes once there is one. `gradwire lighthouse` starts one.
 
-    Needs the extra `gradwire[elastic]`. Raises `ImportError` without it, `ValueError` for a wrong argument,
+    Needs the extra `elastic`. Raises `ImportError` without it, `ValueError` for a wrong argument,
     and `TransportError` if no lighthouse answers.
 
     Example::

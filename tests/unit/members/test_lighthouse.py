@@ -26,7 +26,7 @@ def has_ipv6() -> bool:
 
 def test_without_torchft_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchft", None)
-    with pytest.raises(ImportError, match=r"pip install 'gradwire\[elastic\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[elastic\]' in a copy"):
         gradwire.members.torchft("http://127.0.0.1:9", "site-a")
 
 
