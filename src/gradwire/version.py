@@ -1,4 +1,4 @@
-"""What changes with a release: the version, and how gradwire is installed. Both are written here alone."""
+"""Version, and how to install: both change with a release, and are written here alone."""
 
 __version__ = "0.2.0.dev0"
 
