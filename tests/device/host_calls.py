@@ -85,6 +85,8 @@ class Calls:
 
     def _kind(self, code: CodeType) -> str:
         name = code.co_filename
+        if name.endswith("/support/rig.py") and code.co_name == "memory":
+            return "aside"  # a test looks at what is remembered
         if "/src/gradwire/" in name:
             return "ours"
         if name.endswith("/support/rig.py"):

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.algorithms import ALL_REDUCES
 from gradwire.comm.process_group import PIECE_BYTES, SHORT_BYTES, SWAP_BYTES, TURN_S
+from tests.support.elsewhere import Elsewhere, There
 from tests.support.verbs import CALLS
 
 
@@ -56,6 +57,26 @@ def verbs() -> None:
     comm.all_reduce(square).wait()
     assert (square == world * (world - 1) / 2).all()
     hops_beside_other_collectives(comm)
+    of_a_device(comm)
+
+
+def of_a_device(comm: ProcessGroupComm) -> None:
+    """Tensors that are not on the host go to the library's own collectives, by options made once."""
+    rank, world = comm.rank, comm.world
+    with Elsewhere():
+        for dtype in (torch.float32, torch.uint8):
+            for _again in range(2):
+                summed = There(torch.full((5,), rank + 1, dtype=dtype))
+                gathered = There(torch.zeros(world, 2, dtype=dtype))
+                received = There(torch.zeros(world, 3, dtype=dtype))
+                rows = 10 * rank + torch.arange(3 * world).view(world, 3)
+                comm.all_reduce(summed).wait()
+                comm.all_gather(gathered, There(torch.full((2,), rank, dtype=dtype))).wait()
+                comm.all_to_all(received, There(rows.to(dtype))).wait()
+                assert summed.inner.tolist() == [world * (world + 1) / 2] * 5
+                assert gathered.inner.tolist() == [[source] * 2 for source in range(world)]
+                own = [[10 * source + 3 * rank + place for place in range(3)] for source in range(world)]
+                assert received.inner.tolist() == own
 
 
 def long_beside_short(comm: ProcessGroupComm, border: int = SHORT_BYTES) -> None:

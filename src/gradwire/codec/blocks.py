@@ -29,6 +29,7 @@ from gradwire.kernels.blocks import (
     encode_shards,
     land_shards,
 )
+from gradwire.kernels.dispatch import Kernels
 from gradwire.kernels.layouts import BlockKind, CodedPieces, ScaledBlocks, ShardedBlocks, scale_type
 from gradwire.laws import Laws
 from gradwire.step.context import ExchangeContext
@@ -117,11 +118,14 @@ class BlocksInRows:
         coded: CodedPieces,
         room: Tensor,
         marks: Tensor,
+        kernels: Kernels,
     ) -> None:
-        compensate_blocks(working, committed, grad, coefficient, scale, coded, room, marks)
+        kernels[compensate_blocks](working, committed, grad, coefficient, scale, coded, room, marks)
 
-    def land(self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor) -> None:
-        land_shards(rows, self.table, places, factor, marks)
+    def land(
+        self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor, kernels: Kernels
+    ) -> None:
+        kernels[land_shards](rows, self.table, places, factor, marks)
 
 
 def blocks(kind: BlockKind, block: int = 256) -> BlockCodec:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -125,6 +126,10 @@ class Round:
         return float(share * self.payload_bytes)
 
 
+round_of = lru_cache(maxsize=1024)(Round)
+"""`Round`, made once for the same arguments: the same rounds come in every step."""
+
+
 class Pending(Protocol):
     """A collective that is running."""
 
@@ -216,12 +221,12 @@ class Comm(ABC):
 
     def all_reduce(self, tensor: Tensor, algorithm: Algorithm = "library") -> Pending:
         """Sum `tensor` over all ranks, in place."""
-        round_ = Round("all_reduce", tensor.numel(), tensor.dtype, algorithm=algorithm)
+        round_ = round_of("all_reduce", tensor.numel(), tensor.dtype, algorithm=algorithm)
         return self.issue(round_, tensor, tensor)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Pending:
         """Fill `out` (world, numel) with every rank's `tensor` (numel,)."""
-        return self.issue(Round("all_gather", tensor.numel(), tensor.dtype), tensor, out)
+        return self.issue(round_of("all_gather", tensor.numel(), tensor.dtype), tensor, out)
 
     def broadcast(self, tensor: Tensor, src: int, algorithm: Broadcasting = "library") -> Pending:
         """Overwrite `tensor` with that of rank `src`."""
@@ -230,7 +235,7 @@ class Comm(ABC):
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Pending:
         """Send row r of `tensor` (world, n) to rank r; row r of `out` comes from rank r."""
-        return self.issue(Round("all_to_all", tensor.numel(), tensor.dtype), tensor, out)
+        return self.issue(round_of("all_to_all", tensor.numel(), tensor.dtype), tensor, out)
 
     def shift(self, out: Tensor, tensor: Tensor, by: int = 1, tells: int = 0) -> Pending:
         """Send `tensor` to rank + by and receive `out` from rank - by (modulo the world).

@@ -6,12 +6,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
 
 from gradwire.comm import ahead
 from gradwire.comm.algorithms import (
@@ -116,8 +117,9 @@ def _end(work: Any, lost: Callable[[], bool]) -> None:
 class WorkPending:
     """A collective's c10d work, or those of several messages, over `group`."""
 
-    def __init__(self, works: list[Any], group: dist.ProcessGroup) -> None:
-        self._works, self._lost = works, is_lost.get(group)
+    def __init__(self, works: list[Any], group: dist.ProcessGroup | None = None) -> None:
+        """Without a `group`, nothing tells whether the works are lost."""
+        self._works, self._lost = works, None if group is None else is_lost.get(group)
 
     def wait(self) -> None:
         """Block until all works are done; a broken transport raises `TransportError`."""
@@ -159,6 +161,25 @@ Addressed = tuple[Tensor, int]
 """A message, and the rank at its other end."""
 
 
+class _Bound:
+    """The collectives of a group as c10d has them, with their options, looked up once.
+
+    Functions of `torch.distributed` look up the group, check types and make options in each call. The options
+    are those that they make for `async_op=True`. torch 2.13 renamed two of the methods.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.all_reduce = group.allreduce
+        self.all_gather = getattr(group, "all_gather_single", None) or group._allgather_base
+        self.all_to_all = getattr(group, "all_to_all_single", None) or group.alltoall_base
+        options: Any = c10d
+        self.reducing, self.gathering = options.AllreduceOptions(), options.AllgatherOptions()
+        self.exchanging = options.AllToAllOptions()
+        self.reducing.reduceOp = dist.ReduceOp.SUM
+        for each in (self.reducing, self.gathering, self.exchanging):
+            each.asyncOp = True
+
+
 class ProcessGroupComm(PointToPointComm):
     """`Comm` over a c10d group. Only one thread may use it, so that the order of rounds is the program's.
 
@@ -179,6 +200,14 @@ class ProcessGroupComm(PointToPointComm):
         self._progress: Progress | None = None
         self._short_bytes = SHORT_BYTES
         _has_comms.set()
+
+    @cached_property
+    def _bound(self) -> _Bound | None:
+        """`None` with a version of torch that has other names."""
+        try:
+            return _Bound(self.group)
+        except AttributeError:
+            return None
 
     def close(self) -> None:
         """End the helper thread, if there is one. The caller has waited for all of its rounds."""
@@ -205,7 +234,7 @@ class ProcessGroupComm(PointToPointComm):
 
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Issue a round: by the library, as point-to-point messages if these are faster, or by hops of our
-        own.
+        own. For tensors of a device the library is called without `torch.distributed` in between.
 
         A single rank copies its own data; its group need not exist any more.
         """
@@ -213,6 +242,17 @@ class ProcessGroupComm(PointToPointComm):
             if round_.verb not in ("all_reduce", "broadcast"):
                 out.view(-1).copy_(tensor.view(-1))
             return DONE
+        if not tensor.is_cpu and round_.algorithm == "library" and (bound := self._bound) is not None:
+            try:
+                match round_.verb:
+                    case "all_reduce":
+                        return WorkPending([bound.all_reduce([tensor], bound.reducing)])
+                    case "all_gather":
+                        return WorkPending([bound.all_gather(out.view(-1), tensor, bound.gathering)])
+                    case "all_to_all":
+                        return WorkPending([bound.all_to_all(out, tensor, [], [], bound.exchanging)])
+            except RuntimeError as error:
+                raise TransportError(f"a collective could not be issued: {error}") from error
         match round_.verb:
             case "all_reduce" if round_.algorithm == "direct" and tensor.is_cpu:
                 return self._direct(tensor)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
+from gradwire.kernels.dispatch import Kernels
 from gradwire.kernels.layouts import CodedPieces, ShardedBlocks
 from gradwire.laws import Laws, formerly
 from gradwire.memory import Memory
@@ -121,13 +122,16 @@ class RowCoder(Coder, Protocol):
         coded: CodedPieces,
         room: Tensor,
         marks: Tensor,
+        kernels: Kernels,
     ) -> None:
-        """Compensate the gradients of a bucket and encode the sums, in one pass. The arguments, and rows of
-        any number of ranks, are as in `gradwire.kernels.blocks.compensate_blocks`.
+        """Compensate the gradients of a bucket and encode the sums, in one pass, by `kernels`. The other
+        arguments, and rows of any number of ranks, are as in `gradwire.kernels.blocks.compensate_blocks`.
         """
 
-    def land(self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor) -> None:
-        """Decode rows, multiply by `factor`, and write to `places`: see
+    def land(
+        self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor, kernels: Kernels
+    ) -> None:
+        """Decode rows, multiply by `factor`, and write to `places`, by `kernels`: see
         `gradwire.kernels.blocks.land_shards`.
         """
 

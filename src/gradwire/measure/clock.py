@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -72,7 +73,7 @@ class Trace:
     exact: Callable[[], float] | None = None
     """The clock of rounds whose end is not announced; `None` if they go without times."""
 
-    def compressing(self, what: Literal["encode", "decode"], unit: str) -> Compressing:
+    def compressing(self, what: Literal["encode", "decode"], unit: str) -> AbstractContextManager[Any]:
         """Time local work, less the seconds in which it waits for the wire."""
         return Compressing(self, what, unit)
 

@@ -7,8 +7,8 @@ wait. Work that was enqueued on any stream starts after all that the host did be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast
 
 import torch
@@ -151,21 +151,9 @@ class Accelerator:
     def new_stream(self) -> Stream:
         return torch.Stream(self.where)
 
-    @contextmanager
-    def using(self, stream: Any) -> Iterator[None]:
-        """Context for `stream`. A `torch.Stream` as a context manager would serve one thread at a time.
-
-        A stream brings its device with it, so the thread's own device is restored last: by exchange, because
-        setting a device that this process has not used, such as the first on most ranks, makes a context
-        there.
-        """
-        with torch.accelerator.device_index(self.where.index):
-            before = torch.accelerator.current_stream(self.where)
-            torch.accelerator.set_stream(stream)
-            try:
-                yield
-            finally:
-                torch.accelerator.set_stream(before)
+    def using(self, stream: Any) -> AbstractContextManager[None]:
+        """Context for `stream`. A `torch.Stream` as a context manager would serve one thread at a time."""
+        return _Using(self.where, stream)
 
     def stay(self) -> None:
         """A new thread's current device is the first, and recording an event goes back there afterwards."""
@@ -196,6 +184,30 @@ class Accelerator:
 
     def is_capturing(self) -> bool:
         return self.where.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+class _Using:
+    """Context in which a `stream` of the device `where` is current, and the device is.
+
+    A stream brings its device with it, so the thread's own device is restored last: by exchange, because
+    setting a device that this process has not used, such as the first on most ranks, makes a context there.
+    A class, because each bucket enters one, and `contextlib` takes more calls.
+    """
+
+    __slots__ = ("_before", "_device", "_stream", "_where")
+
+    def __init__(self, where: torch.device, stream: Any) -> None:
+        self._where, self._stream = where, stream
+        self._device = torch.accelerator.device_index(where.index)
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+        self._before = torch.accelerator.current_stream(self._where)
+        torch.accelerator.set_stream(self._stream)
+
+    def __exit__(self, *error: Any) -> None:
+        torch.accelerator.set_stream(self._before)
+        self._device.__exit__(*error)
 
 
 def fetch(device: Device, value: Tensor) -> Callable[[], Tensor]:

@@ -48,17 +48,14 @@ class Inline:
         try:
             with self._within():
                 while self._jobs:
-                    self._run(self._jobs.popleft())
+                    try:
+                        self._jobs.popleft()()
+                    except BaseException as error:
+                        if self._crashed is None:
+                            raise
+                        self._crashed(error)
         finally:
             self._is_running = False
-
-    def _run(self, job: Callable[[], None]) -> None:
-        try:
-            job()
-        except BaseException as error:
-            if self._crashed is None:
-                raise
-            self._crashed(error)
 
     def later(self, job: Callable[[], None]) -> None:
         """Leave `job` to the thread that waits, or will; from any thread."""

@@ -114,6 +114,7 @@ class CodedBuffer:
             coded,
             self._room,
             flat_buffer.marks.begun()[:-1],
+            flat_buffer.kernels,
         )
         self._compensate(flat_buffer.x, flat_buffer.committed.get(UNSENT), grads.bucket, *place)
 
@@ -138,12 +139,13 @@ class CodedBuffer:
         room = self._room
         if room is None:
             return None
-        marks, segments = self._flat_buffer.marks.begun(), self._segments[unit.index]
-        land = tuple(
-            partial(each.coder.land, places=_within(places, each.here), factor=factor, marks=marks)
-            for each in segments
-        )
-        return Coded(tuple(each.rows(room) for each in segments), land)
+        marks, kernels = self._flat_buffer.marks.begun(), self._flat_buffer.kernels
+        rows, land = [], []
+        for each in self._segments[unit.index]:
+            rows.append(each.rows(room))
+            here = _within(places, each.here) if len(places) > 1 else [places[0][each.here]]
+            land.append(partial(each.coder.land, places=here, factor=factor, marks=marks, kernels=kernels))
+        return Coded(tuple(rows), tuple(land))
 
     def close(self) -> None:
         """Release the room: all gradients of the step have been encoded, or the step is over."""

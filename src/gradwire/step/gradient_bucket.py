@@ -84,11 +84,13 @@ class InTurn:
         """Add a bucket, whose turn may come later."""
         self._waiting[bucket.index] = bucket
 
-    def next_turns(self) -> Iterator[GradientBucket]:
+    def next_turns(self) -> list[GradientBucket]:
         """Hand out the buckets whose turn it is, each one once."""
+        found = []
         while (turn := len(self.taken)) in self._waiting:
             bucket = self.taken[turn] = self._waiting.pop(turn)
-            yield bucket
+            found.append(bucket)
+        return found
 
     @property
     def is_empty(self) -> bool:

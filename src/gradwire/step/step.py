@@ -7,11 +7,13 @@ broken transport is the exception: the step fails without a vote, as do all late
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ from gradwire.kernels.compensation import Findings
 from gradwire.kernels.compiler import compiled_s
 from gradwire.kernels.flagged import poison, zero_idle
 from gradwire.kernels.range import is_finite
-from gradwire.measure.clock import BackwardWatch, Compressing, Trace, now_s
+from gradwire.measure.clock import BackwardWatch, Trace, now_s
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times
 from gradwire.step.ahead import CodedBuffer
@@ -38,23 +40,13 @@ from gradwire.step.status_vote import SmallReduce, StatusVote, Votes
 class Untimed(Trace):
     """The trace of a step that is not timed."""
 
-    def compressing(self, _what: Literal["encode", "decode"], _unit: str) -> Compressing:
-        """Measure nothing."""
-        return _UNTIMED
-
-
-class _Untimed(Compressing):
     def __init__(self) -> None:
-        """Do without a trace."""
+        super().__init__()
+        self._nothing = threading.RLock()
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-_UNTIMED = _Untimed()
+    def compressing(self, _what: Literal["encode", "decode"], _unit: str) -> AbstractContextManager[Any]:
+        """Measure nothing. A lock that no other thread knows is a context without calls of Python."""
+        return self._nothing
 
 
 class CountedComm(MeteredComm):
@@ -328,8 +320,10 @@ class Step:
 
     def places(self, route: Route) -> list[Tensor]:
         """The stretches of buckets in which the mean of a unit lands, in order."""
-        taken = self.in_turn.taken
-        return [taken[index].buffer[begin : begin + size] for index, begin, size in route]
+        taken, found = self.in_turn.taken, []
+        for index, begin, size in route:
+            found.append(taken[index].buffer[begin : begin + size])
+        return found
 
     def rest(self, route: Route) -> None:
         """Let a unit rest: its mean is zero, and all of its gradient stays unsent."""

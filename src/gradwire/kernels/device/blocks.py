@@ -4,8 +4,8 @@ A program holds a few whole blocks as rows of a tile, all in registers, and read
 rounding, subtraction and packing.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 import triton
@@ -26,7 +26,7 @@ from gradwire.kernels.device.tables import (
     shard_tiles,
     sharded_tiles,
 )
-from gradwire.kernels.layouts import LARGEST, CodedPieces, ScaledBlocks, ShardedBlocks
+from gradwire.kernels.layouts import LARGEST, BlockKind, CodedPieces, ScaledBlocks, ShardedBlocks
 
 _KINDS = {"int8": 0, "int4": 1, "fp8": 2}
 _INT8, _INT4, _FP8 = map(tl.constexpr, _KINDS.values())
@@ -34,45 +34,37 @@ _LONGEST = 8192
 """Elements of the longest block that a program holds in registers; longer ones are left to plain torch."""
 
 
-class _Cut(NamedTuple):
-    """Tiles of blocks, as a table on the device, and the constants of the compiled kernel."""
-
-    rows: Tensor
-    constants: dict[str, int | bool]
-
-
-def _rows_of(blocks: ScaledBlocks) -> int:
-    """Number of blocks in a tile."""
-    return max(1, TILE // _width(blocks))
+@lru_cache(maxsize=64)
+def _rows_of(block: int) -> int:
+    """Number of blocks of at most `block` elements in a tile."""
+    return max(1, TILE // _width(block))
 
 
-def _width(blocks: ScaledBlocks) -> int:
-    return max(2, 1 << (blocks.block - 1).bit_length())
+def _width(block: int) -> int:
+    return max(2, 1 << (block - 1).bit_length())
 
 
-def _cut(blocks: ScaledBlocks, tiles: Tiles, codes: Tensor) -> _Cut:
-    """Arguments of a launch over `tiles`. Vector loads need addresses of `codes` that are multiples of 4.
+@lru_cache(maxsize=256)
+def _constants(kind: BlockKind, block: int, columns: int, aligned: bool) -> Mapping[str, int | bool]:
+    """Constants of a kernel that is compiled for tables of so many columns."""
+    width = _width(block)
+    return {
+        "KIND": _KINDS[kind], "ALIGNED": aligned, "COLUMNS": columns, "ROWS": _rows_of(block), "BLOCK": block,
+        "WIDTH": width, "num_warps": max(WARPS, width // 512),
+    }  # fmt: skip
+
+
+def _compiled_for(kind: BlockKind, block: int, tiles: Tiles, codes: Tensor) -> Mapping[str, int | bool]:
+    """Constants of a launch over `tiles`. Vector loads need addresses of `codes` that are multiples of 4.
 
     Larger multiples cannot be asked for, because codes follow the scales, of 4 bytes each.
     """
-    width = _width(blocks)
     aligned = tiles.aligned and tiles.bytes_aligned and not codes.data_ptr() % QUAD
-    constants = {
-        "KIND": _KINDS[blocks.kind], "ALIGNED": aligned, "COLUMNS": tiles.rows.shape[1],
-        "ROWS": _rows_of(blocks), "BLOCK": blocks.block, "WIDTH": width,
-        "num_warps": max(WARPS, width // 512),
-    }  # fmt: skip
-    return _Cut(tiles.rows, constants)
+    return _constants(kind, block, tiles.rows.shape[1], aligned)
 
 
-def _cut_parts(blocks: ScaledBlocks, codes: Tensor) -> _Cut:
-    tiles = coded_tiles(blocks.sizes, blocks.block, bits_of(blocks), _rows_of(blocks), None, codes.device)
-    return _cut(blocks, tiles, codes)
-
-
-def _cut_shards(table: ShardedBlocks, rows: Tensor) -> _Cut:
-    first = table.shards[0]
-    return _cut(first, sharded_tiles(table, _rows_of(first), rows.device), rows)
+def _tiles_of(blocks: ScaledBlocks, device: torch.device) -> Tiles:
+    return coded_tiles(blocks.sizes, blocks.block, bits_of(blocks), _rows_of(blocks.block), None, device)
 
 
 def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
@@ -81,10 +73,10 @@ def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor
     """
     if not is_taken(x, scales) or blocks.block > _LONGEST:
         return NotImplemented
-    cut = _cut_parts(blocks, codes)
+    tiles = _tiles_of(blocks, codes.device)
     launch(
-        _encode_blocks, len(cut.rows), x, cut.rows, scales, codes, LARGEST[blocks.kind],
-        LEFT=left, **cut.constants,
+        _encode_blocks, tiles.rows.shape[0], x, tiles.rows, scales, codes, LARGEST[blocks.kind],
+        LEFT=left, **_compiled_for(blocks.kind, blocks.block, tiles, codes),
     )  # fmt: skip
     return None
 
@@ -95,8 +87,11 @@ def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor,
     """
     if not is_taken(out, scales) or blocks.block > _LONGEST:
         return NotImplemented
-    cut = _cut_parts(blocks, codes)
-    launch(_decode_blocks, len(cut.rows), scales, codes, cut.rows, out, weight, ADDS=True, **cut.constants)
+    tiles = _tiles_of(blocks, codes.device)
+    launch(
+        _decode_blocks, tiles.rows.shape[0], scales, codes, tiles.rows, out, weight,
+        ADDS=True, **_compiled_for(blocks.kind, blocks.block, tiles, codes),
+    )  # fmt: skip
     return None
 
 
@@ -106,10 +101,12 @@ def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
     """
     if not _takes(table, x):
         return NotImplemented
-    cut, largest = _cut_shards(table, rows), LARGEST[table.shards[0].kind]
+    first = table.shards[0]
+    tiles = sharded_tiles(table, _rows_of(first.block), rows.device)
     launch(
-        _encode_blocks, len(cut.rows), x, cut.rows, _scales(rows), rows, largest, LEFT=True, **cut.constants
-    )
+        _encode_blocks, tiles.rows.shape[0], x, tiles.rows, rows.view(torch.float32), rows,
+        LARGEST[first.kind], LEFT=True, **_compiled_for(first.kind, first.block, tiles, rows),
+    )  # fmt: skip
     return None
 
 
@@ -119,10 +116,12 @@ def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
     """
     if not _takes(table, out):
         return NotImplemented
-    cut = _cut_shards(table, rows)
+    first = table.shards[0]
+    tiles = sharded_tiles(table, _rows_of(first.block), rows.device)
     launch(
-        _decode_blocks, len(cut.rows), _scales(rows), rows, cut.rows, out, 1.0, ADDS=False, **cut.constants
-    )
+        _decode_blocks, tiles.rows.shape[0], rows.view(torch.float32), rows, tiles.rows, out, 1.0,
+        ADDS=False, **_compiled_for(first.kind, first.block, tiles, rows),
+    )  # fmt: skip
     return None
 
 
@@ -138,14 +137,14 @@ def land_shards(
         return NotImplemented
     if not is_taken(*places, dtypes=FLOATS):
         return NotImplemented
-    first, where = table.shards[0], tuple((each.data_ptr(), each.numel(), each.itemsize) for each in places)
-    tiles, targets, aligned = landing_tiles(table, _rows_of(first), where, rows.device)
-    cut = _cut(first, tiles, rows)
+    first, where = table.shards[0], tuple([(each.data_ptr(), each.numel(), each.itemsize) for each in places])
+    tiles, targets, aligned = landing_tiles(table, _rows_of(first.block), where, rows.device)
     to = places[0] if places[0].dtype is torch.float32 else places[0].view(torch.int16)
     launch(
-        _land_blocks, len(cut.rows), _scales(rows), rows, cut.rows, targets, to, factor, marks,
-        marks.numel() - 1,
-        TYPE=FLOATS.index(places[0].dtype), LINED=aligned, **cut.constants,
+        _land_blocks, tiles.rows.shape[0], rows.view(torch.float32), rows, tiles.rows, targets, to, factor,
+        marks, marks.numel() - 1,
+        TYPE=FLOATS.index(places[0].dtype), LINED=aligned,
+        **_compiled_for(first.kind, first.block, tiles, rows),
     )  # fmt: skip
     return None
 
@@ -161,12 +160,13 @@ def average_shard(
     """
     if not _takes(table, room) or (unsent is not None and not is_taken(unsent)):
         return NotImplemented
-    blocks, row = table.shards[shard], torch.empty_like(rows[0])
-    cut = _cut(blocks, shard_tiles(table, shard, _rows_of(blocks), rows.device), rows)
+    blocks, row, count = table.shards[shard], torch.empty_like(rows[0]), rows.shape[0]
+    tiles = shard_tiles(table, shard, _rows_of(blocks.block), rows.device)
     launch(
-        _average_blocks, len(cut.rows), _scales(rows), rows, table.row_bytes // SCALE_BYTES, len(rows),
-        cut.rows, _scales(row), row, room if unsent is None else unsent, 1.0 / len(rows),
-        LARGEST[blocks.kind], LEFT=unsent is not None, **cut.constants,
+        _average_blocks, tiles.rows.shape[0], rows.view(torch.float32), rows,
+        table.row_bytes // SCALE_BYTES, count, tiles.rows, row.view(torch.float32), row,
+        room if unsent is None else unsent, 1.0 / count, LARGEST[blocks.kind], LEFT=unsent is not None,
+        **_compiled_for(blocks.kind, blocks.block, tiles, rows),
     )  # fmt: skip
     return row
 
@@ -185,27 +185,21 @@ def compensate_blocks(
     traffic: 13 bytes per element (int4 12.5).
     """
     old = working if committed is None else committed
-    is_whole = is_taken(working) and is_taken(working, old, grad, dtypes=FLOATS)
+    is_whole = working.dtype is torch.float32 and is_taken(working, old, grad, dtypes=FLOATS)
     if not is_whole or coded.block > _LONGEST or room.numel() % SCALE_BYTES:
         return NotImplemented
-    blocks = ScaledBlocks((), coded.block, coded.kind)
-    cut = _cut(blocks, run_tiles(coded, _rows_of(blocks), working.device), room)
+    tiles = run_tiles(coded, _rows_of(coded.block), working.device)
     bounds = (INFINITY, INFINITY) if committed is None else BOUNDS
     launch(
-        _compensate_blocks, len(cut.rows), working, old, grad, cut.rows, _scales(room), room, marks,
-        marks.numel() // 2, coefficient, scale, *bounds, LARGEST[coded.kind],
-        REMEMBERS=committed is not None, **cut.constants,
+        _compensate_blocks, tiles.rows.shape[0], working, old, grad, tiles.rows, room.view(torch.float32),
+        room, marks, marks.numel() // 2, coefficient, scale, *bounds, LARGEST[coded.kind],
+        REMEMBERS=committed is not None, **_compiled_for(coded.kind, coded.block, tiles, room),
     )  # fmt: skip
     return None
 
 
 def _takes(table: ShardedBlocks, x: Tensor) -> bool:
     return is_taken(x) and table.dtype is torch.float32 and table.shards[0].block <= _LONGEST
-
-
-def _scales(rows: Tensor) -> Tensor:
-    """View of uint8 `rows` as float32 numbers, in which scales are addressed."""
-    return rows.view(-1).view(torch.float32)
 
 
 @triton.jit

@@ -29,8 +29,10 @@ _GRAIN = 16
 
 
 class _Bound(NamedTuple):
-    """A compiled kernel on one device, and the constants that follow its arguments."""
+    """A compiled kernel on one device, and the constants that follow its arguments. `kernel` is what it was
+    compiled from, whose address stands for it in keys."""
 
+    kernel: Any
     run: Any
     function: Any
     metadata: Any
@@ -57,7 +59,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
     if not BINDS or not isinstance(kernel, JITFunction):
         _through_triton(kernel, programs, arguments, constants)
         return
-    kind: list[Any] = [kernel, *constants.items()]
+    kind: list[Any] = [id(kernel), *constants.items()]  # its hash is that of its source, by functions
     packed: list[Any] = []
     where = None
     for each in arguments:
@@ -86,7 +88,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
             _BOUND[key] = _bind(kernel, compiled, arguments, constants)
         return
     stream = torch._C._cuda_getCurrentRawStream(where.index)
-    run, function, metadata, following = bound
+    _kernel, run, function, metadata, following = bound
     run(programs, 1, 1, stream, function, metadata, None, None, None, *packed, *following)
 
 
@@ -108,7 +110,7 @@ def _bind(kernel: Any, compiled: Any, arguments: tuple[Any, ...], constants: dic
     if not known or not all(each in constants for each in names):
         return None
     following = tuple(constants[each] for each in names)
-    return _Bound(compiled.run, compiled.function, compiled.packed_metadata, following)
+    return _Bound(kernel, compiled.run, compiled.function, compiled.packed_metadata, following)
 
 
 def is_taken(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:

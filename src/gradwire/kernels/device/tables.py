@@ -201,17 +201,20 @@ def landing_tiles(
     elements from the first stretch to the place. `aligned` means that all targets are multiples of four. The
     last result per device and stream is kept.
     """
-    tiles, key = sharded_tiles(table, count, device), (device, stream_of(device), count, "landing")
+    key = device, stream_of(device), count, "landing"
     known = table.kept.get(key)
     if known is None or known[0] != places:
+        tiles = sharded_tiles(table, count, device)
         starts = _sharded_rows(table, count)[:, 0]
         addresses, numels, sizes = np.array(places, np.int64).T
         firsts = np.cumsum(numels) - numels
         number = np.maximum(np.searchsorted(firsts, starts, side="right") - 1, 0)
         targets = (addresses[number] - addresses[0]) // sizes[0] + starts - firsts[number]
         aligned = not (targets % QUAD).any()
-        known = table.kept[key] = places, sent_to(torch.from_numpy(targets), device), aligned
-    return tiles, known[1], known[2]
+        landing = tiles, sent_to(torch.from_numpy(targets), device), aligned
+        known = table.kept[key] = places, landing
+    found: tuple[Tiles, Tensor, bool] = known[1]
+    return found
 
 
 def run_tiles(coded: CodedPieces, count: int, device: torch.device) -> Tiles:
