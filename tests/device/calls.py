@@ -51,6 +51,11 @@ def poison() -> None:
     device.poison([torch.zeros(N)], torch.zeros(1))
 
 
+def mark_not_finite() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        device.mark_not_finite(torch.zeros(N, dtype=dtype), torch.zeros(1, dtype=torch.int32))
+
+
 def zero_idle() -> None:
     device.zero_idle(torch.zeros(N), Pieces([(0, 0, N)]), torch.zeros(1, dtype=torch.bool))
 
@@ -174,6 +179,7 @@ CALLS = (
     compensate_momentum,
     compensate_momentum_ahead,
     poison,
+    mark_not_finite,
     zero_idle,
     chunks,
     signs,

@@ -123,6 +123,32 @@ def test_poison_reaches_the_end_of_buffers_with_more_tiles_than_programs() -> No
     assert found[-1] == 1.0
 
 
+@looped("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@looped("numel", [0, 1, TILE + 1])
+def test_one_value_that_is_not_finite_is_marked_wherever_it_is(numel: int, dtype: torch.dtype) -> None:
+    values, mark = (
+        torch.full((numel,), torch.finfo(dtype).max, dtype=dtype),
+        torch.zeros(1, dtype=torch.int32),
+    )
+    device.mark_not_finite(values, mark)
+    assert mark.item() == 0
+    for place, bad in ((0, torch.nan), (numel // 2, torch.inf), (numel - 1, -torch.inf)):
+        if numel:
+            spoiled, mark = values.clone(), torch.zeros(1, dtype=torch.int32)
+            spoiled[place] = bad
+            device.mark_not_finite(spoiled, mark)
+            assert mark.item() == 1
+            device.mark_not_finite(values, mark)
+            assert mark.item() == 1
+
+
+def test_the_last_of_more_tiles_than_programs_is_marked_too() -> None:
+    values, mark = torch.zeros(1025 * TILE, dtype=torch.float16), torch.zeros(1, dtype=torch.int32)
+    values[-1] = torch.nan
+    device.mark_not_finite(values, mark)
+    assert mark.item() == 1
+
+
 def test_idle_pieces_become_zero_and_no_others() -> None:
     pieces = Pieces([(1, 0, 2049), (2060, 0, 3), (2070, 0, 0), (2071, 0, 2)])
     found = torch.ones(2080)

@@ -25,6 +25,22 @@ def _has_flags(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
         )
 
 
+def _is_mark(_values: Tensor, mark: Tensor) -> None:
+    if mark.shape != (1,) or mark.dtype != torch.int32:
+        raise ValueError(f"a mark is one int32, but this is {tuple(mark.shape)} {mark.dtype}")
+
+
+@contract(_is_mark)
+def mark_not_finite(values: Tensor, mark: Tensor) -> None:
+    """Set `mark` (1,) int32 to 1 if one of `values` (n,) is NaN or infinite. It stays as it is otherwise.
+
+    >>> mark = torch.zeros(1, dtype=torch.int32)
+    >>> mark_not_finite(torch.tensor([1.0, torch.inf]), mark), mark_not_finite(torch.zeros(2), mark), mark
+    (None, None, tensor([1], dtype=torch.int32))
+    """
+    mark.bitwise_or_((~values.isfinite().all()).int())
+
+
 @contract(_is_number)
 def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
     """Fill `buffers`, of any float types and shapes, with NaN, unless the number `bad` is 0.

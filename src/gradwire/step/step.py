@@ -24,7 +24,8 @@ from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Decode
 from gradwire.kernels.compensation import Findings
 from gradwire.kernels.compiler import compiled_s
-from gradwire.kernels.flagged import poison, zero_idle
+from gradwire.kernels.dispatch import kernels_for
+from gradwire.kernels.flagged import mark_not_finite, poison, zero_idle
 from gradwire.kernels.range import is_finite
 from gradwire.measure.clock import BackwardWatch, Trace, now_s
 from gradwire.measure.metered import MeteredComm
@@ -202,7 +203,10 @@ class Step:
     """Pairs of a comparison and the slice of a row that it reads."""
     _doubts: list[bool | Tensor] = field(default_factory=list)
     _marks: list[Tensor] = field(default_factory=list)
-    """Two marks of each flat buffer that a device marks: 0 as long as gradients and means are finite."""
+    """Two marks of each flat buffer that a device marks, and that of all means: 0 as long as gradients and
+    means are finite."""
+    _mark: Tensor | None = None
+    """The mark of all means that are checked on a device."""
 
     @classmethod
     def begun(
@@ -566,7 +570,11 @@ class LateStep(Step):
         )
 
     def check_finite(self, values: Tensor) -> None:
-        self.note_finite(values.isfinite().all())
+        """As `Step.check_finite`, by one mark on the device for all of the step's means."""
+        if self._mark is None:
+            self._mark = torch.zeros(1, dtype=torch.int32, device=values.device)
+            self._marks.append(self._mark)
+        kernels_for(values.device, values.dtype)[mark_not_finite](values, self._mark)
 
     def sound(self) -> bool:
         """True: `told_later` tells whether gradients are finite."""

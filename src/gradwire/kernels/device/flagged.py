@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.device.common import load, magnitude
+from gradwire.kernels.device.compensation import FLOATS, INFINITY
 from gradwire.kernels.device.launch import TILE, is_taken, launch
 from gradwire.kernels.device.tables import piece_tiles, pointer_tiles
 from gradwire.kernels.pieces import Pieces
@@ -14,6 +16,17 @@ from gradwire.kernels.pieces import Pieces
 _PROGRAMS = 1024
 """Most programs of a launch: enough for every multiprocessor, and few enough to start and end within
 microseconds."""
+
+
+def mark_not_finite(values: Tensor, mark: Tensor) -> None:
+    """Twin of `gradwire.kernels.flagged.mark_not_finite`. Look at all values in one launch. Memory traffic:
+    the bytes of the values.
+    """
+    if not is_taken(values, dtypes=FLOATS) or mark.device != values.device:
+        return NotImplemented
+    count = values.numel()
+    launch(_mark_not_finite, min(-(-count // TILE), _PROGRAMS), values, count, mark, INFINITY, TILE=TILE)
+    return None
 
 
 def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
@@ -37,6 +50,22 @@ def zero_idle(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
     tiles = piece_tiles(pieces, plane.device)
     launch(_zero_idle, len(tiles.rows), plane, tiles.rows, idle.view(torch.uint8), TILE=TILE)
     return None
+
+
+@triton.jit(do_not_specialize=["count", "infinity"])
+def _mark_not_finite(values, count, mark, infinity, TILE: tl.constexpr):
+    """Write 1 to `mark` if the magnitude of a value, as bits of float32, is `infinity` or above."""
+    place, largest = tl.arange(0, TILE), tl.zeros((TILE,), tl.int32)
+    start = tl.program_id(0).to(tl.int64) * TILE
+    while start < count:
+        if start + TILE <= count:
+            found = load(values + start + place, None)
+        else:
+            found = load(values + start + place, start + place < count)
+        largest = tl.maximum(largest, magnitude(found))
+        start += tl.num_programs(0).to(tl.int64) * TILE
+    if tl.max(largest) >= infinity:
+        tl.store(mark, 1)
 
 
 @triton.jit(do_not_specialize=["count"])
