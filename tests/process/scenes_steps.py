@@ -931,7 +931,7 @@ class SAM(torch.optim.Optimizer):
     @torch.no_grad()
     def first_step(self) -> None:
         parameters = [p for group in self.param_groups for p in group["params"]]
-        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm() + 1e-12
         for p in parameters:
             self.state[p]["old"] = p.detach().clone()
             p.add_(p.grad * 0.05 / norm)
@@ -944,6 +944,10 @@ class SAM(torch.optim.Optimizer):
                 p.data = self.state[p]["old"]
         self.base.step()
         self.zero_grad()
+
+
+RESTING = "local_every(interval=2)"
+"""Brings zeros in every second step."""
 
 
 def by_halves(recipe: str | None, source: str, form: str, *, gives_inner: bool = False) -> list[Any]:
@@ -1273,6 +1277,8 @@ SCENES: dict[str, Callable[[], Any]] = {
         for source in ("ddp", "plain")
     },
     "halves, ddp": partial(by_halves, None, "ddp", "a tensor"),
+    "halves, resting": partial(by_halves, RESTING, "ddp", "a tensor"),
+    "halves, inner given, resting": partial(by_halves, RESTING, "ddp", "a tensor", gives_inner=True),
     **{
         f"halves, inner given, {recipe}": partial(by_halves, recipe, "ddp", "a tensor", gives_inner=True)
         for recipe in CASE_RECIPES

@@ -43,6 +43,7 @@ def test_a_parameter_in_two_wires_is_refused_with_its_names(world: Scenes, pair:
         assert "torch.nn.ModuleList([one, other])" in text
 
 
+@pytest.mark.rest
 def test_another_wrapper_around_a_module_whose_rounds_run_is_refused(world: Scenes) -> None:
     for said in value(world, "refused for the same module"):
         assert said.startswith(
@@ -62,6 +63,7 @@ def test_rounds_go_on_as_if_nothing_had_been_asked(world: Scenes) -> None:
     assert value(world, "refused midway") == [{"same": True, "alike": True}] * 2
 
 
+@pytest.mark.rest
 def test_one_module_that_holds_both_is_one_wire(world: Scenes) -> None:
     assert value(world, "together") == [{"rounds": True, "means": True}] * 2
 
@@ -91,6 +93,7 @@ def test_tensors_that_are_sent_by_number_have_the_same_names_on_all_ranks(
             assert (slow, fast) == (1.0, 5.0)
 
 
+@pytest.mark.rest
 def test_members_put_buffers_by_name(world: Scenes) -> None:
     assert value(world, "members in another order") == [{"slow": [1.0] * 3, "fast": [5.0] * 3}] * 2
 

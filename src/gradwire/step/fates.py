@@ -309,7 +309,7 @@ class Steps:
     def exchange_ended(self) -> None:
         """Note which optimizers got nothing but zeros: the means are in `p.grad`."""
         if self._device.is_host:
-            for record in self._records:
+            for record in (*self._records, *self._others):
                 record.got_zeros = are_zero(self._parameters_of(record).values())
 
     def drop(self) -> None:
@@ -351,6 +351,9 @@ class Steps:
         record = _Record(weakref.ref(optimizer), is_new=True)
         if names := self._names_of(record):
             self._others.append(record)
+            # An exchange may bring zeros, as where a unit rests: then nobody has cleared the gradients.
+            full = {name for each in self._records if not each.got_zeros for name in self._names_of(each)}
+            record.got_zeros = names.isdisjoint(full)
             self.stepped |= names
             self._before(record)
 

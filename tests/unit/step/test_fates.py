@@ -120,6 +120,32 @@ def test_an_optimizer_that_shares_parameters_with_one_that_steps_may_be_the_one_
     assert fates_of_a_step(whole.zero_grad) == Fates(dropped=frozenset({"weight", "bias"}), made=False)
 
 
+def test_zeros_that_an_exchange_has_brought_are_not_cleared_whichever_optimizer_steps() -> None:
+    model = nn.Linear(3, 2)
+    given, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    steps = Steps(dict(model.named_parameters()), (given,), HostDevice())
+    steps.watch(model)
+    other.param_groups = given.param_groups  # as of the one inside a sharpness-aware optimizer
+    for value in (1.0, 0.0, 1.0, 0.0):
+        steps.exchange_begins(None, compresses=True)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        steps.exchange_ended()
+        other.step()
+        other.zero_grad()
+        steps.note_cleared()
+        assert steps.fates() is None
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    steps.exchange_begins(None, compresses=True)
+    steps.exchange_ended()
+    other.zero_grad(set_to_none=False)
+    other.step()
+    fates = steps.fates()
+    assert fates is not None
+    assert fates.dropped == {"weight", "bias"}
+
+
 def _cleared(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
