@@ -76,16 +76,16 @@ def dying(nth: int) -> Iterator[None]:
 @contextmanager
 def breaking(nth: int) -> Iterator[None]:
     """This process has no memory for its `nth` round."""
-    send, sent = MovingSteps.send_round, 0
+    pack, packed = MovingSteps._pack, 0
 
-    def sending(source: MovingSteps, **options: Any) -> None:
-        nonlocal sent
-        sent += 1
-        if sent == nth:
+    def packing(source: MovingSteps) -> str:
+        nonlocal packed
+        packed += 1
+        if packed == nth:
             raise MemoryError("no memory")
-        send(source, **options)
+        return pack(source)
 
-    with patch.object(MovingSteps, "send_round", sending):
+    with patch.object(MovingSteps, "_pack", packing):
         yield
 
 

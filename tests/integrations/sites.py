@@ -7,9 +7,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -20,11 +23,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.agreement.agree import checksum
+from gradwire.members.steps import MovingSteps
 from gradwire.step.optimizers import local
 from tests.support.models import perceptron
 from tests.support.ranks import VARIABLES
 
 EVERY = 3
+
+
+@contextmanager
+def broken() -> Iterator[None]:
+    """A process without memory for an exchange."""
+    with patch.object(MovingSteps, "_pack", side_effect=MemoryError("no memory")):
+        yield
 
 
 def trained(
@@ -37,10 +48,12 @@ def trained(
     rank: int = 0,
     group_s: float = 60.0,
     pause_s: float = 0.0,
+    breaks_at: int = 0,
 ) -> None:
     """Train until there were `rounds` rounds, as `rank` of a site of two by DDP or FSDP2, or of one rank.
 
-    `group_s` is the limit of the site's own process group, and `pause_s` passes after each round.
+    `group_s` is the limit of the site's own process group, and `pause_s` passes after each round. The second
+    rank has no memory for the first exchange after `breaks_at` rounds.
     """
     os.environ.update(VARIABLES)
     torch.set_num_threads(1)
@@ -75,7 +88,12 @@ def trained(
         while wire.rounds < rounds:
             optimizer.zero_grad()
             model(torch.randn(8, 32, generator=random)).square().mean().backward()
-            optimizer.step()
+            with broken() if rank == 1 and 0 < breaks_at <= seen else nullcontext():
+                try:
+                    optimizer.step()
+                except Exception as error:
+                    note(error=f"{type(error).__name__}: {error}")
+                    os._exit(1)
             if wire.rounds != seen:
                 seen = wire.rounds
                 note(rounds=seen, members=wire.members, shared=shared())

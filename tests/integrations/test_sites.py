@@ -124,6 +124,18 @@ def test_sites_of_two_ranks_by_fsdp2_meet(sites: Sites) -> None:
     server.shutdown()
 
 
+def test_a_rank_that_fails_ends_its_own_site_and_the_other_site_goes_on(sites: Sites) -> None:
+    server, url = opened(at_least=1)
+    sites.start(url, "a", 6, kind="ddp", pause_s=0.2)
+    sites.wait_for("a", "asks")
+    sites.start(url, "w", 20, kind="ddp", breaks_at=2)
+    codes = sites.codes()
+    assert codes == {("a", 0): 0, ("a", 1): 0, ("w", 0): 1, ("w", 1): 1}
+    assert sites.notes("w", 1)[-1]["error"] == "MemoryError: no memory"
+    assert "ranks [1] of this replica have failed" in sites.notes("w", 0)[-1]["error"]
+    server.shutdown()
+
+
 @pytest.mark.parametrize("kind", ["one rank", "ddp"])
 def test_a_site_that_waits_for_a_quorum_hears_a_signal(sites: Sites, kind: str) -> None:
     server, url = opened()
