@@ -15,7 +15,7 @@ members = typer.Typer(
 )
 
 Url = Annotated[
-    str, typer.Argument(help="s3://bucket/run, gs://bucket/run, az://account/container/run, or a folder.")
+    str, typer.Argument(help="s3://bucket/run, gs://bucket/run, az://container/run, or a folder.")
 ]
 
 

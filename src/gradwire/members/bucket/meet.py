@@ -36,7 +36,7 @@ def store(
     """Replicas that meet in an object store: no port is opened, and no server runs. `docs/store.md`.
 
     - `url`: where the run is, the same for all: "s3://bucket/run", "gs://bucket/run",
-      "az://account/container/run", or a folder that all share. obstore reads credentials and endpoints from
+      "az://container/run", or a folder that all share. obstore reads credentials and endpoints from
       the environment; gradwire passes none.
     - `name`: of this replica, the same when it starts again, and of no other one.
     - `at_least`: a round is sealed with so many replicas or more. The same for all.

@@ -108,7 +108,7 @@ class Bucket:
         except Exception as error:  # of several types
             raise ValueError(
                 f"{url!r} opens no store: write a folder, or a URL such as s3://bucket/run, gs://bucket/run "
-                f"or az://account/container/run ({_first_line(error)})"
+                f"or az://container/run ({_first_line(error)})"
             ) from error
 
     def create(self, key: str, data: bytes) -> bool:
