@@ -200,8 +200,10 @@ class StoredSteps(MovingSteps):
     # -- saves
 
     def save(self) -> dict[str, Any]:
-        """As `MovingSteps.save`, with the memory. An offer that is not sealed is not part of it."""
-        return super().save() | {"memory": self.coder.save()}
+        """As `MovingSteps.save`, with the memory. An offer that has not landed is not part of it: Δ is as
+        before it, and its seal tells whether that counts.
+        """
+        return super().save() | {"memory": self.coder.save(), "flight": None}
 
     def prepared_save(self, saved: Mapping[str, Any]) -> Any:
         """A function that takes up what `save` returned. Raises `ValueError` if it does not fit."""
