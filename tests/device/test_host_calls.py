@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,16 +11,17 @@ import pytest
 
 pytest.importorskip("triton", reason="launches are Triton's")
 
+from gradwire.environment import CHECKS_KERNELS
 from gradwire.kernels.device.launch import BINDS
 from tests.device.host_calls import PAGE, RECIPES, TABLE, Count, Taken, line
 from tests.support.tiers import rest
 
 
 def told(*arguments: str) -> str:
-    """By a process of its own, as kernels are interpreted in this one."""
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.device.host_calls", *arguments], capture_output=True, text=True
-    )
+    """By a process of its own, as kernels are interpreted in this one, and check their arguments."""
+    command = [sys.executable, "-m", "tests.device.host_calls", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != CHECKS_KERNELS}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     return process.stdout
 
