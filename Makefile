@@ -22,8 +22,10 @@ unexport PYTHONDONTWRITEBYTECODE
 FRAMEWORKS := .venv-integrations
 # What checks packages has no place among what they need.
 TOOLS := .venv-release
+# Versions of torch that are tried, in .venv-versions: one environment each, 5 GB with what torch brings for CUDA.
+VERSIONS ?= 2.11.0 2.13.0 2.14.1 2.15.0
 
-.PHONY: install demo test test-all test-rest test-full test-integrations gpu fuzz papers soak teeth lint format docs dist clean
+.PHONY: install demo test test-all test-rest test-full test-integrations test-versions gpu fuzz papers soak teeth lint format docs dist clean
 
 $(RUNS): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -66,6 +68,19 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/integrations/cons
 
 test-integrations: $(FRAMEWORKS)/.installed
 	$(FRAMEWORKS)/bin/python -m pytest tests/integrations $(ARGS)
+
+.venv-versions/%/.installed: pyproject.toml constraints.txt
+	test -d $(@D) || $(PYTHON) -m venv $(@D)
+	grep -v -e '^torch==' -e '^triton==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile -c $(@D)/constraints.txt \
+		"torch==$*" -e . pytest pytest-timeout hypothesis
+	touch $@
+
+# The tests that tests/versions.txt names, on each of VERSIONS: `make test-versions VERSIONS=2.15.0` for one.
+test-versions: $(VERSIONS:%=.venv-versions/%/.installed)
+	for each in $(VERSIONS); do \
+		.venv-versions/$$each/bin/python -m pytest -p no:cacheprovider @tests/versions.txt $(ARGS) || exit 1; \
+	done
 
 # On a machine with a GPU, by an interpreter that has torch, Triton, numba and pytest: installs nothing. Takes
 # `--out FILE` and `--only PART,...` in ARGS. Without a GPU it lists what it would run.
@@ -127,5 +142,5 @@ dist: $(RUNS)
 		--output-file dist/gradwire.cdx.json
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(TOOLS) .pytest_cache .mypy_cache .ruff_cache dist
+	rm -rf $(VENV) $(FRAMEWORKS) $(TOOLS) .venv-versions .pytest_cache .mypy_cache .ruff_cache dist
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
