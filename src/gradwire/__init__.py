@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from gradwire.environment import require_torch
 from gradwire.version import __version__
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ else:
     def __getattr__(name: str) -> Any:
         for home, names in _HOMES.items():
             if name in names:
+                require_torch()
                 try:
                     globals()[name] = found = getattr(import_module(home), name)
                 except AttributeError as error:  # which would read as if there were no such name

@@ -4,9 +4,27 @@ Launchers set the variables. They take the names from here because the modules t
 """
 
 import os
+import re
 import secrets
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+OLDEST_TORCH = (2, 11)
+"""The oldest version of torch that gradwire runs with, as pyproject.toml has it."""
+
+
+def require_torch() -> None:
+    """Raise `ImportError` if the installed torch is older than `OLDEST_TORCH`. Does not import it."""
+    try:
+        found = version("torch")
+    except PackageNotFoundError:  # the import itself tells, or works by other means
+        return
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers is not None and tuple(map(int, numbers.groups())) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise ImportError(f"gradwire needs torch {oldest} or later, and {found} is installed: upgrade torch")
+
 
 RANKS_HERE = "GRADWIRE_RANKS_HERE"
 """Number of ranks that share this rank's cores, where LOCAL_WORLD_SIZE does not tell: an emulated network

@@ -15,6 +15,7 @@ import typer
 
 from gradwire.cli.main import COMMANDS
 from gradwire.cli.prerequisites import FORMAT, STDOUT, check_folder, write_json
+from gradwire.environment import require_torch
 from gradwire.version import described
 
 _ON_GPUS = "device; host for recipes that read numbers there, and with placement='host'"
@@ -69,6 +70,7 @@ def findings() -> dict[str, Any]:
 
 
 def _torch() -> tuple[dict[str, str], list[str]]:
+    require_torch()
     import torch
     import torch.distributed as dist
 

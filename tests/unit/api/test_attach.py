@@ -184,6 +184,13 @@ def test_the_python_reducer_is_refused() -> None:
         gradwire.attach(without_buckets, recipe="dense")
 
 
+def test_buckets_that_ddp_frees_are_refused() -> None:
+    ddp = _ddp()
+    ddp.lazy_bucket_allocation = True  # an argument of DDP since torch 2.15
+    with pytest.raises(ValueError, match=r"lazy_bucket_allocation=True .* leave it out"):
+        gradwire.attach(ddp, recipe="dense")
+
+
 def test_a_parameter_that_thaws_after_attaching_is_an_error_that_says_so() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     ddp = _ddp(model)

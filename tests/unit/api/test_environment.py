@@ -1,14 +1,36 @@
-"""Files that are written for people: whole, or not at all."""
+"""Files that are written for people: whole, or not at all; and the oldest torch."""
 
 from __future__ import annotations
 
 import os
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from gradwire.environment import write_whole
+import gradwire
+from gradwire.environment import OLDEST_TORCH, require_torch, write_whole
+from tests.support.ranks import ROOT
+
+
+@pytest.mark.parametrize("found", ["2.9.1", "2.10.0+cu128", "1.13.1"])
+def test_an_older_torch_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr("gradwire.environment.version", lambda _package: found)
+    monkeypatch.delitem(vars(gradwire), "attach", raising=False)  # as on first use
+    with pytest.raises(ImportError, match=rf"needs torch 2\.11 or later, and {found.split('+')[0]}"):
+        _ = gradwire.attach
+
+
+@pytest.mark.parametrize("found", ["2.11.0", "2.15.0+cu132", "2.16.0.dev20261101", "3.0a0+git1234"])
+def test_a_newer_torch_is_not(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr("gradwire.environment.version", lambda _package: found)
+    require_torch()
+
+
+def test_the_oldest_torch_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"torch>={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}" in project["dependencies"]
 
 
 def test_a_full_disk_leaves_what_was_there_and_says_so(

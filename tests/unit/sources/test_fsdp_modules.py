@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.torch_version import TorchVersion
 
 import gradwire
-from gradwire.sources.fsdp.modules import modules_of, shards_in
+from gradwire.sources.fsdp.modules import modules_of, scattered_type, shards_in
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +77,15 @@ def test_shards_are_known_by_all_that_the_model_shows() -> None:
     found = shards_in(model)
     assert [found[id(each)] is master for each, master in zip(shown, masters, strict=True)] == [True] * 4
     assert [found[id(each)] is each for each in masters] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("version", "reduced", "scattered"),
+    [("2.14.1", None, "bfloat16"), ("2.15.0+cu132", None, "float32"), ("2.15.0", "bfloat16", "bfloat16")],
+)
+def test_gradients_are_scattered_in_the_type_that_this_torch_chooses(
+    monkeypatch: pytest.MonkeyPatch, version: str, reduced: str | None, scattered: str
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    policy = MixedPrecisionPolicy(torch.bfloat16, None if reduced is None else getattr(torch, reduced))
+    assert scattered_type(policy, torch.float32) == getattr(torch, scattered)

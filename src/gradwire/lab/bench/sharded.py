@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 import gradwire
 from gradwire._api.plan_fsdp import parsed
 from gradwire.lab.bench.settings import BenchEntry
-from gradwire.sources.fsdp.modules import modules_of
+from gradwire.sources.fsdp.modules import modules_of, scattered_type
 
 STOCK = "fsdp2"
 """The peer: FSDP2 as it is, or with the types of a `MixedPrecisionPolicy`."""
@@ -107,7 +107,7 @@ def sent_bytes(model: nn.Module, entry: BenchEntry) -> float:
         gathers, trained = 2 if module.name else 1, module.trained()
         for place, parameter in enumerate(module.parameters.values()):
             gathered = policy.param_dtype or parameter.dtype
-            summed = policy.reduce_dtype or gathered
+            summed = scattered_type(policy, parameter.dtype)
             scatters = 2 if place in trained else 0
             sizes = gathers * gathered.itemsize + scatters * summed.itemsize
             total += module.elements[place] * sizes

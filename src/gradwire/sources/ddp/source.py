@@ -241,6 +241,10 @@ class DDPBuckets(Source):
             raise ValueError(
                 "this DDP module has a communication hook already (mixed_precision= is one); use a new one"
             )
+        if getattr(self._ddp, "lazy_bucket_allocation", False):  # since torch 2.15
+            raise ValueError(
+                "DDP's lazy_bucket_allocation=True frees the buckets whose memory gradwire uses: leave it out"
+            )
         if getattr(self._ddp, "_use_python_reducer", False):
             raise ValueError(
                 "this DDP module was built under torch._dynamo.config.optimize_ddp = 'python_reducer', so it "

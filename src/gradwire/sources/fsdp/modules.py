@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor
 
@@ -27,6 +27,7 @@ __all__ = [
     "check_parameters",
     "modules_of",
     "reduce_scatter",
+    "scattered_type",
     "shards_in",
 ]
 
@@ -274,6 +275,13 @@ def shards_in(model: nn.Module) -> dict[int, nn.Parameter]:
             if hasattr(each, "_unsharded_param"):
                 found[id(each._unsharded_param)] = each.sharded_param
     return found
+
+
+def scattered_type(policy: MixedPrecisionPolicy, own: torch.dtype) -> torch.dtype:
+    """The type in which FSDP2 scatters gradients of parameters whose type is `own`."""
+    if policy.reduce_dtype is not None:
+        return policy.reduce_dtype
+    return own if torch.__version__ >= "2.15" else policy.param_dtype or own
 
 
 def _grouped(model: nn.Module) -> Iterator[tuple[str, FSDPModule, list[Any]]]:
