@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as Cut
 
+from gradwire._api.fsdp import FSDPWire
 from gradwire._api.wire import Wire
 from gradwire.agreement.agree import on_all_ranks
 from gradwire.checkpoint.state import Missing, single
@@ -67,6 +68,11 @@ class WireState:
         key: str = "wire",
         missing: Missing = "refuse",
     ) -> None:
+        if isinstance(wire, FSDPWire):
+            raise ValueError(
+                "WireState is not for FSDP2's own traffic: save that by wire.save(folder), or by "
+                "wire.state_dict() in a file of each rank"
+            )
         self._wire, self._key, self._missing = wire, key, missing
         self._reader = checkpoint
         if checkpoint is not None and not isinstance(checkpoint, StorageReader):

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.torch_version import TorchVersion
 
 import gradwire
+from gradwire.integrations.dcp import WireState
 from gradwire.sources.fsdp.modules import modules_of, scattered_type, shards_in
 
 
@@ -66,6 +67,12 @@ def test_parameters_are_scattered_in_the_order_that_torch_tells() -> None:
     assert module.trained() == (3, 1, 0, 2)
     module.group.fsdp_params[1].sharded_param.requires_grad_(False)
     assert module.trained() == (3, 0, 2)
+
+
+def test_a_state_for_dcp_says_how_to_save_instead() -> None:
+    wire = gradwire.attach(_model(), None, "int8")
+    with pytest.raises(ValueError, match=r"save that by wire\.save\(folder\)"):
+        WireState(wire)
 
 
 def test_shards_are_known_by_all_that_the_model_shows() -> None:
