@@ -169,6 +169,26 @@ def test_the_doctor_says_where_a_gpu_encodes_and_over_what_it_sends(monkeypatch:
     assert facts["nccl"] == "available, for tensors on GPUs"
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("", "127.0.0.1, as the host name nobody.invalid has no address of this machine"),
+        ("lo", "127.0.0.1, by GLOO_SOCKET_IFNAME=lo"),
+        ("no-such-card", "none"),
+    ],
+)
+def test_the_doctor_says_at_which_address_gloo_listens(
+    asked: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", asked)
+    monkeypatch.setattr("socket.gethostname", lambda: "nobody.invalid")
+    found = command.findings()
+    assert found["facts"]["interface lo"].startswith("127.0.0.1, ")
+    assert found["facts"]["gloo's address"].startswith(said)
+    missing = ["GLOO_SOCKET_IFNAME=no-such-card: no address is there"]
+    assert found["lacking"] == (missing if said == "none" else [])
+
+
 def test_a_lighthouse_without_torchft_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchft", None)
     done = CliRunner().invoke(app, ["lighthouse"])
