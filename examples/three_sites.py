@@ -1,6 +1,6 @@
 """Three sites that meet in a folder, on one machine, in one command.
 
-    python examples/three_sites.py    # needs gradwire[store]
+    python examples/three_sites.py    # needs the extra: pip install '.[store]'
 
 Elsewhere each site runs `python examples/three_sites.py site-a s3://bucket/run`, with a name of its own, and
 `gradwire members watch s3://bucket/run` shows the rounds as they come.

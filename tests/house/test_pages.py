@@ -40,6 +40,11 @@ def test_code_stands_in_fenced_blocks() -> None:
     assert [each for each in indented if re.search(r"gradwire[. ]|wire\.|torchrun|^    make ", each[1])] == []
 
 
+def test_no_message_installs_an_extra_by_a_name_that_nobody_has_published() -> None:
+    named = [path for path in (ROOT / "src").rglob("*.py") if "gradwire[" in path.read_text(encoding="utf-8")]
+    assert named == []
+
+
 def test_every_page_is_on_the_site() -> None:
     docs = ROOT / "docs"
     entries = (docs / "index.md").read_text(encoding="utf-8").splitlines()

@@ -49,7 +49,7 @@ def store(
     - `late_rounds`: what has come too late for a round is offered again in so many more.
     - `snapshot_every`: rounds from one snapshot of the shared parameters to the next.
 
-    Needs the extra `gradwire[store]`. Raises `ImportError` without it, and `ValueError` for a wrong argument.
+    Needs the extra `store`. Raises `ImportError` without it, and `ValueError` for a wrong argument.
 
     Example::
 

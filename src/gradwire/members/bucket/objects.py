@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from gradwire.errors import TransportError
 from gradwire.measure.clock import now_s
+from gradwire.version import EXTRA
 
 TRIES = 8
 """Attempts to create an object whose answers are lost, before that is an error."""
@@ -88,9 +89,7 @@ class Bucket:
             import obstore
             from obstore.store import LocalStore, from_url
         except ImportError as error:
-            raise ImportError(
-                "gradwire.members.store needs obstore: pip install 'gradwire[store]'"
-            ) from error
+            raise ImportError(f"gradwire.members.store needs obstore: {EXTRA.format('store')}") from error
         self.url, self._engine = url, obstore
         self._store: Any
         try:
