@@ -22,6 +22,14 @@ from torch.utils.data import DataLoader, Dataset
 STEPS, BATCH, TRACED = 24, 4, 6
 
 
+class Slow(nn.Module):
+    """A forward pass that takes 20 ms."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return inputs
+
+
 class Noise(Dataset[Tensor]):
     """Random inputs, each of which takes `sleep_s` to get."""
 
@@ -44,8 +52,13 @@ def main(folder: Path, *modes: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
+    sites = [dist.new_group([each]) for each in range(dist.get_world_size())] if "carried" in modes else []
     model = DistributedDataParallel(
-        nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 7))
+        nn.Sequential(
+            *([Slow()] if "accumulates" in modes else []),
+            *(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 7)),
+        ),
+        process_group=sites[rank] if sites else None,
     )
     # gloo may hang when its connections are freed after the group: DDP stays until the process ends.
     atexit.register(model.modules)
@@ -56,6 +69,10 @@ def main(folder: Path, *modes: str) -> None:
         import gradwire
 
         gradwire.attach(model, optimizer, "int8")
+    if "carried" in modes:
+        import gradwire
+
+        gradwire.outer(model, optimizer, every=3, replicas=dist.group.WORLD)
     workers = {"num_workers": 1, "multiprocessing_context": "spawn"} if "workers" in modes else {}
     loader = DataLoader(Noise(rank, 0.01 if "slow_input" in modes else 0.0), batch_size=BATCH, **workers)
     recorded = profile(activities=[ProfilerActivity.CPU], record_shapes=True) if "traced" in modes else None
@@ -70,6 +87,10 @@ def main(folder: Path, *modes: str) -> None:
             if "slow_rank" in modes and rank == 1:
                 time.sleep(0.04)
             optimizer.zero_grad()
+            if "accumulates" in modes:
+                with model.no_sync():
+                    for _ in range(4):
+                        model(inputs).square().mean().backward()
             model(inputs).square().mean().backward()
             optimizer.step()
     finally:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from gradwire._api.plan import (
     plan,
     rate_found,
 )
-from gradwire.advise.observed import Observed
+from gradwire.advise.observed import Observed, Step
 from gradwire.control.forecast import INSIDE
 from gradwire.planning.choice import LEAD, OFF
 from gradwire.planning.collectives import hops
@@ -39,8 +40,15 @@ from gradwire.planning.links import straight_line
 from gradwire.planning.shapes import Layer, Profile
 from gradwire.quantities import bytes_text, columns, counted, wrapped
 
-LITTLE = 0.1
+LITTLE = 0.25
 """Share of a step up to which a wait does not bound it."""
+
+TOLD = 0.05
+"""Share of a step from which on a wait is told where computing is the bound."""
+
+FEW_BYTES = 16e3
+"""Bytes of an all-reduce up to which its time does not tell a slow link from a far one: about as many as TCP
+sends before it waits for an answer. For small ones gloo waits twice as often as the cost model knows."""
 
 FAST_CODEC, SLOW_CODEC = 0.4, 2.0
 """Factors of `NOMINAL_ELEMENT_S` between which the costs of codecs lie that were measured."""
@@ -75,7 +83,10 @@ MOST_SIZES = 16
 REMEDIES = {
     "computing": "computing itself has to become faster, or more ranks have to share it",
     "input": "give the DataLoader more workers (num_workers, prefetch_factor), or make samples cheaper",
+    "between": "look at what the loop does between optimizer.step() and the next forward pass",
+    "optimizer": "make the optimizer's step faster (fused=True, foreach=True), or accumulate for fewer steps",
     "late rank": "give the rank that is late less to do, or a machine like the others",
+    "late ranks": "look for what some ranks do in some steps only: longer samples, logging, other programs",
     "no_sync": "accumulate under no_sync(), and send once per optimizer step",
     "buckets": "give DistributedDataParallel larger buckets (bucket_cap_mb)",
     "link rate": "find out why the link is slow: its card, its cable, its switch, or other traffic",
@@ -83,6 +94,14 @@ REMEDIES = {
     "bandwidth": "compression costs more than it saves: exchange less often, by accumulation or local steps",
 }
 """Changes that help against each cause, where no recipe does."""
+
+SHARES = {
+    "input": "waits for data",
+    "between": "is work between steps",
+    "late rank": "waits for the last rank",
+    "late ranks": "waits for the last rank",
+}
+"""What a share of a step is that each cause takes; all others wait for the network."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +120,11 @@ class Link:
 
     @property
     def rate_bit_per_s(self) -> float | None:
-        """Rate in bits per second; `None` if communication hides, so that any fast link would do."""
-        return self.found_bit_per_s if self.found_bit_per_s < 0.1 * FASTEST_BIT_PER_S else None
+        """Rate in bits per second; `None` if communication hides, so that any fast link would do, or if too
+        few bytes are sent to tell.
+        """
+        tells = math.fsum(size for _, size in self.sums) > FEW_BYTES * len(self.sums)
+        return self.found_bit_per_s if tells and self.found_bit_per_s < 0.1 * FASTEST_BIT_PER_S else None
 
 
 @dataclass(frozen=True)
@@ -136,17 +158,20 @@ class Gain:
 class Advice:
     """The bound of a run's step, and the changes that would help.
 
-    Times are in seconds, of a typical step. `bound` names one of `causes`, the largest, or "computing".
-    `would_help` has recipes that leave hardly any of the gradient late, from mild to strong; `would_not` the
-    others with a reason. `free` are changes that need nothing of gradwire. `write` is empty where nothing of
-    gradwire's would help; `why_not` then says why.
+    Times are in seconds, of a typical step. `bound` names one of `causes`, the largest, or "computing", or
+    "unknown" where the times do not tell. If waiting for the network is not seen, `compute_s` and `exposed_s`
+    are `None`. `would_help` has recipes that `auto` would try, from mild to strong; `would_not` the others
+    with a reason. `free` are changes that need nothing of gradwire. `write` is empty where nothing of
+    gradwire's would help, or that is unknown; `why_not` then says why.
     """
 
     source: str
     step_s: float
-    compute_s: float
-    exposed_s: float
+    compute_s: float | None
+    optimizer_s: float
+    exposed_s: float | None
     input_s: float
+    between_s: float
     late_s: float
     gradient_bytes: float
     calls: float
@@ -172,26 +197,26 @@ class Advice:
         sent = f"{bytes_text(self.gradient_bytes)} in {calls}" if self.gradient_bytes else calls
         rate = _rate(self.rate_bit_per_s) if self.rate_bit_per_s else ""
         details = ", ".join(filter(None, (sent, rate)))
-        late = f", waiting for the last rank {_ms(self.late_s)}" if self.late_s >= 0.01 * self.step_s else ""
-        rows = [
-            (
-                f"step {_ms(self.step_s)} ms",
-                f"compute {_ms(self.compute_s)}, all-reduce exposed {_ms(self.exposed_s)}"
-                f"{f' ({details})' if details else ''}, input {_ms(self.input_s)}{late}",
-            ),
-            ("bound by", self.bound_by),
-        ]
-        if self.would_help:
-            rows.append(("would help", ", ".join(map(str, self.would_help))))
+        parts = []
+        if self.compute_s is not None and self.exposed_s is not None:
+            parts.append(f"compute {_ms(self.compute_s)}")
+            parts += [f"optimizer {_ms(self.optimizer_s)}"] if self.optimizer_s else []
+            parts.append(f"all-reduce exposed {_ms(self.exposed_s)}{f' ({details})' if details else ''}")
         else:
-            rows.append(("would help", f"nothing of gradwire's: {self.why_not}"))
-        if self.would_not:
-            rows.append(("would not", "; ".join(f"{recipe} ({why})" for recipe, why in self.would_not)))
+            parts.append(f"computing and waiting for {details}" if details else "computing and waiting")
+        parts.append(f"input {_ms(self.input_s)}")
+        for name, seconds in (("between steps", self.between_s), ("waiting for the last rank", self.late_s)):
+            parts += [f"{name} {_ms(seconds)}"] if seconds >= 0.01 * self.step_s else []
+        rows = [(f"step {_ms(self.step_s)} ms", ", ".join(parts)), ("bound by", self.bound_by)]
         if self.free:
             said = [
-                f"{each.change}, {each.times:.1f}x" if each.high > 1.0 else each.change for each in self.free
+                f"{each.change}, about {each.times:.1f}x" if each.high > 1.0 else each.change
+                for each in self.free
             ]
-            rows.append(("costs nothing", "; ".join(said)))
+            rows.append(("first", "; ".join(said)))
+        rows.append(("would help", ", ".join(map(str, self.would_help)) or self.why_not))
+        if self.would_not:
+            rows.append(("would not", "; ".join(f"{recipe} ({why})" for recipe, why in self.would_not)))
         if self.write:
             rows.append(("write", self.write))
         rows += [("note", each) for each in self.notes]
@@ -224,31 +249,33 @@ def advise(
         raise ValueError(f"rate_bit_per_s={rate_bit_per_s}: a link has a positive rate")
     step_s = observed.most(lambda step: step.step_s)
     exposed_s = observed.exposed_s
-    input_s = observed.least(lambda step: step.input_s)
-    _, late_s = observed.late
+    input_s, between_s, optimizer_s = _own_s(observed)
+    late_s = 0.0 if observed.is_blind else observed.late.seconds
     link, far = (_link(observed, exposed_s, delay_s) for delay_s in _delays_s(observed))
-    free = tuple(_free(observed, link, step_s, exposed_s))
-    causes = tuple(_causes(observed, link, rate_bit_per_s))
-    computing = Cause(
-        "computing", f"computing; {exposed_s / step_s:.0%} of a step waits for the network", 0.0
-    )
-    first = max(causes, key=lambda cause: cause.seconds, default=computing)
-    bound = first if first.seconds >= LITTLE * step_s else computing
-    why_not = _unknown(observed, link)
+    compute_s = max(step_s - exposed_s - input_s - between_s - late_s - optimizer_s, 0.0)
+    nominal_bit_per_s = rate_bit_per_s or observed.card_bit_per_s
+    causes = tuple(_causes(observed, link, nominal_bit_per_s, is_stated=rate_bit_per_s is not None))
+    bound = _bound(causes, observed, step_s, exposed_s)
+    is_below = any(cause.name == "link rate" for cause in causes)
+    free = tuple(_free(observed, link, step_s, exposed_s, nominal_bit_per_s if is_below else None))
+    unknown = _unknown(observed, link)
     helps: list[Gain] = []
     others: list[tuple[str, str]] = []
     late: list[Gain] = []
-    if link is not None and far is not None and not why_not:
-        compute_s = step_s - exposed_s - observed.recording_s
-        predicted = _predicted(observed, (link, far), compute_s, codecs or {}, told)
+    why_not = f"cannot tell: {unknown}"
+    if link is not None and far is not None and not unknown:
+        own_s = step_s - exposed_s - observed.recording_s
+        predicted = _predicted(observed, (link, far), own_s, codecs or {}, told)
         helps, others, late = _judged(predicted, observed, step_s - observed.recording_s)
-        why_not = "" if helps else REMEDIES[bound.name]
+        why_not = "" if helps else f"nothing of gradwire's: {_remedy(observed, bound)}"
     return Advice(
         source=observed.source,
         step_s=step_s,
-        compute_s=max(step_s - exposed_s - input_s - late_s, 0.0),
-        exposed_s=exposed_s,
+        compute_s=None if observed.is_blind else compute_s,
+        optimizer_s=optimizer_s,
+        exposed_s=None if observed.is_blind else exposed_s,
         input_s=input_s,
+        between_s=between_s,
         late_s=late_s,
         gradient_bytes=math.fsum(observed.buckets),
         calls=observed.calls,
@@ -260,10 +287,65 @@ def advise(
         would_help=tuple(helps),
         would_not=tuple(others),
         free=free,
-        write=f'wire = gradwire.attach(model, optimizer, "{_milder(helps)}")' if helps else "",
+        write="wire = gradwire.attach(model, optimizer)" if helps else "",
         why_not=why_not,
         notes=tuple(_notes(observed, link, far, helps, late)),
     )
+
+
+def _own_s(observed: Observed) -> tuple[float, float, float]:
+    """Seconds of a step that each rank spends in DataLoaders, between steps, and in the optimizer. If waiting
+    for the network is not seen, only the first is known.
+    """
+    input_s = observed.least(lambda step: step.input_s)
+    if observed.is_blind:
+        return input_s, 0.0, 0.0
+    between_s = observed.least(lambda step: step.between_s)
+    return input_s, between_s, observed.least(lambda step: step.optimizer_s)
+
+
+def _bound(causes: Sequence[Cause], observed: Observed, step_s: float, exposed_s: float) -> Cause:
+    """The cause that bounds a step of `step_s` seconds."""
+    first = max(causes, key=lambda cause: cause.seconds)
+    if first.seconds >= LITTLE * step_s:
+        return first
+    if observed.is_blind:
+        return Cause("unknown", f"what these times do not tell: {_unseen(observed)}", 0.0)
+    shares = [f"{exposed_s / step_s:.0%} of a step waits for the network"]
+    shares += [
+        f"{cause.seconds / step_s:.0%} {SHARES[cause.name]}"
+        for cause in causes
+        if cause.name in SHARES and cause.seconds >= TOLD * step_s
+    ]
+    return Cause("computing", f"computing; {', '.join(shares)}", 0.0)
+
+
+def _unseen(observed: Observed) -> str:
+    if observed.hook == "gradwire.attach":
+        return "what gradwire waits for is not in DDP's log. print(wire.report()) says it"
+    return (
+        f"a comm hook of the script's own is registered ({observed.hook}), and may wait unseen by DDP's log"
+    )
+
+
+def _remedy(observed: Observed, bound: Cause) -> str:
+    if bound.name == "late rank" and _late_input_s(observed)[0]:
+        return f"on that rank, {REMEDIES['input']}"
+    return REMEDIES[bound.name]
+
+
+def _late_input_s(observed: Observed) -> tuple[float, float]:
+    """By how many seconds the late rank spends longer in DataLoaders and between steps than other ranks do; 0
+    for what is less than half of its lateness.
+    """
+    late = observed.late
+
+    def longer_s(number: Callable[[Step], float]) -> float:
+        typical = {each.rank: each.typical(number) for each in observed.ranks}
+        more_s = typical.pop(late.rank) - median(typical.values())
+        return more_s if more_s > 0.5 * late.seconds else 0.0
+
+    return longer_s(lambda step: step.input_s), longer_s(lambda step: step.between_s)
 
 
 def _delays_s(observed: Observed) -> tuple[float, float]:
@@ -306,19 +388,32 @@ def _per_node(observed: Observed) -> int:
 
 def _ready(observed: Observed, backward_s: float) -> list[float]:
     """When each all-reduce is ready: with its last gradient, or evenly where gradients are not known."""
-    ends = list(accumulate(observed.buckets))
+    ends = list(accumulate(observed.buckets))  # in fewer bits than gradients have, where a hook sends so
     gradients = observed.gradients
     if gradients is None:
         return [backward_s * (place + 1) / len(ends) for place in range(len(ends))]
     held = list(accumulate(gradients.element_bytes * math.prod(shape) for shape in gradients.shapes))
-    places = [min(bisect_left(held, 0.999 * end), len(held) - 1) for end in ends]
+    share = 1.0 if observed.sends_gradients else held[-1] / ends[-1]
+    places = [min(bisect_left(held, 0.999 * share * end), len(held) - 1) for end in ends]
     return [min(gradients.ready_s[place], backward_s) for place in places]
 
 
-def _free(observed: Observed, link: Link | None, step_s: float, exposed_s: float) -> Iterator[Gain]:
-    """Yield changes that need no compression, with the factor by which a step of `step_s` seconds, of which
-    `exposed_s` wait for the network, should become faster. `link` is `None` if it is not known.
+def _free(
+    observed: Observed, link: Link | None, step_s: float, exposed_s: float, rate_bit_per_s: float | None
+) -> Iterator[Gain]:
+    """Yield changes that need no compression, with the factor by which a step should become faster.
+
+    Args:
+        observed: the run.
+        link: its link; `None` if it is not known.
+        step_s: seconds of a step, of which `exposed_s` wait for the network.
+        rate_bit_per_s: the rate that the link should have, if it is far below; else `None`.
     """
+    if link is not None and rate_bit_per_s is not None:
+        left_s = observed.passes * _exposed(
+            observed, replace(link, found_bit_per_s=rate_bit_per_s), link.sums
+        )
+        yield _about("the link at its rate", step_s / (step_s - exposed_s + min(left_s, exposed_s)), observed)
     if observed.passes > 1.0:
         rest_s = step_s - exposed_s * (1.0 - 1.0 / observed.passes)
         yield _about("no_sync() for all passes but the last", step_s / rest_s, observed)
@@ -359,43 +454,65 @@ def _exposed(observed: Observed, link: Link, sums: Sequence[tuple[float, float]]
     )
 
 
-def _causes(observed: Observed, link: Link | None, stated_bit_per_s: float | None) -> Iterator[Cause]:
-    """Yield everything for which a step waits, with its seconds. `link` is the estimated one, and
-    `stated_bit_per_s` the rate that the user states; `None` if there is none.
+def _causes(
+    observed: Observed, link: Link | None, nominal_bit_per_s: float | None, *, is_stated: bool
+) -> Iterator[Cause]:
+    """Yield everything that may bound a step, with its seconds.
+
+    Args:
+        observed: the run.
+        link: its link; `None` if it is not known.
+        nominal_bit_per_s: the rate that the link should have; the user's if it `is_stated`, else the card's.
+        is_stated: whether the user has stated that rate.
     """
-    input_s, exposed_s = observed.least(lambda step: step.input_s), observed.exposed_s
-    rank, late_s = observed.late
-    waits = "the input pipeline: a step waits {} ms for data"
-    between = (
-        "work between steps: {} ms are neither in a pass that sends gradients nor in the optimizer. Without "
-        "a DataLoader that is input, or passes under no_sync()"
-    )
-    yield Cause("input", (waits if observed.loads else between).format(_ms(input_s)), input_s)
-    is_late = f"rank {rank} is {_ms(late_s)} ms late"
-    yield Cause("late rank", f"one rank: {is_late}, and all others wait for it", late_s)
+    step_s, exposed_s = observed.most(lambda step: step.step_s), observed.exposed_s
+    input_s, between_s, optimizer_s = _own_s(observed)
+    yield Cause("input", f"the input pipeline: a step waits {_ms(input_s)} ms for data", input_s)
+    if observed.is_blind:
+        return
+    outside = "no pass, no DataLoader and no optimizer" if optimizer_s else "no pass and no DataLoader"
+    yield Cause("between", f"work between steps: {_ms(between_s)} ms are in {outside}", between_s)
+    late = observed.late
+    late_s, is_late = late.seconds, f"rank {late.rank} is {_ms(late.seconds)} ms late"
+    if late.is_one:
+        data_s, idle_s = _late_input_s(observed)
+        why = f"; it waits {_ms(data_s)} ms longer for data" if data_s else ""
+        why += f"; it spends {_ms(idle_s)} ms longer between steps" if idle_s else ""
+        yield Cause("late rank", f"one rank: {is_late}, and all others wait for it{why}", late_s)
+    else:
+        often = f"rank {late.rank} in {late.times} of {late.steps} steps"
+        is_late = f"the last rank is {_ms(late_s)} ms late, {often}"
+        yield Cause("late ranks", f"ranks that wait for each other: {is_late}", late_s)
+    if optimizer_s >= step_s - exposed_s - input_s - between_s - late_s - optimizer_s:
+        yield Cause("optimizer", f"the optimizer: its step takes {_ms(optimizer_s)} ms", optimizer_s)
     latency = 0.0 if link is None or not exposed_s else link.latency_s / exposed_s
     details = [f"latency {latency:.0%}"] if link is not None else []
-    details += [is_late] if late_s > 0.01 * observed.most(lambda step: step.step_s) else []
+    details += [is_late] if late_s > 0.01 * step_s else []
     told = f" ({'; '.join(details)})" if details else ""
     apart = "nodes" if _per_node(observed) > 1 else "ranks"
-    name, text = "bandwidth", f"bandwidth between {apart}{told}"
-    if link is not None:
+    name, text = "network", f"the network between {apart}{told}"
+    if observed.hook and not observed.buckets:
+        name, text = "hook", f"the comm hook {observed.hook}: what it computes, and what it sends{told}"
+    elif link is not None:
         each_bytes = math.fsum(observed.buckets) / len(observed.buckets)
-        sums = f"{len(observed.buckets)} all-reduces of {bytes_text(each_bytes)}"
+        sums = f"{counted(len(observed.buckets), 'all-reduce')} of {bytes_text(each_bytes)}"
         spared_s, _ = _larger_buckets(observed, link)
         found = link.rate_bit_per_s
-        nominal_bit_per_s = stated_bit_per_s or observed.card_bit_per_s or 0.0
         if observed.passes > 1.0:
             name = "no_sync"
             text = f"gradients that are sent {observed.passes:.0f} times for each optimizer step{told}"
         elif spared_s > 0.5 * exposed_s:
             name, text = "buckets", f"small buckets: {sums}{told}"
-        elif found is not None and found < BELOW_RATE * nominal_bit_per_s:
-            of = _rate(nominal_bit_per_s) + ("" if stated_bit_per_s else ", assumed by its card")
+        elif each_bytes <= FEW_BYTES:
+            name, text = "latency", f"latency between {apart}: {sums}. So few bytes do not tell a link's rate"
+        elif found is not None and found < BELOW_RATE * (nominal_bit_per_s or 0.0):
+            of = _rate(nominal_bit_per_s or 0.0) + ("" if is_stated else ", assumed by its card")
             name, text = "link rate", f"a link below its rate: {_rate(found)} of {of}{told}"
         elif latency > 0.5:
             name, text = "latency", f"latency between {apart}: {sums}{told}"
-    if name not in ("no_sync", "buckets") and len(observed.ranks) < observed.world and observed.world > 1:
+        else:
+            name, text = "bandwidth", f"bandwidth between {apart}{told}"
+    if name not in ("no_sync", "buckets") and len(observed.ranks) < max(observed.world, 2):
         text += ", or a rank that is late: the times of one rank do not tell"
     yield Cause(name, text, exposed_s)
 
@@ -404,6 +521,8 @@ def _unknown(observed: Observed, link: Link | None) -> str:
     """Why nothing can be predicted; empty if it can."""
     if observed.world == 1:
         return "there is one rank, so nothing is sent"
+    if observed.is_blind:
+        return _unseen(observed)
     if observed.hook:
         return f"a comm hook is registered ({observed.hook}), and predictions are about plain DDP"
     if observed.wrapper != "DDP":
@@ -532,7 +651,10 @@ def _judged(
         elif times < 1.0 + LEAD:
             others.setdefault(recipe.partition("(")[0], _why_not(slow[recipe], predicted, step_s))
     helped = {gain.change.partition("(")[0] for gain in (*helps, *late)}
-    best = sorted(helps, key=lambda gain: -gain.times)[:SHOWN]
+    fastest: dict[str, Gain] = {}
+    for gain in sorted(helps, key=lambda gain: -gain.times):
+        fastest.setdefault(gain.change.partition("(")[0], gain)  # of the forms of a recipe, the faster one
+    best = list(fastest.values())[:SHOWN]
     return (
         [gain for gain in helps if gain in best],
         [(kind, why) for kind, why in others.items() if helps and kind not in helped][:SHOWN],
@@ -561,12 +683,6 @@ def _why_not(row: Candidate, predicted: _Predicted, step_s: float) -> str:
     return "it sends as much" if row.wire_bytes > 0.9 * dense.wire_bytes else "latency stays"
 
 
-def _milder(helps: Sequence[Gain]) -> str:
-    """The mildest recipe that is about as fast as the fastest."""
-    most = max(gain.times for gain in helps)
-    return next(gain.change for gain in helps if gain.times >= (1.0 - LEAD) * most)
-
-
 def _notes(
     observed: Observed, link: Link | None, far: Link | None, helps: Sequence[Gain], late: Sequence[Gain]
 ) -> Iterator[str]:
@@ -588,7 +704,7 @@ def _notes(
     if observed.gradients is not None and observed.gradients.assumed:
         yield "when each gradient was ready is assumed, between the first and the last"
     if any(gain.assumed for gain in helps):
-        yield "costs of codecs are assumed: gradwire plan --codec measured … measures them on this machine"
+        yield "costs of codecs are assumed: --codec measured measures them on this machine"
     if late:
         best = max(late, key=lambda gain: gain.times)
         yield f"with more of the gradient late, which costs quality on most models: {best}"

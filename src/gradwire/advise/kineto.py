@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ _LONGEST = 16
 """Largest number of pieces in one value: in a damaged file, the end of a value is not searched any
 further."""
 
+# torch.profiler begins each event on a line of its own, with its phase.
+_BEGINS = re.compile(r'\n[ \t]*\{\s*"ph"\s*:')
 _WHITE = " \t\r\n"
 _GZIP = b"\x1f\x8b"
 # Names of kernels and stacks have been written with characters that JSON wants escaped.
@@ -30,8 +33,11 @@ _decode = json.JSONDecoder(strict=False).raw_decode
 Event = dict[str, Any]
 
 
-def read(path: Path, take: Callable[[Event], None], piece: int = PIECE) -> dict[str, Any]:
+def read(path: Path, take: Callable[[Event], None], piece: int = PIECE) -> tuple[dict[str, Any], int]:
     """Give each event of a trace to `take`, in the order of the file.
+
+    Events that are no JSON are left out. torch.profiler writes such ones: names are not escaped, so that a
+    quote in the name of a file or function ends the text, and numbers may be "inf".
 
     Args:
         path: a file that `export_chrome_trace` or `tensorboard_trace_handler` has written, plain or in gzip's
@@ -40,7 +46,7 @@ def read(path: Path, take: Callable[[Event], None], piece: int = PIECE) -> dict[
         piece: characters that are decoded at once.
 
     Returns:
-        All other keys of the file, such as `distributedInfo`.
+        All other keys of the file, such as `distributedInfo`, and the number of events that were left out.
 
     Raises:
         ValueError: the file is empty, cut, damaged, no trace, or cannot be read. The message names it.
@@ -52,14 +58,15 @@ def read(path: Path, take: Callable[[Event], None], piece: int = PIECE) -> dict[
         >>> read(path, lambda event: print(event["name"]))
         a
         b
-        {'schemaVersion': 1}
+        ({'schemaVersion': 1}, 0)
     """
     try:
         with path.open("rb") as binary:
             packed = binary.read(2) == _GZIP
         opened = gzip.open if packed else open
         with opened(path, "rt", encoding="utf-8") as file:
-            return _Reader(file, take, piece).trace()
+            reader = _Reader(file, take, piece)
+            return reader.trace(), reader.invalid
     except EOFError as error:
         raise ValueError(f"{path}: it was cut: its compressed data end too early") from error
     except (gzip.BadGzipFile, zlib.error) as error:
@@ -79,7 +86,7 @@ class _Reader:
 
     def __init__(self, file: TextIO, take: Callable[[Event], None], piece: int) -> None:
         self._file, self._take, self._piece = file, take, piece
-        self._text, self._at, self._events = "", 0, 0
+        self._text, self._at, self._events, self.invalid = "", 0, 0, 0
 
     def trace(self) -> dict[str, Any]:
         first = self._next()
@@ -108,7 +115,7 @@ class _Reader:
 
     def _array(self) -> None:
         for _ in self._members("]"):
-            event = self._value()
+            event = self._value(in_events=True)
             if not isinstance(event, dict):
                 raise self._damaged()
             self._events += 1
@@ -139,13 +146,21 @@ class _Reader:
             if not self._more():
                 return ""
 
-    def _value(self) -> Any:
-        """Decode the next value; with twice the text, if it ends beyond the decoded text."""
+    def _value(self, *, in_events: bool = False) -> Any:
+        """Decode the next value; with twice the text, if it ends beyond the decoded text.
+
+        If one of the events is no JSON although the next one has begun, that is decoded in its place.
+        """
         self._next()
         while True:
             try:
                 value, end = _decode(self._text, self._at)
             except json.JSONDecodeError:
+                if in_events and (following := _BEGINS.search(self._text, self._at)):
+                    self._at = following.start()
+                    self._next()
+                    self.invalid += 1
+                    continue
                 if len(self._text) - self._at > _LONGEST * self._piece or not self._more():
                     raise self._damaged() from None
                 continue

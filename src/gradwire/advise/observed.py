@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import fsum, prod
 from statistics import median
+from typing import NamedTuple
 
 from gradwire.planning.change_detection import error_of, noise_of
 
@@ -13,14 +16,20 @@ UNLIKE = 0.05
 """The share of the gradients' bytes by which those of all-reduces may differ: a script may have small ones of
 its own."""
 
+MOSTLY, ERRORS = 0.8, 2.2
+"""Of the steps in which one rank is the last: their share, and by how many standard errors they are more than
+half, from which on that rank is late. Of two ranks that are the last by chance, one is taken for late in 1 of
+80 runs of 20 steps, and in 1 of 16 of 5."""
+
 
 @dataclass(frozen=True)
 class Step:
     """One step of one rank, in seconds.
 
-    `input_s` passed while it waited for data. `backward_s` is the synchronizing backward pass alone.
+    `input_s` passed while it waited for a DataLoader. `backward_s` is the synchronizing backward pass alone.
     `communicating_s` is the time in which a collective ran, and `exposed_s` the part of it for which
-    computing waited.
+    computing waited. The optimizer took `optimizer_s`; 0 on a GPU, where the host's time does not tell.
+    `between_s` passed outside of forward and backward passes, the optimizer and the DataLoader.
     """
 
     step_s: float
@@ -28,11 +37,13 @@ class Step:
     backward_s: float
     communicating_s: float
     exposed_s: float
+    optimizer_s: float = 0.0
+    between_s: float = 0.0
 
     @property
-    def compute_s(self) -> float:
-        """Seconds of the step that are neither input nor waiting for a collective."""
-        return max(self.step_s - self.input_s - self.exposed_s, 0.0)
+    def ready_s(self) -> float:
+        """Seconds of the step in which this rank did not wait for a collective: for so long others wait."""
+        return self.step_s - self.exposed_s
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,21 @@ class RankSteps:
     def typical(self, number: Callable[[Step], float]) -> float:
         """Median over steps of the `number` of a step."""
         return median(map(number, self.steps))
+
+
+class Late(NamedTuple):
+    """Ranks wait `seconds` of a typical step for the last one: for `rank` in `times` of `steps` steps."""
+
+    rank: int
+    seconds: float
+    times: int
+    steps: int
+
+    @property
+    def is_one(self) -> bool:
+        """True if it is `rank` that is late, and not another one from step to step."""
+        by_chance = 0.5 * self.steps + 0.5 * ERRORS * math.sqrt(self.steps)
+        return self.seconds > 0.0 and self.times >= max(MOSTLY * self.steps, by_chance)
 
 
 @dataclass(frozen=True)
@@ -72,10 +98,11 @@ class Observed:
     seconds of single all-reduces, each in the median over steps.
 
     If DDP `finds_unused`, it looked for unused parameters in each step and found none. `hook` is the name of
-    its comm hook. The system tells the one-way delay `latency_s` between two ranks, the rate `card_bit_per_s`
-    of a network card, and `cores_per_rank`; a rank computes with so many `threads`. Recording a trace took
-    `recording_s` of each step. Without `loads` no DataLoader was seen, and `input_s` is all that passed
-    between steps. `missing` are sentences about what was not recorded, and how to record it.
+    its comm hook. If the run `is_blind`, times of its steps do not show all waiting for the network: a hook,
+    or gradwire in another way, may wait where DDP does not see it. The system tells the one-way delay
+    `latency_s` between two ranks, the rate `card_bit_per_s` of a network card, and `cores_per_rank`; a rank
+    computes with so many `threads`. Recording a trace took `recording_s` of each step. `missing` are
+    sentences about what was not recorded, and how to record it.
     """
 
     source: str
@@ -91,12 +118,12 @@ class Observed:
     per_node: int = 1
     finds_unused: bool = False
     hook: str = ""
+    is_blind: bool = False
     latency_s: float | None = None
     card_bit_per_s: float | None = None
     cores_per_rank: float | None = None
     threads: int = 1
     recording_s: float = 0.0
-    loads: bool = True
     missing: tuple[str, ...] = ()
 
     def least(self, number: Callable[[Step], float]) -> float:
@@ -113,10 +140,13 @@ class Observed:
 
         In each step that is the least over ranks, because another rank may be the last one in each.
         """
-        if len({len(each.steps) for each in self.ranks}) > 1:
-            return self.least(lambda step: step.exposed_s)
-        ranks = (each.steps for each in self.ranks)
-        return float(median(min(step.exposed_s for step in steps) for steps in zip(*ranks, strict=True)))
+        return median(min(step.exposed_s for step in steps) for steps in self._together)
+
+    @property
+    def _together(self) -> list[tuple[Step, ...]]:
+        """The same step of all ranks, for each step that all of them have: recording ends on all at once."""
+        fewest = min(len(each.steps) for each in self.ranks)
+        return list(zip(*(each.steps[-fewest:] for each in self.ranks), strict=True))
 
     @property
     def gradient_bytes(self) -> float:
@@ -131,21 +161,26 @@ class Observed:
         return not sent_bytes or not held_bytes or abs(sent_bytes - held_bytes) <= UNLIKE * held_bytes
 
     @property
-    def late(self) -> tuple[int, float]:
-        """The rank that is ready last, and by how many seconds after the median of all ranks."""
-        ready_s = {each.rank: each.typical(_ready) for each in self.ranks}
-        last = max(ready_s, key=lambda rank: ready_s[rank])
-        others = [seconds for rank, seconds in ready_s.items() if rank != last]
-        return last, max(ready_s[last] - median(others), 0.0) if others else 0.0
+    def late(self) -> Late:
+        """What ranks wait for each other, in a typical step: from the median of the other ranks to the last
+        one.
+
+        It is found in each step: medians over steps would name a rank by chance where ranks take turns.
+        """
+        last: Counter[int] = Counter()
+        waits_s = []
+        for steps in self._together:
+            ready_s = [step.ready_s for step in steps]
+            slowest = max(range(len(ready_s)), key=ready_s.__getitem__)
+            last[self.ranks[slowest].rank] += 1
+            waits_s.append(ready_s.pop(slowest) - median(ready_s) if len(steps) > 1 else 0.0)
+        [(rank, times)] = last.most_common(1)
+        return Late(rank, median(waits_s), times, len(waits_s))
 
     @property
     def spread(self) -> float:
         """The relative standard error of the median step, on the rank where it is largest."""
         return max(_error([step.step_s for step in each.steps]) for each in self.ranks)
-
-
-def _ready(step: Step) -> float:
-    return step.step_s - step.exposed_s
 
 
 def _error(seconds: Sequence[float]) -> float:

@@ -56,7 +56,8 @@ class Recorded:
 
     `collectives` and `kernels` are disjoint spans: of gloo's on the CPU, or NCCL's on a GPU, and of all other
     kernels, without copies. `nodes_s` are the times at which autograd began with a node, and `calls_s` those
-    at which a collective began. `recording_s` is the processor time that recording has taken.
+    at which a collective began. `recording_s` is the processor time that recording has taken. `invalid`
+    events were no JSON, and are left out.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +66,7 @@ class Recorded:
         self.sums: list[Sum] = []
         self.gradients: list[Gradient] = []
         self.is_sharded, self.recording_s = False, 0.0
-        header = kineto.read(path, self._take)
+        header, self.invalid = kineto.read(path, self._take)
         info = header.get("distributedInfo")
         self.info: dict[str, Any] = info if isinstance(info, dict) else {}
         self.sums.sort()

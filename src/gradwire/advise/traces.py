@@ -7,13 +7,14 @@ Only durations are compared between files, because clocks of ranks differ.
 - *Exposed* on the CPU is the part of the collectives' union after the last `AccumulateGrad` of a backward
   pass. On a GPU, whose kernels run after the host has queued them, it is the part of that union in which no
   other kernel runs, as in HTA (facebookresearch/HolisticTraceAnalysis); copies are no kernels.
-- *Input* is the time inside of a DataLoader's `__next__`. Where none was recorded, it is the time from the
-  optimizer's step to DDP's next forward pass.
+- *Input* is the time inside of a DataLoader's `__next__`. *Between* is all other time from the optimizer's
+  step to DDP's next forward pass.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ import numpy.typing as npt
 
 from gradwire.advise.observed import Gradients, Observed, RankSteps, Step
 from gradwire.advise.recorded import Recorded, Sum
-from gradwire.advise.spans import outside, seconds, union, within
+from gradwire.advise.spans import ordered, outside, seconds, union, within
 from gradwire.quantities import bytes_text, counted
 
 GPU_BACKWARD = 2 / 3
@@ -106,8 +107,7 @@ def read(paths: Sequence[Path]) -> Observed:
         passes=median(max(len(step), 1) for step in sent),
         timed=tuple(_timed(sums)),
         recording_s=_recording_s(first, passes[0], steps[0]),
-        loads=bool(len(first.loaded)),
-        missing=tuple(_missing(first, len(found), world, gradients, sizes)),
+        missing=(*_missing(first, len(found), world, gradients, sizes), *_left_out(found)),
     )
 
 
@@ -159,23 +159,34 @@ def _pass(found: Recorded, start_s: float, stop_s: float) -> Pass:
 def _step_of(found: Recorded, passes: Sequence[Pass]) -> Step:
     """A step with the parts of which it consists."""
     start_s, stop_s = passes[0].start_s, passes[-1].stop_s
-    if len(found.loaded):
-        input_s = seconds(within(found.loaded, start_s, stop_s))
-    else:
-        begun_s = found.forwards[:, 0]
-        begun_s = begun_s[(begun_s >= start_s) & (begun_s < stop_s)]
-        input_s = float(begun_s[0]) - start_s if len(begun_s) else 0.0
+    begun_s = found.forwards[:, 0]
+    begun_s = begun_s[(begun_s >= start_s) & (begun_s < stop_s)]
+    first_s = float(begun_s[0]) if len(begun_s) else start_s
+    loaded = within(found.loaded, start_s, stop_s)
+    before = np.array([[start_s, first_s]])
     if found.on_gpu:
-        running = within(found.collectives, start_s, stop_s)
-        exposed_s = outside(running, within(found.kernels, start_s, stop_s))
-        backward_s = GPU_BACKWARD * max(stop_s - start_s - exposed_s - input_s, 0.0)
-        return Step(stop_s - start_s, input_s, backward_s, seconds(running), exposed_s)
+        running, kernels = (within(each, start_s, stop_s) for each in (found.collectives, found.kernels))
+        exposed_s = outside(running, kernels)
+        # The host runs ahead: what it does while the GPU is busy is not waited for.
+        busy = union(ordered(array("d", np.concatenate((running, kernels)).ravel())))
+        input_s = outside(loaded, busy)
+        between_s = outside(before, union(ordered(array("d", np.concatenate((loaded, busy)).ravel()))))
+        backward_s = GPU_BACKWARD * max(stop_s - start_s - exposed_s - input_s - between_s, 0.0)
+        return Step(stop_s - start_s, input_s, backward_s, seconds(running), exposed_s, between_s=between_s)
     communicating_s = exposed_s = 0.0
     for each in passes:
         communicating_s += seconds(within(found.collectives, each.first_s, each.stop_s))
         exposed_s += seconds(within(found.collectives, each.last_s, each.stop_s))
     backward_s = passes[-1].last_s - passes[-1].first_s
-    return Step(stop_s - start_s, input_s, backward_s, communicating_s, exposed_s)
+    return Step(
+        stop_s - start_s,
+        seconds(loaded),
+        backward_s,
+        communicating_s,
+        exposed_s,
+        optimizer_s=seconds(within(union(found.optimizers), start_s, stop_s)),
+        between_s=outside(before, loaded),
+    )
 
 
 def _sending(found: Recorded, passes: Sequence[Pass]) -> list[Span]:
@@ -252,7 +263,7 @@ def _recording_s(found: Recorded, passes: Sequence[Sequence[Pass]], steps: Seque
     if found.on_gpu:
         return 0.0
     nodes = median(_between(found.nodes_s, step[0].start_s, step[-1].stop_s) for step in passes)
-    computing_s = median(each.compute_s for each in steps)
+    computing_s = median(each.ready_s - each.input_s - each.between_s for each in steps)
     return min(found.recording_s * nodes / max(len(found.nodes_s), 1), 0.5 * computing_s)
 
 
@@ -291,6 +302,15 @@ def _missing(
         )
     if not len(found.optimizers) and not len(found.profiled):
         yield "no optimizer step was recorded: steps are counted from one forward pass to the next"
+
+
+def _left_out(found: Sequence[Recorded]) -> Iterator[str]:
+    """Yield a sentence if events were left out."""
+    if number := sum(each.invalid for each in found):
+        yield (
+            f"{counted(number, 'event')} left out that torch.profiler wrote as no JSON, as it does "
+            "with_stack=True where the name of a file has quotes"
+        )
 
 
 NO_COLLECTIVE = (

@@ -1,9 +1,10 @@
 """Watches a script that trains with DDP, without changing a bit of it.
 
 Nothing is sent and no comm hook is registered: DDP's own log (`_get_ddp_logging_data`) has the times of each
-step. It is read after each optimizer step, by a hook that torch calls for all optimizers. Time that passes
-in DataLoaders is added up in their `__next__`. At the end ranks tell each other their times by the store that
-they met at.
+step. It is read after each optimizer step, by a hook that torch calls for all optimizers. DDP does not log
+passes under `no_sync()`: they are counted in its `forward`, and taken to last as long as the one that is
+logged. Time that passes in DataLoaders is added up in their `__next__`. At the end ranks tell each other
+their times by the store that they met at.
 """
 
 from __future__ import annotations
@@ -52,6 +53,17 @@ RATE_OF_TORCH = 100
 PATIENCE_S = 60.0
 """Seconds to wait for the times of other ranks."""
 
+SENT_BYTES = {
+    "": 0,
+    "allreduce_hook": 0,
+    "BuiltinCommHookType.ALLREDUCE": 0,
+    "fp16_compress_hook": 2,
+    "bf16_compress_hook": 2,
+    "BuiltinCommHookType.FP16_COMPRESS": 2,
+}
+"""Bytes per element that each comm hook of torch sends; 0 for those of the gradients. What others send is not
+known."""
+
 
 class Log:
     """The steps of one DDP instance on this rank, as DDP has logged them.
@@ -65,14 +77,21 @@ class Log:
         self.passes: list[int] = []
         self._first_ready_s: list[float] = []
         self._data: dict[str, Any] = {}
+        self._unsent = 0
         self.parameter_bytes = 0
         self.ranks: tuple[int, ...] = ()
         """The ranks over which this instance averages, by their numbers in the run."""
 
-    def stepped(self, optimizing_s: float, loading_s: float | None) -> bool:
+    def passed(self, ddp: DistributedDataParallel) -> None:
+        """Count a forward pass of `ddp`, if it is this one and its gradients will not be sent."""
+        is_own = self._ddp() is ddp
+        if is_own and torch.is_grad_enabled() and not ddp.require_backward_grad_sync:
+            self._unsent += 1
+
+    def stepped(self, optimizing_s: float, loading_s: float) -> bool:
         """Read the log after an optimizer step; whether DDP has logged another pass.
 
-        The optimizer took `optimizing_s`, and data were waited for `loading_s`, `None` without a DataLoader.
+        The optimizer took `optimizing_s`, and DataLoaders were waited for `loading_s`.
         """
         ddp = self._ddp()
         if ddp is None or ddp.logger is None:
@@ -83,21 +102,23 @@ class Log:
         if passes <= 0:
             return False
         before, self._data = self._data, data
+        unsent, self._unsent = self._unsent, 0
         self.ranks = self.ranks or tuple(dist.get_process_group_ranks(ddp.process_group))
         self.parameter_bytes = data.get("total_parameter_size_bytes", 0)
         step_s = 1e-9 * (data.get(BEGUN, 0) - before.get(BEGUN, 0))
         if data["iteration"] <= WARMING or not before or min(step_s, data.get(SENT, 0)) <= 0:
             return True
         exposed_s = passes * 1e-9 * max(data[SENT] - data[OVERLAPPED], 0)
-        computing_s = passes * 1e-9 * (data[FORWARD] + data[BACKWARD])
-        outside_s = max(step_s - computing_s - exposed_s - optimizing_s, 0.0)
+        computing_s = (passes + unsent) * 1e-9 * (data[FORWARD] + data[BACKWARD])
         self.steps.append(
             Step(
                 step_s=step_s,
-                input_s=min(outside_s if loading_s is None else loading_s, step_s),
+                input_s=min(loading_s, step_s),
                 backward_s=1e-9 * data[BACKWARD],
                 communicating_s=passes * 1e-9 * data[SENT],
                 exposed_s=min(exposed_s, step_s),
+                optimizer_s=min(optimizing_s, step_s) if ddp.device_type == "cpu" else 0.0,
+                between_s=max(step_s - computing_s - exposed_s - optimizing_s - loading_s, 0.0),
             )
         )
         self.passes.append(passes)
@@ -114,7 +135,7 @@ class Log:
         """Everything that the first rank needs of this rank, for JSON."""
         return {"steps": [list(vars(step).values()) for step in self.steps], "latency_s": latency_s()}
 
-    def observed(self, told: Sequence[dict[str, Any] | None], loads: bool) -> Observed:
+    def observed(self, told: Sequence[dict[str, Any] | None]) -> Observed:
         """The run, from what each of `ranks` has told; `None` of a rank that has not."""
         data, ranks = self._data, self.ranks
         known = [
@@ -125,26 +146,46 @@ class Log:
         latencies_s = [each["latency_s"] for each in told if each is not None and each["latency_s"]]
         silent = [str(rank) for rank, each in zip(ranks, told, strict=True) if each is None]
         prefix = "rebuilt_" if data.get("rebuilt_bucket_sizes") else ""
+        buckets = list(chain.from_iterable(_numbers(data.get(f"{prefix}bucket_sizes", ""))))
+        gradients = self._gradients(_numbers(data.get(f"{prefix}per_bucket_param_indices", "")))
+        hook = str(data.get("comm_hook", ""))
+        held_bytes = 4 if gradients is None else gradients.element_bytes
+        sent_bytes = SENT_BYTES.get(hook, 0) or held_bytes
         return Observed(
             source=f"watched on {counted(len(ranks), 'rank')}",
             wrapper="DDP",
             backend=str(data.get("backend_name", "")),
             world=len(ranks),
             ranks=tuple(known),
-            gradients=self._gradients(_numbers(data.get(f"{prefix}per_bucket_param_indices", ""))),
-            buckets=tuple(map(float, chain.from_iterable(_numbers(data.get(f"{prefix}bucket_sizes", ""))))),
-            calls=median(self.passes) * len(_numbers(data.get(f"{prefix}bucket_sizes", ""))),
+            gradients=gradients,
+            buckets=tuple(size * sent_bytes / held_bytes for size in buckets) if hook in SENT_BYTES else (),
+            calls=median(self.passes) * len(buckets),
             passes=median(self.passes),
             per_node=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             finds_unused=bool(data.get("find_unused_parameters")) and not data.get("unused_parameter_size"),
-            hook=str(data.get("comm_hook", "")),
+            hook="gradwire.attach" if (waits := self._waits_unseen()) == "gradwire" else hook,
+            is_blind=bool(waits),
             latency_s=median(latencies_s) if latencies_s else None,
             card_bit_per_s=card_bit_per_s(),
             cores_per_rank=cores_per_rank(),
             threads=torch.get_num_threads(),
-            loads=loads,
             missing=(f"nothing came from rank {', '.join(silent)}",) if silent else (),
         )
+
+    def _waits_unseen(self) -> str:
+        """Whose code may wait for the network where DDP's log does not show it: "gradwire", "script" or "".
+
+        DDP sees the waiting for what hooks of torch send.
+        """
+        ddp = self._ddp()
+        if ddp is None:
+            return ""
+        hooks = [hook for hook, _ in ddp._comm_hooks]
+        owners = {_home(hook) for hook in hooks}
+        for module in (ddp, ddp.module):
+            registered = chain(module._forward_pre_hooks.values(), module._forward_hooks.values())
+            owners |= {home for hook in registered if (home := _home(hook)) == "gradwire"}
+        return "gradwire" if "gradwire" in owners else "script" if owners - {"torch"} else ""
 
     def _gradients(self, buckets: Sequence[Sequence[int]]) -> Gradients | None:
         """Shapes and ready times of the gradients, in the order of DDP's `buckets` of parameter numbers.
@@ -187,16 +228,24 @@ class Watch:
         self._logs: list[Log] = []
         self._undo = ExitStack()
         self._optimizing_s = self._began_s = self._loading_s = 0.0
-        self._loads = self.is_over = False
+        self.is_over = False
 
     def __enter__(self) -> Watch:
         watch, made = self, DistributedDataParallel.__init__
+        forward: Callable[..., Any] = DistributedDataParallel.forward
         loaded = dataloader._BaseDataLoaderIter.__next__
 
         @wraps(made)
         def init(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
             made(ddp, *args, **kwargs)
             watch._logs.append(Log(ddp))
+
+        @wraps(forward)
+        def passed(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                for log in watch._logs:
+                    log.passed(ddp)
+            return forward(ddp, *args, **kwargs)
 
         @wraps(loaded)
         def load(batches: Any) -> Any:
@@ -205,9 +254,9 @@ class Watch:
                 return loaded(batches)
             finally:
                 watch._loading_s += now_s() - began_s
-                watch._loads = True
 
         self._replace(DistributedDataParallel, "__init__", init)
+        self._replace(DistributedDataParallel, "forward", passed)
         self._replace(dataloader._BaseDataLoaderIter, "__next__", load)
         self._undo.callback(register_optimizer_step_pre_hook(self._before).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._after).remove)
@@ -227,8 +276,7 @@ class Watch:
         if self.is_over:
             return
         self._optimizing_s += now_s() - self._began_s
-        loading_s = self._loading_s if self._loads else None
-        logged = [log.stepped(self._optimizing_s, loading_s) for log in self._logs]
+        logged = [log.stepped(self._optimizing_s, self._loading_s) for log in self._logs]
         if any(logged):
             self._optimizing_s = self._loading_s = 0.0
             if max(len(log.steps) for log in self._logs) >= self._steps:
@@ -238,9 +286,11 @@ class Watch:
     def seen(self) -> str:
         """Why there is no advice, in a sentence; empty if there are enough steps."""
         if not self._logs:
+            start = "" if "RANK" in os.environ else "Start the script with torchrun. "
             return (
-                "no DistributedDataParallel was made in this process. Start the script with torchrun: "
-                "children of mp.spawn are not watched. For FSDP2 give traces that torch.profiler recorded"
+                f"no DistributedDataParallel was made in this process. {start}Children of mp.spawn are not "
+                "watched. For FSDP2, give traces that torch.profiler recorded. Where gradwire trains without "
+                "DDP, print(wire.report()) says what a step waits for"
             )
         most = max(len(log.steps) for log in self._logs)
         if most < ENOUGH:
@@ -259,7 +309,7 @@ class Watch:
         for each in self._logs:
             each.log_each(RATE_OF_TORCH)
         told = _exchanged(log.told(), log.ranks)
-        self._finished(None if told is None else log.observed(told, self._loads))
+        self._finished(None if told is None else log.observed(told))
 
 
 def _exchanged(own: dict[str, Any], ranks: Sequence[int]) -> list[dict[str, Any] | None] | None:
@@ -283,6 +333,12 @@ def _exchanged(own: dict[str, Any], ranks: Sequence[int]) -> list[dict[str, Any]
         except dist.DistStoreError:
             told.append(None)
     return told
+
+
+def _home(hook: Any) -> str:
+    """The package that a hook comes from: "torch", "gradwire" or another one."""
+    name = getattr(hook, "__module__", None) or type(hook).__module__
+    return str(name).partition(".")[0]
 
 
 def _numbers(text: str) -> list[list[int]]:

@@ -8,30 +8,49 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from gradwire._api.plan import CANDIDATES
-from gradwire.advise import answer, traces
-from gradwire.advise.observed import Observed
 from gradwire.advise.script import Stopped, run
-from gradwire.cli.cluster_options import codecs_of, show
 from gradwire.cli.prerequisites import check_folder
 from gradwire.cli.progress import waiting
-from gradwire.planning.costs import CodecCost
 from gradwire.quantities import rate_bit_per_s, time_s
+
+if TYPE_CHECKING:  # torch takes seconds to load, which help and completion need not wait for
+    from gradwire.advise.observed import Observed
+    from gradwire.planning.costs import CodecCost
 
 TRACES = (".json", ".json.gz")
 """How the names of traces end; any other file is a script."""
 
 
-def advise(
+class _EndsAtScript(TyperCommand):
+    """A command whose options end at the name of a script: all that follows is the script's own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Options may stand after the names of traces, which are no script."""
+        ctx.allow_interspersed_args = False
+        words, _, _ = self.make_parser(ctx).parse_args(list(args))
+        ctx.allow_interspersed_args = any(map(_is_trace, (words.get("files") or ())[:1]))
+        return super().parse_args(ctx, args)
+
+
+def _is_trace(name: str) -> bool:
+    return name.lower().endswith(TRACES)
+
+
+advise = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@advise.command("advise", cls=_EndsAtScript)
+def answer_of(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="TRACES | SCRIPT [-- ITS ARGUMENTS]",  # shown with the refusal of an unknown option
-            help="Traces of one run, *.json or *.json.gz, or a script, then -- and its arguments.",
+            metavar="TRACES | SCRIPT [ITS ARGUMENTS]",
+            help="Traces of one run, *.json or *.json.gz, or a script and its arguments.",
         ),
     ],
     steps: Annotated[int, typer.Option(help="Of a script: steps that are watched.", min=5)] = 20,
@@ -51,12 +70,17 @@ def advise(
     """Say what bounds the steps of a run as it is, what would help, by how much, and the line to write.
 
     A script is run unchanged, and its ranks are watched for some steps after ten in which they warm up. It
-    goes on afterwards. Traces are those of torch.profiler, of one or all ranks.
+    goes on afterwards. What stands after its name is given to it, so options of this command come before.
+    Traces are those of torch.profiler, of one or all ranks.
 
-    Example: torchrun --nproc-per-node 2 -m gradwire advise train.py --steps 20 -- --lr 0.1
+    Example: torchrun --nproc-per-node 2 -m gradwire advise --steps 20 train.py --lr 0.1
 
     Example: gradwire advise rank0.json.gz rank1.json.gz --rate 10gbit
     """
+    from gradwire._api.plan import CANDIDATES
+    from gradwire.advise import traces
+    from gradwire.cli.cluster_options import codecs_of
+
     try:
         check_folder(json_path)
         say = partial(
@@ -66,13 +90,12 @@ def advise(
             codecs_of(codec, CANDIDATES),
             json_path,
         )
-        recorded = [name for name in files if name.lower().endswith(TRACES)]
-        if recorded == files:
+        if _is_trace(files[0]):
+            for name in files:
+                if not _is_trace(name):
+                    raise ValueError(f"{name}: it is no trace, whose name ends in {' or '.join(TRACES)}")
             say(traces.read([Path(name) for name in files]))
             return
-        if files[0] in recorded:
-            other = next(name for name in files if name not in recorded)
-            raise ValueError(f"{other}: it is no trace, whose name ends in {' or '.join(TRACES)}")
         if not Path(files[0]).is_file():
             raise ValueError(f"{files[0]}: there is no such script, and traces end in {' or '.join(TRACES)}")
     except ValueError as error:
@@ -109,6 +132,9 @@ def _say(
     json_path: Path | None,
     observed: Observed,
 ) -> None:
+    from gradwire.advise import answer
+    from gradwire.cli.cluster_options import show
+
     if delay_s is not None:
         observed = replace(observed, latency_s=delay_s)
     with waiting() as told:

@@ -46,11 +46,38 @@ def test_a_script_that_is_not_there_is_named() -> None:
     assert "nowhere.py: there is no such script" in " ".join(done.output.split())
 
 
-def test_an_option_of_the_script_is_refused_with_the_place_where_it_goes(tmp_path: Path) -> None:
+def test_what_stands_after_the_script_is_its_own(tmp_path: Path) -> None:
+    script, seen = tmp_path / "train.py", tmp_path / "seen"
+    script.write_text(f"import pathlib, sys\npathlib.Path({str(seen)!r}).write_text(repr(sys.argv[1:]))\n")
+    words = ["--lr", "0.1", "--steps", "5000", "--json", "out.json", "--", "--help", "rank0.json"]
+    done = CliRunner().invoke(app, ["advise", "--steps", "7", str(script), *words])
+    assert done.exit_code == 0, done.output
+    assert seen.read_text() == repr(words)
+
+
+def test_an_option_before_the_script_is_that_of_the_command(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
-    done = CliRunner().invoke(app, ["advise", str(script), "--lr", "0.1"])
+    done = CliRunner().invoke(app, ["advise", "--lr", "0.1", str(script)])
     assert done.exit_code == 2
-    told = " ".join(done.output.split())
-    assert "--lr" in told
-    assert "SCRIPT [-- ITS ARGUMENTS]" in told
+    assert "--lr" in done.output
+
+
+def test_options_may_stand_after_traces(tmp_path: Path) -> None:
+    path = Run().write(tmp_path / "rank0.json")
+    done = CliRunner().invoke(app, ["advise", str(path), "--rate", "4gbit", "--json", "-"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["bound"] == "link rate"
+
+
+@looped("words", [["-h"], ["--help"], ["--steps", "7", "-h"]])
+def test_its_own_help_is_before_a_script(words: list[str]) -> None:
+    done = CliRunner().invoke(app, ["advise", *words])
+    assert done.exit_code == 0
+    assert "SCRIPT [ITS ARGUMENTS]" in done.output
+
+
+def test_nothing_to_look_at_is_said() -> None:
+    done = CliRunner().invoke(app, ["advise"])
+    assert done.exit_code == 2
+    assert "Missing argument" in done.output
