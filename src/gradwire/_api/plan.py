@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from statistics import fmean
 from typing import Any
@@ -45,8 +45,10 @@ CANDIDATES = (
     "bf16",
     "bf16(sum='fp32')",
     "int8",
+    "int8(collective='all_gather')",
     "fp8",
     "int4",
+    "int4(collective='all_gather')",
     "efsignsgd",
     "topk(ratio=0.1)",
     "topk(ratio=0.01)",
@@ -62,10 +64,8 @@ CANDIDATES = (
     "powersgd(rank=4)",
     "acpsgd(rank=4)",
 )
-"""The recipes that `plan` compares: of every kind a mild and a strong one.
-
-The candidates of `auto` are others. It tries what can be worth it, in order of their lateness, and sends
-values that are chosen in 16 bits."""
+"""The recipes that `plan` compares: all that `auto` tries by default, and of every other kind a mild and a
+strong one. `auto` sends values that are chosen in 16 bits."""
 
 BETWEEN_ROUNDS = ("dense", "bf16", "int8", "int4", "topk(ratio=0.01)", "sparseloco")
 """Recipes that `plan` compares for rounds of local steps."""
@@ -86,7 +86,9 @@ class Prediction:
     node's link and exchange, 0 with a single node. `memory_bytes` come on top of DDP's memory. With
     `at_most`, a part of the bytes is assumed (`gradwire.control.forecast`). `codec` is "stated" if the user
     gave the codec's cost, else "free". With `two_levels`, the ranks of a node add up first
-    (`attach(nodes=…)`).
+    (`attach(nodes=…)`). `assumed_late` is how much of the gradient the recipe is assumed to leave in its
+    memory, in steps' worth, `None` if nothing is assumed; from trainings of other models. `auto` would have
+    `tried` it by default, because that is little.
     """
 
     recipe: str
@@ -100,6 +102,8 @@ class Prediction:
     at_most: bool
     codec: str
     two_levels: bool
+    assumed_late: float | None = field(default=None, kw_only=True)
+    tried: bool = field(default=False, kw_only=True)
 
 
 def numbers_of(
@@ -135,17 +139,14 @@ def numbers_of(
         "at_most": found.at_most,
         "codec": "stated" if stated else "free",
         "two_levels": two_levels,
+        "assumed_late": assumed_late(recipe),
+        "tried": steady(recipe, "candidate").text in _tried(),
     }
 
 
 @dataclass(frozen=True)
 class Candidate(Prediction):
-    """The prediction for one recipe on one cluster.
-
-    `auto` would have `tried` it by default, because little of the gradient is assumed to be late under it.
-    """
-
-    tried: bool = False
+    """The prediction for one recipe on one cluster."""
 
 
 @dataclass(frozen=True)
@@ -203,8 +204,8 @@ class Plan:
             f"without communication {ms_text(self.compute_s)}, dense {ms_text(self.dense_s)}, "
             f"CCR {self.ccr:.2f}",
             f"auto is expected to choose {short(self.auto)}, because of {self.why}",
-            "assumed, from trainings of other models: how late each recipe leaves the gradient, and so which "
-            "of them auto tries",
+            "late: steps' worth of gradient that a recipe leaves in memory, assumed from trainings of other "
+            f"models. auto tries those that leave about {LATE:g} or less, and measures it on yours",
         ]
         if all(each.codec == "free" for each in self.candidates):
             told.append(
@@ -640,8 +641,7 @@ def _candidate(
     canonical = steady(text, "candidate").text
     codec = codecs.get(canonical)
     found = forecasts.of_text(text, codec)
-    numbers = numbers_of(text, found, every, stated=codec is not None, two_levels=two_levels)
-    return Candidate(**numbers, tried=canonical in _tried())
+    return Candidate(**numbers_of(text, found, every, stated=codec is not None, two_levels=two_levels))
 
 
 @cache
@@ -649,6 +649,34 @@ def _tried() -> frozenset[str]:
     """The recipes that `auto` would try by default, with all options."""
     within = (text for text, assumed in CHOICES.items() if may_be_within(LATE, assumed))
     return frozenset(steady(text, "candidate").text for text in ("dense", *within))
+
+
+@cache
+def _assumed() -> dict[str, float]:
+    """The assumed lateness of recipes with all options, in steps' worth of gradient."""
+    return {steady(text, "candidate").text: late for text, late in {"dense": 0.0, **CHOICES}.items()}
+
+
+def assumed_late(recipe: str) -> float | None:
+    """How many steps' worth of gradient a recipe is assumed to leave in its memory; `None` if nothing is
+    assumed.
+
+    Chosen values leave the same behind in 16 bits and in 32.
+
+    >>> assumed_late("int8"), assumed_late("topk(ratio=0.1)"), assumed_late("signsgd")
+    (0.01, 1.2, None)
+    """
+    text = steady(recipe, "candidate").text
+    return _assumed().get(text, _assumed().get(text.replace("values='full'", "values='fp16'")))
+
+
+def late_text(late: float | None) -> str:
+    """Text of an assumed lateness.
+
+    >>> late_text(0.0), late_text(0.0004), late_text(0.18), late_text(26.0), late_text(None)
+    ('0', '<0.01', '0.18', '26', '?')
+    """
+    return "?" if late is None else "<0.01" if 0.0 < late < 0.01 else f"{late:g}"
 
 
 def _fastest(rows: Sequence[Candidate]) -> Candidate:
@@ -726,12 +754,13 @@ def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> 
 
 
 def _table_of(found: Sequence[Candidate], width: int) -> str:
-    """Table of the candidates in lines of at most `width` characters. The cost of the codec has a column only
-    if some are known.
+    """Table of the candidates in lines of at most `width` characters, those that `auto` tries first. The cost
+    of the codec has a column only if some are known.
     """
-    head = ("recipe", "step", "linear", "sent", "memory", "auto", "codec")
+    head = ("recipe", "step", "linear", "sent", "memory", "late (assumed)", "auto", "codec")
     last = None if any(each.codec != "free" for each in found) else -1
-    return table_text(head[:last], [_cells(each, over_node=each.two_levels)[:last] for each in found], width)
+    rows = sorted(found, key=lambda each: (not each.tried, each.step_s))
+    return table_text(head[:last], [_cells(each, over_node=each.two_levels)[:last] for each in rows], width)
 
 
 def _cells(each: Candidate, *, over_node: bool) -> tuple[str, ...]:
@@ -739,4 +768,5 @@ def _cells(each: Candidate, *, over_node: bool) -> tuple[str, ...]:
     sent = bytes_text(each.node_bytes if over_node else each.wire_bytes) + "*" * each.at_most
     linear, memory = f"{each.share_of_linear:.0%}", bytes_text(each.memory_bytes)
     tried = "tries" if each.tried else ""
-    return (each.recipe, ms_text(each.step_s), linear, sent, memory, tried, each.codec)
+    late = late_text(each.assumed_late)
+    return (each.recipe, ms_text(each.step_s), linear, sent, memory, late, tried, each.codec)

@@ -25,6 +25,7 @@ from gradwire._api.plan import (
     Told,
     backward_of,
     costs_of,
+    late_text,
     link_inside,
     link_of,
     numbers_of,
@@ -93,11 +94,18 @@ class Simulation:
 
     @property
     def curves(self) -> dict[str, list[Outcome]]:
-        """The outcomes of each recipe, by workers; the most efficient on most workers first."""
+        """The outcomes of each recipe, by workers. Those that `auto` tries come first, if there is an
+        exchange in each step; of both kinds the most efficient on most workers first.
+        """
         found: dict[str, list[Outcome]] = {}
         for each in self.outcomes:
             found.setdefault(each.recipe, []).append(each)
-        return dict(sorted(found.items(), key=lambda item: -item[1][-1].efficiency))
+
+        def place(outcomes: Sequence[Outcome]) -> tuple[bool, float]:
+            last = outcomes[-1]
+            return self.every == 1 and not last.tried, -last.efficiency
+
+        return dict(sorted(found.items(), key=lambda item: place(item[1])))
 
     def as_dict(self) -> dict[str, Any]:
         """The simulation's numbers and texts, for JSON."""
@@ -117,15 +125,23 @@ class Simulation:
             f"predicted, not measured: {self.model}, {self.parameters / 1e6:.1f} M parameters, "
             f"{ms_text(self.compute_s)} without communication{late}"
         )
-        rows = [("no communication", *(f"{100 * each:.0f} " for each in self.alone))]
-        rows += [(recipe, *map(_cell, outcomes)) for recipe, outcomes in self.curves.items()]
-        names = max(len(row[0]) for row in rows)
+        rows = [("no communication", "", *(f"{100 * each:.0f} " for each in self.alone))]
+        rows += [
+            (recipe, late_text(outcomes[0].assumed_late), *map(_cell, outcomes))
+            for recipe, outcomes in self.curves.items()
+        ]
+        # Rounds of local steps leave something else behind, and so do FSDP2's own scatters.
+        says_late = self.every == 1 and any(each.assumed_late is not None for each in self.outcomes)
+        named = 2 if says_late else 1
+        head = ("", "late (assumed)")[:named]
+        names = max(len(row[0]) for row in rows) + sum(2 + len(each) for each in head[1:])
         at_once = max(1, (width - names) // (2 + max(5, len(str(self.workers[-1])))))
         lines = [wrapped(title, width, hanging="  "), "efficiency, % of a rank alone, by workers"]
         for first in range(0, len(self.workers), at_once):
             these = slice(first, first + at_once)
-            head = ("", *(f"{world} " for world in self.workers[these]))
-            lines += [table_text(head, [(row[0], *row[1:][these]) for row in rows], width), ""]
+            worlds = (f"{world} " for world in self.workers[these])
+            cells = [(*row[:named], *row[2:][these]) for row in rows]
+            lines += [table_text((*head, *worlds), cells, width), ""]
         marks = "! does not fit into memory; ^ bytes grow with workers; + sends more than dense, too"
         return "\n".join([*lines[:-1], wrapped(marks, width)])
 

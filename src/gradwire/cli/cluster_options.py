@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -76,6 +77,31 @@ def links(rate: str, delay: str, inside: str | None, inside_delay: str) -> dict[
         "inside_bit_per_s": None if inside is None else rate_bit_per_s(inside),
         "inside_delay_s": time_s(inside_delay),
     }
+
+
+_OPTIONS = re.compile(
+    r"\b(workers|nodes|per_node|every|target|stragglers|seed|codec|(?:backward|step|delay|inside_delay)(?=_s=)"
+    r"|(?:rate|inside)(?=_bit_per_s=)|memory(?=_bytes=)|sharded)(_s|_bit_per_s|_bytes)?=(None|[^\s,;:]+)"
+)
+_UNITS = {"_s": " s", "_bit_per_s": " bit/s", "_bytes": " bytes"}
+
+
+def of_options(error: str) -> str:
+    """An error of `gradwire.plan` or `gradwire.simulate`, with the command's options instead of arguments.
+
+    >>> of_options("backward_s=0.3 must be positive and within step_s=0.18")
+    '--backward 0.3 s must be positive and within --step 0.18 s'
+    >>> of_options("per_node=8 ranks share a node: say what the link inside is like")
+    '--per-node 8 ranks share a node: say what the link inside is like (--inside)'
+    """
+    said = _OPTIONS.sub(
+        lambda found: (
+            f"--{found[1].replace('_', '-')}"
+            + ("" if found[3] == "True" else f" {found[3]}{_UNITS.get(found[2], '')}")
+        ),
+        error,
+    )
+    return f"{said} (--inside)" if said.endswith("the link inside is like") else said
 
 
 def texts_of(recipes: str | None, default: Sequence[str]) -> list[str]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradwire._api import plan as plans
-from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
-from gradwire.cli.cluster_options import codecs_of, links, model_of, places, show, texts_of
+from gradwire.cli.completion import model_names
 from gradwire.cli.prerequisites import check_folder
 from gradwire.cli.progress import waiting
-from gradwire.quantities import time_s
+from gradwire.quantities import columns, counted, time_s, wrapped
+
+if TYPE_CHECKING:  # torch takes seconds to load, which help and completion need not wait for
+    from gradwire._api.plan import Plan
 
 Model = Annotated[
-    str | None, typer.Option(help="A published network, such as resnet50, or package.module:function.")
+    str | None,
+    typer.Option(
+        help="A published network, such as resnet50, or package.module:function.", autocompletion=model_names
+    ),
 ]
 Shapes = Annotated[Path | None, typer.Option(help="Instead of --model: a JSON file of parameter shapes.")]
 Params = Annotated[
@@ -43,6 +48,9 @@ Sharded = Annotated[
 Recipes = Annotated[
     str | None, typer.Option(help="Recipes instead of the usual ones, separated by semicolons.")
 ]
+All = Annotated[
+    bool, typer.Option("--all", help="Also show recipes that auto does not try by default: more is late.")
+]
 Codec = Annotated[
     str, typer.Option(help="Codec costs: cached or measured on this machine, free, or probe's JSON file.")
 ]
@@ -68,6 +76,7 @@ def plan(
     every: Every = 1,
     sharded: Sharded = False,
     recipes: Recipes = None,
+    everything: All = False,
     codec: Codec = "cached",
     json_path: Json = None,
 ) -> None:
@@ -75,6 +84,10 @@ def plan(
 
     Example: gradwire plan --model resnet50 --rate 1gbit --delay 1ms --workers 32 --step 180ms
     """
+    from gradwire._api import plan as plans
+    from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
+    from gradwire.cli.cluster_options import links, model_of, of_options, places, show, texts_of
+
     try:
         check_folder(json_path)
         usual = plans.CANDIDATES if every == 1 else plans.BETWEEN_ROUNDS
@@ -97,8 +110,23 @@ def plan(
             codec,
         )
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    show(str(found), {**found.as_dict(), "codec_source": codec}, json_path)
+        raise typer.BadParameter(of_options(str(error))) from None
+    text = str(found)
+    if recipes is None and every == 1 and not (everything or sharded):
+        tried = tuple(each for each in found.candidates if each.tried)
+        text = (
+            f"{replace(found, candidates=tried)}\n\n{hidden(len(usual) - len({row.recipe for row in tried}))}"
+        )
+    show(text, {**found.as_dict(), "codec_source": codec}, json_path)
+
+
+def hidden(number: int) -> str:
+    """What is said of recipes that are left out of a table."""
+    said = f"not shown: {counted(number, 'recipe')} that auto does not try by default, because more of the "
+    return wrapped(
+        f"{said}gradient is late, which costs quality on most models, or is not known to be early (--all)",
+        columns(),
+    )
 
 
 def _planned(
@@ -108,9 +136,12 @@ def _planned(
     times_s: tuple[float, float | None],
     texts: list[str],
     codec: str,
-) -> plans.Plan:
+) -> Plan:
+    from gradwire._api.plan import plan as predicted
+    from gradwire.cli.cluster_options import codecs_of
+
     with waiting() as told:
-        return plans.plan(
+        return predicted(
             model,
             workers=ranks[0],
             per_node=ranks[1],

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradwire._api import plan as plans
-from gradwire._api import simulate as simulations
-from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
-from gradwire._api.simulate import Outcome, Simulation
-from gradwire.cli.cluster_options import codecs_of, links, model_of, show, texts_of
 from gradwire.cli.planner import (
+    All,
     Backward,
     Codec,
     Delay,
@@ -30,10 +27,14 @@ from gradwire.cli.planner import (
     Shapes,
     Sharded,
     Step,
+    hidden,
 )
 from gradwire.cli.prerequisites import check_extra, check_folder
 from gradwire.cli.progress import waiting
 from gradwire.quantities import time_s
+
+if TYPE_CHECKING:  # torch takes seconds to load, which help and completion need not wait for
+    from gradwire._api.simulate import Outcome, Simulation
 
 MARKS = "o+x*#@%&"
 WIDTH, HEIGHT = 64, 13
@@ -61,6 +62,7 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Seed of the stragglers' times.")] = 0,
     memory: Annotated[float, typer.Option(help="GiB that a rank has on top of what DDP takes.")] = 16.0,
     recipes: Recipes = None,
+    everything: All = False,
     codec: Codec = "cached",
     picture: Annotated[Path | None, typer.Option(help="Draw the plot to a file: .svg, .png or .pdf.")] = None,
     json_path: Json = None,
@@ -69,6 +71,11 @@ def simulate(
 
     Example: gradwire simulate --model resnet50 --rate 10gbit --delay 20us --step 180ms --stragglers 0.05
     """
+    from gradwire._api import simulate as simulations
+    from gradwire._api.plan import BETWEEN_ROUNDS
+    from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
+    from gradwire.cli.cluster_options import codecs_of, links, model_of, of_options, show, texts_of
+
     if picture is not None:
         check_extra("matplotlib", "a picture")
     try:
@@ -76,7 +83,7 @@ def simulate(
         if sharded:
             texts = list(OF_FSDP) if recipes is None else recipes.split(";")
         else:
-            texts = texts_of(recipes, simulations.fixed_recipes() if every == 1 else plans.BETWEEN_ROUNDS)
+            texts = texts_of(recipes, simulations.fixed_recipes() if every == 1 else BETWEEN_ROUNDS)
         with waiting() as told:
             found = simulations.simulate(
                 model_of(model, shapes, params, hf_config),
@@ -95,11 +102,16 @@ def simulate(
                 told=told,
                 **links(rate, delay, inside, inside_delay),
             )
+        shown, more = found, ""
+        if recipes is None and every == 1 and not (everything or sharded):
+            shown = replace(found, outcomes=tuple(each for each in found.outcomes if each.tried))
+            more = f"\n\n{hidden(len(texts) - len(shown.curves))}"
         if picture is not None:
-            draw(found, picture)
+            draw(shown, picture)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    show(f"{found}\n\n{text_plot(found)}", {**found.as_dict(), "codec_source": codec}, json_path)
+        raise typer.BadParameter(of_options(str(error))) from None
+    text = f"{shown}{more}\n\n{text_plot(shown)}"
+    show(text, {**found.as_dict(), "codec_source": codec}, json_path)
 
 
 def worlds(text: str) -> list[int]:
@@ -120,7 +132,7 @@ def worlds(text: str) -> list[int]:
     return found
 
 
-def shown(found: Simulation) -> dict[str, list[Outcome]]:
+def drawn(found: Simulation) -> dict[str, list[Outcome]]:
     """Curves to plot, one for each mark: dense, and the most efficient at the end."""
     curves = found.curves
     kept = list(curves)[: len(MARKS)]
@@ -133,14 +145,14 @@ def text_plot(found: Simulation, width: int = WIDTH, height: int = HEIGHT) -> st
     """Efficiency from 0 to 100 % against workers, whose axis is by the order of `found.workers`."""
     grid = [[" "] * width for _ in range(height)]
     places = max(1, len(found.workers) - 1)
-    marked = list(zip(MARKS, shown(found).values(), strict=False))
+    marked = list(zip(MARKS, drawn(found).values(), strict=False))
     for mark, outcomes in reversed(marked):  # the most efficient is on top
         for place, each in enumerate(outcomes):
             row = height - 1 - round(min(each.efficiency, 1.0) * (height - 1))
             grid[row][round(place * (width - 1) / places)] = mark
     labels = ["100 %", *[""] * (height - 2), "0 %"]
     lines = [f"{label:>6} |{''.join(row)}".rstrip() for label, row in zip(labels, grid, strict=True)]
-    legend = "  ".join(f"{mark} {recipe}" for mark, recipe in zip(MARKS, shown(found), strict=False))
+    legend = "  ".join(f"{mark} {recipe}" for mark, recipe in zip(MARKS, drawn(found), strict=False))
     return "\n".join([*lines, f"{'':>8}{found.workers[0]} … {found.workers[-1]} workers;  {legend}"])
 
 
@@ -155,7 +167,7 @@ def draw(found: Simulation, path: Path) -> None:
     plane.semilogx(
         found.workers, [100 * each for each in found.alone], "k--", label="no communication", base=2
     )
-    for recipe, outcomes in shown(found).items():
+    for recipe, outcomes in drawn(found).items():
         shares = [100 * each.efficiency for each in outcomes]
         plane.semilogx(found.workers, shares, "o-", markersize=3, label=recipe, base=2)
     plane.set(xlabel="workers", ylabel="efficiency, %", title=f"{found.model}, predicted", ylim=(0, 105))

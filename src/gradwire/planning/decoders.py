@@ -144,6 +144,8 @@ def of_config(path: Path) -> Profile:
             known = ", ".join((*GATED, "gpt2"))
             raise ValueError(f"model_type={kind!r} is none of {known}; give the shapes themselves")
         made = _gpt2(raw) if kind == "gpt2" else _gated(kind, raw)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: it is no JSON, as a config.json has to be: {error}") from error
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
     except KeyError as error:

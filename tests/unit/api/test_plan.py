@@ -38,7 +38,7 @@ def test_the_first_takes_the_least_time_and_the_fastest_is_one_that_auto_tries()
     assert plan.fastest.tried
     assert not plan.candidates[0].tried, "it leaves more of the gradient late"
     within = {text for text, assumed in CHOICES.items() if may_be_within(LATE, assumed)}
-    assert {each.recipe for each in plan.candidates if each.tried} == {"dense", *within} & set(CANDIDATES)
+    assert {each.recipe for each in plan.candidates if each.tried} == {"dense", *within}
 
 
 def test_the_headline_names_what_auto_would_take() -> None:
@@ -46,8 +46,27 @@ def test_the_headline_names_what_auto_would_take() -> None:
     [named] = re.findall(r"with ([^,]+), [\d.]+ times", plan.advice)
     assert recipe(named).build().text == plan.auto
     assert "auto is expected to choose int4, because" in str(plan)
-    assert re.search(r"^int4 .* tries$", str(plan), re.MULTILINE)
-    assert re.search(r"^topk\(ratio=0.1\) .* [kMG]B$", str(plan), re.MULTILINE)
+    assert re.search(r"^int4 .* 0.18 +tries$", str(plan), re.MULTILINE)
+    assert re.search(r"^topk\(ratio=0.1\) .* [kMG]B +1.2$", str(plan), re.MULTILINE)
+
+
+def test_what_auto_tries_stands_above_what_is_faster_and_leaves_more_late() -> None:
+    plan = gradwire.plan("resnet50", **SLOW)
+    rows = str(plan).partition("\nrecipe ")[2].splitlines()[1:]
+    marks = [row.endswith("tries") for row in rows if re.search("[kMG]B| B", row)]
+    assert marks == sorted(marks, reverse=True)
+    assert len(set(marks)) == 2
+    late = {each.recipe: each.assumed_late for each in plan.candidates}
+    assert {text: late[text] for text in CHOICES if text in late} == {
+        text: assumed for text, assumed in CHOICES.items() if text in late
+    }
+    assert (late["dense"], late["leader_topk(ratio=0.001)"]) == (0.0, 26.0)
+
+
+def test_plan_auto_and_advise_have_the_same_recipes_and_the_same_first_one() -> None:
+    """GPT-2 over 1 Gbit/s on two ranks, where four bits are gathered."""
+    plan = gradwire.plan("gpt2", workers=2, rate_bit_per_s=1e9, delay_s=1e-4, step_s=0.4)
+    assert recipe(plan.fastest.recipe).build().text == plan.auto
 
 
 def test_do_not_bother_where_ccr_is_below_one() -> None:
@@ -176,7 +195,9 @@ def test_rows_are_told_as_they_come() -> None:
 
 def test_what_is_assumed_is_not_shown_as_measured() -> None:
     plan = gradwire.plan("resnet50", **SLOW)
-    assert "assumed, from trainings of other models: how late each recipe leaves" in str(plan)
+    assert "steps' worth of gradient that a recipe leaves in memory, assumed from trainings" in " ".join(
+        str(plan).split()
+    )
     assert not re.search("kept|keeps|recorded", str(plan))
 
 
@@ -257,4 +278,4 @@ def test_the_advice_counts_what_auto_would_cut_otherwise() -> None:
     found = gradwire.plan("resnet50", workers=32, rate_bit_per_s=1e10, delay_s=2.4e-3, step_s=0.18)
     assert found.auto.startswith("mergecomp(")
     [takes_ms] = re.findall(r"fall to (\d+) ms with \S+ in fewer units", found.advice)
-    assert float(takes_ms) < 750 * found.fastest.step_s
+    assert float(takes_ms) < 850 * found.fastest.step_s

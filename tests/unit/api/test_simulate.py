@@ -72,7 +72,7 @@ def test_the_table_marks_those_that_are_flagged_and_no_others() -> None:
     setting = {**LINK, "workers": (4, 64, 256, 1024), "candidates": FEW, "memory_bytes": memory_bytes}
     said = str(gradwire.simulate("resnet50", **setting)).splitlines()
     rows = dict(row.split(maxsplit=1) for row in said if row.startswith(FEW))
-    marks = {text: re.findall(r"\d([!+^]?)(?= |$)", row) for text, row in rows.items()}
+    marks = {text: re.findall(r"\d([!+^]?)(?= |$)", row)[1:] for text, row in rows.items()}  # without "late"
     assert marks == {text: [""] * 4 for text in FEW[:3]} | {FEW[3]: ["^", "^", "+", "!"]}
 
 

@@ -24,7 +24,7 @@ KEYS = [
     "worthwhile",
 ]
 ROW = [
-    *("at_most", "codec", "day_bytes", "exposed_s", "memory_bytes", "node_bytes", "recipe"),
+    *("assumed_late", "at_most", "codec", "day_bytes", "exposed_s", "memory_bytes", "node_bytes", "recipe"),
     *("share_of_linear", "step_s", "tried", "two_levels", "wire_bytes"),
 ]
 
@@ -49,6 +49,45 @@ def test_text_and_file(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*RESNET, "--workers", "4", "--json", str(path)])
     assert done.stdout.startswith("predicted, not measured: resnet50, 25.6 M parameters, 4 ranks")
     assert json.loads(path.read_text()) == document(*RESNET, "--workers", "4")
+
+
+def test_recipes_that_auto_does_not_try_are_shown_if_that_is_asked_for() -> None:
+    words = [*RESNET, "--workers", "4"]
+    usual, everything, named = (
+        CliRunner().invoke(app, [*words, *more], env={"COLUMNS": "200"}).stdout
+        for more in ((), ("--all",), ("--recipes", "int8;leader_topk(ratio=0.001)"))
+    )
+    assert "leader_topk" not in usual
+    assert "not shown: 14 recipes that auto does not try by default" in usual
+    for text in (everything, named):
+        assert "leader_topk(ratio=0.001)" in text
+        assert "not shown" not in text
+    assert "late (assumed)" in usual
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--workers", "4", "--backward", "300ms"],
+            "--backward 0.3 s must be positive and within --step 0.18 s",
+        ),
+        (["--workers", "8", "--per-node", "4"], "say what the link inside is like (--inside)"),
+        (["--workers", "4", "--every", "0"], "--every 0: from 1 on"),
+        (["--nodes", "3", "--workers", "8"], "--nodes 3 with --per-node 2 ranks are not --workers 8"),
+    ],
+)
+def test_errors_name_options(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, [*RESNET, *words])
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+
+
+def test_a_configuration_that_is_no_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("model: gpt2")
+    done = CliRunner().invoke(app, ["plan", "--hf-config", str(path), *WORDS, "--workers", "4"])
+    assert "it is no JSON, as a config.json has to be" in " ".join(done.output.split())
 
 
 def test_the_traffic_of_fsdp2() -> None:
@@ -89,7 +128,7 @@ def test_nodes_give_the_ranks_and_their_link_inside() -> None:
     ("words", "said"),
     [
         ([*RESNET], "--workers"),
-        ([*RESNET, "--workers", "6", "--nodes", "4"], "are not workers=6"),
+        ([*RESNET, "--workers", "6", "--nodes", "4"], "are not --workers 6"),
         (["plan", *WORDS, "--workers", "4"], "--model"),
         (["plan", "--model", "resnet", *WORDS, "--workers", "4"], "no shape profile"),
         (["plan", "--model", "resnet51", *WORDS, "--workers", "4"], "did you mean 'resnet50'?"),
@@ -101,7 +140,7 @@ def test_nodes_give_the_ranks_and_their_link_inside() -> None:
         ([*RESNET, "--workers", "4", "--codec", "none.json"], "probe --codecs"),
         ([*RESNET, "--workers", "4", "--recipes", "int9"], "int9"),
         ([*RESNET, "--workers", "4", "--rate", "1GB"], "1GB"),
-        ([*RESNET, "--workers", "4", "--every", "0"], "every=0"),
+        ([*RESNET, "--workers", "4", "--every", "0"], "--every 0"),
     ],
 )
 def test_refused_in_a_sentence(words: list[str], said: str) -> None:

@@ -19,8 +19,18 @@ KEYS = [
     *("source", "stragglers", "workers"),
 ]
 ROW = [
-    *("at_most", "codec", "day_bytes", "efficiency", "exposed_s", "memory_bytes", "node_bytes", "recipe"),
-    *("step_s", "two_levels", "warnings", "wire_bytes", "workers"),
+    *(
+        "assumed_late",
+        "at_most",
+        "codec",
+        "day_bytes",
+        "efficiency",
+        "exposed_s",
+        "memory_bytes",
+        "node_bytes",
+        "recipe",
+    ),
+    *("step_s", "tried", "two_levels", "warnings", "wire_bytes", "workers"),
 ]
 
 
@@ -33,6 +43,17 @@ def test_keys_of_the_document() -> None:
     assert [(row["recipe"], row["workers"]) for row in found["outcomes"]] == [
         *(("dense", 4), ("dense", 64), ("topk", 4), ("topk", 64)),
     ]
+
+
+def test_recipes_that_auto_does_not_try_are_shown_if_that_is_asked_for() -> None:
+    words = [*WORDS, "--workers", "4,64"]
+    usual = CliRunner().invoke(app, words, env={"COLUMNS": "200"}).stdout
+    named = CliRunner().invoke(app, [*words, "--recipes", "signum;int8"], env={"COLUMNS": "200"}).stdout
+    assert "signum" not in usual
+    assert "recipes that auto does not try by default" in usual
+    assert "late (assumed)" in usual
+    rows = [line.split()[0] for line in named.splitlines() if line.startswith(("int8", "signum"))]
+    assert rows == ["int8", "signum"], "what auto tries comes first"
 
 
 def test_rounds_of_local_steps() -> None:
