@@ -6,25 +6,20 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import torch
-import torch.distributed as dist
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradwire import recipe
-from gradwire._api.connections import connect_more
-from gradwire.agreement.agree import require_agreement
 from gradwire.cli.plot import Axes, Curve, draw, text_plot
 from gradwire.cli.prerequisites import FORMAT, STDOUT, check_extra, check_folder, write_json
-from gradwire.comm import ProcessGroupComm
 from gradwire.environment import CONNECTIONS, connections_asked
-from gradwire.measure.codec import CodecCurves, measure_codec
-from gradwire.measure.connections import Tried
-from gradwire.measure.probe import OWN, VERBS, Probed
-from gradwire.measure.probe import probe as probe_links
+
+if TYPE_CHECKING:  # torch takes seconds to load, which help and completion need not wait for
+    from gradwire.measure.codec import CodecCurves
+    from gradwire.measure.connections import Tried
+    from gradwire.measure.probe import Probed
 
 _ALONE = (
     "a link needs ranks: gradwire probe --nproc 2 starts two here. Or start the command on each rank, with\n"
@@ -60,6 +55,8 @@ def probe(
 
     Example: gradwire net run --workers 4 --rate 200mbit -- gradwire probe
     """
+    from gradwire.measure.probe import VERBS
+
     if picture is not None:
         check_extra("matplotlib", "a picture")
     try:
@@ -93,6 +90,8 @@ def _checked() -> int:
 
 
 def _known(text: str) -> list[str]:
+    from gradwire.measure.probe import OWN, VERBS
+
     names = [name.strip() for name in text.split(",")]
     known = (*VERBS, *OWN)
     if any(name not in known for name in names):
@@ -111,6 +110,14 @@ def _start(nproc: int, words: list[str]) -> NoReturn:
 
 def _probed(verbs: list[str], budget_s: float) -> tuple[tuple[Probed, ...], Tried | None, int, int]:
     """The fits, over how many connections, this rank's number and the world."""
+    import torch
+    import torch.distributed as dist
+
+    from gradwire._api.connections import connect_more
+    from gradwire.agreement.agree import require_agreement
+    from gradwire.comm import ProcessGroupComm
+    from gradwire.measure.probe import probe as probe_links
+
     if "RANK" not in os.environ:
         raise ValueError(_ALONE)
     torch.set_num_threads(1)
@@ -179,6 +186,11 @@ def _rate(beta_s: float) -> str:
 
 
 def _measured(texts: str, budget_s: float) -> dict[str, CodecCurves]:
+    import torch
+
+    from gradwire.measure.codec import measure_codec
+    from gradwire.recipes import recipe
+
     chosen = [recipe(text) for text in texts.split(";")]
     torch.set_num_threads(1)
     found = {}

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from gradwire.cli.completion import recipe_names
 from gradwire.cli.prerequisites import FORMAT, STDOUT, check_folder, write_json
-from gradwire.exchange.base import CYCLE, STEADY, Exchange
-from gradwire.memory import UNSENT
-from gradwire.recipes import RecipeEntry, entries, recipe
-from gradwire.recipes.catalogue import GROUPS
-from gradwire.step.context import ExchangeContext
+
+if TYPE_CHECKING:  # torch takes seconds to load, which help and completion need not wait for
+    from gradwire.exchange.base import Exchange
+    from gradwire.recipes import RecipeEntry
 
 NUMEL = 1 << 20
 
@@ -33,7 +33,9 @@ class Group(StrEnum):
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Describe this recipe.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Describe this recipe.", autocompletion=recipe_names)
+    ] = None,
     group: Annotated[Group | None, typer.Option(help="List only recipes of this kind.")] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write JSON; - prints nothing else.")
@@ -59,6 +61,9 @@ def recipes(
 
 
 def _chosen(name: str | None, group: Group | None) -> list[RecipeEntry]:
+    from gradwire.recipes import entries, recipe
+    from gradwire.recipes.catalogue import GROUPS
+
     if name is None:
         return [entry for entry in entries() if group is None or entry.name in GROUPS[group]]
     if group is not None:
@@ -90,6 +95,8 @@ def _tell(row: dict[str, Any], console: Console) -> None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     table.add_row("", row["summary"])
+    for option, meaning in row["meanings"].items():
+        table.add_row(option, escape(meaning))
     table.add_row("travels", f"{row['travels']} {_cost(row)}")
     table.add_row("laws", row["laws"])
     table.add_row("paper", row["paper"])
@@ -103,6 +110,7 @@ def describe(entry: RecipeEntry, world: int = 4) -> dict[str, Any]:
     Adaptive recipes have no bytes of their own before they have measured.
     """
     row: dict[str, Any] = {"name": entry.name, "options": entry.options, "summary": entry.summary}
+    row["meanings"] = entry.meanings
     row |= {key.lower().replace(" ", "_"): entry.says(key) for key in ("Travels", "Paper", "Use when")}
     row |= {"wire_bytes_per_element": None, "rounds": None, "at_most": None, "laws": "those of the choice"}
     built = entry.build()
@@ -114,6 +122,11 @@ def _measures(exchange: Exchange, world: int) -> dict[str, Any]:
 
     Bytes are means over all these steps, with and without collectives; `rounds` is the most in a step.
     """
+    import torch
+
+    from gradwire.exchange.base import CYCLE, STEADY
+    from gradwire.step.context import ExchangeContext
+
     contexts = [ExchangeContext(step, unit=0, rank=0, world=world) for step in range(STEADY, STEADY + CYCLE)]
     steps = [exchange.rounds(NUMEL, torch.float32, ctx) for ctx in contexts]
     travelled = sum(round_.wire_bytes(world) for rounds in steps for round_ in rounds)
@@ -136,6 +149,8 @@ def _laws(exchange: Exchange) -> str:
 
 
 def _balance(exchange: Exchange) -> str:
+    from gradwire.memory import UNSENT
+
     if not exchange.laws.conserves:
         return "no conservation"
     if exchange.memory is None:

@@ -8,15 +8,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradwire.kernels import compiler
-from gradwire.kernels.cpu.cache import places, writable
-from gradwire.recipes import recipe as named
+from gradwire.cli.completion import recipe_names
 
 
 def warmup(
     recipe: Annotated[
         str | None,
-        typer.Option(help="Compile only kernels that this recipe may call: topk, mergecomp(inner='int8')."),
+        typer.Option(
+            help="Compile only kernels that this recipe may call: topk, mergecomp(inner='int8').",
+            autocompletion=recipe_names,
+        ),
     ] = None,
 ) -> None:
     """Compile kernels and keep them for later processes on machines like this one.
@@ -24,6 +25,9 @@ def warmup(
     It compiles all kernels, which takes a minute or two, or those of one recipe. Run it once for each version
     of gradwire, Numba and Python.
     """
+    from gradwire.kernels import compiler  # which loads torch
+    from gradwire.kernels.cpu.cache import places, writable
+
     try:
         subjects = compiler.every() if recipe is None else _subjects_of(recipe)
     except ValueError as error:
@@ -41,6 +45,9 @@ def warmup(
 
 def _subjects_of(text: str) -> Collection[str]:
     """Those that the recipe, and all that it may choose, have imported when they are built."""
+    from gradwire.kernels import compiler
+    from gradwire.recipes import recipe as named
+
     built = named(text).build()
     for candidate in () if built.next is None else built.next.candidates:
         named(candidate).build()

@@ -22,5 +22,9 @@ def allreduce(algorithm: Algorithm = "star") -> Composition:
     Travels: every value.
     Paper: Li et al. 2014, "Scaling distributed machine learning with the parameter server" (star).
     Use when: comparing with it, or where latency is all that counts: a tree takes log N hops, a star two.
+
+    Args:
+        algorithm: "library" is torch's all-reduce. The others send messages of our own along a "ring", a
+            "tree" or a "star", or "direct": everything to each rank.
     """
     return Composition(dense(algorithm))

@@ -133,5 +133,8 @@ def gtopk(ratio: float = 0.01) -> Composition:
     Travels: merged choices of places up a tree, and all ranks' values at the winner's.
     Paper: Shi et al. 2019, "A distributed synchronous SGD algorithm with global top-k sparsification".
     Use when: comparing with it: a leader's choice costs less and serves as well.
+
+    Args:
+        ratio: share of the elements to send, above 0 and at most 1.
     """
     return Composition(remember(gtop_k(ratio)))

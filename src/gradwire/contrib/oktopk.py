@@ -300,5 +300,8 @@ def oktopk(ratio: float = 0.01) -> Composition:
         about 6k words of 4 bytes per rank, whatever the number of ranks.
     Paper: Li and Hoefler 2022, "Near-optimal sparse allreduce for distributed deep learning".
     Use when: there are many ranks and their own choices differ.
+
+    Args:
+        ratio: share of the elements to send, above 0 and at most 1.
     """
     return Composition(remember(ok_topk(top_k(ratio))))

@@ -56,5 +56,8 @@ def randomk(ratio: float = 0.01) -> Composition:
     Travels: values at random places that all ranks know.
     Paper: Stich et al. 2018, "Sparsified SGD with memory".
     Use when: as a baseline: it costs least to choose and loses most.
+
+    Args:
+        ratio: share of the elements to send, above 0 and at most 1.
     """
     return Composition(remember(reduce(values(random_k(ratio)))))

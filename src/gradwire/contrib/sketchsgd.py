@@ -130,5 +130,8 @@ def sketchsgd(ratio: float = 0.01) -> Composition:
     Travels: a table of sums, and values of the largest estimates.
     Paper: Ivkin et al. 2019, "Communication-efficient distributed SGD with sketching".
     Use when: comparing with it: the table costs a pass per row in encoding and decoding.
+
+    Args:
+        ratio: share of the elements to send, above 0 and at most 1.
     """
     return Composition(remember(sketch(ratio)))

@@ -244,6 +244,8 @@ def terngrad(clip: float | None = None) -> Composition:
     Paper: Wen et al. 2017, "TernGrad: ternary gradients to reduce communication in deep learning".
     Use when: there are many noisy steps, and no memory for error feedback; clip=2.5 is the paper's setting.
 
-    With `clip`, gradients of a parameter are clipped at that many of its standard deviations first.
+    Args:
+        clip: gradients of a parameter are clipped at that many of its standard deviations first; `None` clips
+            nothing.
     """
     return Composition(forget(gather(tern_grad(clip))))

@@ -78,5 +78,9 @@ def truncate(bits: int = 18, feedback: bool = False) -> Composition:
     Travels: the upper 32 - bits bits of every value.
     Paper: Li et al. 2024, "Near-lossless gradient compression for data-parallel distributed DNN training".
     Use when: as a baseline; int8 with error feedback is smaller and errs less.
+
+    Args:
+        bits: lower bits of each float32 that are cut off.
+        feedback: keep what is cut off in a memory, and add it to the next gradient.
     """
     return rounded(upper_bits(bits), feedback)

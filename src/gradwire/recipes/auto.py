@@ -66,14 +66,16 @@ WITHIN_ANY = 0.005
 def auto(target: float = 0.95, late: float = LATE) -> Composition:
     """Measure, try what promises to be faster, and run the fastest recipe that leaves little late.
 
-    A recipe may run if at most `late` steps' worth of gradient wait in its memory, as measured in the steps
-    that it runs. Within the default limit are near-lossless frames, casts and eight bits; four bits are
-    about at it. `late=0.3`, 1 or 4 allows more compression, and loses quality. `target` is a share of the
-    speed without communication: if a recipe reaches it, none that compresses more runs.
-
     Travels: what the choice sends; dense while it measures.
     Paper: COVAP's criterion (Meng et al. 2023, section III-B) as the rule for all.
     Use when: first of all, and read in `wire.report()` what it chose.
+
+    Args:
+        target: the share of the speed without communication that is wanted. If a recipe reaches it, none that
+            compresses more runs.
+        late: a recipe may run if at most this many steps' worth of gradient wait in its memory, as measured
+            in the steps that it runs. Within the default limit are near-lossless frames, casts and eight
+            bits; four bits are about at it. 0.3, 1 or 4 allows more compression, and loses quality.
     """
     if not 0.0 < target <= 1.0:
         raise ValueError(f"target={target} is outside (0, 1], the share of the no-communication speed")

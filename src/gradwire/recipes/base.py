@@ -182,6 +182,21 @@ class RecipeEntry:
         return {parameter.name: parameter.default for parameter in parameters}
 
     @property
+    def meanings(self) -> dict[str, str]:
+        """The meaning of each option, from the section "Args:" of the builder's docstring.
+
+        >>> from gradwire.recipes import entries
+        >>> next(entry for entry in entries() if entry.name == "oktopk").meanings
+        {'ratio': 'share of the elements to send, above 0 and at most 1.'}
+        """
+        section = re.search(
+            r"^Args:\n((?:(?: .*)?(?:\n|\Z))*)", inspect.getdoc(self.build) or "", re.MULTILINE
+        )
+        found = re.findall(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
+        said = {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}
+        return {name: said.get(name, "") for name in self.options}
+
+    @property
     def summary(self) -> str:
         """First line of the builder's docstring."""
         return (inspect.getdoc(self.build) or "").split("\n")[0]

@@ -36,12 +36,13 @@ def fp16() -> Composition:
 def bf16(sum: Sum = "bf16") -> Composition:
     """All-reduce in bfloat16: half the bytes, float32's range, 8 bits of precision.
 
-    `sum` is the type in which ranks' values are added: "bf16", by the library's all-reduce, or "fp32" in rank
-    order, in two collectives for every 2^20 elements.
-
     Travels: every value in 16 bits.
     Paper: Kalamkar et al. 2019, "A study of bfloat16 for deep learning training".
     Use when: the network is at most twice too slow and gradients may be large; `sum="fp32"` on many ranks.
+
+    Args:
+        sum: the type in which ranks' values are added: "bf16", by the library's all-reduce, or "fp32" in rank
+            order, in two collectives for every 2^20 elements.
 
     >>> bf16(sum="fp32").exchange.laws.in_place
     True

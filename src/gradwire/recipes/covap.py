@@ -60,21 +60,6 @@ def covap(
     between. What Adam, momentum and clipping make of that is in
     `benchmarks/results/2026-11-25-covap-optimizers.md`.
 
-    - `interval`: I, at most 1000. Without one, dense steps measure CCR, and I = ⌈CCR⌉ after rounding to
-      `ccr_decimals`.
-    - `sharding`: "balanced" makes units of equal size for all steps of an interval. Where ready times and
-      links have been measured, segments are placed for the least step time; `edges` are then the shares at
-      which they end. "paper" takes units of `unit_mb` as DDP has them, and cuts those of twice the median or
-      more into ⌊elements / median⌋ parts, at most I. "off" does not cut. A unit that is much larger than the
-      others then makes every I-th step slow: VGG-19's steps carry 0.20 to 2.99 of the mean at I = 4 (Table
-      V).
-    - `feedback`: with "schedule" the residual counts times c = min(init_value + ⌊step / ascend_steps⌋ ·
-      ascend_range, 1). By default c rises from 0.5 by 0.1 every 50 steps (above I = 8: from 0.2 every 100).
-      With "full" c = 1, and nothing is ever lost. With "none" the unsent gradient is dropped.
-    - `order`: with "random", the step of a cycle in which a unit travels is drawn anew every three cycles
-      (`docs/engineering/laws.md`). With "paper", unit u always travels in steps s with (u + s) mod I = 0. A
-      unit whose parameters have gradients in some steps only may then never travel.
-
     Travels: one unit in I, whole.
 
     Paper: Meng et al. 2023, "Near-linear scaling data parallel training with overlapping-aware gradient
@@ -82,6 +67,27 @@ def covap(
 
     Use when: the network is 2 to 4 times too slow and the codec must cost nothing; above that gradients
         get stale, and a measured interval above 5 is logged as a warning.
+
+    Args:
+        interval: I, at most 1000. Without one, dense steps measure CCR, and I = ⌈CCR⌉ after rounding.
+        sharding: "balanced" makes units of equal size for all steps of an interval. Where ready times and
+            links have been measured, segments are placed for the least step time. "paper" takes units of
+            `unit_mb` as DDP has them, and cuts those of twice the median or more into ⌊elements / median⌋
+            parts, at most I. "off" does not cut. A unit that is much larger than the others then makes every
+            I-th step slow: VGG-19's steps carry 0.20 to 2.99 of the mean at I = 4 (Table V).
+        feedback: with "schedule" the residual counts times c = min(init_value + ⌊step / ascend_steps⌋ ·
+            ascend_range, 1). With "full" c = 1, and nothing is ever lost. With "none" the unsent gradient is
+            dropped.
+        unit_mb: size of a unit before it is cut, in MiB, with "paper" and "off".
+        edges: shares of the gradient at which segments end, with "balanced"; measured by default.
+        init_value: c at first. The default is 0.5, and 0.2 above I = 8.
+        ascend_steps: steps after which c rises. The default is 50, and 100 above I = 8.
+        ascend_range: by how much c rises. The default is 0.1.
+        ccr_decimals: decimals to which the measured CCR is rounded.
+        order: with "random", the step of a cycle in which a unit travels is drawn anew every three cycles
+            (`docs/engineering/laws.md`). With "paper", unit u always travels in steps s with
+            (u + s) mod I = 0. A unit whose parameters have gradients in some steps only may then never
+            travel.
     """
     segments = None if edges is None else tuple(edges)
     options = Options(sharding, feedback, unit_mb, segments, init_value, ascend_steps, ascend_range, order)

@@ -64,17 +64,29 @@ def flexible(
     Paper: Tyagi and Swany 2023, "Flexible communication for optimal distributed learning".
     Use when: the network's latency or bandwidth changes while training, as in a shared cloud or at the edge.
 
-    Candidate ratios go from `high` by the `factor` down to `low`; by default they are the paper's five.
-    `inner` is a recipe that chooses a `ratio` of the elements, such as "mstopk" or "sidco(stages=2)"; only
-    its choice is used.
-    `elect` says which rank leads in ring and tree. Either ranks lead in turn ("round_robin", the paper's
-    STAR), or the rank with the largest choice does ("variance", its VAR); "auto" takes the better of the two.
+    It plans anew if the time of the steps' own collectives changes, or if the sent share of the gradient
+    does. At first, and if the time of a step changes over the same link, it tries every collective. Ordinary
+    variation of these numbers does not count.
 
-    It plans anew if the time of the steps' own collectives changes by the share `link_change` (no value is
-    published), or if the sent share of the gradient changes by `gain_change` (10 %, at which the paper
-    measures gains again). At first, and if the time of a step changes by `link_change` over the same link, it
-    tries every collective for `every` steps. Ordinary variation of these numbers does not count. It looks at
-    every `every`-th step. With `trigger="link"` it plans anew only if the link changes, as the paper does.
+    Args:
+        ratio: share of the elements that is sent at first.
+        way: the collective at first, one of `gradwire.planning.flexible.WAYS`.
+        low: the smallest candidate ratio.
+        high: the largest candidate ratio.
+        rule: how one of the candidate ratios is chosen, `gradwire.planning.flexible.Rule`.
+        fused: select once from the whole gradient, after the backward pass.
+        every: steps from one look to the next, and steps for which a collective is tried.
+        link_change: share by which the time of collectives, or of a step, has to change. No value is
+            published.
+        gain_change: share by which the sent part of the gradient has to change. At 10 % the paper measures
+            gains again.
+        factor: ratio of one candidate ratio to the next. By default they are the paper's five.
+        elect: which rank leads in ring and tree. Ranks lead in turn ("round_robin", the paper's STAR), or
+            the rank with the largest choice does ("variance", its VAR). "auto" takes the better of the two.
+        trigger: with "link" it plans anew only if the link changes, as the paper does. With "any" it also
+            does if the sent part of the gradient changes.
+        inner: a recipe that chooses a `ratio` of the elements, such as "mstopk" or "sidco(stages=2)"; only
+            its choice is used.
     """
     for name, given, known in (
         ("way", way, WAYS),

@@ -20,6 +20,11 @@ def local_every(interval: int = 8, order: Order = "random") -> Composition:
     Travels: the sum of k steps' gradients, in one of k steps.
     Paper: none; what GComp (section 7.6) compares with.
     Use when: as a baseline: the optimizer rests k - 1 steps and then takes k steps' gradients at once.
+
+    Args:
+        interval: k, steps from one exchange to the next.
+        order: with "random" the step of a cycle in which all is sent is drawn anew, as for `covap`. With
+            "paper" it is the same in each cycle.
     """
     exchange = remember(every(interval, dense(), together=True, order=order))
     text = f"local_every({interval=})" if order == "random" else f"local_every({interval=}, {order=})"

@@ -35,6 +35,26 @@ def test_what_runs_others_starts_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_help_and_completion_load_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from gradwire.cli.main import COMMANDS, app\n"
+        "for words in ([], *([name] for name in COMMANDS)):\n"
+        "    assert CliRunner().invoke(app, [*words, '-h']).exit_code == 0, words\n"
+        "def completed(words):\n"
+        "    env = {'_GRADWIRE_COMPLETE': 'complete_bash', 'COMP_WORDS': words}\n"
+        "    env['COMP_CWORD'] = str(words.count(' '))\n"
+        "    return CliRunner().invoke(app, [], env=env, prog_name='gradwire').output.split()\n"
+        "assert completed('gradwire pl') == ['plan']\n"
+        "assert completed('gradwire recipes leader') == ['leader_topk']\n"
+        "assert completed('gradwire plan --model resnet5') == ['resnet50']\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.rest
 def test_all_that_is_public_is_there_on_first_use() -> None:
     code = (

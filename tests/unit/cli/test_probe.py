@@ -11,7 +11,6 @@ import pytest
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from gradwire.cli import probe as command
 from gradwire.cli.main import app
 from gradwire.cli.plot import Axes, Curve, text_plot
 from gradwire.comm import ProcessGroupComm
@@ -60,9 +59,9 @@ def _links(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     fit = straight_line([(1e3, 2e-3 + 4e-5), (1e6, 2e-3 + 4e-2)])
     found = (Probed("all_reduce", Link(1e-3, 4e-8), fit), Probed("shift", Link(2e-3, 0.0), fit))
-    monkeypatch.setattr(command, "probe_links", lambda *_comm, **_budget: found)
+    monkeypatch.setattr("gradwire.measure.probe.probe", lambda *_comm, **_budget: found)
     tried = Tried(0.05, 1 << 20, {1: 0.4, 2: 0.2}, 2)
-    monkeypatch.setattr(command, "connect_more", lambda *_comms: tried)
+    monkeypatch.setattr("gradwire._api.connections.connect_more", lambda *_comms: tried)
 
 
 @pytest.mark.usefixtures("_links")
@@ -87,7 +86,7 @@ def test_other_ranks_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             super().__init__(group)
             self.rank = 1
 
-    monkeypatch.setattr(command, "ProcessGroupComm", Second)
+    monkeypatch.setattr("gradwire.comm.ProcessGroupComm", Second)
     options = ["--picture", str(tmp_path / "a.png"), "--json", str(tmp_path / "a.json")]
     done = CliRunner().invoke(app, ["probe", *options])
     assert (done.exit_code, done.output) == (0, "")

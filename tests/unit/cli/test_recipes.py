@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gradwire import recipes
 from gradwire.cli.main import app
 from gradwire.cli.recipes import Group, describe
-from gradwire.recipes.catalogue import GROUPS
+from gradwire.recipes.catalogue import GROUPS, MODULES
 
 GUIDE = Path(__file__).parents[3] / "docs" / "choosing.md"
 WORLDS = (2, 4, 8)
@@ -60,6 +60,12 @@ def test_rounds_in_the_guide_are_those_that_the_command_describes(name: str) -> 
     assert found == (by_world if len(by_world) == len(WORLDS) else by_world * len(WORLDS))
 
 
+def test_the_reference_has_each_recipe() -> None:
+    said = (GUIDE.parent / "reference.md").read_text(encoding="utf-8")
+    for name, module in MODULES.items():
+        assert f".. autofunction:: {module}.{name}\n" in said
+
+
 def test_the_groups_are_those_of_the_guide() -> None:
     table = GUIDE.read_text(encoding="utf-8").split("## All recipes")[1].split("\n## ")[0]
     blocks = [re.findall(r"^\| `(\w+)` \|", block, re.MULTILINE) for block in table.split("\n| **")[1:]]
@@ -69,6 +75,21 @@ def test_the_groups_are_those_of_the_guide() -> None:
     assert all(any(block <= group for group in ours) for block in sets)
     assert sorted(name for group in ours for name in group) == sorted(ENTRIES)
     assert [group.value for group in Group] == list(GROUPS)
+
+
+def test_each_option_of_each_recipe_has_a_meaning() -> None:
+    lost = [
+        (name, option)
+        for name, entry in ENTRIES.items()
+        for option, said in entry.meanings.items()
+        if not said
+    ]
+    assert lost == []
+    clipped = ENTRIES["terngrad"].meanings["clip"]
+    assert clipped.startswith("gradients of a parameter are clipped")
+    assert clipped.endswith("`None` clips nothing.")
+    done = CliRunner().invoke(app, ["recipes", "oktopk"], env={"COLUMNS": "200"})
+    assert re.search(r"^  ratio +share of the elements to send", done.output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("columns", ["60", "120"])
