@@ -45,8 +45,10 @@ def site(name: str, lighthouse: str) -> None:
 
 def main() -> None:
     """A lighthouse and both sites here."""
-    from torchft.coordination import LighthouseServer
-
+    try:
+        from torchft.coordination import LighthouseServer
+    except ImportError:
+        sys.exit("come_and_go.py needs torchft: in a copy of the source, pip install '.[elastic]'")
     server = LighthouseServer("127.0.0.1:0", 1, join_timeout_ms=1000, heartbeat_timeout_ms=2000)
     url = f"http://127.0.0.1:{server.address().rpartition(':')[2].strip('/')}"
     command, lines_since = [sys.executable, __file__], -1

@@ -4,8 +4,12 @@ At both sites the same line, with the first one's name; a site may have several 
 
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 two_sites.py
 
-`LOCAL_WORLD_SIZE` says how many ranks share a site. `diloco` sends every value; the first argument may name
-any fixed recipe instead, such as `int4`.
+On one machine, which then counts as two sites:
+
+    torchrun --nproc-per-node 4 two_sites.py
+
+`LOCAL_WORLD_SIZE` says how many ranks share a machine. `diloco` sends every value; the first argument may
+name any fixed recipe instead, such as `int4`.
 """
 
 import os
@@ -26,8 +30,9 @@ def main(recipe: str = "diloco") -> None:
     """Train, then print what the rounds did."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // ranks, ranks), mesh_dim_names=("sites", "ranks"))
+    ranks, world = int(os.environ["LOCAL_WORLD_SIZE"]), dist.get_world_size()
+    ranks = ranks // 2 if ranks == world else ranks
+    mesh = init_device_mesh("cpu", (world // ranks, ranks), mesh_dim_names=("sites", "ranks"))
     layers = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
     model = DistributedDataParallel(layers, process_group=mesh.get_group("ranks"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -47,7 +52,8 @@ def main(recipe: str = "diloco") -> None:
 
     report = wire.report()
     if dist.get_rank() == 0:
-        print(f"{report.step} rounds, {report.wire_bytes_per_step / 1e3:.0f} kB sent per rank and round")
+        sent_kb = report.wire_bytes_per_step / 1e3
+        print(f"{world // ranks} sites, {report.step} rounds, {sent_kb:.0f} kB sent per rank and round")
     wire.detach()
     dist.destroy_process_group()
 

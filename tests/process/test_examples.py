@@ -106,11 +106,22 @@ def test_ranks_of_two_nodes_add_up_inside_first(tmp_path: Path) -> None:
 
 @pytest.mark.rest
 def test_two_sites_learn_between_rounds(tmp_path: Path) -> None:
-    printed = torchrun(4, "two_sites.py", folder=tmp_path, nodes=2)
-    assert losses(printed)[-1] < losses(printed)[0]
-    # Half of 38,410 parameters in float32 for each of two ranks of a site, and a few rows.
-    [sent] = re.findall(r"3 rounds, (\d+) kB", printed)
-    assert 76 <= int(sent) <= 78
+    for nodes in (2, 1):  # one machine counts as two sites
+        printed = torchrun(4, "two_sites.py", folder=tmp_path, nodes=nodes)
+        assert losses(printed)[-1] < losses(printed)[0]
+        # Half of 38,410 parameters in float32 for each of two ranks of a site, and a few rows.
+        [sent] = re.findall(r"2 sites, 3 rounds, (\d+) kB", printed)
+        assert 76 <= int(sent) <= 78
+
+
+def test_an_example_says_which_package_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "torchft.py").write_text("raise ImportError")
+    command = [sys.executable, str(ROOT / "examples" / "come_and_go.py")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("come_and_go.py needs torchft")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.rest
