@@ -130,11 +130,10 @@ def train(modes: list[str]) -> None:
     os._exit(0)  # gloo may hang when its connections are freed
 
 
-def answer(setting: Setting) -> tuple[dict[str, Any], str]:
+def answer(setting: Setting, mode: str) -> tuple[dict[str, Any], str]:
     """What `gradwire advise` says, as a document and as text."""
     rate, delay = setting.link
     link = emulate.EmulatedLink(emulate.parse_rate(rate), emulate.parse_delay(delay))
-    mode = emulate.enter("auto")
     with tempfile.TemporaryDirectory() as name, emulate.EmulatedNetwork(WORKERS, link, mode) as network:
         path = Path(name) / "advice.json"
         advise = [sys.executable, "-m", "gradwire", "advise", "--json", str(path), *setting.options]
@@ -176,11 +175,12 @@ def main() -> None:
     if options.train is not None:
         train(options.train)
         return
+    mode = emulate.enter("auto")  # which may start this file again
     answers: dict[str, Any] = {}
     print("| planted | bound by | verdict |\n|---|---|---|")
     for name in options.settings:
         setting = SETTINGS[name]
-        found, text = answer(setting)
+        found, text = answer(setting, mode)
         answers[name] = {"verdict": judged(setting, found, text), "text": text, "advice": found}
         print(f"| {name} | {found['bound_by']} | {answers[name]['verdict']} |", flush=True)
         if options.json is not None:

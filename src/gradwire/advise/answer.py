@@ -95,6 +95,9 @@ REMEDIES = {
 }
 """Changes that help against each cause, where no recipe does."""
 
+NOT_OURS = ("input", "between", "optimizer", "late rank", "late ranks", "link rate")
+"""Causes for which a recipe may help, but which come first."""
+
 SHARES = {
     "input": "waits for data",
     "between": "is work between steps",
@@ -161,8 +164,9 @@ class Advice:
     Times are in seconds, of a typical step. `bound` names one of `causes`, the largest, or "computing", or
     "unknown" where the times do not tell. If waiting for the network is not seen, `compute_s` and `exposed_s`
     are `None`. `would_help` has recipes that `auto` would try, from mild to strong; `would_not` the others
-    with a reason. `free` are changes that need nothing of gradwire. `write` is empty where nothing of
-    gradwire's would help, or that is unknown; `why_not` then says why.
+    with a reason. `remedy` helps against a bound for which recipes come second. `free` are changes that need
+    nothing of gradwire. `write` is empty where nothing of gradwire's would help, or that is unknown;
+    `why_not` then says why.
     """
 
     source: str
@@ -179,6 +183,7 @@ class Advice:
     latency_share: float
     bound: str
     bound_by: str
+    remedy: str
     causes: tuple[Cause, ...]
     would_help: tuple[Gain, ...]
     would_not: tuple[tuple[str, str], ...]
@@ -208,12 +213,12 @@ class Advice:
         for name, seconds in (("between steps", self.between_s), ("waiting for the last rank", self.late_s)):
             parts += [f"{name} {_ms(seconds)}"] if seconds >= 0.01 * self.step_s else []
         rows = [(f"step {_ms(self.step_s)} ms", ", ".join(parts)), ("bound by", self.bound_by)]
-        if self.free:
-            said = [
-                f"{each.change}, about {each.times:.1f}x" if each.high > 1.0 else each.change
-                for each in self.free
-            ]
-            rows.append(("first", "; ".join(said)))
+        said = [
+            f"{each.change}, about {each.times:.1f}x" if each.high > 1.0 else each.change
+            for each in self.free
+        ]
+        if first := [*filter(None, [self.remedy]), *said]:
+            rows.append(("first", "; ".join(first)))
         rows.append(("would help", ", ".join(map(str, self.would_help)) or self.why_not))
         if self.would_not:
             rows.append(("would not", "; ".join(f"{recipe} ({why})" for recipe, why in self.would_not)))
@@ -283,6 +288,7 @@ def advise(
         latency_share=link.latency_s / exposed_s if link is not None and exposed_s > 0.0 else 0.0,
         bound=bound.name,
         bound_by=bound.text,
+        remedy=_remedy(observed, bound) if helps and bound.name in NOT_OURS else "",
         causes=causes,
         would_help=tuple(helps),
         would_not=tuple(others),
