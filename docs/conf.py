@@ -50,6 +50,16 @@ def _read(app: object, name: str, content: list[str]) -> None:
     content[0] = linked(content[0], name, SOURCE)
 
 
+def _paragraphs(
+    _app: object, _what: str, _name: str, _of: object, _options: object, lines: list[str]
+) -> None:
+    """What a recipe says after "Travels", "Paper" and "Use when" becomes a paragraph, without its indents."""
+    said = re.compile(r"^((?:Travels|Paper|Use when): .*(?:\n +.*)*)", re.MULTILINE)
+    text = said.sub(lambda found: "\n" + re.sub(r"\n +", "\n", found[1]) + "\n", "\n".join(lines))
+    lines[:] = text.split("\n")
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _paragraphs)
     app.connect("source-read", _read)
