@@ -104,7 +104,7 @@ SHARES = {
     "late rank": "waits for the last rank",
     "late ranks": "waits for the last rank",
 }
-"""What a share of a step is that each cause takes; all others wait for the network."""
+"""Words for the share of a step that a cause takes; all other causes wait for the network."""
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class Observed:
 
     @property
     def _together(self) -> list[tuple[Step, ...]]:
-        """The same step of all ranks, for each step that all of them have: recording ends on all at once."""
+        """Each step that all ranks have, as that of each rank: recording ends on all at once."""
         fewest = min(len(each.steps) for each in self.ranks)
         return list(zip(*(each.steps[-fewest:] for each in self.ranks), strict=True))
 
@@ -162,7 +162,7 @@ class Observed:
 
     @property
     def late(self) -> Late:
-        """What ranks wait for each other, in a typical step: from the median of the other ranks to the last
+        """Time that ranks wait for the last one, in a typical step: from the median of the others to the last
         one.
 
         It is found in each step: medians over steps would name a rank by chance where ranks take turns.

@@ -1,4 +1,4 @@
-"""What Tab completes beside commands, options and their choices. It loads no torch."""
+"""Completion by Tab, beside commands, options and their choices. It loads no torch."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def plan(
 
 
 def hidden(number: int) -> str:
-    """What is said of recipes that are left out of a table."""
+    """Sentence on recipes that are left out of a table."""
     said = f"not shown: {counted(number, 'recipe')} that auto does not try by default, because more of the "
     return wrapped(
         f"{said}gradient is late, which costs quality on most models, or is not known to be early (--all)",
