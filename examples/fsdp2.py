@@ -1,14 +1,17 @@
 """A small GPT, sharded over all ranks by FSDP2, whose own traffic travels in few bits.
 
 On one machine: torchrun --nproc-per-node 2 examples/fsdp2.py
+With --exact it computes in bfloat16, and gathers send what has changed, without loss.
 On two: torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT examples/fsdp2.py
 """
+
+import sys
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gradwire
 
@@ -32,7 +35,7 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
     """Of this rank's data: sequences of a stride each."""
     torch.manual_seed(1000 * step + dist.get_rank())
     text = torch.randint(1, 6, (BATCH, 1)) * torch.arange(CONTEXT + 1) % LETTERS
-    return nn.functional.cross_entropy(model(text[:, :-1]), text[:, 1:].flatten())
+    return nn.functional.cross_entropy(model(text[:, :-1]).float(), text[:, 1:].flatten())
 
 
 def main() -> None:
@@ -41,10 +44,12 @@ def main() -> None:
     torch.set_num_threads(1)  # ranks share this machine
     torch.manual_seed(0)
     model, mesh = GPT(), init_device_mesh("cpu", (dist.get_world_size(),))
+    exact = "--exact" in sys.argv
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if exact else None)
     for part in (*model.blocks.layers, model):
-        fully_shard(part, mesh=mesh)
+        fully_shard(part, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    wire = gradwire.attach(model, optimizer, "int4", gather="int8")
+    wire = gradwire.attach(model, optimizer, "int4", gather="exact" if exact else "int8")
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = loss_of(model, step)

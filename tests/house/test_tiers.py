@@ -233,6 +233,10 @@ TABLES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "`gather=`, `None`": GATHERED_IN_16_BITS,
         '`gather=`, `"bf16"`': GATHERED_IN_16_BITS,
         '`gather=`, `"int8"`': IN_FEW_BITS[:1],
+        '`gather=`, `"exact"`': (
+            "process.test_exact:test_every_bit_is_stock_fsdp2s",
+            "unit.sources.test_held:test_numbers_come_as_they_are_once_then_changes_or_nothing",
+        ),
         "gathers over another group than the mesh's, with `reshard_after_forward=k`": (
             "process.test_fsdp:test_a_gather_over_another_group_goes_as_it_is_and_the_report_says_so",
         ),

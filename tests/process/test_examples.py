@@ -173,6 +173,13 @@ def test_a_sharded_model_learns_with_gathers_and_scatters_in_few_bits(tmp_path: 
     assert "gathered as  int8" in printed
 
 
+@pytest.mark.rest
+def test_a_sharded_model_learns_with_exact_gathers(tmp_path: Path) -> None:
+    printed = torchrun(2, "fsdp2.py", "--exact", folder=tmp_path)
+    assert losses(printed)[-1] < 0.7 * losses(printed)[0]
+    assert "exact: changes" in printed
+
+
 def test_every_example_is_run() -> None:
     assert EXAMPLES == [
         "accumulation.py",

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire._api.configuration import TARGET, Configuration, Gathered, PlacementName
+from gradwire._api.configuration import TARGET, Configuration, Gathered, HeldOn, PlacementName
 from gradwire._api.connections import connect_more
 from gradwire._api.prepare import prepare_for
 from gradwire._api.transports import Transports, connect, placements, with_parts, with_streams
@@ -83,6 +83,7 @@ def attach(
     skipped: Skipped = "drop",
     inside: str | Recipe | None = None,
     gather: Gathered = None,
+    held_on: HeldOn = "device",
 ) -> Wire:
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
 
@@ -138,7 +139,10 @@ def attach(
       way that gradwire does not see, such as a sum in buffers of your own. Nothing is dropped before the
       optimizer's first step, inside `step(closure)`, and under `join()`.
     - `gather`: after `fully_shard`, the bits in which FSDP2 gathers parameters: "bf16" or "int8". Masters
-      stay exact. `None` gathers them as they are.
+      stay exact. `None` gathers them as they are. "exact" is for `param_dtype=torch.bfloat16` or float16: it
+      sends what has changed since the last gather, and loses nothing (`docs/fsdp2.md`).
+    - `held_on`: for `gather="exact"`, where gathered parameters are held: "device", or "host", which takes
+      none of the device's memory and copies them in each gather.
     - `inside`: after `fully_shard` and with `replicas=`, the recipe of FSDP2's own scatters.
 
     Raises `ValueError` if an argument is wrong. Raises `RanksDisagree`, on all ranks, if they differ in
@@ -171,6 +175,7 @@ def attach(
         skipped,
         inside,
         gather,
+        held_on,
     )
     if replicas is None and (sharded := sharded_in(model)) is not None:
         from gradwire._api.fsdp import attach_to_fsdp  # loads FSDP2

@@ -21,8 +21,9 @@ from gradwire.version import __version__
 
 TARGET = 0.95
 PlacementName = Literal["auto", "host", "device"]
-Gathered = Literal["bf16", "int8"] | None
-"""The bits in which FSDP2 gathers parameters; `None`: as they are."""
+Gathered = Literal["bf16", "int8", "exact"] | None
+"""The bits in which FSDP2 gathers parameters; "exact": what has changed; `None`: as they are."""
+HeldOn = Literal["device", "host"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Configuration:
     skipped: Skipped = "drop"
     inside: str | Recipe | None = None
     gather: Gathered = None
+    held_on: HeldOn = "device"
 
     def validated(self, source: Source) -> Recipe:
         """Check the options and return the recipe. Raises `ValueError` for options that cannot work with
@@ -62,6 +64,8 @@ class Configuration:
         check_policy(self.policy, list(source.parameters))
         if source.members is None and (self.inside is not None or self.gather is not None):
             raise ValueError("inside= and gather= are for modules under fully_shard: leave them out")
+        if self.gather == "exact" or self.held_on != "device":
+            raise ValueError('gather="exact" and held_on= are not for replicas= yet: leave them out')
         connections_asked()
         timed_every()
         check_guard(self.guard_every, is_replicated=source.members is None)
@@ -79,6 +83,8 @@ class Configuration:
             raise ValueError(f"skipped={self.skipped!r} is neither 'drop' nor 'keep'")
         if self.memory_dtype not in (None, torch.bfloat16):
             raise ValueError(f"memory_dtype={self.memory_dtype}; choose torch.bfloat16, or leave it out")
+        if self.held_on not in get_args(HeldOn):
+            raise ValueError(f"held_on={self.held_on!r} is neither 'device' nor 'host'")
 
     def answered(self, source: Source) -> Configuration:
         """These arguments, with what the policy answers for each parameter of `source` in its place.

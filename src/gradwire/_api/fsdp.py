@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -48,11 +47,12 @@ from gradwire.sources.fsdp.traffic import Traffic, Wished, close_with
 from gradwire.sources.nodes.members import Members, NodeTable, agreed, kind_of, neighbours
 from gradwire.sources.unwrap import Optimizers, optimizers_of
 from gradwire.step.fates import Steps
+from gradwire.tools.guard import check_guard
 from gradwire.version import __version__
 
 _LOG = logging.getLogger("gradwire")
 
-_NOT_HERE = ("policy", "target", "placement", "guard_every", "checksums")
+_NOT_HERE = ("policy", "target", "placement", "checksums")
 """Arguments of `attach` that have no meaning for FSDP2's own traffic."""
 
 
@@ -96,15 +96,19 @@ def attach_to_fsdp(
             seed=asked.seed,
             memory_dtype=asked.memory_dtype,
             can_go_back=asked.skipped == "drop",
+            held_on_host=asked.held_on == "host",
+            guard_every=asked.guard_every,
         )
         _connect(traffic, wished, control)
         lent += traffic.routes.groups
         _say(traffic, control)
         prepare(wished.scattering.text, compiler.imported(), control.rank)
-        memory = on_all_ranks(
-            partial(traffic.make_room, wished.scattering), "make room for what is unsent", control
+        memory, held = on_all_ranks(
+            lambda: (traffic.make_room(wished.scattering), traffic.make_held(wished)),
+            "make room for what is unsent or held",
+            control,
         )
-    traffic.install(model, memory)
+    traffic.install(model, memory, held)
     steps.watch(model)
     claim(carrier)
     close_with(model, traffic.routes)
@@ -118,6 +122,8 @@ def check_inside(model: nn.Module, asked: Configuration) -> tuple[tuple[ShardedM
     Raises `ValueError` for options that cannot work.
     """
     wished = Wished(scattering(parsed(asked.inside or "dense")), _gather(asked.gather))
+    if wished.gather == "exact":
+        raise ValueError('gather="exact" is not for replicas= yet: choose "bf16" or "int8", or leave it out')
     if wished.scattering.feedback or isinstance(wished.scattering.coding, Drawn):
         raise ValueError(
             f"inside={asked.inside!r} would need a state beside that of the recipe between nodes: choose "
@@ -135,7 +141,7 @@ def carry_inside(model: nn.Module, asked: Configuration) -> Traffic:
     where = modules[0].device
     traffic = Traffic(modules, wished, Steps({}, (), device_at(where)))
     prepare(wished.scattering.text, compiler.imported(), traffic.group.rank())
-    traffic.install(model, [None] * len(modules))
+    traffic.install(model, [None] * len(modules), [None] * len(modules))
     close_with(model, traffic.routes)
     if dist.get_rank() == 0:
         _LOG.info("FSDP2's own traffic: %s", _summary(traffic))
@@ -182,6 +188,7 @@ def _accepted(
         require_unclaimed(carrier)
         for each in modules:
             each.refuse_unfit(coded=wished.gather is not None)
+        _check_held(modules, wished, asked)
         optimizers = optimizers_of(optimizer)
         _check_optimizers(optimizers, carrier.module)
         OptimizerText.of(optimizers)
@@ -192,9 +199,28 @@ def _accepted(
     return wished, optimizers, mine
 
 
+def _check_held(modules: tuple[ShardedModule, ...], wished: Wished, asked: Configuration) -> None:
+    """Raise `ValueError` for gathers that cannot be exact, and for arguments that are for these alone."""
+    if wished.gather != "exact":
+        usual = Configuration(asked.recipe)
+        for name in ("guard_every", "held_on"):
+            if getattr(asked, name) != getattr(usual, name):
+                raise ValueError(f'{name}= is for gather="exact" here: leave it out')
+        return
+    check_guard(asked.guard_every, is_replicated=True)
+    for each in modules:
+        [dtype] = each.gathered_types
+        if dtype not in (torch.bfloat16, torch.float16):
+            raise ValueError(
+                f'gather="exact" is for parameters that are gathered in 16 bits, and module {each.label!r} '
+                f"gathers {dtype}: pass mp_policy=MixedPrecisionPolicy("
+                'param_dtype=torch.bfloat16) to fully_shard, or gather="int8" or "bf16"'
+            )
+
+
 def _gather(asked: object) -> Gathered:
     if asked not in GATHERS:
-        raise ValueError(f"gather={asked!r} is none of None, 'bf16' and 'int8'")
+        raise ValueError(f"gather={asked!r} is none of None, 'bf16', 'int8' and 'exact'")
     return asked  # type: ignore[return-value]  # one of them
 
 
@@ -221,6 +247,8 @@ def _fingerprint(
         "skipped": asked.skipped,
         "nodes": kind_of(asked.nodes),
         "seed": str(asked.seed),
+        "guard_every": str(asked.guard_every),
+        "held_on": asked.held_on,
         "scaler": "none" if asked.scaler is None else "given",
         "device": where.type,
         "gradwire version": __version__,
@@ -288,6 +316,13 @@ def _say(traffic: Traffic, control: Comm) -> None:
             twice,
             wished.scattering.text.split("(")[0],
         )
+    if held := traffic.held_bytes(wished):
+        _LOG.warning(
+            "exact gathers hold the parameters of %s as last gathered: %s on every rank%s",
+            "all ranks" if traffic.nodes is None else "as many ranks as there are nodes",
+            bytes_text(held),
+            "" if traffic.modules[0].group.device.type == "cpu" else '. held_on="host" keeps them there',
+        )
     if control.world == 1:
         _LOG.info("one rank: FSDP2 sends nothing")
         return
@@ -320,16 +355,19 @@ class FSDPReport(Report):
     `recipe` is that of the scatters. `dense_bytes_per_step` are the bytes that rings would have sent of the
     same numbers, uncoded. `compress_s` are seconds of the host for coding. `why_flat` says why each
     rank sends codes to all others, although `nodes="auto"` found ranks that share a node; else it is empty.
+    `held_bytes` are those of gathered parameters that exact gathers hold.
     """
 
     why_flat: str = ""
+    held_bytes: int = 0
 
     @property
     def _rows(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-        unsent = f"{bytes_text(self.memory_bytes)} of unsent gradient on every rank"
+        parts = {"unsent gradient": self.memory_bytes, "gathered parameters": self.held_bytes}
+        kept = [f"{bytes_text(each)} of {name}" for name, each in parts.items() if each]
         sent = bytes_text(self.wire_bytes_per_step)
         rows = [
-            ("memory", unsent if self.memory_bytes else "none"),
+            ("memory", f"{' and '.join(kept)} on every rank" if kept else "none"),
             ("on the wire", f"{sent} per rank and step, {self.ratio:.1%} of uncoded rings"),
             *self._traffic,
             *self._inside,
@@ -443,6 +481,7 @@ class FSDPWire(Wire):
             per_node=1 if nodes is None else nodes.per_node,
             inside_bytes_per_step=inside,
             why_flat=traffic.why_flat if traffic.wished.is_coded else "",
+            held_bytes=traffic.held_bytes(traffic.wished),
             **own,
         )
 
@@ -531,16 +570,17 @@ class FSDPWire(Wire):
         self._begin("switch()")
         traffic = self._traffic
 
-        def made() -> tuple[Wished, Any]:
+        def made() -> tuple[Wished, Any, Any]:
             wanted = traffic.wished.gather if gather == "as before" else _gather(gather)
             wished = Wished(scattering(parsed(recipe)), wanted)
-            return wished, traffic.make_room(wished.scattering)
+            _check_held(traffic.modules, wished, Configuration(recipe))
+            return wished, traffic.make_room(wished.scattering), traffic.make_held(wished)
 
-        wished, memory = on_all_ranks(made, "switch", self._control)
+        wished, memory, held = on_all_ranks(made, "switch", self._control)
         texts = {"recipe": wished.scattering.text, "gather": str(wished.gather)}
         require_agreement(texts, self._control)
         _connect(traffic, wished, self._control)
-        traffic.change(wished, memory)
+        traffic.change(wished, memory, held)
         _say(traffic, self._control)
 
     def switch_optimizer(self, optimizer: Any) -> None:

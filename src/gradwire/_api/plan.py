@@ -487,13 +487,16 @@ def _sharded(
 
 
 def _memory_of(rows: Sequence[Candidate], parts: int) -> list[str]:
-    """A line about what candidates remember, if one does: on each rank one of `parts` of the gradient."""
-    most = max(row.memory_bytes for row in rows)
-    if not most:
-        return []
-    half = "half of that with memory_dtype=torch.bfloat16, half again with skipped='keep'"
+    """Lines about what candidates remember or hold, if one does: on each rank one of `parts` of the model."""
     of = "the whole model" if parts == 1 else f"1/{parts} of the model"
-    return [f"int4 remembers a gradient of {of} on every rank: {bytes_text(most)}; {half}"]
+    half = "half of that with memory_dtype=torch.bfloat16, half again with skipped='keep'"
+    said = []
+    for exact, what in ((False, f"int4 remembers a gradient of {of}"), (True, f"exact gathers hold {of}")):
+        most = max((row.memory_bytes for row in rows if row.recipe.endswith("+exact") == exact), default=0.0)
+        if most:
+            rest = "what int4 remembers is part of it" if exact else half
+            said.append(f"{what} on every rank: {bytes_text(most)}; {rest}")
+    return said
 
 
 def costs_of(codecs: Mapping[str, CodecCost] | None) -> dict[str, CodecCost]:

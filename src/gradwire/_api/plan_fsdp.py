@@ -5,6 +5,8 @@ Beside the assumptions of `gradwire.plan`:
 - Each layer of the profile is sharded by itself, and gathered in the forward and in the backward pass.
 - As on a CPU, a gather of the forward pass and a scatter are waited for. A gather of the backward pass is
   begun one layer ahead.
+- Exact gathers send 2 bits a parameter once a step, as AdamW at 0.001 made a small transformer change
+  (`benchmarks/results/2026-11-28-exact-steps.md`), and heads in all gathers.
 - What torch scatters itself goes as gloo does it, as an all-reduce.
 - Where ranks share nodes, what is coded goes by two levels, and the rest among all ranks.
 """
@@ -22,9 +24,13 @@ from gradwire.planning.collectives import Transfer
 from gradwire.planning.shapes import Profile
 from gradwire.recipes import recipe
 from gradwire.sources.fsdp.coding import GATHERS, Coding, Scattering, scattering
+from gradwire.sources.fsdp.held import HEAD_BYTES
 
 CANDIDATES = ("dense", "dense+bf16", "bf16+bf16", "int8+int8", "int4(feedback=False)+int8", "int4+int8")
 """Scatter, and after a plus the bits of gathers."""
+
+EXACT_BITS = 2.0
+"""Bits of a parameter in the exact gather after a step."""
 
 
 def parsed(text: str) -> tuple[Scattering, str | None]:
@@ -37,7 +43,7 @@ def parsed(text: str) -> tuple[Scattering, str | None]:
     asked, _, bits = text.replace(" ", "").partition("+")
     gather = bits or None
     if gather not in GATHERS:
-        raise ValueError(f"{text!r}: after the plus stands bf16 or int8")
+        raise ValueError(f"{text!r}: after the plus stands bf16, int8 or exact")
     return scattering(recipe(asked)), gather
 
 
@@ -46,7 +52,8 @@ class FSDPForecast:
     """A step of `step_s`. A rank sends `wire_bytes` in it, inside its node and between nodes.
 
     `node_bytes` are those over the busiest node's link, 0 with a single node. A rank needs `memory_bytes` for
-    what is unsent. With `two_levels`, ranks of a node add up first, and pass on what came from other nodes.
+    what is unsent, and for what exact gathers hold. With `two_levels`, ranks of a node add up first, and pass
+    on what came from other nodes.
     """
 
     step_s: float
@@ -81,47 +88,62 @@ def forecast_fsdp(
     [1572864, 302592]
     """
     chosen, gather = parsed(text)
-    coding = GATHERS[gather]
-    gathers, scatters = [], []
+    is_coded = gather is not None
+    gathers, again, scatters = [], [], []
     for layer in profile.layers:
         # Shards are of rows, and filled up where these do not come out even.
         parts = tuple(
             -(-shape[0] // cluster.workers) * math.prod(shape[1:]) if shape else 1 for shape in layer.shapes
         )
-        gathers.append(_gathered(coding, parts, cluster))
+        first, second = _gathered_bytes(gather, parts)
+        held = 2.0 * sum(parts) if gather == "exact" else None
+        gathers.append(_gathered(first, cluster, is_coded=is_coded, inside_bytes=held))
+        again.append(_gathered(second, cluster, is_coded=is_coded, inside_bytes=held))
         scatters.append(_scattered(chosen.coding, parts, cluster))
     total = sum(layer.macs for layer in profile.layers)
     shares = [layer.macs / total if total else 1 / len(gathers) for layer in profile.layers]
     at_s = sum(each.seconds for each in gathers) + forward_s
-    arrives_s = at_s + gathers[-1].seconds
+    arrives_s = at_s + again[-1].seconds
     for place in reversed(range(len(shares))):
         at_s = free_s = max(at_s, arrives_s)
         if place:
-            arrives_s = free_s = at_s + gathers[place - 1].seconds
+            arrives_s = free_s = at_s + again[place - 1].seconds
         at_s = max(at_s + shares[place] * backward_s, free_s) + scatters[place].seconds
-    sent = (*gathers, *gathers, *scatters)
-    two_levels = cluster.shares_links and (coding is not None or chosen.coding is not None)
+    sent = (*gathers, *again, *scatters)
+    two_levels = cluster.shares_links and (is_coded or chosen.coding is not None)
     elements = sum(math.prod(shape) for layer in profile.layers for shape in layer.shapes)
     shares_of = cluster.per_node if two_levels else 1
+    per_parameter = 8.0 * chosen.feedback + 2.0 * (gather == "exact")
     return FSDPForecast(
         at_s,
         sum(each.wire_bytes for each in sent),
         sum(each.node_bytes for each in sent),
-        8.0 * elements / shares_of if chosen.feedback else 0.0,
+        per_parameter * elements / shares_of,
         two_levels,
     )
 
 
-def _gathered(coding: Coding | None, parts: tuple[int, ...], cluster: Cluster) -> _Sent:
-    """Predicted time and bytes of a gather of shards, whose `parts` have these numbers of elements, on
-    `cluster`; `coding` is `None` for torch's own.
+def _gathered_bytes(gather: str | None, parts: tuple[int, ...]) -> tuple[float, float]:
+    """Bytes of a rank's shard in the first gather of a step, and in the second one."""
+    if gather == "exact":
+        return HEAD_BYTES + EXACT_BITS * sum(parts) / 8, float(HEAD_BYTES)
+    row = _row_bytes(GATHERS[gather], parts)
+    return row, row
+
+
+def _gathered(
+    row_bytes: float, cluster: Cluster, *, is_coded: bool, inside_bytes: float | None = None
+) -> _Sent:
+    """Predicted time and bytes of a gather of shards of `row_bytes` on `cluster`. Inside a node, shards have
+    `inside_bytes`, or as many.
     """
-    row = Transfer("all_gather", _row_bytes(coding, parts))
+    row = Transfer("all_gather", row_bytes)
     sent = (cluster.workers - 1) * row.payload_bytes
-    if coding is None or not cluster.shares_links:
+    if not is_coded or not cluster.shares_links:
         return _Sent(cluster.seconds(row), sent, cluster.node_bytes(row))
-    inside_s = cluster.inside_s(cluster.nodes * row.payload_bytes)
-    return _Sent(cluster.between_s(row) + inside_s, sent, cluster.between_bytes(row))
+    within = cluster.nodes * (row_bytes if inside_bytes is None else inside_bytes)
+    sent = (cluster.nodes - 1) * row_bytes + (cluster.per_node - 1) * within
+    return _Sent(cluster.between_s(row) + cluster.inside_s(within), sent, cluster.between_bytes(row))
 
 
 def _scattered(coding: Coding | None, parts: tuple[int, ...], cluster: Cluster) -> _Sent:

@@ -34,6 +34,18 @@ def test_memory_is_that_of_the_whole_model_and_comes_first() -> None:
     assert "auto does not choose among these yet" in text
 
 
+def test_exact_gathers_send_once_a_step_and_hold_the_model() -> None:
+    names = ["int4+exact", "dense+exact", "int4+int8"]
+    rows = _rows(candidates=names)
+    assert rows["dense+exact"].memory_bytes == 2 * 25_557_032
+    assert rows["int4+exact"].memory_bytes == (8 + 2) * 25_557_032
+    scattered = rows["int4+int8"].wire_bytes - 2 * 3 / 4 * 25_557_032 * 8.25 / 8
+    gathered = rows["int4+exact"].wire_bytes - scattered
+    assert gathered == pytest.approx(3 / 4 * 25_557_032 * 2 / 8, rel=0.03)
+    text = str(gradwire.plan("resnet50", workers=4, sharded=True, candidates=names, **SLOW))  # type: ignore[arg-type]
+    assert "exact gathers hold the whole model on every rank: 256 MB" in text
+
+
 def test_fewer_bits_are_faster_where_links_are_slow_and_nothing_is_gained_where_they_are_fast() -> None:
     rows = _rows()
     times = [rows[each].step_s for each in ("int4+int8", "int8+int8", "bf16+bf16", "dense")]
@@ -55,7 +67,7 @@ def test_what_it_is_not_about_is_refused() -> None:
         _rows(every=10)
     with pytest.raises(ValueError, match="sharded=True is about"):
         gradwire.simulate("resnet50", workers=(4,), sharded=True, every=10, **SLOW)
-    with pytest.raises(ValueError, match="after the plus stands bf16 or int8"):
+    with pytest.raises(ValueError, match="after the plus stands bf16, int8 or exact"):
         _rows(candidates=["int8+int4"])
     with pytest.raises(ValueError, match="not for FSDP2's own scatters"):
         _rows(candidates=["topk"])

@@ -25,14 +25,16 @@ def check(entry: BenchEntry) -> None:
 
 
 def precision(entry: BenchEntry) -> MixedPrecisionPolicy:
-    """The types in which FSDP2 computes and sends, all torch's own but for a peer's options.
+    """The types in which FSDP2 computes and sends: torch's own, but for a peer's options, and for exact
+    gathers, which are of bfloat16.
 
     >>> from gradwire.lab.bench.settings import parse_entry
     >>> precision(parse_entry("fsdp2(param_dtype=bfloat16)", "peer")).param_dtype
     torch.bfloat16
     """
     if entry.kind != "peer":
-        return MixedPrecisionPolicy()
+        is_exact = parsed(entry.name)[1] == "exact"
+        return MixedPrecisionPolicy(param_dtype=torch.bfloat16 if is_exact else None)
     types = {key: getattr(torch, str(value), None) for key, value in entry.options.items()}
     fit = all(isinstance(each, torch.dtype) and each.is_floating_point for each in types.values())
     if entry.stem != STOCK or not fit or not types.keys() <= set(_TYPES):

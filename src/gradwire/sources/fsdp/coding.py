@@ -144,9 +144,14 @@ def _grid(parts: tuple[int, ...], block: int, bits: int) -> Grid:
 _BLOCK = {"int8": 256, "fp8": 256, "int4": 128}
 """Elements of a block, as in the recipes of these names."""
 
-GATHERS: dict[str | None, Coding | None] = {None: None, "bf16": Short(), "int8": Blocks("int8", 128)}
+GATHERS: dict[str | None, Coding | None] = {
+    None: None,
+    "bf16": Short(),
+    "int8": Blocks("int8", 128),
+    "exact": None,
+}
 """Coding by the value of `gather=`. A weight errs by at most 1/254 of its block's largest: small blocks err
-less."""
+less. "exact" codes no shard by itself: it sends what has changed (`gradwire.sources.fsdp.held`)."""
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,11 @@ from gradwire.errors import TransportError
 from gradwire.kernels.layouts import step_type
 from gradwire.measure.clock import now_s
 from gradwire.sources.fsdp.coding import Coding, Scattering, Short
+from gradwire.sources.fsdp.held import Held
 from gradwire.sources.fsdp.memory import Unsent
 from gradwire.sources.fsdp.modules import AllGather, ReduceScatter, ShardedModule, all_gather
 from gradwire.sources.fsdp.modules import reduce_scatter as _reduce_scatter
-from gradwire.sources.fsdp.routes import Routes
+from gradwire.sources.fsdp.routes import Route, Routes
 
 _LOG = logging.getLogger("gradwire")
 
@@ -73,23 +74,28 @@ class Decoding(dist.Work):
         `TransportError` if the gather fails.
         """
         if not self._is_done:
+            self._is_done = True  # also if it fails: what has raised once is not waited for again
             self._pending.wait()
             self._decode()
-            self._is_done = True
         return True
 
 
 class Gather(AllGather):
     """Gather of a module's parameters, encoded by `coding`; `None` sends them as they are.
 
-    A rank's own shard is encoded, too: all ranks compute with equal numbers. Nothing is kept between gathers.
-    Coding is deterministic, so while parameters stay as they are, all gathers bring equal numbers.
+    A rank's own shard is encoded, too: all ranks compute with equal numbers. Coding is deterministic, so
+    while parameters stay as they are, all gathers bring equal numbers. Only what `held` has is kept between
+    gathers: they then send what has changed since the last one.
     """
 
     def __init__(self, of: ShardedModule, routes: Routes, coding: Coding | None, name: str) -> None:
         self.account = Account()
-        self.is_exact = False
+        self.is_unrounded = False
         """True while parameters are gathered unrounded."""
+        self.held: Held | None = None
+        """Parameters as last gathered, if gathers send what has changed since."""
+        self._waiting: Decoding | None = None
+        """The last gather of what has changed. FSDP2 may drop it before it is decoded."""
         self._of, self._routes = of, routes
         self.coding, self.name = coding, name
 
@@ -109,6 +115,12 @@ class Gather(AllGather):
         3. Decode all codes into the output, this rank's among them.
         """
         dtype, parts, route = input_tensor.dtype, self._of.elements, self._routes.over(group)
+        if (
+            self.held is not None
+            and self.held.fits(input_tensor)
+            and group.group_name == self._of.received()[0].group_name
+        ):
+            return self._changes(self.held, output_tensor, input_tensor, route, group)
         kind, ring = self._as_it_is(input_tensor, group), route.of_rings * input_tensor.nbytes
         if kind:
             self._note(kind, ring, ring, (route.world - 1) * input_tensor.nbytes - ring, group)
@@ -139,12 +151,40 @@ class Gather(AllGather):
         work.wait()
         return None
 
+    def _changes(
+        self, held: Held, output: Tensor, shard: Tensor, route: Route, group: dist.ProcessGroup
+    ) -> dist.Work | None:
+        """Gather what has changed since the last gather, and write all numbers to `output`.
+
+        A gather that FSDP2 has dropped is finished first: what this rank holds advances on all ranks alike.
+        """
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.wait()
+        start_s, ring = now_s(), route.of_rings * shard.nbytes
+        sent = held.send(shard, route)
+        inside = route.inside // max(1, route.across + 1) * held.nbytes
+        self._note(f"{self.name}: {sent.kind}", route.across * sent.row_bytes, ring, inside, group)
+        self.account.coding_s += now_s() - start_s
+
+        def decode() -> None:
+            begin_s = now_s()
+            held.take(sent)
+            output.view(route.world, -1).copy_(route.onward(held.values.to(output.device)))
+            self.account.coding_s += now_s() - begin_s
+
+        self._waiting = work = Decoding(sent.pending, decode)
+        if shard.is_cpu:
+            return work
+        work.wait()
+        return None
+
     def _as_it_is(self, shard: Tensor, group: dist.ProcessGroup) -> str:
         """Reason why a shard is sent unencoded, beginning with its type; empty if it is encoded."""
         kind = str(shard.dtype).removeprefix("torch.")
         if self.coding is None:
             return kind
-        if self.is_exact:
+        if self.is_unrounded:
             return f"{kind}, as wire.exact() asks"
         if group.group_name != self._of.received()[0].group_name:
             return f"{kind}, because what comes over another group than the module's own is rounded already"
@@ -160,8 +200,8 @@ class Gather(AllGather):
         is_first = self.account.note(kind, sent_bytes, ring_bytes, inside_bytes)
         if (
             is_first
-            and kind != self.name
-            and not self.is_exact
+            and kind.split(":")[0] != self.name
+            and not self.is_unrounded
             and group.rank() == 0
             and self.coding is not None
         ):

@@ -203,6 +203,11 @@ class ShardedModule:
         """The objects that gather and scatter now."""
         return self.group._all_gather_comm, self.group._reduce_scatter_comm
 
+    @property
+    def gathered_types(self) -> set[torch.dtype]:
+        """The types in which parameters are gathered: one, unless they are gathered as raw bytes."""
+        return {each.param_dtype or each.orig_dtype for each in self.group.fsdp_params}
+
     def refuse_unfit(self, *, coded: bool) -> None:
         """Raise `ValueError` for a module whose collectives cannot be taken over, or not be `coded`."""
         for each in self.collectives:
@@ -219,7 +224,7 @@ class ShardedModule:
                 )
         if not coded:
             return
-        types = {each.param_dtype or each.orig_dtype for each in self.group.fsdp_params}
+        types = self.gathered_types
         extended = [
             name
             for name, each in zip(self.names, self.group.fsdp_params, strict=True)

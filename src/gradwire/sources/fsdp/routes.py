@@ -41,8 +41,19 @@ class Route(Protocol):
         """Send each target one of `rows` (targets, bytes), and receive as many rows."""
         ...
 
+    place: int
+    """Place of this rank in `targets`."""
+
     def gather(self, rows: Tensor, row: Tensor) -> Pending:
         """Fill `rows` (world, bytes) with every rank's `row` (bytes,)."""
+        ...
+
+    def exchange(self, rows: Tensor, row: Tensor) -> Pending:
+        """Fill `rows` (targets, …) with the `row` of each target."""
+        ...
+
+    def onward(self, rows: Tensor) -> Tensor:
+        """The rows (world, elements) of all ranks, of which this rank has those of its targets in `rows`."""
         ...
 
 
@@ -55,6 +66,7 @@ class Straight:
         self._comm = ProcessGroupComm(group)
         self.world = self._comm.world
         self.targets = tuple(range(self.world))
+        self.place = self._comm.rank
         self.across = self.world - 1
         self.of_rings = float(self.across)
 
@@ -69,6 +81,12 @@ class Straight:
     def gather(self, rows: Tensor, row: Tensor) -> Pending:
         """Issue one all-gather."""
         return self._comm.all_gather(rows, row)
+
+    exchange = gather
+
+    def onward(self, rows: Tensor) -> Tensor:
+        """Return `rows`: they are those of all ranks."""
+        return rows
 
     def close(self) -> None:
         """End the comm's thread."""
@@ -114,6 +132,7 @@ class ByNodes:
         per_node, count = nodes.per_node, len(nodes.nodes)
         self.world = per_node * count
         self.targets = targets_of(nodes, rank, self.world)
+        self.place = self.targets.index(rank)
         self.across, self.inside = count - 1, (per_node - 1) * count
         self.of_rings = (self.world - 1) / per_node
         by_place = [targets_of(nodes, each, self.world) for each in nodes.nodes[0]]
@@ -138,12 +157,22 @@ class ByNodes:
         """Issue one all-gather between nodes; `wait` adds one inside the node."""
         of_place = row.new_empty(len(self.targets), row.numel())
 
-        def onward() -> None:
-            of_all = row.new_empty(self._inside.world, of_place.numel())
-            self._begun(self._inside.all_gather(of_all, of_place.view(-1))).wait()
-            rows[self._order] = of_all.view(rows.shape)
+        def finish() -> None:
+            rows.copy_(self.onward(of_place))
 
-        return Finishing(self._begun(self._between.all_gather(of_place, row)), onward)
+        return Finishing(self.exchange(of_place, row), finish)
+
+    def exchange(self, rows: Tensor, row: Tensor) -> Pending:
+        """Issue one all-gather between nodes."""
+        return self._begun(self._between.all_gather(rows, row))
+
+    def onward(self, rows: Tensor) -> Tensor:
+        """Gather inside the node. One all-gather, waited for."""
+        of_all = rows.new_empty(self._inside.world, rows.numel())
+        self._begun(self._inside.all_gather(of_all, rows.reshape(-1))).wait()
+        found = rows.new_empty(self.world, rows.shape[1])
+        found[self._order] = of_all.view(found.shape)
+        return found
 
     def _begun(self, pending: Pending) -> Pending:
         self._is_running += 1

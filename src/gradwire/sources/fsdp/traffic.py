@@ -20,6 +20,7 @@ from torch.autograd import Variable
 
 from gradwire.sources.fsdp.coding import GATHERS, Scattering
 from gradwire.sources.fsdp.comms import Account, Gather, Scatter, reduce_scatter
+from gradwire.sources.fsdp.held import Held
 from gradwire.sources.fsdp.memory import Unsent
 from gradwire.sources.fsdp.modules import ShardedModule
 from gradwire.sources.fsdp.routes import Routes, targets_of
@@ -34,7 +35,7 @@ _LOG = logging.getLogger("gradwire")
 
 @dataclass(frozen=True)
 class Wished:
-    """The bits of scatters and gathers: `gather` is `None`, "bf16" or "int8"."""
+    """The bits of scatters and gathers: `gather` is `None`, "bf16", "int8" or "exact"."""
 
     scattering: Scattering
     gather: str | None = None
@@ -63,6 +64,8 @@ class Traffic:
         seed: int = 0,
         memory_dtype: torch.dtype | None = None,
         can_go_back: bool = True,
+        held_on_host: bool = False,
+        guard_every: int = 0,
     ) -> None:
         """Prepare all gathers and scatters; `install` begins them.
 
@@ -78,6 +81,8 @@ class Traffic:
             memory_dtype: type of the unsent gradient; `None` means float32.
             can_go_back: whether the earlier memory is kept until it is known whether optimizers have used a
                 scatter.
+            held_on_host: whether gathered parameters that are held lie on the host, if a device computes.
+            guard_every: gathers from one comparison of what is held to the next; 0 means never.
         """
         self.modules, self.wished, self.steps = tuple(modules), wished, steps
         self.group: dist.ProcessGroup = modules[0].received()[0]
@@ -93,6 +98,7 @@ class Traffic:
         """Numbers drawn so far, for stochastic rounding."""
         self.can_go_back = can_go_back
         self._seed, self._memory_dtype = seed, memory_dtype
+        self._held_on_host, self._guard_every = held_on_host, guard_every
         self._loss_scale = loss_scale
         self._scale: Tensor | None = None
         self._at_end: Callable[[], object] = _nothing
@@ -123,6 +129,27 @@ class Traffic:
         elements = sum(each.elements[place] for each in self.modules for place in each.trained())
         return rows * elements * (self._memory_dtype or torch.float32).itemsize
 
+    def held_bytes(self, wished: Wished) -> int:
+        """Bytes that a rank needs for gathered parameters that are held under `wished`."""
+        if wished.gather != "exact":
+            return 0
+        return sum(2 * len(self.targets) * sum(each.elements) for each in self.modules)
+
+    def make_held(self, wished: Wished) -> list[Held | None]:
+        """Allocate what each module holds of gathered parameters under `wished`. May run out of memory."""
+        if wished.gather != "exact":
+            return [None] * len(self.modules)
+        return [self._held(number, each) for number, each in enumerate(self.modules)]
+
+    def _held(self, number: int, of: ShardedModule) -> Held:
+        where = of.group.device
+        place = torch.device("cpu") if self._held_on_host else where
+        size = len(self.targets), sum(of.elements)
+        is_pinned = self._held_on_host and where.type != "cpu"
+        [dtype] = of.gathered_types
+        values = torch.zeros(size, dtype=dtype, device=place, pin_memory=is_pinned)
+        return Held(values, number, of.label, where, self._guard_every)
+
     def make_room(self, scattering: Scattering, saved: Container[str] = frozenset()) -> list[Unsent | None]:
         """Allocate a memory for each module that has none, if `scattering` needs it or one was `saved`.
 
@@ -146,9 +173,11 @@ class Traffic:
         world, how = self.group.size(), self.can_go_back
         return Unsent(columns, self.targets, world, dtype, device, can_go_back=how)
 
-    def install(self, model: nn.Module, memory: Sequence[Unsent | None]) -> None:
-        """Carry the traffic of `model` from now on, with `memory` from `make_room`."""
-        self.change(self.wished, memory)
+    def install(self, model: nn.Module, memory: Sequence[Unsent | None], held: Sequence[Held | None]) -> None:
+        """Carry the traffic of `model` from now on, with `memory` from `make_room` and `held` from
+        `make_held`.
+        """
+        self.change(self.wished, memory, held)
         entrance = Entrance(model, self._entered)
 
         @untraced
@@ -160,15 +189,16 @@ class Traffic:
             each.module.set_custom_all_gather(gather)
             each.module.set_custom_reduce_scatter(scatter)
 
-    def change(self, wished: Wished, memory: Sequence[Unsent | None]) -> None:
+    def change(self, wished: Wished, memory: Sequence[Unsent | None], held: Sequence[Held | None]) -> None:
         """Send something else from now on. All modules gather anew."""
         self.roll_back_unused()
         self.wished, self._earlier_bytes = wished, self.sent_bytes
         for account in self._accounts:
             account.begin_anew()
-        parts = zip(self.modules, self.gathers, self.scatters, memory, self._original, strict=True)
-        for each, gather, scatter, unsent, (_collectives, forced) in parts:
+        parts = zip(self.modules, self.gathers, self.scatters, memory, held, self._original, strict=True)
+        for each, gather, scatter, unsent, kept, (_collectives, forced) in parts:
             each.reshard()
+            gather.held = kept
             gather.coding, gather.name = GATHERS[wished.gather], wished.gather or ""
             scatter.scattering, scatter.unsent = wished.scattering, unsent
             # Any factor by which FSDP2 divides is then a division of the sum, which it makes itself.
@@ -185,21 +215,26 @@ class Traffic:
             each.module.set_force_sum_reduction_for_comms(forced)
         for scatter in self.scatters:
             scatter.unsent = None
+        for gather in self.gathers:
+            gather.held = None
         self.routes.close()
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Within it, all modules gather parameters unrounded."""
-        self._gather_anew(exact=True)
+        """Within it, all modules gather parameters unrounded. Where they do so anyway, nothing changes."""
+        if self.wished.gather == "exact":
+            yield
+            return
+        self._gather_anew(unrounded=True)
         try:
             yield
         finally:
-            self._gather_anew(exact=False)
+            self._gather_anew(unrounded=False)
 
-    def _gather_anew(self, *, exact: bool) -> None:
+    def _gather_anew(self, *, unrounded: bool) -> None:
         for each, gather in zip(self.modules, self.gathers, strict=True):
             each.reshard()
-            gather.is_exact = exact
+            gather.is_unrounded = unrounded
 
     # -- in a backward pass
 

@@ -1,0 +1,273 @@
+"""Scenes of exact gathers: losses and masters beside stock FSDP2's with the same policy, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+
+import gradwire
+from tests.process.scenes_fsdp import (
+    LOOPS,
+    Layered,
+    Tied,
+    adam,
+    alike,
+    kinds,
+    loss_of,
+    reshard,
+    sharded,
+    train,
+    whole,
+)
+from tests.support.ranks import FOLDER
+
+Loop = Callable[[nn.Module, torch.optim.Optimizer], list[float]]
+
+
+def bits(x: Tensor) -> Tensor:
+    """The bits of numbers in float64, which are equal for equal NaNs."""
+    return x.double().view(torch.int64)
+
+
+def beside_stock(
+    loop: Loop,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adam,
+    dtype: torch.dtype = torch.bfloat16,
+    nodes: Any = None,
+    **how: Any,
+) -> dict[str, Any]:
+    """Losses and masters of a wire with exact gathers beside those of stock FSDP2."""
+    found, losses = [], []
+    policy = MixedPrecisionPolicy(param_dtype=dtype)
+    for ours in (True, False):
+        model = sharded(mp_policy=policy, **how)
+        stepping = optimizer(model)
+        if ours:
+            wire = gradwire.attach(model, stepping, "dense", gather="exact", nodes=nodes, guard_every=2)
+            model.wire = wire  # type: ignore[assignment]
+        losses.append(torch.tensor(loop(model, stepping), dtype=torch.float64))
+        found.append(whole(model))
+        if ours:
+            sent, report = kinds(wire, "gathered"), wire.report()
+            del model.wire
+    return {
+        "same": torch.equal(bits(found[0]), bits(found[1])) and torch.equal(*map(bits, losses)),
+        "alike": alike(bits(found[0])),
+        "kinds": sent,
+        "held": report.held_bytes,  # type: ignore[attr-defined]
+        "text": str(report),
+    }
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    return train(model, optimizer, range(5))
+
+
+def evaluated(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Evaluations between backward and step, and after it, also within `exact()`."""
+    losses = []
+    wire = getattr(model, "wire", None)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        with torch.no_grad():
+            losses.append(float(loss_of(model, 50 + step)))
+        optimizer.step()
+        with wire.exact() if wire else nullcontext(), torch.no_grad():
+            losses.append(float(loss_of(model, 60 + step)))
+    return losses
+
+
+def thawed(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Parts are frozen and thawed between steps."""
+    losses = train(model, optimizer, range(2))
+    model.side.requires_grad_(False)  # type: ignore[union-attr,operator]
+    losses += train(model, optimizer, range(2, 4))
+    model.side.requires_grad_(True)  # type: ignore[union-attr,operator]
+    return losses + train(model, optimizer, range(4, 6))
+
+
+def left_out(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    losses = train(model, optimizer, range(2))
+    optimizer.zero_grad()
+    loss_of(model, 7).backward()
+    return losses + train(model, optimizer, range(2, 4))
+
+
+def not_a_number(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """A master becomes NaN, and goes back."""
+    losses = train(model, optimizer, range(2))
+    saved = copy.deepcopy({name: each.detach().clone() for name, each in model.state_dict().items()})
+    reshard(model)
+    with torch.no_grad():
+        next(iter(model.parameters())).mul_(torch.nan)
+    losses += train(model, optimizer, range(2, 4))
+    reshard(model)
+    model.load_state_dict(saved)
+    optimizer.state.clear()
+    return losses + train(model, optimizer, range(4, 6))
+
+
+def dropped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """A gather is begun, and its result is thrown away."""
+    losses = train(model, optimizer, range(2))
+    block = model.blocks[0]  # type: ignore[index]
+    assert isinstance(block, FSDPModule)
+    block.unshard(async_op=True)
+    state: Any = block._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    groups[0]._all_gather_result = None
+    block.reshard()
+    return losses + train(model, optimizer, range(2, 5))
+
+
+def moved(how: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Masters are moved in ways that torch may not count."""
+    losses = train(model, optimizer, range(2))
+    saved = {name: each.detach().clone() for name, each in model.state_dict().items()}
+    folder = Path(os.environ[FOLDER], "exact")
+    reshard(model)
+    is_here = how != "on one rank" or dist.get_rank() == 0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if how == ".data":
+                parameter.data.mul_(1.5)
+            elif how in ("_local_tensor", "on one rank") and is_here:
+                assert isinstance(parameter, DTensor)
+                parameter._local_tensor.mul_(1.5)
+            elif how == "average":
+                parameter.copy_(0.5 * saved[name])
+    if how == "load_state_dict":
+        model.load_state_dict({name: 0.5 * each for name, each in saved.items()})
+    elif how == "dcp":
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
+        losses += train(model, optimizer, range(2, 4))
+        state = {"model": get_model_state_dict(model)}
+        dcp.load(state, checkpoint_id=folder)
+        model.load_state_dict(state["model"])
+    return losses + train(model, optimizer, range(4, 6))
+
+
+def signs(model: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer whose steps have one size in all directions, as Muon's nearly have."""
+
+    class Signs(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for each in group["params"]:
+                    if each.grad is not None:
+                        each.sub_(each.grad.sign(), alpha=group["lr"])
+
+    return Signs(model.parameters(), {"lr": 0.01})
+
+
+def resumed() -> dict[str, Any]:
+    """A run that stops and goes on in new objects, beside one that does not."""
+    policy, found = MixedPrecisionPolicy(param_dtype=torch.bfloat16), []
+    for stops in (False, True):
+        model = sharded(mp_policy=policy)
+        optimizer = sgd(model)
+        wire = gradwire.attach(model, optimizer, "int4", gather="exact", nodes=None)
+        train(model, optimizer, range(3))
+        if stops:
+            state, steps, ours = model.state_dict(), optimizer.state_dict(), wire.state_dict()
+            model = sharded(seed=4, mp_policy=policy)
+            optimizer = sgd(model)
+            wire = gradwire.attach(model, optimizer, "int4", gather="exact", nodes=None)
+            model.load_state_dict(state)
+            optimizer.load_state_dict(steps)
+            wire.load_state_dict(ours)
+        train(model, optimizer, range(3, 6))
+        found.append(whole(model))
+    return {"same": torch.equal(*found)}
+
+
+def switched() -> dict[str, Any]:
+    """From rounded gathers to exact ones and back, with weights as a block computes with them."""
+    model = sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    optimizer = adam(model)
+    wire = gradwire.attach(model, optimizer, "dense", gather="int8", nodes=None)
+    train(model, optimizer, range(2))
+    found = []
+    for gather in ("exact", None, "exact"):
+        wire.switch("dense", gather=gather)  # type: ignore[arg-type,call-arg]
+        train(model, optimizer, range(2))
+        found.append(kinds(wire, "gathered"))
+    wire.detach()
+    return {"kinds": found, "losses": train(model, optimizer, range(2))}
+
+
+def refused() -> dict[str, str]:
+    """Each in its words."""
+
+    def said(model: nn.Module, **how: Any) -> str:
+        try:
+            gradwire.attach(model, None, how.pop("recipe", "dense"), **how)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    return {
+        "float32": said(sharded(), gather="exact"),
+        "held_on": said(sharded(mp_policy=half), gather="int8", held_on="host"),
+        "guard_every": said(sharded(), guard_every=5),
+        "nowhere": said(sharded(mp_policy=half), gather="exact", held_on="disk"),
+    }
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "AdamW": {"loop": plain},
+    "SGD": {"loop": plain, "optimizer": sgd},
+    "signs": {"loop": plain, "optimizer": signs},
+    "float16": {"loop": plain, "dtype": torch.float16},
+    **{
+        name: {"loop": LOOPS[name]}
+        for name in ("clipped", "accumulated", "sent_twice", "branching", "prefetched")
+    },
+    "frozen": {"loop": plain, "frozen": ("first", "blocks.0")},
+    "thawed": {"loop": thawed},
+    "tied": {"loop": plain, "make": Tied},
+    "recomputing": {"loop": plain, "make": partial(Layered, again=False)},
+    "recomputing, reentrant": {"loop": plain, "make": partial(Layered, again=True)},
+    "kept gathered": {"loop": plain, "reshard_after_forward": False},
+    "compiled": {"loop": plain, "compiled": True},
+    "evaluated": {"loop": evaluated},
+    "left out": {"loop": left_out},
+    "not a number": {"loop": not_a_number},
+    "dropped": {"loop": dropped},
+    **{
+        f"moved by {how}": {"loop": partial(moved, how)}
+        for how in (".data", "_local_tensor", "average", "load_state_dict", "dcp", "on one rank")
+    },
+    "fused": {"loop": plain, "optimizer": partial(adam, fused=True)},
+    "for-loop": {"loop": plain, "optimizer": partial(adam, foreach=False)},
+}
+
+SCENES: dict[str, Callable[[], Any]] = {
+    **{name: partial(beside_stock, **how) for name, how in PLAIN.items()},
+    "gathered again over two": partial(beside_stock, plain, reshard_after_forward=2),
+    "by nodes": partial(beside_stock, plain, nodes=[[0, 1], [2, 3]]),
+    "by nodes, dropped": partial(beside_stock, dropped, nodes=[[0, 2], [1, 3]]),
+    "resumed": resumed,
+    "switched": switched,
+    "refused": refused,
+}

@@ -1,0 +1,63 @@
+"""Real gloo ranks: exact gathers beside stock FSDP2 with the same policy, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.process.scenes_exact import PLAIN
+from tests.support.tiers import rest
+from tests.support.world import Scenes, value
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    """The scenes on two ranks."""
+    return Scenes("tests.process.scenes_exact", 2, tmp_path_factory.mktemp("exact"))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    """The scenes on four ranks."""
+    return Scenes("tests.process.scenes_exact", 4, tmp_path_factory.mktemp("exact of four"))
+
+
+@pytest.mark.parametrize("scene", rest(PLAIN, but=["AdamW", "dropped"]))
+def test_every_bit_is_stock_fsdp2s(two: Scenes, scene: str) -> None:
+    for found in value(two, scene):
+        assert found["same"]
+        assert found["alike"]
+        assert "exact: changes" in found["kinds"]
+        assert "of gathered parameters on every rank" in found["text"]
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("scene", ["AdamW", "accumulated", "gathered again over two", "by nodes, dropped"])
+def test_on_four_ranks_too(four: Scenes, scene: str) -> None:
+    for found in value(four, scene):
+        assert found["same"]
+        assert found["alike"]
+
+
+@pytest.mark.rest
+def test_by_nodes_a_rank_holds_the_part_of_its_place(four: Scenes) -> None:
+    for found, other in zip(value(four, "by nodes"), value(four, "AdamW"), strict=True):
+        assert found["same"]
+        assert found["alike"]
+        assert found["held"] == other["held"] // 2
+
+
+@pytest.mark.rest
+def test_a_run_resumes_bit_for_bit_and_gathers_may_be_switched(two: Scenes) -> None:
+    assert all(found["same"] for found in value(two, "resumed"))
+    for found in value(two, "switched"):
+        assert [any("exact" in kind for kind in each) for each in found["kinds"]] == [True, False, True]
+
+
+def test_what_cannot_be_exact_is_refused_with_what_to_write(two: Scenes) -> None:
+    for found in value(two, "refused"):
+        assert "param_dtype=torch.bfloat16" in found["float32"]
+        assert 'held_on= is for gather="exact"' in found["held_on"]
+        assert "guard_every= is for" in found["guard_every"]
+        assert "held_on='disk'" in found["nowhere"]
