@@ -91,6 +91,10 @@ TABLES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
             "unit.members.test_round:test_without_faults_all_is_counted_once_and_nothing_is_lost",
             *KILLED,
         ),
+        "sites that reach a bucket, and not each other": (
+            "process.test_store:test_rounds_over_a_folder_are_those_of_replicas_bit_for_bit",
+            "unit.members.test_bucket:test_members_that_die_at_any_request_keep_the_invariant",
+        ),
         "Accelerate, the Hugging Face Trainer, Lightning, Ray Train": UNWRAPPED,
     },
     ("README.md", "Would it help me"): {
