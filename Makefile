@@ -126,10 +126,14 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The site, into out/docs: one page for each .md in docs, and a reference of docstrings. Opens without a network.
+# The site, into out/docs: one page for each .md in docs and each report, and a reference of docstrings. Opens
+# without a network.
 docs: $(RUNS)
 	$(PIP) -e ".[docs]"
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs out/docs
+	rm -rf out/site && mkdir -p out/site
+	cp -rp docs benchmarks examples src tests out/site
+	cp -rp benchmarks/results out/site/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs -b html out/site/docs out/docs
 
 # What is published. The bill of materials lists what .venv holds: make it where only `make demo` has run, as in CI.
 dist: $(RUNS)

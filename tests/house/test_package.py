@@ -34,17 +34,36 @@ def test_in_a_clone_the_commit_is_told() -> None:
 
 def test_one_address_of_the_repository_is_all_that_site_and_package_wait_for() -> None:
     conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
-    page = "[a report](../benchmarks/results/README.md#so-far), [a folder](../examples), [a page](advise.md)"
-    apart = "a report (`benchmarks/results/README.md`), a folder (`examples`), [a page](advise.md)"
+    page = "[a list](../benchmarks/results/sweep.jsonl), [a folder](../examples), [a page](advise.md)"
+    apart = "a list (`benchmarks/results/sweep.jsonl`), a folder (`examples`), [a page](advise.md)"
     assert conf["linked"](page, "advise", None) == apart
     assert conf["linked"](page, "advise", "https://host/o/gradwire") == (
-        "[a report](https://host/o/gradwire/blob/main/benchmarks/results/README.md#so-far), "
+        "[a list](https://host/o/gradwire/blob/main/benchmarks/results/sweep.jsonl), "
         "[a folder](https://host/o/gradwire/blob/main/examples), [a page](advise.md)"
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     address = project.get("urls", {}).get("Source")
     assert conf["SOURCE"] == address
     assert (address is None) == ("repository-code" not in (ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("name", "link", "there"),
+    [
+        ("advise", "../benchmarks/results/README.md#so-far", "results/README.md#so-far"),
+        ("papers/covap", "../../benchmarks/results/2026-11-25-covap.md", "../results/2026-11-25-covap.md"),
+        ("papers/covap", "../choosing.md#all-recipes", "../choosing.md#all-recipes"),
+        ("results/README", "2026-11-25-covap.md", "2026-11-25-covap.md"),
+        ("results/README", "../../docs/engineering/costs.md#ways", "../engineering/costs.md#ways"),
+        ("results/README", "../../docs/pictures/loss.svg", "../pictures/loss.svg"),
+        ("advise", "../examples/ddp.py", "../examples/ddp.py"),
+    ],
+)
+def test_reports_are_in_the_site_and_links_to_and_from_them_stay_in_it(
+    name: str, link: str, there: str
+) -> None:
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    assert conf["linked"](f"[a]({link})", name, None) == f"[a]({there})"
 
 
 def package_files() -> set[str]:
