@@ -1188,6 +1188,27 @@ def refused_with_groups() -> dict[str, list[Any]]:
     return found
 
 
+def agrees_elsewhere() -> dict[str, int]:
+    """How many groups stay lent, where the mesh's own carries no tensors on the CPU; and how many are new."""
+    found, groups = {}, 0
+    with patch("gradwire.comm.groups.carries_cpu", return_value=False):
+        for how in ("gone", "detached"):
+            model = sharded()
+            optimizer = adam(model)
+            wire = gradwire.attach(model, optimizer, "int8")
+            groups = groups or len(dist.distributed_c10d._world.pg_names)
+            train(model, optimizer, range(1))
+            found[f"attached, then {how}"] = len(lent())
+            if how == "detached":
+                wire.detach()
+            else:
+                del model, optimizer, wire
+                gc.collect()
+            found[how] = len(lent())
+    found["new"] = len(dist.distributed_c10d._world.pg_names) - groups
+    return found
+
+
 def on_unequal_nodes() -> dict[str, Any]:
     """What is said where the launcher has put three ranks on a node and one on another."""
     log, logger, found = BufferingHandler(100), logging.getLogger("gradwire"), {}
@@ -1355,6 +1376,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     **{f"within checkpoints, {again}": partial(within_checkpoints, again) for again in (True, False)},
     "inside nodes": inside_nodes,
     "refused with groups": refused_with_groups,
+    "agrees elsewhere": agrees_elsewhere,
     **{
         f"by nodes {how}, {recipe}": partial(by_nodes, recipe, nodes)
         for how, nodes in NODES.items()

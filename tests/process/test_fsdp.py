@@ -104,6 +104,12 @@ def test_a_model_that_is_refused_gives_its_groups_back(four: Scenes) -> None:
         assert [left for _said, left in found.values()] == [0, 0]
 
 
+def test_the_group_over_which_ranks_agree_goes_back_with_its_model(two: Scenes) -> None:
+    for found in value(two, "agrees elsewhere"):
+        lent = {"attached, then gone": 1, "gone": 0, "attached, then detached": 1, "detached": 0}
+        assert found == {**lent, "new": 0}
+
+
 def test_all_ranks_compute_with_the_same_rounded_weights_and_masters_stay_exact(two: Scenes) -> None:
     for scene in ("gathers int8", "gathers int8, recomputing", "gathers int8 of bfloat16"):
         for found in value(two, scene):

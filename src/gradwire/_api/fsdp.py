@@ -74,7 +74,7 @@ def attach_to_fsdp(
     modules = modules_of(model)
     group = check_parameters(model, modules)  # a script shards alike on all ranks
     where = modules[0].device
-    control = ProcessGroupComm(group if lending.carries_cpu(group) else lending.borrow(group, where, "gloo"))
+    control = lending.Borrowed(group if lending.carries_cpu(group) else lending.borrow(group, where, "gloo"))
     lent = [control.group]
     with lending.given_back_if_refused(lambda: lent):
         carrier = _carrier(model, modules)
@@ -99,6 +99,7 @@ def attach_to_fsdp(
             held_on_host=asked.held_on == "host",
             guard_every=asked.guard_every,
         )
+        traffic.routes.control = control
         _connect(traffic, wished, control)
         lent += traffic.routes.groups
         _say(traffic, control)

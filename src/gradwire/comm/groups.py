@@ -15,9 +15,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.distributed_c10d import default_pg_timeout
 
-from gradwire.comm import ProcessGroupComm
+from gradwire.comm import Pending, ProcessGroupComm
+from gradwire.comm.base import Finishing, Round
 from gradwire.errors import TransportError
 
 LENDS_NEW = False
@@ -152,6 +154,26 @@ def give_back(group: dist.ProcessGroup) -> None:
     """
     if group in _lent:
         _lent[group] = False
+
+
+class Borrowed(ProcessGroupComm):
+    """`Comm` over a group that may be borrowed; `close` gives it back if nothing runs on it or has failed."""
+
+    _running = 0
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """See `ProcessGroupComm.issue`."""
+        self._running += 1
+        return Finishing(super().issue(round_, tensor, out), self._ended)
+
+    def _ended(self) -> None:
+        self._running -= 1
+
+    def close(self) -> None:
+        """End the helper thread, and let the next model have the group. Call it once."""
+        super().close()
+        if not self._running:
+            give_back(self.group)
 
 
 def lent() -> list[dist.ProcessGroup]:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from gradwire.comm.groups import borrow, give_back
+from gradwire.comm.groups import Borrowed, borrow, give_back, lent
+from gradwire.errors import TransportError
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,26 @@ def test_a_group_of_the_users_is_not_lent() -> None:
 
 
 @pytest.mark.rest
+def test_a_group_on_which_something_runs_or_has_failed_is_not_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running, failed, sound = (Borrowed(borrow(_world())) for _ in range(3))
+    number = torch.ones(1, device="cpu")
+    running.all_reduce(number)
+    sound.all_reduce(number).wait()
+    with monkeypatch.context() as patch:
+
+        def breaks(*_: object) -> None:
+            raise TransportError("broken")
+
+        patch.setattr("gradwire.comm.process_group.ProcessGroupComm.issue", breaks)
+        with pytest.raises(TransportError, match="broken"):
+            failed.all_reduce(number)
+    for each in (running, failed, sound):
+        each.close()
+    assert set(lent()) == {running.group, failed.group}
+
+
 def test_a_group_that_was_ended_is_not_lent() -> None:
     ended = borrow(_world())
     give_back(ended)

@@ -7,7 +7,6 @@ equal place in their nodes exchange codes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from gradwire.comm import Pending, ProcessGroupComm
 from gradwire.comm.base import Finishing
-from gradwire.comm.groups import give_back
+from gradwire.comm.groups import Borrowed
 from gradwire.sources.nodes.members import NodeTable
 
 
@@ -126,9 +125,8 @@ class ByNodes:
             between: group of the ranks in `targets`, for this route alone.
             where: device of the rows.
         """
-        self._inside, self._between = ProcessGroupComm(inside), ProcessGroupComm(between)
+        self._inside, self._between = Borrowed(inside), Borrowed(between)
         self.groups = inside, between
-        self._is_running = 0
         per_node, count = nodes.per_node, len(nodes.nodes)
         self.world = per_node * count
         self.targets = targets_of(nodes, rank, self.world)
@@ -143,7 +141,7 @@ class ByNodes:
         """The node's sums of the targets' rows: one all-to-all inside the node."""
         mine = x.view(self.world, -1)[self._order].view(self._inside.world, -1)
         parts = torch.empty_like(mine)
-        self._begun(self._inside.all_to_all(parts, mine)).wait()
+        self._inside.all_to_all(parts, mine).wait()
         total = parts[0]
         for part in parts[1:]:
             total.add_(part)
@@ -151,7 +149,7 @@ class ByNodes:
 
     def scatter(self, received: Tensor, rows: Tensor) -> Pending:
         """Issue one all-to-all between nodes."""
-        return self._begun(self._between.all_to_all(received, rows))
+        return self._between.all_to_all(received, rows)
 
     def gather(self, rows: Tensor, row: Tensor) -> Pending:
         """Issue one all-gather between nodes; `wait` adds one inside the node."""
@@ -164,29 +162,20 @@ class ByNodes:
 
     def exchange(self, rows: Tensor, row: Tensor) -> Pending:
         """Issue one all-gather between nodes."""
-        return self._begun(self._between.all_gather(rows, row))
+        return self._between.all_gather(rows, row)
 
     def onward(self, rows: Tensor) -> Tensor:
         """Gather inside the node. One all-gather, waited for."""
         of_all = rows.new_empty(self._inside.world, rows.numel())
-        self._begun(self._inside.all_gather(of_all, rows.reshape(-1))).wait()
+        self._inside.all_gather(of_all, rows.reshape(-1)).wait()
         found = rows.new_empty(self.world, rows.shape[1])
         found[self._order] = of_all.view(found.shape)
         return found
 
-    def _begun(self, pending: Pending) -> Pending:
-        self._is_running += 1
-        return Finishing(pending, self._ended)
-
-    def _ended(self) -> None:
-        self._is_running -= 1
-
     def close(self) -> None:
         """End the comms' threads, and give back the groups if nothing runs on them, or has failed there."""
-        for each in (self._inside, self._between):
-            each.close()
-            if not self._is_running:
-                give_back(each.group)
+        self._inside.close()
+        self._between.close()
 
 
 class Routes:
@@ -194,6 +183,8 @@ class Routes:
 
     def __init__(self) -> None:
         self._straight: dict[str, Straight] = {}
+        self.control: Borrowed | None = None
+        """That over which ranks agree, if its group goes with the model."""
         self.by_nodes: ByNodes | None = None
 
     @property
@@ -211,9 +202,9 @@ class Routes:
         return self._straight[name]
 
     def close(self) -> None:
-        """End the threads of all routes."""
-        every: Sequence[Straight | ByNodes] = [*self._straight.values()]
-        for each in every if self.by_nodes is None else [*every, self.by_nodes]:
-            each.close()
+        """End the threads of all routes, and give back the groups that were made for them."""
+        for each in (*self._straight.values(), self.by_nodes, self.control):
+            if each is not None:
+                each.close()
         self._straight.clear()
-        self.by_nodes = None
+        self.by_nodes = self.control = None
