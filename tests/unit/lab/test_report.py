@@ -179,6 +179,30 @@ def test_only_a_recipe_that_chose_is_said_to_have_chosen():
     assert 'class="chosen"' not in render(bench(rows=rows))
 
 
+def test_a_choice_is_named_once_with_what_its_trials_measured():
+    report = {
+        "recipe": "int4(collective='all_gather')",
+        "why": "int4(collective='all_gather'): 126 ms a step",
+    }
+    rows = [row("bound", 0.1), row("peer", 0.4), row("recipe", 0.12, report=report, compress_s=0.01)]
+    page = render(document(rows=rows))
+    assert "</code>, by its trials: 126 ms a step." in page
+    assert page.count("int4(collective=") == 1
+
+
+def test_a_step_has_one_length_on_the_page():
+    # Parts add up to the row's step here, but medians of parts need not.
+    page = render(document(rows=[row("bound", 0.1), row("peer", 0.4), row("recipe", 0.12, forward_s=0.1)]))
+    step = page[page.index('id="step"') : page.index('id="inside"')]
+    assert re.findall(r'class="name">(\d+\.\d ms)<', step) == ["100.0 ms", "400.0 ms", "120.0 ms"]
+
+
+def test_claims_keep_their_heads_on_a_phone():
+    page = render(document())
+    assert '<td data-head="found">f</td><td data-head="wanted">w</td>' in page
+    assert "content: attr(data-head)" in page
+
+
 def test_the_spread_of_the_bound_is_said_in_words():
     assert "The second time it took 0.98 to 1.02 times as long" in render(bench())
     assert "was not measured twice" in render(bench(spread=None))
@@ -208,7 +232,9 @@ def test_names_have_the_room_that_they_need():
 
 def test_the_longest_bar_fits_into_its_picture():
     # A phone shows the whole picture: nothing in it may lie outside, and nothing scrolls.
-    picture = stacked([("a", [BarPart("wait", 3.0, "wait")]), ("b", [BarPart("wait", 1.0, "wait")])], "parts")
+    picture = stacked(
+        [("a", 3.0, [BarPart("wait", 3.0, "wait")]), ("b", 1.0, [BarPart("wait", 1.0, "wait")])], "parts"
+    )
     bars = [
         tuple(map(float, bar))
         for bar in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', picture)

@@ -74,7 +74,7 @@ class Live(Protocol):
 
     def say(self, text: str) -> None: ...
 
-    def follow(self, name: str, seed: int, total: int, done: int) -> OnStep: ...
+    def follow(self, name: str, seed: int, total: int, *, shaped: bool) -> OnStep: ...
 
 
 @dataclass
@@ -128,7 +128,7 @@ def finish(setting: Setting, course: Course, plan: DemoPlan, live: Live, *, shap
     """
     left = plan.steps - len(course)
     if left > 0:
-        on_step = live.follow(course.name, course.seed, plan.steps, len(course))
+        on_step = live.follow(course.name, course.seed, plan.steps, shaped=shaped)
         course.add(setting.train(left, counted=False, on_step=on_step), shaped=shaped)
     setting.check()
     compared = setting.measured.fingerprints
@@ -143,7 +143,7 @@ def _train(setting: Setting, course: Course, count: int, plan: DemoPlan, live: L
     """
     if count < 1:
         return 0.0
-    on_step = live.follow(course.name, course.seed, plan.steps, len(course))
+    on_step = live.follow(course.name, course.seed, plan.steps, shaped=True)
     per_rank = setting.train(count, counted=counted, on_step=on_step)
     before = len(course)
     course.add(per_rank, shaped=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 from gradwire.lab.bench.process_set import OnStep
 from gradwire.lab.bench.statistics import StepSample
 from gradwire.lab.bench.units import mode_text, seconds_text
-from gradwire.lab.demo.findings import final_figures, headline, table_lines
+from gradwire.lab.demo.findings import final_figures, headline, projected, table_lines
 
 
 class LiveProgress:
@@ -27,10 +27,12 @@ class LiveProgress:
         """Print a line above the bars."""
         self._console.print(text, highlight=False)
 
-    def follow(self, name: str, seed: int, total: int, done: int) -> OnStep:
+    def follow(self, name: str, seed: int, total: int, *, shaped: bool) -> OnStep:
         """Make a callback that moves the bar of the contestant `name` with this seed, of `total` steps, by
-        one for each step.
+        one for each step. Steps that are not `shaped` run without the slow link, and say so: beside the
+        others, they look fast.
         """
+        link = "" if shaped else ", unshaped link"
         label = {"ddp": "plain DDP"}.get(name, name)
         if (name, seed) not in self._bars:
             self._bars[name, seed] = self._progress.add_task(f"{label}, seed {seed}", total=total, state="")
@@ -39,7 +41,7 @@ class LiveProgress:
         def on_step(rank: int, sample: StepSample) -> None:
             if rank == 0:
                 loss = "-" if sample.loss is None else f"{sample.loss:.3f}"
-                state = f"{seconds_text(sample.step_s)}/step, loss {loss}"
+                state = f"{seconds_text(sample.step_s)}/step{link}, loss {loss}"
                 self._progress.update(bar, advance=1, state=state)
 
         return on_step
@@ -50,7 +52,7 @@ def live_progress(console: Console) -> Iterator[LiveProgress]:
     """Bars for as long as the block lasts; they stay on screen afterwards."""
     columns = (
         TextColumn("{task.description:<18}"),
-        BarColumn(bar_width=30),
+        BarColumn(bar_width=10),
         MofNCompleteColumn(),
         TextColumn("{task.fields[state]}"),
     )
@@ -64,7 +66,8 @@ _HEADS = ("step", "wait", "scaling", "sent", "counted", "CPU")
 
 def show(document: dict[str, Any]) -> Group:
     """Headline, speeds, final figures by seed, claims and notes."""
-    parts: list[Any] = ["", f"[bold]{headline(document)}[/bold]", mode_text(document["settings"]["mode"])]
+    parts: list[Any] = ["", f"[bold]{headline(document)}[/bold]"]
+    parts += [text for text in (projected(document), mode_text(document["settings"]["mode"])) if text]
     parts += [_speeds(document), _figures(document), _claims(document)]
     parts += [f"[dim]{note}[/dim]" for note in document["notes"]]
     return Group(*parts)
@@ -85,7 +88,7 @@ def exit_code(document: dict[str, Any]) -> int:
 
 
 def _speeds(document: dict[str, Any]) -> Table:
-    view = _plain_table()
+    view = _plain_table(title="Medians of the steps on the slow link that count")
     view.add_column("per step", no_wrap=True)
     for head in _HEADS:
         view.add_column(head, justify="right")
@@ -95,12 +98,15 @@ def _speeds(document: dict[str, Any]) -> Table:
 
 
 def _figures(document: dict[str, Any]) -> Table:
+    """One line for each figure and seed: the page's table, of one line for each seed, takes 90 columns."""
     figures = final_figures(document)
-    view = _plain_table(title=f"After {document['settings']['steps']} steps")
-    for head in figures["heads"]:
+    view = _plain_table("figure", "seed", title=f"After {document['settings']['steps']} steps")
+    for head in ("plain DDP", "gradwire", "difference"):
         view.add_column(head, justify="right")
-    for cells in figures["lines"]:
-        view.add_row(*cells)
+    for first in range(1, len(figures["heads"]), 3):
+        label = figures["heads"][first].removeprefix("plain DDP: ")
+        for cells in figures["lines"]:
+            view.add_row(label, cells[0], *cells[first : first + 3])
     return view
 
 

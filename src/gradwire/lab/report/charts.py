@@ -173,14 +173,16 @@ class BarPart:
     class_: str
 
 
-def stacked(rows: Sequence[tuple[str, Sequence[BarPart]]], label: str) -> str:
-    """One bar per row, made of parts; its name and its total in seconds are above it."""
-    longest = max((sum(part.value for part in parts) for _, parts in rows), default=0.0)
+def stacked(rows: Sequence[tuple[str, float, Sequence[BarPart]]], label: str) -> str:
+    """One bar per row, made of parts; its name and its whole in seconds are above it. Medians of parts do not
+    add up to the median of the whole.
+    """
+    longest = max((sum(part.value for part in parts) for _, _, parts in rows), default=0.0)
     scale = svg.Scale(0.0, longest, 0.0, WIDTH)
     pieces: list[str] = []
-    for index, (name, parts) in enumerate(rows):
+    for index, (name, whole, parts) in enumerate(rows):
         y = index * _ROW
-        pieces += _above(y, name, seconds_text(sum(part.value for part in parts)))
+        pieces += _above(y, name, seconds_text(whole))
         x = 0.0
         for part in parts:
             width = scale(part.value)

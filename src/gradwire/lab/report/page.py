@@ -27,6 +27,7 @@ from gradwire.lab.demo.findings import (
     lead,
     link_text,
     predicted_bytes,
+    projected,
     row_of,
     tiles,
 )
@@ -155,7 +156,7 @@ def step_parts(document: Document) -> str:
     for row in document["rows"]:
         if row["step_s"] is not None and not row.get("failed"):
             parts = [BarPart(name, row[key] or 0.0, name) for name, key in _PARTS]
-            rows.append((_name(document, row), parts))
+            rows.append((_name(document, row), row["step_s"], parts))
     return stacked(rows, "where the time of a step went")
 
 
@@ -259,7 +260,8 @@ def _of_demo(document: Document) -> Document:
         "courses_legend": _SIDES,
         "times_legend": TIMES_LEGEND,
         "span_legend": _SPAN_LEGEND,
-        "projected": any(course.shaped < len(course) for course in both.ddp.courses if course.seed == 0),
+        "projected": projected(document),
+        "dashed": any(course.shaped < len(course) for course in both.ddp.courses if course.seed == 0),
     }
 
 
@@ -308,6 +310,7 @@ def _of_bench(document: Document) -> Document:
         "headline": title,
         "lead": lead,
         "attached": False,
+        "projected": "",
         "tables": [_table("Results", results(settings), rows), _table("Where the time goes", COSTS, rows)],
         "notes": notes(settings),
         "failures": [
