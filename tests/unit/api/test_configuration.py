@@ -47,7 +47,8 @@ def fingerprint(asked: Configuration) -> dict[str, str]:
 
 
 def test_every_argument_is_tried() -> None:
-    assert {each.name for each in fields(Configuration)} == set(OTHERWISE)
+    # Where exact gathers are held is for FSDP2's own traffic, and may differ from rank to rank.
+    assert {each.name for each in fields(Configuration)} - {"held_on"} == set(OTHERWISE)
 
 
 @pytest.mark.parametrize("name", OTHERWISE)

@@ -69,7 +69,7 @@ def settings(text, kind="recipe", **task):
         ("fsdp2(buffer_dtype=bfloat16)", "peer", "the only peer is fsdp2"),
         ("fsdp2(param_dtype=int8)", "peer", "the only peer is fsdp2"),
         ("topk+int8", "recipe", "not for FSDP2's own scatters"),
-        ("int8+int4", "recipe", "after the plus stands bf16 or int8"),
+        ("int8+int4", "recipe", "after the plus stands bf16, int8 or exact"),
     ],
 )
 def test_what_fsdp2_has_not_is_refused_before_anything_starts(text, kind, words):
