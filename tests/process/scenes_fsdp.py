@@ -433,7 +433,13 @@ def gathers(gather: Any, again: bool | None = None, **how: Any) -> dict[str, Any
     wire = gradwire.attach(model, optimizer, "dense", gather=gather)
     values, master = seen(model), master_of(model)
     exact = master.to(torch.bfloat16).float()
+    log, logger = BufferingHandler(100), logging.getLogger("gradwire")
+    logger.addHandler(log)
+    level = logger.level
+    logger.setLevel(logging.INFO)
     loss_of(model, 0).backward()
+    logger.setLevel(level)
+    logger.removeHandler(log)
     one, two = (
         wire.report().as_dict()["gather_bytes_per_step"],
         wire.report().as_dict()["scatter_bytes_per_step"],
@@ -446,6 +452,7 @@ def gathers(gather: Any, again: bool | None = None, **how: Any) -> dict[str, Any
         "bf16": torch.equal(values[0].float(), exact),
         "as it is": torch.equal(values[0], master),
         "kinds": kinds(wire, "gathered"),
+        "said": [f"{each.levelname}: {each.getMessage()}" for each in log.buffer],
         "share": one / two,
         "masters": torch.equal(master_of(model), master),
     }

@@ -129,6 +129,8 @@ def test_a_gather_in_bf16_rounds_to_the_nearest_and_leaves_16_bits_as_they_are(t
     for found in value(two, "gathers bf16 of bfloat16"):
         assert found["bf16"]
         assert found["kinds"] == ["bfloat16, which has 16 bits already"]
+    said = [found["said"] for found in value(two, "gathers bf16 of bfloat16")]
+    assert said == [["INFO: parameters are gathered in bfloat16, which has 16 bits already"], []]
     for found in value(two, "gathers as it is"):
         assert found["as it is"]
 
@@ -137,10 +139,10 @@ def test_a_gather_over_another_group_goes_as_it_is_and_the_report_says_so(four: 
     for found in value(four, "gathers int8 over half"):
         assert found["same"]
         assert found["alike"]
-        assert found["kinds"] == [
-            "float32, because what comes over another group than the module's own is rounded already",
-            "int8",
-        ]
+        rule = "float32 over groups of 2 (reshard_after_forward), as these values are rounded already"
+        assert found["kinds"] == [rule, "int8"]
+    said = [found["said"] for found in value(four, "gathers int8 over half")]
+    assert said == [[f"INFO: parameters are gathered in {rule}"], [], [], []]
 
 
 @pytest.mark.parametrize("scene", rest(MOVED, but=["fused", "load_state_dict"]))

@@ -30,6 +30,10 @@ from gradwire.sources.fsdp.routes import Route, Routes
 
 _LOG = logging.getLogger("gradwire")
 
+_ROUNDED = " (reshard_after_forward), as these values are rounded already"
+_SHORT = ", which has 16 bits already"
+"""Why numbers are gathered as they are, by rule."""
+
 
 @dataclass
 class Account:
@@ -88,7 +92,10 @@ class Gather(AllGather):
     gathers: they then send what has changed since the last one.
     """
 
-    def __init__(self, of: ShardedModule, routes: Routes, coding: Coding | None, name: str) -> None:
+    def __init__(
+        self, of: ShardedModule, routes: Routes, coding: Coding | None, name: str, told: set[str]
+    ) -> None:
+        """`told` is what the log has of the model's gathers that go as they are by rule."""
         self.account = Account()
         self.is_unrounded = False
         """True while parameters are gathered unrounded."""
@@ -98,6 +105,7 @@ class Gather(AllGather):
         """The last gather of what has changed. FSDP2 may drop it before it is decoded."""
         self._of, self._routes = of, routes
         self.coding, self.name = coding, name
+        self._told = told
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
@@ -120,10 +128,10 @@ class Gather(AllGather):
             and self.held.fits(input_tensor)
             and group.group_name == self._of.received()[0].group_name
         ):
-            return self._changes(self.held, output_tensor, input_tensor, route, group)
+            return self._changes(self.held, output_tensor, input_tensor, route)
         kind, ring = self._as_it_is(input_tensor, group), route.of_rings * input_tensor.nbytes
         if kind:
-            self._note(kind, ring, ring, (route.world - 1) * input_tensor.nbytes - ring, group)
+            self._note(kind, ring, ring, (route.world - 1) * input_tensor.nbytes - ring)
             how = {"group": group, "async_op": async_op}
             found: dist.Work | None = _carried(all_gather, output_tensor, input_tensor, **how)
             return found
@@ -134,7 +142,7 @@ class Gather(AllGather):
         coding.encode(input_tensor.to(wide), row[None], parts, 0)
         rows = torch.empty(route.world, row.numel(), dtype=torch.uint8, device=row.device)
         pending = route.gather(rows, row)
-        self._note(self.name, route.across * row.nbytes, ring, route.inside * row.nbytes, group)
+        self._note(self.name, route.across * row.nbytes, ring, route.inside * row.nbytes)
         self.account.coding_s += now_s() - start_s
 
         def decode() -> None:
@@ -151,9 +159,7 @@ class Gather(AllGather):
         work.wait()
         return None
 
-    def _changes(
-        self, held: Held, output: Tensor, shard: Tensor, route: Route, group: dist.ProcessGroup
-    ) -> dist.Work | None:
+    def _changes(self, held: Held, output: Tensor, shard: Tensor, route: Route) -> dist.Work | None:
         """Gather what has changed since the last gather, and write all numbers to `output`.
 
         A gather that FSDP2 has dropped is finished first: what this rank holds advances on all ranks alike.
@@ -164,7 +170,7 @@ class Gather(AllGather):
         start_s, ring = now_s(), route.of_rings * shard.nbytes
         sent = held.send(shard, route)
         inside = route.inside // max(1, route.across + 1) * held.nbytes
-        self._note(f"{self.name}: {sent.kind}", route.across * sent.row_bytes, ring, inside, group)
+        self._note(f"{self.name}: {sent.kind}", route.across * sent.row_bytes, ring, inside)
         self.account.coding_s += now_s() - start_s
 
         def decode() -> None:
@@ -187,25 +193,28 @@ class Gather(AllGather):
         if self.is_unrounded:
             return f"{kind}, as wire.exact() asks"
         if group.group_name != self._of.received()[0].group_name:
-            return f"{kind}, because what comes over another group than the module's own is rounded already"
+            return f"{kind} over groups of {group.size()}{_ROUNDED}"
         if not shard.is_floating_point() or shard.numel() != sum(self._of.elements):
             return f"{kind}, because these are no numbers of the module's parameters"
         if isinstance(self.coding, Short) and shard.dtype.itemsize <= 2:
-            return f"{kind}, which has 16 bits already"
+            return f"{kind}{_SHORT}"
         return ""
 
-    def _note(
-        self, kind: str, sent_bytes: float, ring_bytes: float, inside_bytes: float, group: dist.ProcessGroup
-    ) -> None:
+    def _note(self, kind: str, sent_bytes: float, ring_bytes: float, inside_bytes: float) -> None:
         is_first = self.account.note(kind, sent_bytes, ring_bytes, inside_bytes)
         if (
             is_first
             and kind.split(":")[0] != self.name
             and not self.is_unrounded
-            and group.rank() == 0
+            and self._of.received()[0].rank() == 0
             and self.coding is not None
+            and kind not in self._told
         ):
-            _LOG.warning("module %r is gathered in %s", self._of.label, kind)
+            if kind.endswith((_ROUNDED, _SHORT)):
+                self._told.add(kind)
+                _LOG.info("parameters are gathered in %s", kind)
+            else:
+                _LOG.warning("module %r is gathered in %s", self._of.label, kind)
 
 
 class Scatter(ReduceScatter):

@@ -112,8 +112,9 @@ class Traffic:
         self._earlier_bytes = 0.0
         """Bytes sent before the last change of codings."""
         self._original = [(each.collectives, each.forces_sums) for each in modules]
+        told = set[str]()
         self.gathers = [
-            Gather(each, self.routes, GATHERS[wished.gather], wished.gather or "") for each in modules
+            Gather(each, self.routes, GATHERS[wished.gather], wished.gather or "", told) for each in modules
         ]
         self.scatters = [
             Scatter(each, self.routes, wished.scattering, self._begins, self._key) for each in modules
