@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -67,6 +67,27 @@ def test_parameters_are_scattered_in_the_order_that_torch_tells() -> None:
     assert module.trained() == (3, 1, 0, 2)
     module.group.fsdp_params[1].sharded_param.requires_grad_(False)
     assert module.trained() == (3, 0, 2)
+
+
+class _Overriding(NamedTuple):
+    """The part of a `MixedPrecisionPolicy` of torch 2.15 that is looked at."""
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    param_dtype_override_fn: Callable[[str], torch.dtype] | None = None
+
+
+def test_a_policy_that_overrides_types_is_refused_where_gathers_are_coded() -> None:
+    for override in (None, lambda _name: torch.bfloat16):
+        for gather in (None, "int8"):
+            model = _model()
+            [module] = modules_of(model)
+            module.group.fsdp_params[1].mp_policy = _Overriding(None, None, override)
+            if gather and override:
+                with pytest.raises(ValueError, match=r"the policy of '0\.bias' has param_dtype_override_fn"):
+                    gradwire.attach(model, None, "int8", gather=gather)
+            else:
+                gradwire.attach(model, None, "int8", gather=gather)
 
 
 def test_a_state_for_dcp_says_how_to_save_instead() -> None:

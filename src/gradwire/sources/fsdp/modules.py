@@ -225,6 +225,13 @@ class ShardedModule:
         if not coded:
             return
         types = self.gathered_types
+        for name, each in zip(self.names, self.group.fsdp_params, strict=True):
+            if getattr(each.mp_policy, "param_dtype_override_fn", None) is not None:  # since torch 2.15
+                raise ValueError(
+                    f"the policy of {name!r} has param_dtype_override_fn, by which a module's parameters may "
+                    "be gathered in several types, as raw bytes; raw bytes cannot be coded: leave gather= "
+                    "out, or call fully_shard with a policy without it, and other parameters by themselves"
+                )
         extended = [
             name
             for name, each in zip(self.names, self.group.fsdp_params, strict=True)
