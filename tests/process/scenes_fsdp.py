@@ -318,6 +318,40 @@ def thawed() -> dict[str, str]:
     return found
 
 
+def in_turn() -> dict[str, Any]:
+    """Two adapters in turn: one trains, the other is thawed in its place, and back; a reference between."""
+
+    def turn(model: nn.Module, first: bool) -> None:
+        for block, is_it in zip(model.blocks, (first, not first), strict=True):  # type: ignore[arg-type]
+            block[0].weight.requires_grad_(is_it)
+
+    def calls() -> int:
+        return sum(
+            count
+            for each in wire.report().as_dict()["modules"]
+            for what in ("gathered", "scattered")
+            for count in each[what].values()
+        )
+
+    found: dict[str, Any] = {}
+    model = sharded(frozen=("first", "last", "side"))
+    turn(model, first=True)
+    optimizer = adam(model)
+    wire = gradwire.attach(model, optimizer, "int4")
+    train(model, optimizer, range(2))
+    turn(model, first=False)
+    with torch.no_grad():
+        loss_of(model, 2)
+    reshard(model)
+    before = calls()
+    found["said"] = _refusal(lambda: loss_of(model, 2))
+    found["sent"] = calls() - before
+    turn(model, first=True)
+    train(model, optimizer, range(2, 4))
+    found["step"] = wire.report().step
+    return found
+
+
 def evaluated(recipe: str) -> dict[str, Any]:
     """Evaluations between steps, also between backward and step, beside none."""
     found = []
@@ -1420,6 +1454,7 @@ SCENES: dict[str, Callable[[], Any]] = {
         for name, policy in (("float32", MixedPrecisionPolicy()), ("bfloat16", BF16))
     },
     "thawed": thawed,
+    "in turn": in_turn,
     "copied": copied,
     "exactly, though asked before": exactly_though_asked_before,
     "grouped, dense": partial(grouped, "dense", None),

@@ -467,6 +467,13 @@ def test_norms_of_gradients_are_those_of_stock_fsdp2(two: Scenes, name: str, rec
         assert all(norm > 0.1 * stock[0] for norm in ours)
 
 
+def test_adapters_in_turn_are_refused_before_anything_is_sent(two: Scenes) -> None:
+    for found in value(two, "in turn"):
+        assert "were frozen or thawed after attach" in found["said"]
+        assert "int4(feedback=False)" in found["said"]
+        assert (found["sent"], found["step"]) == (0, 4)
+
+
 def test_freezing_a_parameter_after_attach_is_refused_where_something_is_unsent(two: Scenes) -> None:
     for found in value(two, "thawed"):
         assert found["int8"] == ""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.torch_version import TorchVersion
@@ -74,11 +74,11 @@ class _Overriding(NamedTuple):
 
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
-    param_dtype_override_fn: Callable[[str], torch.dtype] | None = None
+    param_dtype_override_fn: Callable[[Tensor], torch.dtype | None] | None = None
 
 
 def test_a_policy_that_overrides_types_is_refused_where_gathers_are_coded() -> None:
-    for override in (None, lambda _name: torch.bfloat16):
+    for override in (None, lambda _parameter: torch.bfloat16):
         for gather in (None, "int8"):
             model = _model()
             [module] = modules_of(model)

@@ -343,18 +343,26 @@ class Scatter(ReduceScatter):
         """The memory of a scatter of shards with these `parts`; `None` if there is none, or if some trained
         parameter has no gradient: the memory would be added to others.
 
-        Raises `ValueError` if parameters were frozen or thawed since attaching.
+        Raises `ValueError` as `refuse_others` does.
         """
         unsent = self.unsent
         if unsent is None:
             return None
+        self.refuse_others()
+        fits = sum(parts) == unsent.elements and len(parts) == len(unsent.columns)
+        return unsent if fits else None
+
+    def refuse_others(self) -> None:
+        """Raise `ValueError` if something is remembered, and the module trains other parameters now than
+        those. One that trains none scatters nothing.
+        """
         trained = [self._of.names[place] for place in self._of.trained()]
-        if trained != list(unsent.columns):
+        if self.unsent is not None and trained and trained != list(self.unsent.columns):
             raise ValueError(
                 f"parameters of module {self._of.label!r} were frozen or thawed after attach, so what is "
-                "unsent fits no more: call wire.detach() before that, and attach again"
+                "unsent fits no more: call wire.detach() before that, and attach again; or attach with int8 "
+                "or int4(feedback=False), which remember nothing"
             )
-        return unsent if sum(parts) == unsent.elements and len(parts) == len(trained) else None
 
 
 def reduce_scatter(out: Tensor, x: Tensor, group: dist.ProcessGroup) -> None:

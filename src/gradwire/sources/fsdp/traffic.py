@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
 
 from gradwire.sources.fsdp.coding import GATHERS, Scattering
 from gradwire.sources.fsdp.comms import Account, Gather, Scatter, reduce_scatter
@@ -25,7 +26,7 @@ from gradwire.sources.fsdp.memory import Unsent
 from gradwire.sources.fsdp.modules import ShardedModule
 from gradwire.sources.fsdp.routes import Routes, targets_of
 from gradwire.sources.nodes.members import NodeTable
-from gradwire.sources.observe import Entrance
+from gradwire.sources.observe import Entrance, remove
 from gradwire.step.context import Fates
 from gradwire.step.fates import Steps
 from gradwire.untraced import untraced
@@ -107,7 +108,7 @@ class Traffic:
         """True if the running backward pass has scattered."""
         self._is_new = True
         """True until a backward pass that scatters has ended."""
-        self._unhook: Callable[[], None] = _nothing
+        self._hooks: list[RemovableHandle] = []
         self._is_open = self._is_counted = False
         self._earlier_bytes = 0.0
         """Bytes sent before the last change of codings."""
@@ -185,7 +186,17 @@ class Traffic:
         def shown(_model: nn.Module, _inputs: Any, outputs: Any) -> None:
             entrance.show(outputs)
 
-        self._unhook = model.register_forward_hook(shown).remove
+        @untraced
+        def begun(_model: nn.Module, _inputs: Any) -> None:
+            if (
+                torch.is_grad_enabled()
+            ):  # a reference model, made of this one without its adapters, scatters nothing
+                for scatter in self.scatters:
+                    scatter.refuse_others()
+
+        # Before FSDP2's own hook, which gathers.
+        before = model.register_forward_pre_hook(begun, prepend=True)
+        self._hooks = [before, model.register_forward_hook(shown)]
         for each, gather, scatter in zip(self.modules, self.gathers, self.scatters, strict=True):
             each.module.set_custom_all_gather(gather)
             each.module.set_custom_reduce_scatter(scatter)
@@ -208,7 +219,7 @@ class Traffic:
 
     def remove(self) -> None:
         """Let FSDP2 carry its traffic itself."""
-        self._unhook()
+        remove(self._hooks)
         for each, ((gather, scatter), forced) in zip(self.modules, self._original, strict=True):
             each.reshard()
             each.module.set_custom_all_gather(gather)
