@@ -77,17 +77,22 @@ class _Overriding(NamedTuple):
     param_dtype_override_fn: Callable[[Tensor], torch.dtype | None] | None = None
 
 
-def test_a_policy_that_overrides_types_is_refused_where_gathers_are_coded() -> None:
+@pytest.mark.parametrize("owner", ["module", "parameter"])
+def test_a_policy_that_overrides_types_is_refused_where_gathers_are_coded(owner: str) -> None:
     for override in (None, lambda _parameter: torch.bfloat16):
         for gather in (None, "int8"):
             model = _model()
             [module] = modules_of(model)
-            module.group.fsdp_params[1].mp_policy = _Overriding(None, None, override)
-            if gather and override:
-                with pytest.raises(ValueError, match=r"the policy of '0\.bias' has param_dtype_override_fn"):
-                    gradwire.attach(model, None, "int8", gather=gather)
+            policy = _Overriding(None, None, override)
+            if owner == "parameter":
+                module.group.fsdp_params[1].mp_policy = policy
             else:
-                gradwire.attach(model, None, "int8", gather=gather)
+                model._get_fsdp_state()._mp_policy = policy  # type: ignore[operator]
+            if gather and override:
+                with pytest.raises(ValueError, match="the policy of module 'the root' has param_dtype_over"):
+                    gradwire.attach(model, None, "int8", gather=gather)  # type: ignore[arg-type]
+            else:
+                gradwire.attach(model, None, "int8", gather=gather)  # type: ignore[arg-type]
 
 
 def test_a_state_for_dcp_says_how_to_save_instead() -> None:

@@ -225,13 +225,15 @@ class ShardedModule:
         if not coded:
             return
         types = self.gathered_types
-        for name, each in zip(self.names, self.group.fsdp_params, strict=True):
-            if getattr(each.mp_policy, "param_dtype_override_fn", None) is not None:  # since torch 2.15
-                raise ValueError(
-                    f"the policy of {name!r} has param_dtype_override_fn, by which a module's parameters may "
-                    "be gathered in several types, as raw bytes; raw bytes cannot be coded: leave gather= "
-                    "out, or call fully_shard with a policy without it, and other parameters by themselves"
-                )
+        state: Any = self.module._get_fsdp_state()
+        policies = [getattr(state, "_mp_policy", None), *(each.mp_policy for each in self.group.fsdp_params)]
+        if any(getattr(each, "param_dtype_override_fn", None) is not None for each in policies):
+            # Since torch 2.15, where each parameter has its own policy beside that of its module.
+            raise ValueError(
+                f"the policy of module {self.label!r} has param_dtype_override_fn, by which parameters may be "
+                "gathered in several types, as raw bytes; raw bytes cannot be coded: leave gather= out, or "
+                "param_dtype_override_fn, and call fully_shard on parameters of another type by themselves"
+            )
         extended = [
             name
             for name, each in zip(self.names, self.group.fsdp_params, strict=True)

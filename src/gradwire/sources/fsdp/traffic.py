@@ -188,9 +188,7 @@ class Traffic:
 
         @untraced
         def begun(_model: nn.Module, _inputs: Any) -> None:
-            if (
-                torch.is_grad_enabled()
-            ):  # a reference model, made of this one without its adapters, scatters nothing
+            if torch.is_grad_enabled():  # a reference, which is this model without its adapters, is none
                 for scatter in self.scatters:
                     scatter.refuse_others()
 
