@@ -230,9 +230,9 @@ class ShardedModule:
         if any(getattr(each, "param_dtype_override_fn", None) is not None for each in policies):
             # Since torch 2.15, where each parameter has its own policy beside that of its module.
             raise ValueError(
-                f"the policy of module {self.label!r} has param_dtype_override_fn, by which parameters may be "
-                "gathered in several types, as raw bytes; raw bytes cannot be coded: leave gather= out, or "
-                "param_dtype_override_fn, and call fully_shard on parameters of another type by themselves"
+                f"the policy of module {self.label!r} has param_dtype_override_fn, by which parameters may "
+                "be gathered in several types, as raw bytes; raw bytes cannot be coded: leave gather= out "
+                "or param_dtype_override_fn, and call fully_shard on parameters of another type by themselves"
             )
         extended = [
             name
