@@ -188,7 +188,7 @@ class Traffic:
 
         @untraced
         def begun(_model: nn.Module, _inputs: Any) -> None:
-            if torch.is_grad_enabled():  # a reference, which is this model without its adapters, is none
+            if torch.is_grad_enabled():  # a reference pass scatters nothing, whatever is frozen in it
                 for scatter in self.scatters:
                     scatter.refuse_others()
 
