@@ -220,10 +220,22 @@ class Learner:
 
 
 class Play:
-    """A drawn schedule over members of `names`, each of which takes `rounds` rounds."""
+    """A drawn schedule over members of `names`, each of which takes `rounds` rounds.
+
+    `faults` strike where they are drawn. One more, if there is an `aim`, strikes a request of a kind, after
+    `skip` of that kind.
+    """
 
     def __init__(
-        self, seed: int, names: str, rounds: int, faults: int, rules: Rules, often: float = 0.02
+        self,
+        seed: int,
+        names: str,
+        rounds: int,
+        faults: int,
+        rules: Rules,
+        often: float = 0.02,
+        aim: tuple[str, str] | None = None,
+        skip: int = 0,
     ) -> None:
         self.draw, self.store, self.rules = random.Random(seed), Memory(), rules
         self.lock = threading.RLock()
@@ -239,6 +251,7 @@ class Play:
         self.struck: Counter[tuple[str, str]] = Counter()
         self.told: Counter[str] = Counter()
         self._names, self._rounds, self._faults, self._often = names, rounds, faults, often
+        self._aim, self._skip = aim, skip
         self._saves: dict[str, Save] = {}
         self._errors: list[BaseException] = []
 
@@ -272,9 +285,8 @@ class Play:
         if self.late and self.draw.random() < 0.05:
             self.late.pop(self.draw.randrange(len(self.late)))()
         process = self.draw.choice(awake)
-        if self._faults and self.draw.random() < self._often:
-            self._faults -= 1
-            fault = self.draw.choice(["kill", "sleep", "lost", "answer lost", "late", "stale", "restart"])
+        fault = self._fault(process)
+        if fault is not None:
             if fault == "restart":
                 self._restart()
             elif fault == "sleep":
@@ -286,6 +298,18 @@ class Play:
                 self._let_go(process, Killed() if fault == "kill" else StoreError(fault))
                 return
         self._let_go(process, None)
+
+    def _fault(self, process: Process) -> str | None:
+        """What happens to a process where it stands."""
+        if self._aim is not None and process.what == self._aim[1]:
+            self._skip -= 1
+            if self._skip < 0:
+                fault, self._aim = self._aim[0], None
+                return fault
+        if not self._faults or self.draw.random() >= self._often:
+            return None
+        self._faults -= 1
+        return self.draw.choice(["kill", "sleep", "lost", "answer lost", "late", "stale", "restart"])
 
     def _beat(self, living: list[Process]) -> None:
         """Heartbeats, which come from a thread of their own, as long as a process is not asleep."""
