@@ -101,13 +101,18 @@ def moving(
     terms = _terms(source, asked)
     asks = Asks(members, site)
     membership = Membership(asks, source, site, terms, carry, timeout_s=timeout_s, every_s=every_s)
-    if resume is not None:
-        saved = file_set.kept(site.comm, Path(resume))
-        membership.load(saved) if saved is not None else None
     hold(model, asks)
     hold(model, Leaving(asks.close))
     weakref.finalize(model, membership.close)
-    membership.join()
+    try:
+        if resume is not None:
+            saved = file_set.kept(site.comm, Path(resume))
+            membership.load(saved) if saved is not None else None
+        membership.join()
+    except BaseException:  # plain training goes on, or another call of `outer`
+        source.retire()
+        membership.close()
+        raise
     _HELD.add(members)
     return MovingWire(model, membership, source, optimizers)
 

@@ -90,14 +90,19 @@ def stored(
     membership = StoredMembership(
         members.objects, source, site, members.rules, alone_s=members.alone_s, every_s=every_s
     )
-    source.suits(layout, (optimizers.outer,))
-    source.code_by(layout, seed=asked.seed, number=number_from(members.name) >> 33)
-    if resume is not None:
-        found = file_set.kept(site.comm, Path(resume))
-        membership.load(found) if found is not None else None
-    hold(model, members)
     weakref.finalize(model, membership.close)
-    membership.join(_terms(source, asked, chosen, members))
+    try:
+        source.suits(layout, (optimizers.outer,))
+        source.code_by(layout, seed=asked.seed, number=number_from(members.name) >> 33)
+        if resume is not None:
+            found = file_set.kept(site.comm, Path(resume))
+            membership.load(found) if found is not None else None
+        hold(model, members)
+        membership.join(_terms(source, asked, chosen, members))
+    except BaseException:  # plain training goes on, or another call of `outer`
+        source.retire()
+        membership.close()
+        raise
     _HELD.add(members)
     return StoreWire(model, membership, source, optimizers, str(chosen))
 

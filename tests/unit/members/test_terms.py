@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import gradwire
+from gradwire.errors import TransportError
 from gradwire.members.base import Card, Entry, Roster
 from tests.support.models import perceptron
 
@@ -27,6 +29,31 @@ class Lone:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class Refused(Lone):
+    """The others cannot be asked."""
+
+    def ask(self, card: Card) -> Roster:
+        raise TransportError("no quorum")
+
+
+def test_after_an_outer_that_failed_training_goes_on_alone_and_then_with_a_right_one() -> None:
+    model = perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with pytest.raises(TransportError, match="no quorum"):
+        gradwire.outer(model, optimizer, "int4", every=1, members=Refused())
+    take(model, optimizer)
+    wire = gradwire.outer(model, optimizer, "int4", every=1, members=Lone())
+    take(model, optimizer)
+    assert wire.attempts == 1
+    wire.detach()
+
+
+def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(4, next(model.parameters()).shape[1])).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def terms(change: Callable[[nn.Module], Any] = lambda _model: None, **options: Any) -> Mapping[str, str]:

@@ -170,7 +170,7 @@ class StoredMembership:
 
         Raises `GradwireError` and `StoreError`.
         """
-        self._seat = enter(
+        enter(
             self.store,
             self._source.name,
             terms,
@@ -183,6 +183,7 @@ class StoredMembership:
         claim(self._source.carrier)
 
     def _begin_beats(self, seat: Seat) -> None:
+        self._seat = seat
         self._told.rounds = lambda: seat.round
         beats = threading.Thread(target=_beat, args=(seat, self._stops), daemon=True)
         beats.name = "gradwire heartbeat"

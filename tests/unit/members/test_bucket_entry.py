@@ -1,0 +1,75 @@
+"""What `outer` leaves behind where it is refused, or where the store fails while a run is entered."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gradwire
+from gradwire.errors import GradwireError
+from gradwire.members.bucket.objects import Bucket, StoreError
+
+pytest.importorskip("obstore")
+
+
+def held() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 500)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def enter(folder: Path, of: tuple[torch.nn.Module, torch.optim.Optimizer], recipe: str, **options: Any) -> Any:
+    members = gradwire.members.store(str(folder / "run"), "site-a", at_least=1)
+    return gradwire.outer(*of, recipe, every=2, members=members, **options)
+
+
+def take(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 20)).square().mean().backward()
+        optimizer.step()
+
+
+def beating() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "gradwire heartbeat"}
+
+
+def refused_by_its_recipe(folder: Path, of: Any, _patch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="int4"):
+        enter(folder, of, "int4")
+
+
+def refused_by_the_run(folder: Path, of: Any, _patch: pytest.MonkeyPatch) -> None:
+    enter(folder, held(), "topk(ratio=0.5)").detach()
+    with pytest.raises(GradwireError, match="the run at this URL has other settings"):
+        enter(folder, of, "topk(ratio=0.2)")
+
+
+def failed_by_the_store(folder: Path, of: Any, patch: pytest.MonkeyPatch) -> None:
+    def fails(_self: Bucket, key: str, data: bytes) -> None:
+        raise StoreError("no answer")
+
+    with patch.context() as patched:
+        patched.setattr(Bucket, "put", fails)
+        with pytest.raises(StoreError, match="no answer"):
+            enter(folder, of, "topk(ratio=0.2)")
+
+
+@pytest.mark.parametrize("fails", [refused_by_its_recipe, refused_by_the_run, failed_by_the_store])
+def test_after_an_outer_that_failed_training_goes_on_alone_and_then_with_a_right_one(
+    fails: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, of = beating(), held()
+    fails(tmp_path, of, monkeypatch)
+    take(*of, 3)
+    for each in beating() - before:
+        each.join(60.0)  # it has been told to end
+    assert not beating() - before
+    wire = enter(tmp_path / "another", of, "topk(ratio=0.2)")
+    take(*of, 4)
+    assert wire.rounds == 2
+    wire.detach()
