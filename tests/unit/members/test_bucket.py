@@ -258,6 +258,22 @@ def test_pruning_leaves_what_a_living_member_reads() -> None:
     assert "offers/00000000/a-000000" not in store.list("offers")
 
 
+def test_one_that_was_healed_reads_no_snapshot_any_more_and_all_is_pruned_again() -> None:
+    store, a, b = Memory(), learner("a"), learner("b")
+    seat, other = entered(store, "a", a), entered(store, "b", b)
+    b.shared = {"a flipped bit"}
+    for round_ in range(6):
+        a.held = {str(round_)}
+        take_round(seat, a)
+        catch_up(other, b)
+        other.beat()
+        seat.beat()
+        write_snapshot(seat, seat.round, a.give())
+    assert b.shared == a.shared
+    assert min(store.list("offers")) == "offers/00000005/a-000000"
+    assert len(store.list("snapshots")) == 2
+
+
 def test_one_whose_parameters_differ_takes_the_snapshot_and_says_so() -> None:
     store, a, b, told = Memory(), learner("a", "one"), learner("b"), Told()
     seat, other = entered(store, "a", a), entered(store, "b", b, told=told)

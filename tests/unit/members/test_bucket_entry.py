@@ -22,7 +22,7 @@ def held() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def enter(folder: Path, of: tuple[torch.nn.Module, torch.optim.Optimizer], recipe: str, **options: Any) -> Any:
+def enter(folder: Path, of: Any, recipe: str, **options: Any) -> Any:
     members = gradwire.members.store(str(folder / "run"), "site-a", at_least=1)
     return gradwire.outer(*of, recipe, every=2, members=members, **options)
 

@@ -213,7 +213,7 @@ def enter(
     else:
         take_newest(seat, replica)
     catch_up(seat, replica)
-    seat.joined, seat.reads = seat.round, -1
+    seat.joined = seat.round
     seat.beat()
     if not begins:
         age_s = _age_s(seat, SPEC)
@@ -312,6 +312,7 @@ def catch_up(seat: Seat, replica: Replica) -> None:
     while (data := seat.objects.get(seal_key(seat.round))) is not None:
         seal = Seal.of(data)
         land(seat, replica, seal, _read(seat.objects, seal))
+    seat.reads = -1
 
 
 def _read(objects: Objects, seal: Seal) -> list[Offer] | None:
