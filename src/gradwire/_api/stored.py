@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire._api.configuration import Configuration
-from gradwire._api.moving import MovingWire, digest
+from gradwire._api.moving import MovingWire
 from gradwire._api.report import Report
 from gradwire._api.wire import Attached
 from gradwire.checkpoint import file_set
@@ -34,8 +34,6 @@ from gradwire.version import __version__
 
 _HELD: weakref.WeakSet[Stored] = weakref.WeakSet()
 """Members that have a wire."""
-_LONG = 40
-"""Longer texts of settings are shown by a digest."""
 
 
 def stored(
@@ -112,16 +110,15 @@ def _terms(source: StoredSteps, asked: Configuration, chosen: Recipe, members: S
     facts = asked.fingerprint(chosen, source, device_at(source.device).where)
     named = [*source.module.named_parameters(), *source.module.named_buffers()]
     outer = source.optimizers.outer
-    groups = [{key: each[key] for key in sorted(each) if key != "params"} for each in outer.param_groups]
-    found = {
+    groups = [len(each["params"]) for each in outer.param_groups]  # rates and momentum come from the run
+    return {
         **facts,
         "torch": torch.__version__.partition("+")[0],
         "gradwire version": __version__,
         "parameters and buffers": str([(name, tuple(each.shape), str(each.dtype)) for name, each in named]),
-        "outer optimizer": f"{type(outer).__name__} {groups}",
+        "outer optimizer": f"{type(outer).__module__}.{type(outer).__qualname__}, groups of {groups}",
         "at_least": str(members.rules.at_least),
     }
-    return {key: text if len(text) <= _LONG else digest(text) for key, text in found.items()}
 
 
 class StoreWire(MovingWire):

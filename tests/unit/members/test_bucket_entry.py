@@ -73,3 +73,28 @@ def test_after_an_outer_that_failed_training_goes_on_alone_and_then_with_a_right
     take(*of, 4)
     assert wire.rounds == 2
     wire.detach()
+
+
+def test_a_site_resumes_its_save_after_the_outer_rate_has_changed(tmp_path: Path) -> None:
+    of = held()
+    wire = enter(tmp_path, of, "topk(ratio=0.2)")
+    take(*of, 2)
+    wire.outer_optimizer.param_groups[0]["lr"] *= 0.5
+    rate = wire.outer_optimizer.param_groups[0]["lr"]
+    wire.save(tmp_path / "saves")
+    wire.detach()
+    again = held()
+    wire = enter(tmp_path, again, "topk(ratio=0.2)", resume=tmp_path / "saves")
+    assert (wire.rounds, wire.outer_optimizer.param_groups[0]["lr"]) == (1, rate)
+    take(*again, 2)
+    assert wire.rounds == 2
+    wire.detach()
+
+
+def test_a_model_that_differs_is_refused_with_what_differs(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(20)])
+    enter(tmp_path, (model, torch.optim.SGD(model.parameters(), lr=0.1)), "topk(ratio=0.2)").detach()
+    model[17] = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
+    with pytest.raises(GradwireError, match=r"17\.weight', \(8, 8\), 'torch.bfloat16'.* there") as caught:
+        enter(tmp_path, (model, torch.optim.SGD(model.parameters(), lr=0.1)), "topk(ratio=0.2)")
+    assert len(str(caught.value)) < 2000

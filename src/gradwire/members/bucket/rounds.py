@@ -53,6 +53,8 @@ LEAST_DEAD_S = 5.0
 """Nothing stands on less: stores tell times in seconds, and requests take some."""
 LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
 """First and longest pause between two looks for a seal."""
+SHOWN = 80
+"""Characters that are shown of a setting that differs."""
 ATTEMPTS = 20
 """Attempts to take a snapshot while others prune; far more than it takes."""
 
@@ -247,11 +249,23 @@ def _begun(objects: Objects, terms: Mapping[str, str], replica: Replica) -> tupl
 def _require_same(spec: Spec, terms: Mapping[str, str]) -> None:
     wrong = [key for key in sorted({*spec.terms, *terms}) if spec.terms.get(key) != terms.get(key)]
     if wrong:
-        told = "; ".join(f"{key}: {terms.get(key)} here, {spec.terms.get(key)} there" for key in wrong)
+        told = "; ".join(_compared(key, terms.get(key, "none"), spec.terms.get(key, "none")) for key in wrong)
         raise GradwireError(
             f"the run at this URL has other settings: {told}. Start with its settings, or begin a new run at "
             "another URL"
         )
+
+
+def _compared(key: str, here: str, there: str) -> str:
+    """A setting here and there; of long texts the part from shortly before their first difference."""
+    alike = [*(one == other for one, other in zip(here, there, strict=False)), False].index(False)
+    first = max(alike - SHOWN // 2, 0) if max(len(here), len(there)) > SHOWN else 0
+
+    def part(text: str) -> str:
+        shown = text[first : first + SHOWN]
+        return ("…" if first else "") + shown + ("…" if len(text) > first + SHOWN else "")
+
+    return f"{key}: {part(here)} here, {part(there)} there"
 
 
 def _seated(objects: Objects, name: str, rules: Rules) -> Seat:
