@@ -136,6 +136,7 @@ class StoredMembership:
         """Called when a round has landed. The model holds them: they are the user's."""
         self._ended_s = now_s()
         source.check_alone()
+        source.dropped = self._note_loss
         source.go(self.take_round, self.end_round, self.is_called)
 
     @property
@@ -251,6 +252,10 @@ class StoredMembership:
             if (listener := each()) is not None:
                 listener()
         return True
+
+    def _note_loss(self, why: str) -> None:
+        self.seat.lost += 1
+        self._told.tell("dropped", (self.seat.name,), why)
 
     def _note_roster(self, before: tuple[str, ...], seconds: float) -> None:
         joined = tuple(name for name in self.now if name not in before)

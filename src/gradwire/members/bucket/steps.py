@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,8 @@ class StoredSteps(MovingSteps):
         self._sent: dict[str, Tensor] = {}
         """This replica's parameters when it last made an offer."""
         self._coder: Coder | None = None
+        self.dropped: Callable[[str], None] = lambda _why: None
+        """Called, with the reason, where Δ is lost by an offer or a landing."""
 
     @property
     def coder(self) -> Coder:
@@ -102,6 +104,7 @@ class StoredSteps(MovingSteps):
         if bad := self._pack():
             failure = self._begin_anew(bad)
             self._counted_at = self.attempts.count
+            self.dropped(f"{bad} is not finite: the shared parameters are taken back")
             if failure is not None:
                 raise failure
             return None
@@ -123,6 +126,8 @@ class StoredSteps(MovingSteps):
             self._take_mean(round_, offers)
         except WireError as error:  # by all members, who read the same bytes
             _LOG.warning("%s: round %d brings nothing: %s", self.called, round_, error)
+            if mine:
+                self.dropped(f"round {round_} brings nothing: {error}")
         else:
             self.optimizers.outer.step()
             self._buffer_means.land()
