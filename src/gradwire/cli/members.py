@@ -46,11 +46,11 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
 ) -> None:
     """Print the rounds of a run as they are sealed, with members, bytes and losses, until Ctrl-C."""
-    from gradwire.errors import TransportError
+    from gradwire.errors import GradwireError, TransportError
     from gradwire.members.bucket.progress import Sealed, living, page, sealed
     from gradwire.members.bucket.records import SPEC
 
-    objects, rounds = _opened(url), list[Sealed]()
+    objects, rounds = _opened(url, makes=False), list[Sealed]()
     try:
         if objects.get(SPEC) is None:
             typer.echo(
@@ -72,20 +72,20 @@ def watch(
             if once:
                 return
             objects.pause(every)
-    except TransportError as error:
+    except (GradwireError, TransportError) as error:
         typer.echo(f"gradwire: {error}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         return
 
 
-def _opened(url: str) -> Any:
+def _opened(url: str, *, makes: bool = True) -> Any:
     """The store at `url`; ends the command with a sentence where there is none."""
     from gradwire.errors import TransportError
     from gradwire.members.bucket.objects import Bucket
 
     try:
-        return Bucket(url)
+        return Bucket(url, makes=makes)
     except (ImportError, TransportError, ValueError) as error:
         typer.echo(f"gradwire: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(1 if isinstance(error, TransportError) else 2) from None

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from gradwire.cli.main import app
 from gradwire.members.bucket.check import findings
 from gradwire.members.bucket.objects import Bucket, _advice
-from gradwire.members.bucket.records import Beat, member_key
+from gradwire.members.bucket.progress import sealed
+from gradwire.members.bucket.records import Beat, member_key, seal_key
 from gradwire.members.bucket.rounds import Rules, enter, land, send, settle
 from tests.support.bucket import Learner, Memory
 from tests.unit.members.test_bucket import learner
@@ -61,8 +62,31 @@ def test_what_opens_no_store_is_said_before_anything_is_done() -> None:
     ],
 )
 def test_errors_of_stores_say_what_to_do(text: str, advice: str) -> None:
-    assert advice in _advice(text)
-    assert text[:20] in _advice(text)
+    assert advice in _advice(text, "s3://bucket/run")
+    assert text[:20] in _advice(text, "s3://bucket/run")
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("Unable to open /mnt/run/offers/00000403/site-401: Input/output error (os error 5)", "/mnt/run"),
+        ("Unable to walk dir /mnt/my metadata/run: Is a directory", "/mnt/my metadata/run"),
+        ("Generic S3 error: 500 PUT http://host/run/offers/00000401/forbidden-000000", "s3://bucket/run"),
+        ("<Code>InternalError</Code><Resource>/run/seals/00000403</Resource>", "s3://bucket/run"),
+        ("Unable to copy: Connection timed out (os error 110)", "/mnt/run"),
+    ],
+)
+def test_names_and_digits_in_errors_of_stores_are_no_signs(text: str, url: str) -> None:
+    assert _advice(text, url) == text
+
+
+def test_statuses_and_the_place_of_credentials_are_signs_also_in_xml_and_urls() -> None:
+    url = "s3://bucket/run"
+    assert "the rights to read" in _advice("status code: 403, <Code>AccessDenied</Code>", url)
+    assert "the rights to read" in _advice("Server returned status code: 403: ", url)
+    assert "not accepted" in _advice("status 401 for http://host/run", url)
+    place = "Error performing PUT http://169.254.169.254/latest/api/token in 3 s"
+    assert "no credentials were found" in _advice(place, url)
 
 
 def test_a_run_is_shown_in_lines_and_as_a_page(tmp_path: Path) -> None:
@@ -70,6 +94,11 @@ def test_a_run_is_shown_in_lines_and_as_a_page(tmp_path: Path) -> None:
     done = RUN.invoke(app, ["members", "watch", str(tmp_path / "run"), "--once"])
     assert done.exit_code == 1
     assert "there is no run at" in done.output
+    assert not list((tmp_path / "run").iterdir())
+    done = RUN.invoke(app, ["members", "watch", str(tmp_path / "not there"), "--once"])
+    assert done.exit_code == 1
+    assert "there is no such folder" in done.output
+    assert not (tmp_path / "not there").exists()
     replica: Learner = learner("site-a")
     seat = enter(store, "site-a", {}, replica, Rules(at_least=1))
     replica.held = {"one"}
@@ -85,3 +114,23 @@ def test_a_run_is_shown_in_lines_and_as_a_page(tmp_path: Path) -> None:
     assert "loss 0.25" in done.output
     assert "<td>0</td>" in page.read_text()
     assert "&lt;b&gt;" in page.read_text()
+    store.put(seal_key(1), b"no seal")
+    done = RUN.invoke(app, ["members", "watch", str(tmp_path / "run"), "--once"])
+    assert done.exit_code == 1
+    assert "seals/00000001 at" in done.output
+    assert "is damaged" in done.output
+
+
+def test_a_watch_reads_no_offer(tmp_path: Path) -> None:
+    store, read = Bucket(str(tmp_path)), list[str]()
+    replica: Learner = learner("site-a")
+    seat = enter(store, "site-a", {}, replica, Rules(at_least=1))
+    replica.held = {"one"}
+    send(seat, replica)
+    land(seat, replica, *settle(seat, replica.digest()))
+    [(key, size)] = store.sizes("offers").items()
+    get = store.get
+    store.get = lambda key: read.append(key) or get(key)  # type: ignore[method-assign,func-returns-value]
+    [one] = sealed(store)
+    assert one.offered_bytes == size == len(get(key) or b"")
+    assert {each.partition("/")[0] for each in read} == {"seals"}

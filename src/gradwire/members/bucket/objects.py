@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,6 +20,8 @@ PAUSE_S = 0.5
 """Between two of them."""
 REQUEST_S = 600.0
 """One request takes so long at most."""
+METADATA = ("169.254.169.254", "metadata.google.internal")
+"""Where credentials are asked for if the environment has none."""
 
 
 class StoreError(TransportError):
@@ -80,10 +83,13 @@ def created(objects: Objects, key: str, data: bytes) -> bool:
 class Bucket:
     """`Objects` under a URL, or in a folder."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, makes: bool = True) -> None:
         """Open the store at `url`: a folder, or a URL of `s3`, `gs`, `az`, `https` or `file`.
 
-        Raises `ImportError` without obstore, and `ValueError` for a URL that is none of these.
+        If `makes`, a folder that is not there is made.
+
+        Raises `ImportError` without obstore, `ValueError` for a URL that is none of these, and `StoreError`
+        for a folder that is not there.
         """
         try:
             import obstore
@@ -93,15 +99,20 @@ class Bucket:
         self.url, self._engine = url, obstore
         self._store: Any
         try:
-            if "://" not in url or url.startswith("file://"):
+            if is_folder(url):
                 folder = Path(url.removeprefix("file://")).absolute()
-                folder.mkdir(parents=True, exist_ok=True)
+                if makes:
+                    folder.mkdir(parents=True, exist_ok=True)
+                elif not folder.is_dir():
+                    raise StoreError(f"there is no run at {url}: there is no such folder")
                 self._store = LocalStore(folder)
             else:
                 # Options that are given here take the place of all that the environment says of clients.
                 plain = os.environ.get("AWS_ALLOW_HTTP", "").casefold() in ("1", "true")
                 options: Any = {"timeout": timedelta(seconds=REQUEST_S), "allow_http": plain}
                 self._store = from_url(url, client_options=options)
+        except StoreError:
+            raise
         except OSError as error:
             raise StoreError(f"{url} cannot be made a folder: {error}") from error
         except Exception as error:  # of several types
@@ -140,11 +151,17 @@ class Bucket:
 
     def list(self, prefix: str) -> dict[str, float]:
         """See `Objects.list`."""
+        return {str(each["path"]): each["last_modified"].timestamp() for each in self._listed(prefix)}
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Keys that begin with `prefix`, a path, with the bytes of each."""
+        return {str(each["path"]): each["size"] for each in self._listed(prefix)}
+
+    def _listed(self, prefix: str) -> Sequence[Any]:
         try:
-            found = self._engine.list(self._store, prefix=prefix).collect()
+            return self._engine.list(self._store, prefix=prefix).collect()
         except Exception as error:
             raise self._error("list", error) from error
-        return {str(each["path"]): each["last_modified"].timestamp() for each in found}
 
     def delete(self, keys: Sequence[str]) -> None:
         """See `Objects.delete`."""
@@ -166,39 +183,58 @@ class Bucket:
 
     def _error(self, what: str, error: Exception) -> StoreError:
         """The error of a request, in words that say what to do."""
-        return StoreError(f"{self.url}: cannot {what}: {_advice(str(error))}")
+        return StoreError(f"{self.url}: cannot {what}: {_advice(str(error), self.url)}")
 
 
-def _advice(text: str) -> str:
-    """Advice about an error of a store, by its text, and its first line."""
-    told = text.casefold()
+def _advice(text: str, url: str) -> str:
+    """Advice about an error of the store at `url`, by its text, and its first line."""
+    # Names of folders and keys may hold each of the signs, and digits.
+    plain = re.sub(r"</?|>", " ", text).replace(url, " ")
+    told = re.sub(r"\S*/\S*", " ", plain).casefold()
+    status = re.search(r"\bstatus\b\D{0,10}(\d{3})\b", told)
+    told += f" <{status[1]}>" if status is not None else ""
     known = {
-        (
-            "nosuchbucket",
-            "no such bucket",
-            "containernotfound",
-        ): "there is no such bucket: create it, or mend its name in the URL",
-        (
-            "accessdenied",
-            "403",
-            "forbidden",
-            "permission denied",
-        ): "no right to do that: give this account the rights to read, write, list and delete below the URL",
-        ("401", "unauthorized", "unauthenticated", "invalidaccesskeyid", "signaturedoesnotmatch"): "the "
-        "credentials are not accepted: gradwire passes none, obstore reads them from the environment "
-        "(AWS_ACCESS_KEY_ID and so on)",
-        ("metadata", "169.254.169.254", "missing credential"): "no credentials were found: set them in the "
-        "environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         ("no space left", "quotaexceeded", "disk quota"): "the disk is full: make room, or point to another "
         "one; the run goes on from what is there",
         ("read-only file system",): "the file system is read only: write to another folder",
-        ("connection refused", "dns error", "error sending request", "timed out"): "it does not answer: look "
-        "at the endpoint (AWS_ENDPOINT_URL for R2 and MinIO) and the network",
+        (
+            "accessdenied",
+            "<403>",
+            "forbidden",
+            "permission denied",
+        ): "no right to do that: give this account the rights to read, write, list and delete below the URL",
     }
+    if not is_folder(url):
+        told += " <no credentials>" if any(each in text for each in METADATA) else ""
+        known |= {
+            (
+                "nosuchbucket",
+                "no such bucket",
+                "containernotfound",
+            ): "there is no such bucket: create it, or mend its name in the URL",
+            (
+                "<401>",
+                "unauthorized",
+                "unauthenticated",
+                "invalidaccesskeyid",
+                "signaturedoesnotmatch",
+            ): "the "
+            "credentials are not accepted: gradwire passes none, obstore reads them from the environment "
+            "(AWS_ACCESS_KEY_ID and so on)",
+            ("<no credentials>", "missing credential"): "no credentials were found: set them in the "
+            "environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            ("connection refused", "dns error", "error sending request", "timed out"): "it does not answer: "
+            "look at the endpoint (AWS_ENDPOINT_URL for R2 and MinIO) and the network",
+        }
     for signs, advice in known.items():
         if any(sign in told for sign in signs):
             return f"{advice} ({_first_line(text)})"
     return _first_line(text)
+
+
+def is_folder(url: str) -> bool:
+    """Whether `url` means a folder of this machine."""
+    return "://" not in url or url.startswith("file://")
 
 
 def _first_line(error: object) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from gradwire.errors import WireError
-from gradwire.members.bucket.objects import Objects
-from gradwire.members.bucket.records import MEMBERS, Beat, Seal, processes, seal_key
+from gradwire.errors import GradwireError, WireError
+from gradwire.members.bucket.objects import Bucket, Objects
+from gradwire.members.bucket.records import MEMBERS, Beat, Seal, offers_of, processes, seal_key
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,16 @@ class Living:
         )
 
 
-def sealed(objects: Objects, first: int = 0) -> Iterator[Sealed]:
-    """The rounds that are sealed, from `first` on."""
+def sealed(store: Bucket, first: int = 0) -> Iterator[Sealed]:
+    """The rounds that are sealed, from `first` on. Raises `GradwireError` for a seal that is damaged."""
     round_ = first
-    while (data := objects.get(seal_key(round_))) is not None:
-        seal = Seal.of(data)
-        size = 0
-        for each in seal.offers:
-            size += len(objects.get(each.key) or b"")
+    while (data := store.get(seal_key(round_))) is not None:
+        try:
+            seal = Seal.of(data)
+        except WireError as error:
+            raise GradwireError(f"{seal_key(round_)} at {store.url} is damaged: {error}") from error
+        sizes = store.sizes(offers_of(round_))
+        size = sum(sizes.get(each.key, 0) for each in seal.offers)
         yield Sealed(round_, dict(zip(seal.names, (e.weight for e in seal.offers), strict=True)), size)
         round_ += 1
 
