@@ -40,7 +40,7 @@ from gradwire.step.layout import Policy
 from gradwire.version import __version__
 
 _HELD: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Members that have a wire."""
+"""Members that had a wire."""
 
 
 def moving(
@@ -61,7 +61,7 @@ def moving(
 
     Args:
         model: the replica's model; its shared parameters are those of the others afterwards.
-        members: finds the other replicas. They have no wire yet.
+        members: finds the other replicas. They had no wire yet.
         optimizer: steps the replica's own parameters.
         make: makes the outer optimizer.
         asked: options of `attach`.
@@ -72,10 +72,10 @@ def moving(
         resume: folder of a save to start from.
         every_s: seconds from one round to the next; None counts steps alone.
 
-    Raises `ValueError` if the members have a wire already, and what the first meeting raises.
+    Raises `ValueError` if the members had a wire, and what the first meeting raises.
     """
     if members in _HELD:
-        raise ValueError("these members have a wire already: rounds of several wires are not carried yet")
+        raise ValueError("these members had a wire: make new ones for another, also after detach()")
     rank = dist.get_rank() if dist.is_initialized() else 0
     optimizers = LocalOptimizers(optimizer, make)
     source = MovingSteps(

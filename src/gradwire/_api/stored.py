@@ -33,7 +33,7 @@ from gradwire.step.layout import Policy, build
 from gradwire.version import __version__
 
 _HELD: weakref.WeakSet[Stored] = weakref.WeakSet()
-"""Members that have a wire."""
+"""Members that had a wire."""
 
 
 def stored(
@@ -55,7 +55,7 @@ def stored(
     entering the run raises.
     """
     if members in _HELD:
-        raise ValueError("these members have a wire already: rounds of several wires are not carried yet")
+        raise ValueError("these members had a wire: make new ones for another, also after detach()")
     if asked.checksums or asked.guard_every:
         raise ValueError(
             "checksums= and guard_every= are for process groups: leave them out. Offers and snapshots have "

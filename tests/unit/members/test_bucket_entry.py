@@ -98,3 +98,10 @@ def test_a_model_that_differs_is_refused_with_what_differs(tmp_path: Path) -> No
     with pytest.raises(GradwireError, match=r"17\.weight', \(8, 8\), 'torch.bfloat16'.* there") as caught:
         enter(tmp_path, (model, torch.optim.SGD(model.parameters(), lr=0.1)), "topk(ratio=0.2)")
     assert len(str(caught.value)) < 2000
+
+
+def test_members_that_had_a_wire_are_refused_in_words_also_after_detach(tmp_path: Path) -> None:
+    members = gradwire.members.store(str(tmp_path), "site-a", at_least=1)
+    gradwire.outer(*held(), "topk(ratio=0.2)", every=2, members=members).detach()
+    with pytest.raises(ValueError, match="these members had a wire: make new ones"):
+        gradwire.outer(*held(), "topk(ratio=0.2)", every=2, members=members)
