@@ -307,6 +307,16 @@ def test_a_wait_without_enough_members_ends_with_what_is_missing() -> None:
         settle(seat, a.digest())
 
 
+def test_a_wait_for_equal_parameters_ends_with_how_many_have_others() -> None:
+    store, a, b = Memory(), learner("a", "one"), learner("b", "two")
+    seat, other = (entered(store, each.process.id, each, Rules(wait_s=50.0)) for each in (a, b))
+    b.shared = {"a flipped bit"}
+    assert send(seat, a)
+    assert send(other, b)
+    with pytest.raises(TransportError, match="1 of them are against other shared parameters than those here"):
+        settle(seat, a.digest())
+
+
 def test_one_that_strayed_seals_nothing_and_is_not_named() -> None:
     store, replicas = Memory(), {name: learner(name) for name in "abc"}
     seats = {name: entered(store, name, replica, Rules(wait_s=5.0)) for name, replica in replicas.items()}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import gradwire
 from gradwire.errors import WireError
 from gradwire.members.bucket.coder import Coder
-from tests.unit.members.test_bucket_entry import enter, held, take
+from tests.unit.members.test_bucket_entry import beating, enter, held, take
 
 pytest.importorskip("obstore")
 
@@ -43,3 +46,36 @@ def test_an_offer_to_a_round_that_brings_nothing_is_lost_with_a_word(
         "round 0 brings nothing: a payload is damaged"
     ]
     wire.detach()
+
+
+def test_rounds_that_are_caught_up_with_are_counted_told_and_logged(tmp_path: Path) -> None:
+    def site(name: str) -> Any:
+        of = held()
+        members = gradwire.members.store(str(tmp_path), name, at_least=1, patience_s=0.2)
+        return gradwire.outer(*of, "topk(ratio=0.2)", every=2, members=members), of
+
+    seen = list[float]()
+    a, of_a = site("site-a")
+    take(*of_a, 2)
+    b, of_b = site("site-b")
+    b.log_to(lambda numbers, step: seen.append(numbers["gradwire/rounds"]))
+    take(*of_a, 2)  # without the other one, which begins in the middle
+    take(*of_b, 2)
+    assert b.report().rounds_committed == 2
+    assert seen == [2.0, 3.0]
+    a.detach()
+    b.detach()
+
+
+def test_a_model_that_goes_takes_its_heartbeats_along(tmp_path: Path) -> None:
+    before, of = beating(), held()
+    wire = enter(tmp_path, of, "topk(ratio=0.2)")
+    take(*of, 2)
+    mine, model = beating() - before, weakref.ref(of[0])
+    assert mine
+    del wire, of
+    gc.collect()
+    assert model() is None
+    for each in mine:
+        each.join(60.0)
+        assert not each.is_alive()

@@ -181,6 +181,8 @@ class StoredMembership:
             tell=self._told.tell,
             seated=self._begin_beats,
         )
+        held = weakref.WeakMethod(self._note_landing)  # the thread of heartbeats holds the seat
+        self.seat.landed = lambda before: _called(held, before)
         claim(self._source.carrier)
 
     def _begin_beats(self, seat: Seat) -> None:
@@ -243,27 +245,25 @@ class StoredMembership:
         settling, self._settling = self._settling, None
         self._source.land_at(None)
         seal, offers = settling.result()
-        names, rounds = self.now, self.seat.round
         patiently(self.seat, lambda: land(self.seat, self._source, seal, offers))
-        self.committed += self.seat.round > rounds
-        self._note_roster(names, now_s() - before_s)
         self._keep_snapshot(seal)
-        for each in self.listeners:
-            if (listener := each()) is not None:
-                listener()
         return True
 
     def _note_loss(self, why: str) -> None:
         self.seat.lost += 1
         self._told.tell("dropped", (self.seat.name,), why)
 
-    def _note_roster(self, before: tuple[str, ...], seconds: float) -> None:
+    def _note_landing(self, before: tuple[str, ...]) -> None:
+        self.committed += 1
         joined = tuple(name for name in self.now if name not in before)
         left = tuple(name for name in before if name not in self.now)
         if joined:
-            self._told.tell("joined", joined, "", seconds)
+            self._told.tell("joined", joined, "")
         if left:
-            self._told.tell("left", left, "", seconds)
+            self._told.tell("left", left, "")
+        for each in self.listeners:
+            if (listener := each()) is not None:
+                listener()
 
     def _keep_snapshot(self, seal: Seal) -> None:
         """Write a snapshot beside training, if it is this member's turn and the last one is written."""
@@ -314,6 +314,11 @@ class StoredMembership:
 
 def _has_size(size: int, offer: Offer) -> bool:
     return len(offer.payload) == size
+
+
+def _called(held: weakref.WeakMethod[Any], before: tuple[str, ...]) -> None:
+    if (method := held()) is not None:
+        method(before)
 
 
 def _is_unset(event: threading.Event) -> bool:

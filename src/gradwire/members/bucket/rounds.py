@@ -148,6 +148,8 @@ class Seat:
     loss: float | None = None
     """Last loss that was noted, for heartbeats."""
     tell: Tell = _silent
+    landed: Callable[[tuple[str, ...]], None] = lambda _before: None
+    """Called when a round has landed here, with the members of the one before."""
     spec: Spec = field(default_factory=lambda: Spec("", {}, ""))
 
     @property
@@ -364,10 +366,17 @@ def land(seat: Seat, replica: Replica, seal: Seal, offers: Sequence[Offer] | Non
     mine = seat.offered != "" and seat.offered in counted
     replica.land(seal.round, offers, mine=mine)
     was_offered, seat.offered = seat.offered != "", ""
-    seat.round, seat.names = seat.round + 1, seal.names
+    before, seat.names = seat.names, seal.names
+    seat.round += 1
     if mine:
         seat.waits_since = -1
-        return
+    else:
+        _keep_or_drop(seat, replica, seal, was_offered=was_offered)
+    seat.landed(before)
+
+
+def _keep_or_drop(seat: Seat, replica: Replica, seal: Seal, *, was_offered: bool) -> None:
+    """Keep Δ for a later round, after one that has landed without it, or drop it."""
     if was_offered and seat.waits_since < 0:
         seat.waits_since = seal.round
     if seat.name in seal.names:
@@ -474,6 +483,8 @@ def settle(
             problem = f"{len(offered)} of at least {rules.at_least} offers are there" + (
                 f", and {', '.join(sorted(awaited))} is awaited" if awaited else ""
             )
+            if others := sum(found[0].theta != theta for found in known.values()):
+                problem += f"; {others} of them are against other shared parameters than those here"
         except StoreError as error:
             problem = str(error)
         if objects.now_s() - began_s > rules.wait_s:
