@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -128,14 +130,24 @@ def not_a_number(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[flo
 def dropped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
     """A gather is begun, and its result is thrown away."""
     losses = train(model, optimizer, range(2))
+    begun(model, is_dropped=True)
+    return losses + train(model, optimizer, range(2, 5))
+
+
+def begun(model: nn.Module, *, is_dropped: bool) -> weakref.ref[Tensor]:
+    """Gather the first block by hand, and let it go. Returns what was gathered."""
     block = model.blocks[0]  # type: ignore[index]
     assert isinstance(block, FSDPModule)
     block.unshard(async_op=True)
     state: Any = block._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    groups[0]._all_gather_result = None
+    gathered = weakref.ref(groups[0]._all_gather_result.all_gather_output)
+    if is_dropped:
+        groups[0]._all_gather_result = None
+    else:
+        block.unshard()
     block.reshard()
-    return losses + train(model, optimizer, range(2, 5))
+    return gathered
 
 
 def moved(how: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
@@ -215,6 +227,25 @@ def switched() -> dict[str, Any]:
     return {"kinds": found, "losses": train(model, optimizer, range(2))}
 
 
+def let_go() -> dict[str, bool]:
+    """Whether gathered parameters are gone: after a gather, and after one that FSDP2 has dropped."""
+    model = sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    wire = gradwire.attach(model, adam(model), "dense", gather="exact", nodes=None)
+    reshard(model)
+
+    def is_gone(gathered: weakref.ref[Tensor]) -> bool:
+        gc.collect()
+        return gathered() is None
+
+    found = {"waited for": is_gone(begun(model, is_dropped=False))}
+    gathered = begun(model, is_dropped=True)
+    wire.switch("dense", gather="exact")  # type: ignore[call-arg]
+    found["switched"] = is_gone(gathered)
+    gathered = begun(model, is_dropped=True)
+    wire.detach()
+    return found | {"detached": is_gone(gathered)}
+
+
 def refused() -> dict[str, str]:
     """Each in its words."""
 
@@ -269,5 +300,6 @@ SCENES: dict[str, Callable[[], Any]] = {
     "by nodes, dropped": partial(beside_stock, dropped, nodes=[[0, 2], [1, 3]]),
     "resumed": resumed,
     "switched": switched,
+    "let go": let_go,
     "refused": refused,
 }

@@ -55,6 +55,11 @@ def test_a_run_resumes_bit_for_bit_and_gathers_may_be_switched(two: Scenes) -> N
         assert [any("exact" in kind for kind in each) for each in found["kinds"]] == [True, False, True]
 
 
+def test_nothing_keeps_what_was_gathered(two: Scenes) -> None:
+    for found in value(two, "let go"):
+        assert found == {"waited for": True, "switched": True, "detached": True}
+
+
 def test_what_cannot_be_exact_is_refused_with_what_to_write(two: Scenes) -> None:
     for found in value(two, "refused"):
         assert "param_dtype=torch.bfloat16" in found["float32"]

@@ -141,8 +141,8 @@ def attach(
     - `gather`: after `fully_shard`, the bits in which FSDP2 gathers parameters: "bf16" or "int8". Masters
       stay exact. `None` gathers them as they are. "exact" is for `param_dtype=torch.bfloat16` or float16: it
       sends what has changed since the last gather, and loses nothing (`docs/fsdp2.md`).
-    - `held_on`: for `gather="exact"`, where gathered parameters are held: "device", or "host", which takes
-      none of the device's memory and copies them in each gather.
+    - `held_on`: for `gather="exact"`, where gathered parameters are held: "device", or "host", which keeps
+      none of the device's memory and copies them there in each gather.
     - `inside`: after `fully_shard` and with `replicas=`, the recipe of FSDP2's own scatters.
 
     Raises `ValueError` if an argument is wrong. Raises `RanksDisagree`, on all ranks, if they differ in

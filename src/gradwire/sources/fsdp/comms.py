@@ -70,17 +70,18 @@ class Decoding(dist.Work):
 
     def __init__(self, pending: Pending, decode: Callable[[], None]) -> None:
         super().__init__()
-        self._pending, self._decode = pending, decode
-        self._is_done = False
+        self._left: tuple[Pending, Callable[[], None]] | None = pending, decode
+        """The remaining work, which holds the tensors of the gather."""
 
     def wait(self, timeout: object = None) -> bool:
         """Block until the gathered parameters are in place; `timeout` is ignored. Returns True. Raises
         `TransportError` if the gather fails.
         """
-        if not self._is_done:
-            self._is_done = True  # also if it fails: what has raised once is not waited for again
-            self._pending.wait()
-            self._decode()
+        left, self._left = self._left, None  # also if it fails: what has raised once is not waited for again
+        if left is not None:
+            pending, decode = left
+            pending.wait()
+            decode()
         return True
 
 
@@ -159,14 +160,17 @@ class Gather(AllGather):
         work.wait()
         return None
 
-    def _changes(self, held: Held, output: Tensor, shard: Tensor, route: Route) -> dist.Work | None:
-        """Gather what has changed since the last gather, and write all numbers to `output`.
-
-        A gather that FSDP2 has dropped is finished first: what this rank holds advances on all ranks alike.
+    def finish(self) -> None:
+        """Finish a gather that FSDP2 has dropped: what this rank holds advances on all ranks alike. Raises
+        `TransportError` and `WireError` as its `wait` does.
         """
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.wait()
+
+    def _changes(self, held: Held, output: Tensor, shard: Tensor, route: Route) -> dist.Work | None:
+        """Gather what has changed since the last gather, and write all numbers to `output`."""
+        self.finish()
         start_s, ring = now_s(), route.of_rings * shard.nbytes
         sent = held.send(shard, route)
         inside = route.inside // max(1, route.across + 1) * held.nbytes

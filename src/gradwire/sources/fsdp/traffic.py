@@ -208,6 +208,7 @@ class Traffic:
         parts = zip(self.modules, self.gathers, self.scatters, memory, held, self._original, strict=True)
         for each, gather, scatter, unsent, kept, (_collectives, forced) in parts:
             each.reshard()
+            gather.finish()
             gather.held = kept
             gather.coding, gather.name = GATHERS[wished.gather], wished.gather or ""
             scatter.scattering, scatter.unsent = wished.scattering, unsent
@@ -218,15 +219,14 @@ class Traffic:
     def remove(self) -> None:
         """Let FSDP2 carry its traffic itself."""
         remove(self._hooks)
-        for each, ((gather, scatter), forced) in zip(self.modules, self._original, strict=True):
+        parts = zip(self.modules, self.gathers, self.scatters, self._original, strict=True)
+        for each, gather, scatter, ((own_gather, own_scatter), forced) in parts:
             each.reshard()
-            each.module.set_custom_all_gather(gather)
-            each.module.set_custom_reduce_scatter(scatter)
+            gather.finish()
+            gather.held = scatter.unsent = None
+            each.module.set_custom_all_gather(own_gather)
+            each.module.set_custom_reduce_scatter(own_scatter)
             each.module.set_force_sum_reduction_for_comms(forced)
-        for scatter in self.scatters:
-            scatter.unsent = None
-        for gather in self.gathers:
-            gather.held = None
         self.routes.close()
 
     @contextmanager
