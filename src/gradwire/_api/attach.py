@@ -142,7 +142,7 @@ def attach(
       stay exact. `None` gathers them as they are. "exact" is for `param_dtype=torch.bfloat16` or float16: it
       sends what has changed since the last gather, and loses nothing (`docs/fsdp2.md`).
     - `held_on`: for `gather="exact"`, where gathered parameters are held: "device", or "host", which keeps
-      none of the device's memory and copies them there in each gather.
+      nothing in the device's memory and copies them there in each gather.
     - `inside`: after `fully_shard` and with `replicas=`, the recipe of FSDP2's own scatters.
 
     Raises `ValueError` if an argument is wrong. Raises `RanksDisagree`, on all ranks, if they differ in

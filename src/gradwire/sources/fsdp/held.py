@@ -77,7 +77,15 @@ class Held:
 
         `shard` (elements,) are this rank's numbers now. Until `take` has ended, the values are of no use.
         """
-        frame = self._frame(shard, self.values[route.place])
+        try:
+            frame = self._frame(shard, self.values[route.place])
+        except (MemoryError, RuntimeError) as error:  # torch's and CUDA's lack of memory are RuntimeErrors
+            # Others wait for this rank's head, so it does not raise. Numbers as they are need no coding.
+            frame = None
+            _LOG.warning(
+                "module %r: what has changed could not be coded, so all parameters are sent as they are: "
+                "%s: %s", self.label, type(error).__name__, error,
+            )  # fmt: skip
         state, self.state = self.state, 0
         is_turn = self.guard_every and state and self.changes % self.guard_every == self.guard_every - 1
         length = AS_IT_IS if frame is None else frame.numel()
