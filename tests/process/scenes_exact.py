@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import gradwire
@@ -29,6 +29,7 @@ from tests.process.scenes_fsdp import (
     alike,
     kinds,
     loss_of,
+    mesh,
     reshard,
     sharded,
     train,
@@ -256,8 +257,19 @@ def refused() -> dict[str, str]:
             return str(error)
         return ""
 
+    def switched(gather: str) -> str:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).bfloat16())
+        wire = gradwire.attach(fully_shard(model, mesh=mesh()), None, "dense")
+        try:
+            wire.switch("dense", gather=gather)  # type: ignore[call-arg]
+        except ValueError as error:
+            return str(error)
+        return ""
+
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     return {
+        "mixed, exact": switched("exact"),
+        "mixed, int8": switched("int8"),
         "float32": said(sharded(), gather="exact"),
         "held_on": said(sharded(mp_policy=half), gather="int8", held_on="host"),
         "guard_every": said(sharded(), guard_every=5),

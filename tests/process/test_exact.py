@@ -66,3 +66,5 @@ def test_what_cannot_be_exact_is_refused_with_what_to_write(two: Scenes) -> None
         assert 'held_on= is for gather="exact"' in found["held_on"]
         assert "guard_every= is for" in found["guard_every"]
         assert "held_on='disk'" in found["nowhere"]
+        for name in ("mixed, exact", "mixed, int8"):
+            assert "gathered as raw bytes, because it has torch.bfloat16 and torch.float32" in found[name]

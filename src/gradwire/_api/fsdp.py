@@ -132,7 +132,9 @@ def check_inside(model: nn.Module, asked: Configuration) -> tuple[tuple[ShardedM
         )
     modules = modules_of(model)
     for each in modules:
-        each.refuse_unfit(coded=wished.gather is not None)
+        each.refuse_taken()
+        if wished.gather is not None:
+            each.refuse_raw_bytes()
     return modules, wished
 
 
@@ -188,8 +190,8 @@ def _accepted(
         wished = Wished(scattering(parsed(asked.recipe)), _gather(asked.gather))
         require_unclaimed(carrier)
         for each in modules:
-            each.refuse_unfit(coded=wished.gather is not None)
-        _check_held(modules, wished, asked)
+            each.refuse_taken()
+        _check_gather(modules, wished, asked)
         optimizers = optimizers_of(optimizer)
         _check_optimizers(optimizers, carrier.module)
         OptimizerText.of(optimizers)
@@ -200,8 +202,13 @@ def _accepted(
     return wished, optimizers, mine
 
 
-def _check_held(modules: tuple[ShardedModule, ...], wished: Wished, asked: Configuration) -> None:
-    """Raise `ValueError` for gathers that cannot be exact, and for arguments that are for these alone."""
+def _check_gather(modules: tuple[ShardedModule, ...], wished: Wished, asked: Configuration) -> None:
+    """Raise `ValueError` for gathers that cannot be coded, or not be exact, and for arguments that are for
+    exact ones alone.
+    """
+    if wished.gather is not None:
+        for each in modules:
+            each.refuse_raw_bytes()
     if wished.gather != "exact":
         usual = Configuration(asked.recipe)
         for name in ("guard_every", "held_on"):
@@ -574,7 +581,7 @@ class FSDPWire(Wire):
         def made() -> tuple[Wished, Any, Any]:
             wanted = traffic.wished.gather if gather == "as before" else _gather(gather)
             wished = Wished(scattering(parsed(recipe)), wanted)
-            _check_held(traffic.modules, wished, Configuration(recipe))
+            _check_gather(traffic.modules, wished, Configuration(recipe))
             return wished, traffic.make_room(wished.scattering), traffic.make_held(wished)
 
         wished, memory, held = on_all_ranks(made, "switch", self._control)

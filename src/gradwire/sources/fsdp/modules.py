@@ -208,8 +208,8 @@ class ShardedModule:
         """The types in which parameters are gathered: one, unless they are gathered as raw bytes."""
         return {each.param_dtype or each.orig_dtype for each in self.group.fsdp_params}
 
-    def refuse_unfit(self, *, coded: bool) -> None:
-        """Raise `ValueError` for a module whose collectives cannot be taken over, or not be `coded`."""
+    def refuse_taken(self) -> None:
+        """Raise `ValueError` for a module whose collectives cannot be taken over."""
         for each in self.collectives:
             kind = type(each).__name__
             if kind in _OTHERS:
@@ -222,8 +222,9 @@ class ShardedModule:
                     f"the collectives of module {self.label!r} are carried already, by {kind}: detach that "
                     "first"
                 )
-        if not coded:
-            return
+
+    def refuse_raw_bytes(self) -> None:
+        """Raise `ValueError` for a module that is gathered as raw bytes, which cannot be coded."""
         types = self.gathered_types
         state: Any = self.module._get_fsdp_state()
         policies = [getattr(state, "_mp_policy", None), *(each.mp_policy for each in self.group.fsdp_params)]
