@@ -134,6 +134,8 @@ def attach(
     - `guard_every`: every `guard_every` steps, compare a checksum of the parameters over ranks; 0 means
       never. If they differ, `backward()` raises `RanksDisagree` with step, parameters and ranks. If the
       optimizer steps with gradients that were never exchanged, that raises `GradwireError`.
+      With `gather="exact"` it is what is held that is compared, after as many gathers with changes; if that
+      differs, a warning says so and parameters are sent as they are.
     - `skipped`: the meaning of gradients that are cleared before their optimizer has stepped. "drop": the
       step is left out, and the memory goes back to what it was before. "keep": the gradients were used in a
       way that gradwire does not see, such as a sum in buffers of your own. Nothing is dropped before the

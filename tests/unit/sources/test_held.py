@@ -177,6 +177,29 @@ def test_values_that_have_changed_by_themselves_are_found_and_named(
         rank.held.take(sent)
         return [*found, sent.kind, rank.gather()]
 
-    for found in on_ranks(body, guard_every=3):
+    for found in on_ranks(body, guard_every=2):
         assert found == ["as they are", "changes", "changes", "as they are", "unchanged"]
     assert "'a module': what ranks [2] keep" in caplog.text
+
+
+def test_values_are_compared_once_after_so_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest_of = held.digest_of
+    compared: list[Tensor] = []
+
+    def counted(x: Tensor) -> int:
+        if x.dtype == torch.bfloat16:
+            compared.append(x)
+        return digest_of(x)
+
+    monkeypatch.setattr(held, "digest_of", counted)
+
+    def body(rank: Rank) -> list[str]:
+        found = [rank.gather()]
+        for _ in range(4):
+            rank.step()
+            found += [rank.gather() for _ in range(3)]
+        return found
+
+    for found in on_ranks(body, guard_every=2):
+        assert found == ["as they are", *["changes", "unchanged", "unchanged"] * 4]
+    assert len(compared) == (1 + 2) * WORLD, "the first gather, and twice"

@@ -1,8 +1,9 @@
 """Gather and scatter of one module, which FSDP2 calls in the place of its own.
 
-FSDP2 calls them in its own streams. Nothing here makes the host wait for a device, and no thread is needed.
-On the CPU a gather returns while bytes travel, so that FSDP2's prefetching overlaps; a scatter is complete
-when it returns, because FSDP2 reads it at once.
+FSDP2 calls them in its own streams. Rounded gathers and scatters never make the host wait for a device, and
+no thread is needed. Exact gathers do: the host reads what ranks are about to send. On the CPU a gather
+returns while bytes travel, so that FSDP2's prefetching overlaps; a scatter is complete when it returns,
+because FSDP2 reads it at once.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class Sending(NamedTuple):
 class Held:
     """Parameters of a module as last gathered: `values` (targets, elements of a shard).
 
-    `number` is that of the module among all. `label` names it in messages. `guard_every` is the number of
-    gathers with changes from one comparison of all values over ranks to the next; 0 means never.
+    `number` is that of the module among all. `label` names it in messages. After `guard_every` gathers with
+    changes, the next gather compares all values over ranks, once; 0 means never.
     """
 
     values: Tensor
@@ -60,7 +60,7 @@ class Held:
     state: int = 0
     """Stands for the values, and is equal on all ranks that hold the same; 0 if they may not be used."""
     changes: int = 0
-    """Gathers that have brought something since values were sent as they are."""
+    """Gathers with changes since values were compared or sent as they are.."""
 
     @property
     def nbytes(self) -> int:
@@ -87,7 +87,9 @@ class Held:
                 "%s: %s", self.label, type(error).__name__, error,
             )  # fmt: skip
         state, self.state = self.state, 0
-        is_turn = self.guard_every and state and self.changes % self.guard_every == self.guard_every - 1
+        is_turn = bool(state) and 0 < self.guard_every <= self.changes
+        if is_turn:
+            self.changes = 0
         length = AS_IT_IS if frame is None else frame.numel()
         head = torch.tensor([length, _signed(state), _signed(digest_of(self.values)) if is_turn else 0])
         heads = torch.empty(len(route.targets), 3, dtype=torch.int64, device=self.where)

@@ -83,7 +83,7 @@ class Traffic:
             can_go_back: whether the earlier memory is kept until it is known whether optimizers have used a
                 scatter.
             held_on_host: whether gathered parameters that are held lie on the host, if a device computes.
-            guard_every: gathers from one comparison of what is held to the next; 0 means never.
+            guard_every: gathers with changes after which the next one compares what is held; 0 means never.
         """
         self.modules, self.wished, self.steps = tuple(modules), wished, steps
         self.group: dist.ProcessGroup = modules[0].received()[0]
