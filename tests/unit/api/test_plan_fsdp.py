@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 import gradwire
-from gradwire._api.plan_fsdp import CANDIDATES
+from gradwire._api.plan_fsdp import CANDIDATES, forecast_fsdp
+from gradwire.planning.cluster import Cluster
+from gradwire.planning.costs import Link
+from gradwire.planning.shapes import Layer, Profile
 
 SLOW = {"rate_bit_per_s": 2e8, "step_s": 0.5}
 
@@ -44,6 +47,16 @@ def test_exact_gathers_send_once_a_step_and_hold_the_model() -> None:
     assert gathered == pytest.approx(3 / 4 * 25_557_032 * 2 / 8, rel=0.03)
     text = str(gradwire.plan("resnet50", workers=4, sharded=True, candidates=names, **SLOW))  # type: ignore[arg-type]
     assert "exact gathers hold the whole model on every rank: 256 MB" in text
+
+
+@pytest.mark.parametrize("per_node", [1, 2])
+def test_an_exact_gather_after_a_step_takes_a_latency_more(per_node: int) -> None:
+    profile = Profile("one", "", (Layer("a", 1, ((256, 256),)),))
+    cluster = Cluster(8, Link(1e-3, 0.0), per_node, Link(0.0, 0.0))
+    exact, rounded = (
+        forecast_fsdp(f"dense+{gather}", profile, cluster, 0.1, 0.2) for gather in ("exact", "bf16")
+    )
+    assert exact.step_s - rounded.step_s == pytest.approx((8 // per_node - 1) * 1e-3)
 
 
 def test_fewer_bits_are_faster_where_links_are_slow_and_nothing_is_gained_where_they_are_fast() -> None:
