@@ -317,6 +317,26 @@ def test_a_wait_for_equal_parameters_ends_with_how_many_have_others() -> None:
         settle(seat, a.digest())
 
 
+def test_one_that_trains_alone_asks_once_and_sends_the_same_offer_later() -> None:
+    store, a = Memory(), learner("a", "one")
+    seat = entered(store, "a", a, Rules(at_least=1, wait_s=50.0))
+    seat.trains_alone = True
+    create = store.create
+
+    def fails(key: str, data: bytes) -> bool:
+        raise StoreError("no answer")
+
+    store.create = fails  # type: ignore[method-assign]
+    before_s = store.time_s
+    with pytest.raises(StoreError, match="no answer"):
+        send(seat, a)
+    assert store.time_s - before_s < 10.0
+    a.held.add("two")
+    store.create = create  # type: ignore[method-assign]
+    take_round(seat, a)
+    assert (a.shared, a.held) == ({"one"}, {"two"})
+
+
 def test_one_that_strayed_seals_nothing_and_is_not_named() -> None:
     store, replicas = Memory(), {name: learner(name) for name in "abc"}
     seats = {name: entered(store, name, replica, Rules(wait_s=5.0)) for name, replica in replicas.items()}

@@ -13,6 +13,7 @@ import torch
 import gradwire
 from gradwire.errors import WireError
 from gradwire.members.bucket.coder import Coder
+from gradwire.members.bucket.objects import Bucket, StoreError
 from tests.unit.members.test_bucket_entry import beating, enter, held, take
 
 pytest.importorskip("obstore")
@@ -79,3 +80,22 @@ def test_a_model_that_goes_takes_its_heartbeats_along(tmp_path: Path) -> None:
     for each in mine:
         each.join(60.0)
         assert not each.is_alive()
+
+
+def test_without_the_store_one_that_may_be_alone_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_self: Bucket, key: str) -> None:
+        raise StoreError("no answer")
+
+    of = held()
+    members = gradwire.members.store(str(tmp_path), "site-a", at_least=1, alone="train", wait_s=0.001)
+    wire = gradwire.outer(*of, "topk(ratio=0.2)", every=2, members=members)
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "get", fails)
+        take(*of, 6)
+    assert (wire.rounds, wire.attempts) == (0, 6)
+    assert [each.why for each in wire.events] == ["no answer: local steps go on meanwhile"]
+    take(*of, 2)
+    assert wire.rounds == 1
+    wire.detach()

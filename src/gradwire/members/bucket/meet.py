@@ -43,7 +43,7 @@ def store(
     - `patience_s`: so many seconds a replica waits for others that live, from its own offer on.
     - `wait_s`: after so many seconds without a sealed round, `optimizer.step()` raises `TransportError`.
     - `alone`: with "train", local steps go on after 10 seconds without a sealed round, and the round lands
-      once it is sealed.
+      once it is sealed. They also go on without the store, and `wait_s` has no effect.
     - `beat_s`: seconds between heartbeats. A replica that was silent for three of them, and for 5 seconds at
       least, is not waited for.
     - `late_rounds`: what has come too late for a round is offered again in so many more.

@@ -129,6 +129,8 @@ class StoredMembership:
         """The wait for a seal, beside training."""
         self._snapshot: Future[None] | None = None
         self._stops = threading.Event()
+        self._said = ""
+        """What was last told of a store that does not answer."""
         self.committed = 0
         self.waited_s = 0.0
         """Seconds for which training has waited for seals."""
@@ -187,6 +189,7 @@ class StoredMembership:
 
     def _begin_beats(self, seat: Seat) -> None:
         self._seat = seat
+        seat.trains_alone = self._alone_s is not None
         self._told.rounds = lambda: seat.round
         beats = threading.Thread(target=_beat, args=(seat, self._stops), daemon=True)
         beats.name = "gradwire heartbeat"
@@ -210,8 +213,18 @@ class StoredMembership:
                     source.land_at(source.attempts.count + source.delay)
                 else:
                     self.end_round()
+        except StoreError as error:
+            self._go_on_after(error)
         finally:
             self._ended_s = now_s()
+
+    def _go_on_after(self, error: StoreError) -> None:
+        """Raise `error`, unless local steps go on without the store."""
+        if self._alone_s is None:
+            raise error
+        if (why := f"{error}: local steps go on meanwhile") != self._said:
+            self._said = why
+            self._told.tell("alone", self.now, why)
 
     def _pace(self) -> None:
         """Set the number of steps until the next round, from the last step times, if rounds go by time."""
@@ -245,7 +258,12 @@ class StoredMembership:
         settling, self._settling = self._settling, None
         self._source.land_at(None)
         seal, offers = settling.result()
-        patiently(self.seat, lambda: land(self.seat, self._source, seal, offers))
+        try:
+            patiently(self.seat, lambda: land(self.seat, self._source, seal, offers))
+        except StoreError as error:  # the round is landed when the next one is due
+            self._go_on_after(error)
+            return False
+        self._said = ""
         self._keep_snapshot(seal)
         return True
 

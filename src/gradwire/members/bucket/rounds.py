@@ -135,6 +135,10 @@ class Seat:
     """See `Beat`."""
     offered: str = ""
     """Key of an offer to the present round; empty if there is none."""
+    unsent: bytes = b""
+    """The offer, until the store has said that it is there."""
+    trains_alone: bool = False
+    """True if local steps go on without the store: it is asked again when the next round is due."""
     waits_since: int = -1
     """First round to which Δ was offered without being sealed; below 0 for none."""
     strayed: int = -1
@@ -400,13 +404,15 @@ def _heal(seat: Seat, replica: Replica, why: str) -> None:
 
 
 def patiently(seat: Seat, do: Callable[[], T]) -> T:
-    """Call `do` until the store answers. Raises its error after `Rules.wait_s`."""
+    """Call `do` until the store answers. Raises its error after `Rules.wait_s`, and at once if the seat
+    `trains_alone`.
+    """
     began_s, said = seat.objects.now_s(), ""
     while True:
         try:
             return do()
         except StoreError as error:
-            if seat.objects.now_s() - began_s > seat.rules.wait_s:
+            if seat.trains_alone or seat.objects.now_s() - began_s > seat.rules.wait_s:
                 raise
             if str(error) != said:
                 said = str(error)
@@ -423,18 +429,28 @@ def send(seat: Seat, replica: Replica) -> bool:
     An offer never changes: if one of this process stands already, that one is waited for.
     """
     patiently(seat, lambda: catch_up(seat, replica))
-    if seat.offered:
+    if seat.offered and not seat.unsent:
         return True
+    if not seat.offered and not _offers(seat, replica):
+        return False
+    if not patiently(seat, lambda: created(seat.objects, seat.offered, seat.unsent)):
+        raise GradwireError(
+            f"{seat.offered} was written by something else: give each replica a name of its own"
+        )
+    seat.unsent = b""
+    return True
+
+
+def _offers(seat: Seat, replica: Replica) -> bool:
+    """Make an offer that is still to be sent, if there is something to offer."""
     content = replica.offer(seat.round)
     if content is None:
         seat.passes = seat.round
         patiently(seat, seat.beat)
         return False
-    key = f"{offers_of(seat.round)}/{seat.who}"
+    seat.offered = f"{offers_of(seat.round)}/{seat.who}"  # it may be there although no answer comes
     offer = Offer(seat.round, replica.digest(), content[1], content[0], random_text())
-    seat.offered, data = key, offer.as_bytes()  # it may be there although no answer comes
-    if not patiently(seat, lambda: created(seat.objects, key, data)):
-        raise GradwireError(f"{key} was written by something else: give each replica a name of its own")
+    seat.unsent = offer.as_bytes()
     return True
 
 
@@ -455,7 +471,8 @@ def settle(
 
     Returns the seal, and the offers that it names; `None` if they are gone already.
 
-    Raises `TransportError` after `Rules.wait_s`, and `GradwireError` if a younger process has this name.
+    Raises `TransportError` after `Rules.wait_s`, unless the seat `trains_alone`, and `GradwireError` if a
+    younger process has this name.
     """
     objects, rules, began_s, look_s = seat.objects, seat.rules, seat.objects.now_s(), LOOK_S
     known: dict[str, tuple[Offer, Counted]] = {}
@@ -487,7 +504,7 @@ def settle(
                 problem += f"; {others} of them are against other shared parameters than those here"
         except StoreError as error:
             problem = str(error)
-        if objects.now_s() - began_s > rules.wait_s:
+        if not seat.trains_alone and objects.now_s() - began_s > rules.wait_s:
             raise TransportError(f"round {seat.round} was not sealed in {rules.wait_s:.0f} s: {problem}")
         objects.pause(look_s)
         look_s = min(1.5 * look_s, LONGEST_LOOK_S)
