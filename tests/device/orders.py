@@ -28,6 +28,8 @@ OTHERS = {
     ("lab/emulate/kernel.py", "thread.join"),
     ("_api/attach.py", "level.join"),
     ("_api/moving.py", "membership.join"),
+    ("_api/stored.py", "membership.join"),
+    ("members/bucket/check.py", "each.join"),
     ("members/membership.py", "self._timer.join"),
     ("members/steps.py", "self.follow"),
     ("sources/outer.py", "self.follow"),

@@ -117,7 +117,7 @@ def test_a_run_is_shown_in_lines_and_as_a_page(tmp_path: Path) -> None:
     store.put(seal_key(1), b"no seal")
     done = RUN.invoke(app, ["members", "watch", str(tmp_path / "run"), "--once"])
     assert done.exit_code == 1
-    assert "seals/00000001 at" in done.output
+    assert "the seal of round 1 at" in done.output
     assert "is damaged" in done.output
 
 

@@ -130,7 +130,7 @@ class StoredMembership:
         self._snapshot: Future[None] | None = None
         self._stops = threading.Event()
         self._said = ""
-        """What was last told of a store that does not answer."""
+        """Last word about a store that does not answer."""
         self.committed = 0
         self.waited_s = 0.0
         """Seconds for which training has waited for seals."""

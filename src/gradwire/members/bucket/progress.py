@@ -51,7 +51,7 @@ def sealed(store: Bucket, first: int = 0) -> Iterator[Sealed]:
         try:
             seal = Seal.of(data)
         except WireError as error:
-            raise GradwireError(f"{seal_key(round_)} at {store.url} is damaged: {error}") from error
+            raise GradwireError(f"the seal of round {round_} at {store.url} is damaged: {error}") from error
         sizes = store.sizes(offers_of(round_))
         size = sum(sizes.get(each.key, 0) for each in seal.offers)
         yield Sealed(round_, dict(zip(seal.names, (e.weight for e in seal.offers), strict=True)), size)

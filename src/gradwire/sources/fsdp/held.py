@@ -91,7 +91,8 @@ class Held:
         if is_turn:
             self.changes = 0
         length = AS_IT_IS if frame is None else frame.numel()
-        head = torch.tensor([length, _signed(state), _signed(digest_of(self.values)) if is_turn else 0])
+        digest = _signed(digest_of(self.values)) if is_turn else 0
+        head = torch.tensor([length, _signed(state), digest], device="cpu")
         heads = torch.empty(len(route.targets), 3, dtype=torch.int64, device=self.where)
         route.exchange(heads, head.to(self.where)).wait()
         lengths, states, digests = heads.T.tolist()
