@@ -33,13 +33,17 @@ Told = tuple[float | None, float | None, bool]
 
 
 def told(norms: dict[str, list[float]], cycle: int) -> list[Told]:
-    """The package's own numbers before every step, from what all ranks said together."""
+    """The package's own numbers before every step, from what all ranks said together. What is lost is
+    averaged as what is unsent is.
+    """
     seen: list[Told] = [(None, None, False)]
-    lateness = Lateness(cycle)
+    lateness, error = Lateness(cycle), Lateness(cycle)
     for number in range(1, len(norms["fresh"])):
         # A look before a step's exchange finds what the step before has left, and not what led to it.
-        lateness.add([Weighed(*(norms[name][at] for name, at in looked(norms, number).items()))])
-        seen.append((lateness.late, lateness.error, lateness.is_known))
+        fresh, unsent, lost = (norms[name][at] for name, at in looked(norms, number).items())
+        lateness.add([Weighed(fresh, unsent)])
+        error.add([Weighed(fresh, lost)])
+        seen.append((lateness.late, error.late, lateness.is_known))
     return seen
 
 

@@ -204,6 +204,10 @@ def _maybe(check: _Check) -> _Check:
     return lambda value: value is None or check(value)
 
 
+def _either(*checks: _Check) -> _Check:
+    return lambda value: any(check(value) for check in checks)
+
+
 def _several(check: _Check) -> _Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
@@ -233,8 +237,10 @@ _TREND = _entries(
 )
 _COMPOSITION = _entries(
     lag=_entries(first=_several(_is_size), above=_is_count),
-    lateness=_entries(
-        begun=_several(_row(_is_size, _is_size, _is_size)), late=_several(_is_size), error=_several(_is_size)
+    lateness=_either(
+        _entries(begun=_several(_row(*2 * [_is_size])), late=_several(_is_size)),
+        # Older states also have norms of discarded gradient, here and among what waits to be told.
+        _entries(begun=_several(_row(*3 * [_is_size])), late=_several(_is_size), error=_several(_is_size)),
     ),
     complained=_is(bool),
     sign=_is(str),
@@ -252,7 +258,10 @@ _LATER: Mapping[str, tuple[_Check, str]] = {
         "how training has been",
     ),
     "noted": (
-        _entries(losses=_LOSSES, weighed=_maybe(_row(_is_count, *5 * [_is_number]))),
+        _entries(
+            losses=_LOSSES,
+            weighed=_maybe(_either(*(_row(_is_count, *numbers * [_is_number]) for numbers in (4, 5)))),
+        ),
         "losses and norms",
     ),
 }

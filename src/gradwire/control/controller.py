@@ -227,7 +227,7 @@ class Scales:
             for flat_buffer in flat_buffers
         }
         self._now: dict[int, Weighing] = {}
-        self._thrown_away, self._condition = 0.0, condition
+        self._condition = condition
 
     def weigh(self, step: int, unit: Unit, x: Tensor, unsent: Tensor) -> None:
         """Add the norms of `unit`, before its exchange in `step`. x and `unsent` are as in `Weighing.add`."""
@@ -238,7 +238,6 @@ class Scales:
                 len(places), x.device, flat_buffer.memory.weight
             )
         coefficient = flat_buffer.memory.coefficient(step)
-        self._thrown_away = 1.0 - coefficient
         first, sizes = (
             places[unit.parts[0].name],
             [part.numel for part in unit.parts],
@@ -264,7 +263,7 @@ class Scales:
 
     def _weighed(self, fetched: Callable[[], Tensor], layers: Layers) -> Weighed:
         fresh, unsent = fetched().tolist()
-        return layers.weighed(fresh, unsent, self._thrown_away * math.hypot(*unsent))
+        return layers.weighed(fresh, unsent)
 
 
 TOLD = len(Weighed._fields) + len(Losses._fields)

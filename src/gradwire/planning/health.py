@@ -203,8 +203,9 @@ class Condition:
         self.lateness.take_up(saved["lateness"])
         self.has_complained, self.sign = saved["complained"], saved["sign"]
         if waiting is not None:
-            step, *numbers = waiting
-            weighed = Weighed(*numbers)
+            # Older states also have the norm of discarded gradient, which decides nothing.
+            step, fresh, unsent, *_discarded, latest, layer = waiting
+            weighed = Weighed(fresh, unsent, latest, layer)
             self.waiting = int(step), lambda: weighed
 
 

@@ -12,7 +12,6 @@ begins, divided by the norm of the step's gradient. It is measured in the steps 
   grow tenfold and shrink again; the quotient of medians does not.
 - A memory of momentum is compared with the momentum that a step adds.
 - Units that take turns are counted over whole cycles of steps.
-- Discarded gradient never arrives. `Lateness.error` reports it alone, as a share of a step's gradient.
 
 Everything but `Layers`, which computes one rank's numbers, uses values on which ranks agree.
 """
@@ -37,14 +36,11 @@ class Weighed(NamedTuple):
 
     - `fresh`: norm of the step's addition to the memory, or of its gradient if there is no memory.
     - `unsent`: norm of the memory when the step began, times its weight.
-    - `lost`: norm of the discarded part: of the gradient, without a memory, or of the memory, if its
-      coefficient is below 1.
     - `latest` and `layer`: lateness and number of this rank's latest layer.
     """
 
     fresh: float = 0.0
     unsent: float = 0.0
-    lost: float = 0.0
     latest: float = 0.0
     layer: float = 0.0
 
@@ -57,41 +53,34 @@ class Lateness:
     >>> lateness = Lateness()
     >>> for step in range(8):
     ...     lateness.add([Weighed(fresh=3.0, unsent=1.2), Weighed(fresh=4.0, unsent=1.6)])
-    >>> lateness.late, lateness.error, lateness.is_known
-    (0.4, 0.0, True)
+    >>> lateness.late, lateness.is_known
+    (0.4, True)
     """
 
     def __init__(self, cycle: int = 1) -> None:
         self._cycle, self._least = cycle, _cycles(LEAST, cycle)
-        self._begun: list[tuple[float, float, float]] = []
+        self._begun: list[tuple[float, float]] = []
         self._late: deque[float] = deque(maxlen=2 * self._least)
-        self._error: deque[float] = deque(maxlen=2 * self._least)
         self.latest, self.layer = 0.0, 0
         """Lateness of the latest layer on the rank where it is latest, and its number."""
 
     def add(self, rows: Sequence[Weighed]) -> None:
         """Add all ranks' numbers of a committed step. Numbers that are zero or not finite are ignored."""
-        fresh, unsent, lost = (math.hypot(*each) for each in list(zip(*rows, strict=True))[:3])
-        if not (0.0 < fresh < math.inf and unsent < math.inf and lost < math.inf):
+        fresh, unsent = (math.hypot(*each) for each in list(zip(*rows, strict=True))[:2])
+        if not (0.0 < fresh < math.inf and unsent < math.inf):
             return
         latest = max(rows, key=lambda row: row.latest)
         self.latest, self.layer = latest.latest, int(latest.layer)
-        self._begun.append((fresh, unsent, lost))
+        self._begun.append((fresh, unsent))
         if len(self._begun) >= self._cycle:
-            usual, waits, goes = map(root_mean_square, zip(*self._begun, strict=True))
+            usual, waits = map(root_mean_square, zip(*self._begun, strict=True))
             self._late.append(waits / usual)
-            self._error.append(goes / usual)
             self._begun = []
 
     @property
     def late(self) -> float | None:
         """Steps' worth of gradient that waits; `None` before there are enough looks."""
         return median(self._late) if len(self._late) >= self._least else None
-
-    @property
-    def error(self) -> float | None:
-        """Share of its gradient that a step discards; `None` before there are enough measurements."""
-        return median(self._error) if len(self._error) >= self._least else None
 
     @property
     def is_known(self) -> bool:
@@ -105,14 +94,13 @@ class Lateness:
 
     def save(self) -> dict[str, Any]:
         """The measurements, in lists of numbers."""
-        begun = [list(each) for each in self._begun]
-        return {"begun": begun, "late": list(self._late), "error": list(self._error)}
+        return {"begun": [list(each) for each in self._begun], "late": list(self._late)}
 
     def take_up(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `save` returned."""
-        self._begun = [(fresh, unsent, lost) for fresh, unsent, lost in saved["begun"]]
+        # Older states also have norms of discarded gradient, which decide nothing.
+        self._begun = [(fresh, unsent) for fresh, unsent, *_discarded in saved["begun"]]
         self._late.extend(saved["late"])
-        self._error.extend(saved["error"])
 
 
 class Layers:
@@ -130,12 +118,12 @@ class Layers:
         self._fresh: deque[Sequence[float]] = deque(maxlen=looks)
         self._unsent: deque[Sequence[float]] = deque(maxlen=looks)
 
-    def weighed(self, fresh: Sequence[float], unsent: Sequence[float], lost: float = 0.0) -> Weighed:
+    def weighed(self, fresh: Sequence[float], unsent: Sequence[float]) -> Weighed:
         """Add a step's norms, and return this rank's row with its latest layer.
 
-        `fresh` and `unsent` are the norms of each layer's gradient and unsent gradient; `lost` is the norm of
-        everything that the step discards. Before enough steps are known, the row names no latest layer. A
-        layer without a gradient is never the latest. Neither is one of which not all is finite.
+        `fresh` and `unsent` are the norms of each layer's gradient and unsent gradient. Before enough steps
+        are known, the row names no latest layer. A layer without a gradient is never the latest. Neither is
+        one of which not all is finite.
         """
         self._fresh.append(fresh)
         self._unsent.append(unsent)
@@ -146,7 +134,7 @@ class Layers:
             for number, (wait, step) in enumerate(zip(waits, usual, strict=True)):
                 if step > 0.0 and latest < wait / step < math.inf:
                     latest, layer = wait / step, number
-        return Weighed(math.hypot(*fresh), math.hypot(*unsent), lost, latest, layer)
+        return Weighed(math.hypot(*fresh), math.hypot(*unsent), latest, layer)
 
 
 def _cycles(looks: int, cycle: int) -> int:

@@ -131,10 +131,16 @@ DAMAGES: dict[str, Damage] = {
     "a sign without step": _set("health", "complaints")([["it has grown"]]),
     "composition a list": _set("health", "composition")([]),
     "lateness a text": _set("health", "composition", "lateness", "late")("1.0"),
-    "lateness Inf": _set("health", "composition", "lateness", "error")([torch.inf]),
+    "lateness Inf": _set("health", "composition", "lateness", "late")([torch.inf]),
+    "lateness begun with one norm": _set("health", "composition", "lateness", "begun")([[1.0]]),
+    "lateness begun as in older states, without their error": _set(
+        "health", "composition", "lateness", "begun"
+    )([[1.0, 0.5, 0.0]]),
+    "an older state's error Inf": _set("health", "composition", "lateness", "error")([torch.inf]),
     "noted None": _set("noted")(None),
     "noted losses NaN": _set("noted", "losses")([1.0, torch.nan, 0.0]),
     "weighed of two numbers": _set("noted", "weighed")([1, 2.0]),
+    "weighed of seven numbers": _set("noted", "weighed")([1, *6 * [2.0]]),
     "rank text": _set("rank")("0"),
     "rank beyond the world": _set("rank")(7),
     "rank alone is missing": _set("rank")(None),

@@ -14,6 +14,7 @@ from gradwire.errors import RanksDisagree
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.health import EVERY
 from gradwire.planning.tuning import USUAL, Tuning
+from gradwire.step.context import Fates
 from gradwire.step.step import Step
 from tests.support.rig import Rig, gradients
 from tests.support.tiers import rest
@@ -225,6 +226,47 @@ def test_a_recipe_that_leaves_too_much_late_is_given_up_in_the_same_step(was_lat
     assert plans[LATE] == plans[0] != plans[LATE + 1]
     assert plans[-1] is None, "everything is measured again"
     assert _run(LIMITED, LATE + 4, at, begins_with=SOME) == was_late
+
+
+def _with_discarded(rig: Rig, comm: Comm) -> state.Saved:
+    """A state as older versions wrote it: with norms of discarded gradient."""
+    saved = state.save(rig.reducer)
+    lateness, noted = saved["health"]["composition"]["lateness"], saved["noted"]
+    step, fresh, unsent, *latest = noted["weighed"]
+    noted["weighed"] = [step, fresh, unsent, 0.5 * unsent, *latest]
+    lateness["begun"] = [[fresh, unsent, 0.5 * unsent] for fresh, unsent in lateness["begun"]]
+    lateness["error"] = [0.5 * late for late in lateness["late"]]
+    return saved
+
+
+def test_norms_of_discarded_gradient_in_an_older_state_decide_nothing(was_late: Told) -> None:
+    assert _run(LIMITED, LATE + 4, LATE, begins_with=SOME, save=_with_discarded) == was_late
+
+
+@pytest.mark.parametrize("save", [_own, _with_discarded])
+def test_a_cycle_that_has_begun_is_measured_to_its_end(save: Callable[[Rig, Comm], state.Saved]) -> None:
+    """Units take turns over two steps. The first is told, and the second waits to be."""
+
+    def rank(comm: Comm) -> list[float | None]:
+        text, late = "covap(interval=2, init_value=0.5, ascend_steps=100, ascend_range=0.1)", []
+        for at in (None, EVERY):
+            rig = Rig(comm, text)
+            for step in range(2 * EVERY + 1):
+                if step == at:
+                    saved, before = save(rig, comm), state.save(rig.reducer)
+                    assert len(before["health"]["composition"]["lateness"]["begun"]) == 1
+                    rig = Rig(comm, text)
+                    state.load(rig.reducer, saved)
+                    after = state.save(rig.reducer)
+                    assert all(after[key] == before[key] for key in ("health", "noted"))
+                assert rig.step(_steady(comm.rank, step)).error is None
+            rig.reducer.catch_up(Fates())
+            late.append(rig.reducer.late)
+        return late
+
+    for through, resumed in run_ranks(2, rank):
+        assert through is not None
+        assert resumed == through
 
 
 def test_a_state_without_any_of_it_is_loaded_as_before() -> None:
