@@ -34,11 +34,18 @@ class _Claim(NamedTuple):
     kind: str
     module: weakref.ref[nn.Module]
     ranks: frozenset[int]
-    trained: Mapping[str, weakref.ref[Tensor]]
+    names: frozenset[str]
 
     def named(self, trained: Mapping[str, Tensor]) -> dict[str, str]:
-        """Names of parameters among `trained` that are claimed, with the names that they have here."""
-        here = {id(held): name for name, each in self.trained.items() if (held := each()) is not None}
+        """Names of parameters among `trained` that are claimed, with the names that they have here.
+
+        Parameters are looked up by their names. A weak reference to one would keep torch from swapping it,
+        as a sharded module does when it is cast.
+        """
+        if (module := self.module()) is None:
+            return {}
+        every = module.named_parameters(remove_duplicate=False)
+        here = {id(each): name for name, each in every if name in self.names}
         return {name: here[id(each)] for name, each in trained.items() if id(each) in here}
 
 
@@ -48,9 +55,8 @@ _CLAIMS: weakref.WeakKeyDictionary[nn.Module, list[_Claim]] = weakref.WeakKeyDic
 
 def claim(carrier: Carrier) -> None:
     """Register `carrier`: from now on no other wire may average these parameters over these ranks."""
-    trained = {name: weakref.ref(each) for name, each in carrier.trained.items()}
     _CLAIMS.setdefault(carrier.model, []).append(
-        _Claim(carrier.kind, weakref.ref(carrier.module), frozenset(carrier.over), trained)
+        _Claim(carrier.kind, weakref.ref(carrier.module), frozenset(carrier.over), frozenset(carrier.trained))
     )
 
 
