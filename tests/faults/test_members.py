@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from gradwire.lab import emulate
 from tests.faults.scenes_members import ALONE, EVERY, trained
 from tests.support.lighthouse import Lighthouse
+from tests.support.notes import notes_in
 from tests.support.ranks import FORKED, ROOT
 from tests.unit.members.test_lighthouse import has_ipv6
 
@@ -44,9 +44,7 @@ class Site:
         process.start()
 
     def notes(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / f"{name}.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines]
+        return notes_in(self.folder / f"{name}.jsonl")
 
     def rounds(self, name: str) -> int:
         """The last round that a member has noted."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ import gradwire
 from gradwire.errors import TransportError
 from gradwire.members.base import Card
 from tests.integrations.sites import trained
+from tests.support.notes import notes_in
 from tests.support.ranks import FORKED
 
 GUARD_S = 100.0
@@ -61,8 +61,7 @@ class Sites:
             self._processes[name, rank] = process
 
     def notes(self, name: str, rank: int = 0) -> list[dict[str, Any]]:
-        path = self._folder / f"{name}.{rank}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return notes_in(self._folder / f"{name}.{rank}.jsonl")
 
     def wait_for(self, name: str, key: str, least: int = 0) -> None:
         until_s = time.monotonic() + GUARD_S
