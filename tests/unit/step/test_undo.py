@@ -1,0 +1,385 @@
+"""What becomes of an exchange, and what `outer` counts, whatever people do between `backward()` and `step()`.
+
+The table is in `docs/engineering/design.md`, "A step is what the optimizer makes". Each of its rows is a
+script here (`tests/support/undo.py` has the words), with its answers: the fate of each exchange when the next
+one begins, what is said, and how many steps were attempted after each word. A last pass follows each script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.support.undo import Player
+
+
+@dataclass(frozen=True)
+class Row:
+    """A script and its answers."""
+
+    name: str
+    script: str
+    fates: str
+    attempts: str
+    optimizers: str = "a=wb"
+    given: str = "a"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+ROWS = [
+    Row(
+        "one optimizer steps", "pass a -a pass a -a pass a", "final; final; final; final", "0 1 1 1 2 2 2 3 3"
+    ),
+    Row(
+        "several optimizers, each of which steps",
+        "pass a b -a -b pass a b -a -b pass b a",
+        "final; final; final; final",
+        "0 0 1 1 1 1 1 2 2 2 2 2 3 3",
+        optimizers="a=w b=b",
+        given="ab",
+    ),
+    Row(
+        "cleared, no step",
+        "pass a -a pass -a pass a",
+        "final; final; left out, dropped bw; final",
+        "0 1 1 1 1 2 3 3",
+    ),
+    Row(
+        "cleared many times in a row",
+        "pass a -a pass -a pass -a pass -a pass a",
+        "final; final; left out, dropped bw; left out, dropped bw; left out, dropped bw; final",
+        "0 1 1 1 1 2 2 3 3 4 5 5",
+    ),
+    Row(
+        "cleared, then a step",
+        "pass a -a pass -a a pass a",
+        "final; final; left out, dropped bw; final",
+        "0 1 1 1 1 2 2 3 3",
+    ),
+    Row(
+        "cleared by a hook before the step",
+        "pass a -a pass ~a pass a",
+        "final; final; left out, dropped bw; final",
+        "0 1 1 1 2 2 3 3",
+    ),
+    Row(
+        "filled with zeros, no step",
+        "pass a -a pass 0a pass a",
+        "final; final; left out, dropped bw; final",
+        "0 1 1 1 1 2 3 3",
+    ),
+    Row(
+        "filled with zeros, then a step",
+        "pass a -a pass 0a a pass a",
+        "final; final; left out, dropped bw; final",
+        "0 1 1 1 1 2 2 3 3",
+    ),
+    Row(
+        "zeros that an exchange has brought",
+        "pass a -a rest a -a rest 0a a rest pass a",
+        "final; final; final; final; not yet, open bw; passes; made",
+        "0 1 1 1 2 2 2 2 3 3 4 5 5",
+    ),
+    Row(
+        "the user drops it",
+        "pass a -a pass drop -a pass a",
+        "final; final; left out, dropped bw; final",
+        "0 1 1 1 2 2 2 3 3",
+    ),
+    Row(
+        "dropped, and the gradients stand",
+        "pass a -a pass drop pass a",
+        "final; final; left out, dropped bw; final",
+        "0 1 1 1 2 2 3 3",
+    ),
+    Row(
+        "nothing to drop",
+        "drop pass a drop -a pass a",
+        "nothing to drop!; final; nothing to drop!; final; final",
+        "0 0 1 1 1 1 2 2",
+    ),
+    Row(
+        "one of two is dropped",
+        "pass a b -a -b pass a drop pass a b",
+        "final; final; made, dropped b; final",
+        "0 0 1 1 1 1 1 2 2 2 3 3",
+        optimizers="a=w b=b",
+        given="ab",
+    ),
+    Row(
+        "another backward",
+        "pass a -a pass pass a -a pass pass pass a",
+        "final; final; not yet, open bw; passes; made; not yet, open bw; not yet, open bw; made",
+        "0 1 1 1 1 2 2 2 2 2 3 3",
+    ),
+    Row(
+        "another backward, then cleared",
+        "pass a -a pass pass -a pass a",
+        "final; final; not yet, open bw; left out, dropped bw; final",
+        "0 1 1 1 1 1 2 3 3",
+    ),
+    Row(
+        "one of two steps, the other accumulates",
+        "pass a b -a -b pass a -a pass a -a pass a b",
+        "final; final; made, open b; made, open b; made",
+        "0 0 1 1 1 1 1 1 2 2 2 3 3 4 4",
+        optimizers="a=w b=b",
+        given="ab",
+    ),
+    Row(
+        "one of two steps, the other's are cleared later",
+        "pass a b -a -b pass a -a pass a -a -b pass a b",
+        "final; final; made, open b; made, dropped b; final",
+        "0 0 1 1 1 1 1 1 2 2 2 2 3 3 4 4",
+        optimizers="a=w b=b",
+        given="ab",
+    ),
+    Row(
+        "an optimizer that was not given",
+        "pass a -a pass x -x pass x -x pass -x pass x",
+        "final; final; another; final; final; left out, dropped bw; final",
+        "0 1 1 1 2 2 2 3 3 3 3 4 5 5",
+        optimizers="a=wb x=wb",
+    ),
+    Row(
+        "of a part",
+        "pass a -a pass x -a pass x -a pass a",
+        "final; final; another; made, dropped b; made, dropped b; final",
+        "0 1 1 1 1 1 2 2 2 3 4 4",
+        optimizers="a=wb x=w",
+    ),
+    Row(
+        "it takes over",
+        "pass a -a pass >x x -x pass x -x pass -x pass x",
+        "final; final; unseen; final; final; left out, dropped bw; final",
+        "0 1 1 1 1 2 2 2 3 3 3 3 4 5 5",
+        optimizers="a=wb x=wb",
+    ),
+    Row(
+        "both in turn",
+        "pass a -a pass x -x pass a -a pass x",
+        "final; final; another; final; final; final",
+        "0 1 1 1 2 2 2 3 3 3 4 4",
+        optimizers="a=wb x=wb",
+    ),
+    Row(
+        "around the one given",
+        "pass x( a ) -a pass x( a ) -a pass -a pass x( a )",
+        "final; final; final; left out, dropped bw; final",
+        "0 1 1 1 2 2 2 2 3 4 4",
+        optimizers="a=wb x=wb",
+    ),
+    Row(
+        "inside the one given",
+        "pass a( x ) -a pass a( x ) -a pass -a pass a( x )",
+        "final; final; final; left out, dropped bw; final",
+        "0 1 1 1 2 2 2 2 3 4 4",
+        optimizers="a=wb x=wb",
+    ),
+    Row(
+        "a discriminator's gradients of the generator's loss are cleared",
+        "pass a b -a -b pass a -a -b pass b -a -b pass a -a -b pass b",
+        "final; final; made, dropped b; made, dropped w; made, dropped b; made, open w",
+        "0 0 1 1 1 1 1 1 1 2 2 2 2 3 3 3 3 4 4 5",
+        optimizers="a=w b=b",
+        given="ab",
+    ),
+    Row(
+        "sharpness-aware: the first gradients are cleared",
+        "pass a -a pass write -a pass a -a pass write -a pass a",
+        "final; final; left out, dropped bw; final; left out, dropped bw; final",
+        "0 1 1 1 1 1 1 2 2 2 2 2 2 3 3",
+    ),
+    Row(
+        "sharpness-aware: both halves are left out",
+        "pass a -a pass write -a pass write -a pass a",
+        "final; final; left out, dropped bw; left out, dropped bw; final",
+        "0 1 1 1 1 1 1 1 1 2 3 3",
+    ),
+    Row(
+        "sharpness-aware: another optimizer inside",
+        "pass x -a pass write -a pass x -a pass write -a pass x",
+        "final; another; final; left out, dropped bw; final; left out, dropped bw; final",
+        "0 1 1 1 1 1 1 2 2 2 2 2 2 3 3",
+        optimizers="a=wb x=wb",
+    ),
+    Row("a closure", "a( -a pass ) a( -a pass )", "final; final; final", "1 2 2"),
+    Row(
+        "a closure of several passes",
+        "a( -a pass -a pass -a pass ) a( -a pass -a pass )",
+        "final; final; final; final; final; final",
+        "1 2 2",
+    ),
+    Row(
+        "a closure of another",
+        "pass a -a x( -a pass ) x( -a pass ) -a pass a",
+        "final; final; another; final; left out, dropped bw; final",
+        "0 1 1 2 3 3 3 4 4",
+        optimizers="a=wb x=wb",
+    ),
+    Row(
+        "a scaler skips step()",
+        "pass a -a pass -a pass a",
+        "final; final; left out, dropped bw; final",
+        "0 1 1 1 1 2 3 3",
+    ),
+    Row(
+        "a scaler has the device leave it out",
+        "pass a -a pass a! -a pass a",
+        "final; final; left out, dropped bw; final",
+        "0 1 1 1 2 2 2 3 3",
+    ),
+    Row(
+        "a scaler has the device leave it out, and the gradients stand",
+        "pass a -a pass a! pass a",
+        "final; final; not yet, open bw; passes; made",
+        "0 1 1 1 2 2 3 3",
+    ),
+    Row(
+        "a save in between",
+        "pass a -a pass ask a ask -a pass a",
+        "final; final; not yet, open bw; made; final; final",
+        "0 1 1 1 1 2 2 2 2 3 3",
+    ),
+    Row(
+        "a save in between, then cleared",
+        "pass a -a pass ask -a ask pass a",
+        "final; final; not yet, open bw; left out, dropped bw; left out, dropped bw; final",
+        "0 1 1 1 1 1 1 2 3 3",
+    ),
+    Row(
+        "a save after the clearing, then a step",
+        "pass a -a pass -a ask a pass a",
+        "final; final; left out, dropped bw; left out, dropped bw; final",
+        "0 1 1 1 1 1 2 2 3 3",
+    ),
+    Row("clipping", "pass a -a pass look a -a pass a", "final; final; final; final", "0 1 1 1 1 2 2 2 3 3"),
+    Row(
+        "no optimizer was given",
+        "pass a -a pass -a pass drop pass a",
+        "final; final; final; left out, dropped bw; final",
+        "0 1 1 1 1 2 3 3 4 4",
+        given="",
+    ),
+    Row(
+        "it has never stepped",
+        "pass -a pass -a pass a -a pass -a pass a",
+        "final; final; final; final; left out, dropped bw; final",
+        "0 0 1 1 2 3 3 3 3 4 5 5",
+    ),
+    Row(
+        "it, or one that shares its parameters, has stepped",
+        "pass a -a -b pass a -b pass -b pass b",
+        "final; made, dropped b; made, dropped b; left out, dropped bw; final",
+        "0 0 0 0 1 1 1 2 2 3 3 4",
+        optimizers="a=w b=wb",
+        given="ab",
+    ),
+    Row(
+        "join",
+        "pass a -a pass -a pass a",
+        "final; final; final; final",
+        "0 1 1 1 1 2 3 3",
+        options={"may_differ": lambda: True},
+    ),
+    Row(
+        "what is skipped is kept",
+        "pass a -a pass -a pass x -x pass a",
+        "final; final; final; final; final",
+        "0 1 1 1 1 2 3 3 3 4 4",
+        optimizers="a=wb x=wb",
+        options={"skipped": "keep"},
+    ),
+    Row(
+        "another state is loaded",
+        "pass a -a pass -a forget pass a",
+        "final; final; final; final",
+        "0 1 1 1 1 0 0 1 1",
+    ),
+    Row(
+        "the recipe is detached",
+        "pass a -a pass retire -a a round a",
+        "final; final; final",
+        "0 1 1 1 1 1 2 2 3 3",
+    ),
+    Row(
+        "a pass that nobody saw", "pass a -a round a -a round a", "final; unseen; final", "0 1 1 1 2 2 2 3 3"
+    ),
+    Row(
+        "a pass that nobody saw, and raises",
+        "pass a -a round a -a",
+        "final; unseen!; final",
+        "0 1 1 1 1 1 1",
+        options={"raises": True},
+    ),
+    Row(
+        "a pass that nobody saw, and a hook clears after the step",
+        "pass a -a round a~",
+        "final; unseen; final",
+        "0 1 1 1 2 2",
+    ),
+    Row(
+        "a pass that nobody saw, and a hook clears before the step",
+        "pass a -a round ~a",
+        "final; final",
+        "0 1 1 1 2 2",
+    ),
+    Row("one rank alone", "pass a -a round a -a", "final; final", "0 1 1 1 2 2 2", options={"alone": True}),
+    Row("gradients that it has used before", "pass a a a -a a", "final; final", "0 1 2 3 3 4 4"),
+    Row(
+        "a pass without an exchange",
+        "pass a -a local a -a pass a -a local local pass a",
+        "final; final; final; final",
+        "0 1 1 1 2 2 2 3 3 3 3 3 4 4",
+    ),
+    Row(
+        "a part of it was exchanged",
+        "pass a -a pass local a -a pass a",
+        "final; final; partly; final; final",
+        "0 1 1 1 1 2 2 2 3 3",
+    ),
+    Row(
+        "a part of it was exchanged, and raises",
+        "pass a -a pass local a",
+        "final; final; partly!; final",
+        "0 1 1 1 1 1 1",
+        options={"raises": True},
+    ),
+    Row(
+        "a part, then cleared",
+        "pass a -a pass local -a pass a",
+        "final; final; left out, dropped bw; final",
+        "0 1 1 1 1 1 2 3 3",
+    ),
+    Row(
+        "a part, then another exchange",
+        "pass a -a pass local pass a",
+        "final; final; not yet, open bw; passes; made",
+        "0 1 1 1 1 1 2 2",
+    ),
+    Row(
+        "passes of some parameters",
+        "pass a b -a -b reach a -a pass a b",
+        "final; final; made, dropped b; final",
+        "0 0 1 1 1 1 1 1 2 2 3 3",
+        optimizers="a=w b=b",
+        given="ab",
+    ),
+    Row(
+        "a step between two passes of the other's",
+        "pass a b -a -b pass a pass b pass a b",
+        "final; final; made, open b; made, open w; made",
+        "0 0 1 1 1 1 1 2 2 3 3 4 4",
+        optimizers="a=w b=b",
+        given="ab",
+    ),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_a_row_has_its_answers(row: Row) -> None:
+    player = Player(row.optimizers, row.given, **row.options)
+    assert player.play(row.script) == f"{row.fates} | {row.attempts}"
