@@ -28,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gradwire.lab import emulate
+from gradwire_lab import emulate
 
 SETTINGS = (
     "chargpt:none:0:2",
@@ -89,7 +89,7 @@ def stepper(workload: str, recipe: str | None = None) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     import gradwire
-    from gradwire.lab.workloads.catalogue import workload as named
+    from gradwire_lab.workloads.catalogue import workload as named
 
     work = named(workload, full=False, batch_size=BATCH.get(workload))
     model = DistributedDataParallel(work.model(0))
@@ -139,7 +139,7 @@ def compare(workload: str, folder: Path, recipes: list[str], rounds: int) -> Non
     import torch.distributed as dist
 
     from gradwire.advise.watch import Watch
-    from gradwire.lab.bench.statistics import mixed
+    from gradwire_lab.bench.statistics import mixed
 
     watch = Watch(10**9, print)  # which is never over
     plain = stepper(workload)
@@ -263,7 +263,7 @@ def recipe_of(said: Mapping[str, Any]) -> str:
 
 def judged(result: Mapping[str, Any], source: str, codecs: Mapping[str, Any]) -> dict[str, Any]:
     """Whether what one source says is so. Where nothing is advised, `int8` may not be faster."""
-    from gradwire.lab.bench.statistics import paired
+    from gradwire_lab.bench.statistics import paired
 
     said, took_s = advice(result["observed"][source], codecs), result["took_s"]
     recipe = recipe_of(said)
@@ -284,7 +284,7 @@ def judged(result: Mapping[str, Any], source: str, codecs: Mapping[str, Any]) ->
 
 def table(results: Mapping[str, Any], codecs: Mapping[str, Any]) -> None:
     """Print all results, as today's model sees them."""
-    from gradwire.lab.bench.statistics import paired
+    from gradwire_lab.bench.statistics import paired
 
     print("| setting | source | bound by | advised | range | measured | in it | A/A | exposed, ms |")
     print("|---|---|---|---|---|---|---|---|---|")

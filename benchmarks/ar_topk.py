@@ -47,10 +47,10 @@ from gradwire.exchange.payloads import gather
 from gradwire.kernels.compiler import imported, prepare
 from gradwire.kernels.places import put, take
 from gradwire.kernels.topk import topk_indices
-from gradwire.lab import emulate
-from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
+from gradwire_lab import emulate
+from gradwire_lab.bench.statistics import mixed, paired
 
 PEER, AGAIN = "int64 broadcast", "int64 broadcast again"
 GATHER = "topk, all-gather"

@@ -31,11 +31,11 @@ from torch import Tensor
 from gradwire.comm import Comm
 from gradwire.exchange.base import Decode, Exchange
 from gradwire.kernels.compiler import imported, prepare
-from gradwire.lab import emulate
-from gradwire.lab.bench.settings import TrainingTask, parse_entry
-from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.lab.bench.trainer import Trainer, build
 from gradwire.step.context import ExchangeContext
+from gradwire_lab import emulate
+from gradwire_lab.bench.settings import TrainingTask, parse_entry
+from gradwire_lab.bench.statistics import mixed, paired
+from gradwire_lab.bench.trainer import Trainer, build
 
 METHODS = {
     "star_topk": "",

@@ -47,13 +47,13 @@ from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import REFRESH, SEGMENT, Gcomp
 from gradwire.exchange.ring import RingAllReduce
 from gradwire.kernels.compiler import imported, prepare
-from gradwire.lab import emulate
-from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.lab.workloads import catalogue
 from gradwire.measure.metered import MeteredComm
 from gradwire.metric import numerators, thresholds
 from gradwire.step.context import ExchangeContext, Replicated
 from gradwire.step.flat_buffers import FlatBuffer, specs_of
+from gradwire_lab import emulate
+from gradwire_lab.bench.statistics import mixed, paired
+from gradwire_lab.workloads import catalogue
 
 GLOO, AGAIN = "gloo float32", "gloo float32 again"
 

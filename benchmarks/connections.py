@@ -35,9 +35,9 @@ from gradwire._api.connections import connect_more
 from gradwire.comm import ProcessGroupComm
 from gradwire.comm.groups import borrow
 from gradwire.environment import CONNECTIONS
-from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.lab.emulate.ranks import INTERFACE_VARIABLE
 from gradwire.planning.costs import LONG_S
+from gradwire_lab.bench.statistics import mixed, paired
+from gradwire_lab.emulate.ranks import INTERFACE_VARIABLE
 
 ONE = "1"
 SETTINGS = {ONE: 1, "1 again": 1, "when due": 1, "2": 2, "4": 4, "8": 8}

@@ -20,7 +20,7 @@ import torch
 from bench import bench
 from lockstep import Outcome, Setting, spread, train
 
-from gradwire.lab.workloads import catalogue
+from gradwire_lab.workloads import catalogue
 
 WORLD = 4
 INTERVALS = range(1, 9)

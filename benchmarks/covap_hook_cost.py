@@ -29,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.lab.workloads import catalogue
+from gradwire_lab.workloads import catalogue
 
 WARM_UP = 5
 """PowerSGD's dense start, DDP's rebuilt buckets, and caches."""

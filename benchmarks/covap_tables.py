@@ -25,8 +25,8 @@ from typing import Any
 
 from bench import bench
 
-from gradwire.lab.workloads.catalogue import workload
-from gradwire.lab.workloads.emulated import EmulatedWorkload
+from gradwire_lab.workloads.catalogue import workload
+from gradwire_lab.workloads.emulated import EmulatedWorkload
 
 WORLD = 4
 GPUS = 64

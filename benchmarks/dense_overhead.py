@@ -18,7 +18,7 @@ from typing import Any
 
 from bench import bench
 
-from gradwire.lab.bench.statistics import Ratio, paired
+from gradwire_lab.bench.statistics import Ratio, paired
 
 DDP, AGAIN, DENSE = "ddp", "ddp()", "dense"
 

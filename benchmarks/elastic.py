@@ -49,9 +49,9 @@ import torch
 from torch import nn
 
 import gradwire
-from gradwire.lab import emulate
-from gradwire.lab.emulate.topology import address
-from gradwire.lab.workloads.catalogue import workload
+from gradwire_lab import emulate
+from gradwire_lab.emulate.topology import address
+from gradwire_lab.workloads.catalogue import workload
 
 PORT = 29510
 AWAY = 3

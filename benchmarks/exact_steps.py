@@ -40,9 +40,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gradwire.lab.workloads.base import Workload
-from gradwire.lab.workloads.catalogue import workload
-from gradwire.lab.workloads.models import CharGPT
+from gradwire_lab.workloads.base import Workload
+from gradwire_lab.workloads.catalogue import workload
+from gradwire_lab.workloads.models import CharGPT
 
 Bits = NDArray[np.uint16]
 

@@ -122,8 +122,8 @@ def serve() -> None:
     import torch
     import torch.distributed as dist
 
-    from gradwire.lab.bench.settings import TrainingTask, parse_entry
-    from gradwire.lab.bench.trainer import Trainer, build
+    from gradwire_lab.bench.settings import TrainingTask, parse_entry
+    from gradwire_lab.bench.trainer import Trainer, build
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -162,7 +162,7 @@ def started(some: Sequence[Contestant], workers: int) -> Iterator[dict[str, Rank
 
 def trained(running: Mapping[str, Ranks], workload: str, seed: int, steps: int) -> dict[str, dict[str, Any]]:
     """All contestants from one seed, in turns: by name their steps, and what ran in the end."""
-    from gradwire.lab.bench.statistics import mixed
+    from gradwire_lab.bench.statistics import mixed
 
     found: dict[str, dict[str, Any]] = {}
     for name, ranks in running.items():

@@ -30,10 +30,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.lab import emulate
-from gradwire.lab.report import svg
-from gradwire.lab.workloads.catalogue import workload
 from gradwire.planning.ratio import candidate_ratios
+from gradwire_lab import emulate
+from gradwire_lab.report import svg
+from gradwire_lab.workloads.catalogue import workload
 
 HIGH, LOW, MIDDLE = 500e6, 20e6, 200e6
 SHORT, LONG, BETWEEN = 2e-4, 1e-2, 2e-3

@@ -47,10 +47,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import gradwire
-from gradwire.lab import emulate
-from gradwire.lab.bench.statistics import paired
-from gradwire.lab.workloads import catalogue
 from gradwire.sources.fsdp.coding import Blocks
+from gradwire_lab import emulate
+from gradwire_lab.bench.statistics import paired
+from gradwire_lab.workloads import catalogue
 
 WORLD, WARM_UP = 4, 3
 STOCK = "stock"

@@ -49,13 +49,13 @@ from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
 from gradwire.exchange.gcomp import Gcomp
 from gradwire.kernels.terms import mantissa_levels
-from gradwire.lab.report import svg
-from gradwire.lab.report.charts import Series, line_chart
-from gradwire.lab.workloads import catalogue
 from gradwire.memory import UNSENT, Gradients
 from gradwire.metric import numerators, thresholds
 from gradwire.step.context import ExchangeContext, Part, Replicated
 from gradwire.step.flat_buffers import FlatBuffer, Unit, specs_of
+from gradwire_lab.report import svg
+from gradwire_lab.report.charts import Series, line_chart
+from gradwire_lab.workloads import catalogue
 
 MANTISSA = 23
 TRUNCATED = "truncate(bits=18)"

@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire._api.configuration import PlacementName
-from gradwire.lab import emulate
-from gradwire.lab.bench.statistics import mixed, paired
+from gradwire_lab import emulate
+from gradwire_lab.bench.statistics import mixed, paired
 
 WORKERS = 2
 ALONE = "no communication"

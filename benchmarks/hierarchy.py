@@ -34,13 +34,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.control.forecast import ClusterForecasts
-from gradwire.lab import emulate
-from gradwire.lab.bench.statistics import mixed
 from gradwire.measure.codec import measure_codec
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import BackwardTiming, Cores, Link
 from gradwire.planning.step_time import Forecast
 from gradwire.recipes import recipe
+from gradwire_lab import emulate
+from gradwire_lab.bench.statistics import mixed
 
 NODES = 2
 DDP = "DDP"

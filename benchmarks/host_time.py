@@ -328,7 +328,7 @@ def counted(seats: Sequence[Seat], steps: int) -> dict[str, dict[str, Any]]:
 
 def timed(seats: Sequence[Seat], number: int, turns: int, steps: int) -> dict[str, list[float]]:
     """Processor time (ms) per step of each turn of each seat, in fresh processes, the `number`-th ones."""
-    from gradwire.lab.bench.statistics import mixed
+    from gradwire_lab.bench.statistics import mixed
 
     found: dict[str, list[float]] = {str(seat): [] for seat in seats}
     with started(seats) as trees:

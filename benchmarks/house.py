@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.house [TREE]
 
 The table is that of another checkout where one is named, so that two can be laid side by side. Files and
-functions are those of src/gradwire; blank lines within docstrings count as blank. A step is the seventh of
+functions are those in src; blank lines within docstrings count as blank. A step is the seventh of
 rank 0 of two over gloo, of three linear layers under DDP; what the thread that trains and gradwire's own
 threads call of gradwire counts, generated code and each resumption of a generator included. A callback that
 torch's thread runs does not, so that up to five functions come and go with the time a collective takes. Files
@@ -120,7 +120,7 @@ def comments(path: Path) -> int:
 
 
 def doubled(classes: list[ast.ClassDef]) -> list[str]:
-    """Names of classes that occur more than once in the package."""
+    """Names of classes that occur more than once in src."""
     return sorted(name for name, times in Counter(each.name for each in classes).items() if times > 1)
 
 
@@ -131,7 +131,7 @@ def spread(lengths: list[int]) -> str:
 
 def sizes(tree: Path) -> Iterator[tuple[str, object]]:
     """The rows for which nothing is run."""
-    texts = {path: path.read_text(encoding="utf-8") for path in (tree / "src/gradwire").rglob("*.py")}
+    texts = {path: path.read_text(encoding="utf-8") for path in (tree / "src").rglob("*.py")}
     lines = {path: len(text.splitlines()) for path, text in texts.items()}
     nodes = [node for text in texts.values() for node in ast.walk(ast.parse(text))]
     lengths = [(node.end_lineno or 0) - node.lineno + 1 for node in nodes if isinstance(node, Function)]
@@ -140,7 +140,7 @@ def sizes(tree: Path) -> Iterator[tuple[str, object]]:
     data = sum("dataclass" in ast.unparse(mark) for each in classes for mark in each.decorator_list)
     protocols = sum("Protocol" in ast.unparse(base) for each in classes for base in each.bases)
     twice = doubled(classes)
-    yield "files / lines in the package", f"{len(lines)} / {sum(lines.values()):,}"
+    yield "files / lines in src", f"{len(lines)} / {sum(lines.values()):,}"
     names = ("code", "docstring", "blank", "imports", "comment")
     yield f"of these {' / '.join(names)}", " / ".join(f"{kind[name]:,}" for name in names)
     yield "file median / p90 / max", spread([*lines.values()])

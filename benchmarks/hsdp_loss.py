@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LinearLR
 
 import gradwire
-from gradwire.lab.workloads import catalogue
+from gradwire_lab.workloads import catalogue
 
 NODES, PER_NODE = 2, 2
 NATIVE = "native HSDP"

@@ -26,11 +26,11 @@ from ranks import timed_in_turns, told_by_ranks
 from torch import nn
 
 from gradwire.control.forecast import ClusterForecasts
-from gradwire.lab import emulate
-from gradwire.lab.bench.statistics import paired
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import BackwardTiming, Link
 from gradwire.step.flat_buffers import ParameterSpec
+from gradwire_lab import emulate
+from gradwire_lab.bench.statistics import paired
 
 SETTINGS = {NATIVE: NATIVE, f"{NATIVE} again": NATIVE, "dense": "dense", "int8": "int8"}
 GOAL, GOAL_OF = 2.5, "int8"

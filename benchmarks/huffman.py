@@ -52,7 +52,7 @@ from gradwire.codec.gcomp import (
     unframe,
 )
 from gradwire.kernels.huffman import Lookups, count_symbols, encoded_words
-from gradwire.lab.bench.statistics import mixed, paired
+from gradwire_lab.bench.statistics import mixed, paired
 
 sys.path.append(str(Path(__file__).parents[1]))  # the slow decoder belongs to the tests
 from tests.golden import slow

@@ -29,7 +29,7 @@ from torch import Tensor
 from gradwire.codec.indices import elias_fano_planes, index_form, pack_indices, unpack_indices
 from gradwire.kernels.chosen import pack_elias_fano
 from gradwire.kernels.topk import topk_indices
-from gradwire.lab.bench.statistics import mixed, paired
+from gradwire_lab.bench.statistics import mixed, paired
 
 SHARES = (0.001, 0.01, 0.03, 0.1, 0.3)
 TIMED_SHARES = (0.01, 0.1)

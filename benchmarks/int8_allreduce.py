@@ -33,10 +33,10 @@ from gradwire.exchange.base import Decode, Exchange
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.kernels.compiler import imported, prepare
 from gradwire.kernels.layouts import LARGEST, BlockKind
-from gradwire.lab import emulate
-from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.measure.metered import MeteredComm
 from gradwire.step.context import ExchangeContext
+from gradwire_lab import emulate
+from gradwire_lab.bench.statistics import mixed, paired
 
 GLOO, AGAIN = "gloo float32", "gloo float32 again"
 KINDS: tuple[BlockKind, ...] = ("int8", "fp8", "int4")

@@ -24,15 +24,15 @@ from torch import Tensor
 
 from gradwire.exchange.compose import EveryK, Scheme
 from gradwire.exchange.dense import dense
-from gradwire.lab.data import load_images, load_text
-from gradwire.lab.workloads.base import Parameters, Workload
-from gradwire.lab.workloads.images import ImageWorkload, TrainingRecipe
-from gradwire.lab.workloads.models import ConvNet, ResNet
-from gradwire.lab.workloads.text import Size, TextWorkload
 from gradwire.memory import UNSENT, Residual
 from gradwire.planning.boundaries import phased_boundaries
 from gradwire.recipes import Composition, register
 from gradwire.step.context import ExchangeContext
+from gradwire_lab.data import load_images, load_text
+from gradwire_lab.workloads.base import Parameters, Workload
+from gradwire_lab.workloads.images import ImageWorkload, TrainingRecipe
+from gradwire_lab.workloads.models import ConvNet, ResNet
+from gradwire_lab.workloads.text import Size, TextWorkload
 
 STEPS = {"convnet": 250, "gpt": 200, "resnet": 150}
 """Of the base point: 2 ranks, and each model's usual optimizer."""

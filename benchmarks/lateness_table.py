@@ -14,9 +14,9 @@ from typing import Any
 
 from lateness import partly  # registers a recipe that runs may have  # noqa: F401
 
-from gradwire.lab.report import svg
 from gradwire.planning.lateness import Lateness, Weighed
 from gradwire.recipes import recipe
+from gradwire_lab.report import svg
 
 SOON = (4, 8, 16, 24)
 """Steps after which lateness is told, too."""

@@ -26,9 +26,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.lab import emulate
-from gradwire.lab.workloads.catalogue import workload
 from gradwire.measure.link import LinkMonitor, Sample
+from gradwire_lab import emulate
+from gradwire_lab.workloads.catalogue import workload
 
 START = emulate.EmulatedLink(200e6, 0.001)
 CHANGES = {

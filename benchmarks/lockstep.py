@@ -16,14 +16,14 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.comm.base import Round
 from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
-from gradwire.lab.workloads import catalogue
-from gradwire.lab.workloads.base import Workload
 from gradwire.memory import UNSENT, Gradients
 from gradwire.recipes import recipe
 from gradwire.step.context import ExchangeContext
 from gradwire.step.flat_buffers import FlatBuffer, specs_of
 from gradwire.step.layout import by_size
 from gradwire.tools.diagnose import Diagnosis, GradientWatch, diagnose
+from gradwire_lab.workloads import catalogue
+from gradwire_lab.workloads.base import Workload
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,6 @@ from gradwire.codec.sparse import sparse
 from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.contrib.truncate import upper_bits
 from gradwire.kernels.compiler import imported, prepare
-from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.lab.workloads.profile import backward_of
 from gradwire.planning import shapes
 from gradwire.planning.boundaries import Boundaries, even_groups, layer_wise
 from gradwire.planning.collectives import Transfer, time_of
@@ -49,6 +47,8 @@ from gradwire.planning.merge import GroupCost, optimal_boundaries, search_bounda
 from gradwire.planning.merge_worker import moved_boundaries, worker_boundaries
 from gradwire.recipes.mergecomp import dearer
 from gradwire.step.context import ExchangeContext
+from gradwire_lab.bench.statistics import mixed, paired
+from gradwire_lab.workloads.profile import backward_of
 
 CODECS: dict[str, Callable[[], Codec]] = {
     "truncate": lambda: upper_bits(16),

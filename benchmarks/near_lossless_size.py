@@ -39,7 +39,7 @@ from torch import Tensor
 
 from gradwire.codec.gcomp import CodeTable, Key, frame, histogram, unframe
 from gradwire.codec.gcomp.rounding import Dropped
-from gradwire.lab.workloads import catalogue
+from gradwire_lab.workloads import catalogue
 
 KEY = Key(step=0, unit=0, hop=0)
 TABLE_BITS = 8 * 128

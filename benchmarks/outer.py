@@ -45,8 +45,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.lab import emulate
-from gradwire.lab.workloads.catalogue import workload
+from gradwire_lab import emulate
+from gradwire_lab.workloads.catalogue import workload
 
 PLAIN = "diloco"
 EACH_STEP = {"each step int4": "int4", "each step topk": "topk(ratio=0.01)"}

@@ -37,7 +37,6 @@ import torch
 from tests.papers.covap_tables import TABLE_I
 from tests.papers.flexcomm_tables import MEGABYTES, RATIOS, TABLE_VI, WORLD
 
-from gradwire.lab.workloads.profile import backward_of
 from gradwire.planning import shapes
 from gradwire.planning.boundaries import Boundaries, even_groups
 from gradwire.planning.collectives import fastest, total_time
@@ -49,6 +48,7 @@ from gradwire.planning.rates import RateRule
 from gradwire.planning.ratio import ALL_GATHER, RING, TREE, ways
 from gradwire.recipes.flexible import rounds_of
 from gradwire.recipes.units import fused_cutter
+from gradwire_lab.workloads.profile import backward_of
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = ROOT / "benchmarks" / "claims"

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from gradwire.lab import emulate
+from gradwire_lab import emulate
 
 WORKERS, STEPS = 2, 45
 LONGEST_S = 300.0

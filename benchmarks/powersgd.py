@@ -40,9 +40,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.lab.bench.runner import machine
-from gradwire.lab.bench.statistics import mixed, paired
-from gradwire.lab.workloads.catalogue import workload
+from gradwire_lab.bench.runner import machine
+from gradwire_lab.bench.statistics import mixed, paired
+from gradwire_lab.workloads.catalogue import workload
 
 GOAL, DENSE_STEPS, ONE_BUCKET_MB = 1.6, 2, 1000
 NOTHING, TORCH, BATCHED, OURS, ACP = "no hook", "torch", "torch, batched", "powersgd", "acpsgd"

@@ -35,9 +35,9 @@ from gradwire.codec.base import Codec
 from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.kernels.compiler import imported, prepare
 from gradwire.kernels.noise import random_words
-from gradwire.lab.bench.runner import machine
-from gradwire.lab.bench.statistics import mixed, paired
 from gradwire.step.context import ExchangeContext
+from gradwire_lab.bench.runner import machine
+from gradwire_lab.bench.statistics import mixed, paired
 
 GOAL, STRETCH, BUCKET = 5.0, 10.0, 512
 AT = ExchangeContext(step=0, unit=0, rank=0, world=1)

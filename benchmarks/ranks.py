@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from gradwire.lab import emulate
-from gradwire.lab.bench.statistics import mixed
+from gradwire_lab import emulate
+from gradwire_lab.bench.statistics import mixed
 
 
 def told_by_ranks(workers: int, rate: str, delay: str = "0", nodes: int | None = None) -> Any:

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.lab import emulate
-from gradwire.lab.bench.statistics import mixed, paired
+from gradwire_lab import emulate
+from gradwire_lab.bench.statistics import mixed, paired
 
 RECIPES = ("topk(ratio=0.01)", "int8(collective='all_gather')", "dense")
 WITHOUT = "without"

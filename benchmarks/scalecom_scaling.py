@@ -29,10 +29,10 @@ import torch
 from lockstep import Outcome, Ranks, Setting, spread, train
 from same_loss import gap
 
-from gradwire.lab.workloads import catalogue
 from gradwire.measure.uses import layer_rates
 from gradwire.step.context import ExchangeContext
 from gradwire.tools.diagnose import selector_of
+from gradwire_lab.workloads import catalogue
 
 SCALES = (1, 8)
 BETAS = (1.0, 0.3, 0.1)

@@ -35,8 +35,8 @@ from gradwire.kernels.compensation import compensate
 from gradwire.kernels.compiler import imported, prepare
 from gradwire.kernels.layouts import Blocks
 from gradwire.kernels.signs import pack_signs
-from gradwire.lab.bench.runner import machine
-from gradwire.lab.bench.statistics import mixed, paired
+from gradwire_lab.bench.runner import machine
+from gradwire_lab.bench.statistics import mixed, paired
 
 GOAL, STRETCH, BLOCK = 8.0, 15.0, 2**16
 Coded = tuple[NDArray[np.floating], NDArray[np.uint8]]  # scales and packed bits

@@ -40,13 +40,13 @@ from typing import Any
 
 from benchmarks.time_to_quality import entry_of, final_loss, mean_of, read, seconds_to
 
-from gradwire.lab import emulate
-from gradwire.lab.bench.measurement import Setting as Running
-from gradwire.lab.bench.process_set import prepare_workers
-from gradwire.lab.bench.runner import machine
-from gradwire.lab.bench.settings import BOUND, TrainingTask
-from gradwire.lab.bench.statistics import mixed, paired, slowest
 from gradwire.planning.choice import LATE
+from gradwire_lab import emulate
+from gradwire_lab.bench.measurement import Setting as Running
+from gradwire_lab.bench.process_set import prepare_workers
+from gradwire_lab.bench.runner import machine
+from gradwire_lab.bench.settings import BOUND, TrainingTask
+from gradwire_lab.bench.statistics import mixed, paired, slowest
 
 WITHIN = ("fp16", "int8", "int4(collective='all_gather')")
 """Raced beside `auto`. They leave up to about 0.12 steps' worth of gradient late; the limit is 0.15.

@@ -22,9 +22,10 @@ from typing import Any
 from benchmarks.sweep import SETTINGS, Setting
 
 from gradwire._api.report import Report, choices_text
-from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
-from gradwire.lab.demo.curves import WINDOW
-from gradwire.lab.demo.findings import (
+from gradwire.planning.choice import ChoiceRow
+from gradwire_lab.bench.units import bytes_text, ratio_text, seconds_text
+from gradwire_lab.demo.curves import WINDOW
+from gradwire_lab.demo.findings import (
     Choosing,
     Runs,
     band,
@@ -38,10 +39,9 @@ from gradwire.lab.demo.findings import (
     row_of,
     to_loss_text,
 )
-from gradwire.lab.demo.plans import TARGET_CCR
-from gradwire.lab.report.charts import WIDE
-from gradwire.lab.report.page import TIMES_LEGEND, file_of, loss_over_time, step_timeline
-from gradwire.planning.choice import ChoiceRow
+from gradwire_lab.demo.plans import TARGET_CCR
+from gradwire_lab.report.charts import WIDE
+from gradwire_lab.report.page import TIMES_LEGEND, file_of, loss_over_time, step_timeline
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "benchmarks" / "results" / "demo.json"

@@ -23,11 +23,11 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from gradwire.lab import emulate
-from gradwire.lab.bench.measurement import Setting
-from gradwire.lab.bench.process_set import prepare_workers
-from gradwire.lab.bench.settings import BenchEntry, TrainingTask, parse_entry
-from gradwire.lab.bench.statistics import StepSample, mixed, slowest
+from gradwire_lab import emulate
+from gradwire_lab.bench.measurement import Setting
+from gradwire_lab.bench.process_set import prepare_workers
+from gradwire_lab.bench.settings import BenchEntry, TrainingTask, parse_entry
+from gradwire_lab.bench.statistics import StepSample, mixed, slowest
 
 SLICE = 20
 """Steps after which another entry has its turn."""

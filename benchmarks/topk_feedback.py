@@ -27,8 +27,8 @@ from gradwire.kernels.compensation import compensate
 from gradwire.kernels.compiler import imported, prepare
 from gradwire.kernels.places import take
 from gradwire.kernels.topk import topk_indices
-from gradwire.lab.bench.runner import machine
-from gradwire.lab.bench.statistics import mixed, paired
+from gradwire_lab.bench.runner import machine
+from gradwire_lab.bench.statistics import mixed, paired
 
 HEADLINE, GOAL = "Gaussian", 12.0
 Chosen = tuple[Tensor, Tensor]  # indices and values

@@ -14,8 +14,8 @@ import threading
 import time
 from pathlib import Path
 
-from gradwire.lab import emulate
-from gradwire.lab.emulate.topology import address
+from gradwire_lab import emulate
+from gradwire_lab.emulate.topology import address
 from tests.faults.scenes_members import trained
 from tests.support.lighthouse import Lighthouse
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.lab.emulate import EmulatedLink, delayed_group
-from gradwire.lab.emulate.link import WIRE_VARIABLE, WireFile
+from gradwire_lab.emulate import EmulatedLink, delayed_group
+from gradwire_lab.emulate.link import WIRE_VARIABLE, WireFile
 
 UNLUCKY = 1
 NUMEL = 30_000

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from gradwire.lab import emulate
+from gradwire_lab import emulate
 from tests.support.command import COMMAND, eventually, gradwire, namespaces, processes
 
 pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.rest]

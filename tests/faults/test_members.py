@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.lab import emulate
+from gradwire_lab import emulate
 from tests.faults.scenes_members import ALONE, EVERY, trained
 from tests.support.lighthouse import Lighthouse
 from tests.support.notes import notes_in

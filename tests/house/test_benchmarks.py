@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.support.source import ROOT
+from tests.support.source import PACKAGES, ROOT
 
 SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
 
@@ -20,7 +20,7 @@ def test_what_benchmarks_import_of_ours_exists() -> None:
     missing = []
     for script in SCRIPTS:
         for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gradwire":
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
                 module = import_module(str(node.module))
                 missing += [
                     f"{script.name}: {node.module}.{each.name}"

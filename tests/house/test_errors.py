@@ -14,7 +14,7 @@ from tests.support.looped import looped
 from tests.support.source import MODULES, ROOT, Module
 
 OURS = {"GradwireError", "GradwireWarning", "PeerFailed", "RanksDisagree", "TransportError", "WireError"}
-WITHIN = ("gradwire.lab", "gradwire.comm.threads")
+WITHIN = ("gradwire_lab", "gradwire.comm.threads")
 """A laboratory, and ranks that are threads of one process: no training meets their errors."""
 FIRST_WORDS = 3
 """Of a row that has as many; with them no two rows of a class that mean different things begin alike."""

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from tests.support.source import MODULES, ROOT, SRC
+from tests.support.source import MODULES, PACKAGES, ROOT, SRC
 
 PAGES = (*sorted((ROOT / "docs" / "engineering").glob("*.md")), ROOT / "docs" / "glossary.md")
 ABSENT = {
@@ -35,7 +35,8 @@ ABSENT = {
     "unsent_r": "notation",
 }
 """Names that the code does not have, and why they are quoted."""
-_FOLDERS = {path.name for top in (ROOT, SRC / "gradwire") for path in top.iterdir() if path.is_dir()}
+_TOPS = (ROOT, *(SRC / package for package in PACKAGES))
+_FOLDERS = {path.name for top in _TOPS for path in top.iterdir() if path.is_dir()}
 
 
 def test_pages_for_engineers_name_what_there_is() -> None:
@@ -48,7 +49,7 @@ def test_docstrings_name_what_there_is() -> None:
     quoted = {
         module.name: "\n".join(docstring.findall(module.path.read_text("utf-8")))
         for module in MODULES
-        if not module.name.startswith("gradwire.lab.")
+        if not module.name.startswith("gradwire_lab.")
     }
     assert [f"{module}: {name}" for module, text in quoted.items() for name in unknown(text)] == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import subprocess
@@ -9,12 +10,13 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gradwire
 from gradwire.version import __version__, described
-from tests.support.source import ROOT, SRC
+from tests.support.source import PACKAGES, ROOT, SRC
 
 
 def test_there_is_one_version() -> None:
@@ -67,9 +69,9 @@ def test_reports_are_in_the_site_and_links_to_and_from_them_stay_in_it(
 
 
 def package_files() -> set[str]:
-    """Everything in the package that git knows or would take."""
+    """Everything in the packages that git knows or would take."""
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src/gradwire"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -82,28 +84,50 @@ def test_nothing_that_the_package_needs_is_ignored() -> None:
     # The build leaves out what git ignores: vendored data must not match a pattern by chance.
     present = {
         str(path.relative_to(SRC))
-        for path in (SRC / "gradwire").rglob("*")
+        for path in SRC.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert present == package_files()
 
 
-@pytest.mark.rest
-def test_wheel_holds_types_and_data(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built of this tree."""
     pytest.importorskip("hatchling", reason="the wheel is built by hatchling, which is not installed here")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+    folder = tmp_path_factory.mktemp("wheel")
+    run("-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def run(*words: str, **options: Any) -> str:
+    """What this interpreter prints."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.rest
+def test_wheel_holds_types_and_data(wheel: Path) -> None:
     assert wheel.name.startswith(f"gradwire-{__version__}-")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert "gradwire/py.typed" in names
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert package_files() <= names
     # The vendored data have licences of their own: their texts come along, and the expression names them.
     metadata = zipfile.ZipFile(wheel).read(f"gradwire-{__version__}.dist-info/METADATA").decode()
     assert "\nLicense-Expression: Apache-2.0 AND MIT AND CC-BY-2.5\n" in metadata
     licences = {name.partition("/licenses/")[2] for name in names if "/licenses/" in name}
-    assert licences == {"LICENSE", "src/gradwire/lab/data/vendored/ATTRIBUTION.md"}
+    assert licences == {"LICENSE", "src/gradwire_lab/data/vendored/ATTRIBUTION.md"}
+
+
+@pytest.mark.rest
+def test_commands_of_the_laboratory_run_where_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
+    run("-m", "pip", "install", "--no-deps", "--no-index", "--target", str(tmp_path), str(wheel))
+    there: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(tmp_path)}}
+    found = run("-c", "import gradwire_lab; print(gradwire_lab.__file__)", **there)
+    assert found.strip() == str(tmp_path / "gradwire_lab" / "__init__.py")
+    assert "usage: gradwire demo" in run("-m", "gradwire", "demo", "-h", **there).lower()
 
 
 def test_the_citation_has_the_version_and_the_five_papers() -> None:

@@ -7,13 +7,13 @@ from statistics import mean
 
 import pytest
 
-from gradwire.lab.workloads.profile import backward_of, timing
 from gradwire.planning import shapes
 from gradwire.planning.boundaries import phased_boundaries
 from gradwire.planning.collectives import Transfer
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.interval import bucketed, interval_for, paper_boundaries, shards
 from gradwire.planning.step_time import Sent, UnitWork, step_time
+from gradwire_lab.workloads.profile import backward_of, timing
 from tests.papers.covap_tables import GPT2_CCR, GPT2_INTERVAL, TABLE_I, TABLE_III, TABLE_V, TABLE_VII, Row
 from tests.support.planning_problems import (
     balanced_boundaries,

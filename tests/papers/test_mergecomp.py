@@ -8,11 +8,11 @@ from statistics import mean
 
 import pytest
 
-from gradwire.lab.workloads.profile import backward_of
 from gradwire.planning import shapes
 from gradwire.planning.boundaries import Boundaries, even_groups, layer_wise
 from gradwire.planning.costs import NOTHING, Line
 from gradwire.planning.merge import GroupCost, optimal_boundaries, search_boundaries
+from gradwire_lab.workloads.profile import backward_of
 from tests.support.planning_problems import all_groupings, backward, cost, step_seconds
 
 INSTANCES = 300

@@ -18,9 +18,9 @@ from torch import Tensor
 
 import gradwire
 from gradwire.comm import Comm, run_ranks
-from gradwire.lab.workloads.spec import IMAGES, TEXTS
 from gradwire.recipes import entries, recipe
 from gradwire.recipes.catalogue import MODULES
+from gradwire_lab.workloads.spec import IMAGES, TEXTS
 from tests.support.looped import looped
 from tests.support.pages import blocks_of
 from tests.support.recipes import kind_of_text

@@ -27,8 +27,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.lab import emulate
-from gradwire.lab.emulate import kernel, relay, topology
+from gradwire_lab import emulate
+from gradwire_lab.emulate import kernel, relay, topology
 from tests.support.models import batch, digest, optimizer_of, perceptron
 
 

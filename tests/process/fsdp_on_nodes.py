@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import gradwire
-from gradwire.lab import emulate
+from gradwire_lab import emulate
 
 WIDTH, LAYERS, WORLD, NODES, STEPS = 512, 2, 4, 2, 3
 NUMEL = LAYERS * WIDTH * WIDTH

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from gradwire.lab import emulate
+from gradwire_lab import emulate
 
 MEGABYTE = 1_000_000
 SLOW, FAST = emulate.EmulatedLink(100e6), emulate.EmulatedLink(400e6)

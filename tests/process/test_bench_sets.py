@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gradwire.lab.bench.measurement import Setting
-from gradwire.lab.bench.process_set import ProcessSet, SettingFailed
-from gradwire.lab.bench.runner import run
-from gradwire.lab.bench.settings import NetworkSetting as LinkSettings
-from gradwire.lab.bench.settings import Schedule, Settings, TrainingTask, parse_entry
-from gradwire.lab.emulate import Counters
+from gradwire_lab.bench.measurement import Setting
+from gradwire_lab.bench.process_set import ProcessSet, SettingFailed
+from gradwire_lab.bench.runner import run
+from gradwire_lab.bench.settings import NetworkSetting as LinkSettings
+from gradwire_lab.bench.settings import Schedule, Settings, TrainingTask, parse_entry
+from gradwire_lab.emulate import Counters
 
 pytestmark = [pytest.mark.process, pytest.mark.rest]
 

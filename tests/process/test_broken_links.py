@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.lab.emulate.sandbox import why_not
+from gradwire_lab.emulate.sandbox import why_not
 from tests.support.source import ROOT
 
 needed = next((why for why in map(why_not, ("root", "user")) if why is None), "namespaces")

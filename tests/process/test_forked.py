@@ -16,14 +16,14 @@ from typing import IO
 
 import pytest
 
-from gradwire.lab.emulate.fork import Forked, fork
+from gradwire_lab.emulate.fork import Forked, fork
 
 pytestmark = [pytest.mark.process, pytest.mark.rest]
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = """
 import os, sys, time
-from gradwire.lab.emulate.fork import fork
+from gradwire_lab.emulate.fork import fork
 if __name__ == "__main__":
     fork("tests.process.scenes_forked:linger", [1], variables=os.environ, cores=set(), netns=None, output=2)
     time.sleep(60)

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 import gradwire
-from gradwire.lab import emulate
+from gradwire_lab import emulate
 from tests.process.fsdp_on_nodes import LAYERS, NODES, NUMEL, WIDTH, WORLD
 
 pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.rest]

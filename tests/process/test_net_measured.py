@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.lab import emulate
+from gradwire_lab import emulate
 
 pytestmark = [pytest.mark.network, pytest.mark.process, pytest.mark.rest, pytest.mark.timeout(300)]
 SCENE = Path(__file__).with_name("net_scene.py")

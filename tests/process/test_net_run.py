@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from gradwire.lab import emulate
-from gradwire.lab.cli.net import net
+from gradwire_lab import emulate
+from gradwire_lab.cli.net import net
 from tests.support.command import gradwire
 from tests.support.tiers import rest
 

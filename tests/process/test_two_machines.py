@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.lab import emulate
-from gradwire.lab.emulate.kernel import find
+from gradwire_lab import emulate
+from gradwire_lab.emulate.kernel import find
 from tests.support.source import ROOT
 
 pytestmark = [

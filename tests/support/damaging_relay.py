@@ -1,6 +1,6 @@
 """The relay of emulated networks, as a line that fails: it flips bits, resets connections, or goes silent.
 
-Runs in the place of `gradwire.lab.emulate.relay`, whose path is in RELAY; DAMAGE says what happens, as JSON:
+Runs in the place of `gradwire_lab.emulate.relay`, whose path is in RELAY; DAMAGE says what happens, as JSON:
 `what` is "flip" (in one of `every` large packets, at random), "reset" (the first large packet), "silence"
 (from there on no large packet is delivered), or "half-open" (from there on no packet from the first node of
 `way` to the second, acknowledgements too), all after `after` large packets. Each act is a line of the file

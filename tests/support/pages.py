@@ -41,7 +41,7 @@ _NOT_RUN = {
     "gradwire.integrations.lightning": "needs Lightning; examples/with_fabric.py, examples/with_lightning.py",
     "gradwire.integrations.safetensors": "needs safetensors; tests/unit/integrations/test_safetensors.py",
     "gradwire.integrations.transformers": "needs transformers; examples/with_trainer.py has these lines",
-    "gradwire.lab.emulate.network": "needs namespaces; tests/process/net_scene.py has more",
+    "gradwire_lab.emulate.network": "needs namespaces; tests/process/net_scene.py has more",
 }
 """Modules whose literal blocks no test runs, and why."""
 _OF_ROUNDS = ("gradwire._api.outer", "gradwire._api.rounds")

@@ -14,7 +14,7 @@ SRC = ROOT / "src"
 
 @dataclass(frozen=True)
 class Module:
-    """One file of the package."""
+    """One file of the packages."""
 
     path: Path
 
@@ -33,7 +33,8 @@ class Module:
         return self.name
 
 
-MODULES = tuple(Module(path) for path in sorted((SRC / "gradwire").rglob("*.py")))
+PACKAGES = ("gradwire", "gradwire_lab")
+MODULES = tuple(Module(path) for package in PACKAGES for path in sorted((SRC / package).rglob("*.py")))
 _NAMES = {module.name for module in MODULES}
 
 
@@ -49,7 +50,7 @@ def imports(module: Module) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                ours = inner.split(".")[0] == "gradwire"
+                ours = inner.split(".")[0] in PACKAGES
                 yield node.lineno, inner if not ours or inner in _NAMES else str(node.module)
 
 

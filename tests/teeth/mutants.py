@@ -19,8 +19,8 @@ from pathlib import PurePosixPath
 
 from tests.support.source import MODULES, ROOT
 
-LEFT_OUT = ("lab", "cli", "tools")
-"""Folders of the package in which no fault is drawn."""
+LEFT_OUT = ("gradwire_lab", "cli", "tools")
+"""Rooms in which no fault is drawn."""
 COMPILED = "kernels/cpu"
 """Faults in this folder compile kernels anew."""
 
@@ -86,13 +86,13 @@ class Fault:
 
     @property
     def room(self) -> str:
-        """The folder inside the package: `step`, `kernels/cpu`; "." for the package's own files."""
+        """Its folder: `step`, `kernels/cpu`; "." for gradwire's own files."""
         return room(self.path)
 
 
 def room(path: str) -> str:
-    """The folder of a file of the package, given from the root of the tree."""
-    return PurePosixPath(path).parent.relative_to("src/gradwire").as_posix()
+    """The folder of a source file: from gradwire on, and in the laboratory with that package's name."""
+    return PurePosixPath(path.removeprefix("src/").removeprefix("gradwire/")).parent.as_posix()
 
 
 def drawn(seed: str, compiled: int, paths: Iterable[str] = ()) -> Iterator[Fault]:

@@ -10,14 +10,14 @@ from typer.core import TyperGroup
 from gradwire.version import described
 
 COMMANDS = {
-    "net": "gradwire.lab.cli.net",
+    "net": "gradwire_lab.cli.net",
     "recipes": "gradwire.cli.recipes",
     "advise": "gradwire.cli.advise",
     "plan": "gradwire.cli.planner",
     "simulate": "gradwire.cli.simulator",
-    "bench": "gradwire.lab.cli.bench",
-    "demo": "gradwire.lab.cli.demo",
-    "report": "gradwire.lab.cli.report",
+    "bench": "gradwire_lab.cli.bench",
+    "demo": "gradwire_lab.cli.demo",
+    "report": "gradwire_lab.cli.report",
     "probe": "gradwire.cli.probe",
     "warmup": "gradwire.cli.warmup",
     "lighthouse": "gradwire.cli.lighthouse",
@@ -25,7 +25,7 @@ COMMANDS = {
     "doctor": "gradwire.cli.doctor",
 }
 """The module of each command, in the order of the help text. The function or `Typer` of that name is
-the command. Outside of the laboratory, only this table names modules of it, as text."""
+the command. Of gradwire, only this table names modules of `gradwire_lab`, as text."""
 
 
 class _OnDemand(Mapping[str, Any]):

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from gradwire.cli import doctor as command
 from gradwire.cli import start as entry
 from gradwire.cli.main import COMMANDS, app
-from gradwire.lab.cli.choices import Mode
-from gradwire.lab.emulate import MODES
-from gradwire.lab.emulate.network import RunOutcome
 from gradwire.version import described
+from gradwire_lab.cli.choices import Mode
+from gradwire_lab.emulate import MODES
+from gradwire_lab.emulate.network import RunOutcome
 
 
 def test_help_names_every_command_and_no_other_is_known() -> None:
@@ -30,7 +30,7 @@ def test_help_names_every_command_and_no_other_is_known() -> None:
 
 
 def test_what_runs_others_starts_without_torch() -> None:
-    modules = "gradwire.cli.main, gradwire.lab.cli.net, gradwire.lab.cli.bench, gradwire.lab.cli.demo"
+    modules = "gradwire.cli.main, gradwire_lab.cli.net, gradwire_lab.cli.bench, gradwire_lab.cli.demo"
     code = f"import {modules}, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -240,7 +240,7 @@ def test_a_run_on_a_network_ends_with_the_code_of_the_rank_that_failed_first(
 ) -> None:
     """Rank 0 may have ended well, and the last one is ended because of the failure."""
     codes = (0, 0, 0) if failed_rank is None else (0, 3, 143)
-    monkeypatch.setattr("gradwire.lab.cli.net.run_on_all", lambda *_: RunOutcome(codes, failed_rank, 1.0))
+    monkeypatch.setattr("gradwire_lab.cli.net.run_on_all", lambda *_: RunOutcome(codes, failed_rank, 1.0))
     words = ["net", "run", "--mode", "backend", "--workers", "3", "--", "true"]
     assert CliRunner().invoke(app, words).exit_code == code
 
@@ -249,7 +249,7 @@ def test_a_command_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
     def start(*_: object) -> None:
         subprocess.run(["nosuchcommand"], check=True)
 
-    monkeypatch.setattr("gradwire.lab.cli.net.run_on_all", start)
+    monkeypatch.setattr("gradwire_lab.cli.net.run_on_all", start)
     done = CliRunner().invoke(app, ["net", "run", "--mode", "backend", "--", "nosuchcommand"])
     assert done.exit_code == 127
     assert "command not found: nosuchcommand" in done.output

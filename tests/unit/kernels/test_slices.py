@@ -22,7 +22,7 @@ from gradwire.kernels.compensation import compensate, compensate_momentum
 from gradwire.kernels.cpu import blocks as cpu_blocks
 from gradwire.kernels.layouts import BlockKind, ScaledBlocks, ShardedBlocks
 from gradwire.kernels.sketches import count_sketch, count_sketch_estimates
-from gradwire.lab.emulate import ranks as launched
+from gradwire_lab.emulate import ranks as launched
 from tests.support.inputs import KINDS
 from tests.support.looped import looped
 

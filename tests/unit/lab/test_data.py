@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.lab.data import images, load_images, load_text
-from gradwire.lab.data import text as texts
-from gradwire.lab.data.cifar import unpickle
-from gradwire.lab.data.images import VENDORED, read_idx
+from gradwire_lab.data import images, load_images, load_text
+from gradwire_lab.data import text as texts
+from gradwire_lab.data.cifar import unpickle
+from gradwire_lab.data.images import VENDORED, read_idx
 
 
 def write_idx(path, values):

@@ -7,17 +7,17 @@ import re
 import pytest
 from rich.console import Console
 
-from gradwire.lab.bench.measurement import Setting
-from gradwire.lab.bench.process_set import Answers, SettingFailed
-from gradwire.lab.bench.statistics import StepSample
-from gradwire.lab.demo import director, findings
-from gradwire.lab.demo.director import Director
-from gradwire.lab.demo.findings import Both
-from gradwire.lab.demo.plans import DemoPlan, rate_for_ccr, text_plan
-from gradwire.lab.demo.race import Course
-from gradwire.lab.demo.terminal import exit_code, live_progress, show
-from gradwire.lab.emulate import Counters
-from gradwire.lab.report.page import render
+from gradwire_lab.bench.measurement import Setting
+from gradwire_lab.bench.process_set import Answers, SettingFailed
+from gradwire_lab.bench.statistics import StepSample
+from gradwire_lab.demo import director, findings
+from gradwire_lab.demo.director import Director
+from gradwire_lab.demo.findings import Both
+from gradwire_lab.demo.plans import DemoPlan, rate_for_ccr, text_plan
+from gradwire_lab.demo.race import Course
+from gradwire_lab.demo.terminal import exit_code, live_progress, show
+from gradwire_lab.emulate import Counters
+from gradwire_lab.report.page import render
 
 
 def course(name, seed, accuracy, length=100, *, loss=1.0, step_s=0.1, shaped=None, settled_after=0):

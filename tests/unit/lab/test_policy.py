@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from gradwire.lab.bench.runner import check
-from gradwire.lab.bench.settings import NetworkSetting, Schedule, Settings, TrainingTask
-from gradwire.lab.bench.table import title
-from gradwire.lab.bench.trainer import policy_of
 from gradwire.recipes import recipe
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
+from gradwire_lab.bench.runner import check
+from gradwire_lab.bench.settings import NetworkSetting, Schedule, Settings, TrainingTask
+from gradwire_lab.bench.table import title
+from gradwire_lab.bench.trainer import policy_of
 
 SPECS = tuple(
     ParameterSpec(name, shape, torch.float32, torch.Size(shape).numel())

@@ -11,11 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from gradwire.cli.main import app
-from gradwire.lab.bench.units import bytes_text, ratio_text, seconds_text
-from gradwire.lab.demo.curves import on_slow_link, smooth
-from gradwire.lab.demo.race import Course
-from gradwire.lab.report import svg
-from gradwire.lab.report.charts import (
+from gradwire.recipes.base import Composition
+from gradwire_lab.bench.units import bytes_text, ratio_text, seconds_text
+from gradwire_lab.demo.curves import on_slow_link, smooth
+from gradwire_lab.demo.race import Course
+from gradwire_lab.report import svg
+from gradwire_lab.report.charts import (
     WIDE,
     WIDTH,
     BarPart,
@@ -26,8 +27,7 @@ from gradwire.lab.report.charts import (
     stacked,
     thin,
 )
-from gradwire.lab.report.page import TIMES_LEGEND, file_of, loss_over_time, render
-from gradwire.recipes.base import Composition
+from gradwire_lab.report.page import TIMES_LEGEND, file_of, loss_over_time, render
 
 
 def row(kind, step_s, **fields):

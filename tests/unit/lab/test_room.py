@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwire.lab.bench.runner import Room, TooLarge
+from gradwire_lab.bench.runner import Room, TooLarge
 
 
 def _room(settings: int, readings: list[int | None]) -> Room:

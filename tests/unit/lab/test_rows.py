@@ -2,12 +2,12 @@
 
 import pytest
 
-from gradwire.lab.bench.measurement import Measured
-from gradwire.lab.bench.process_set import SettingFailed
-from gradwire.lab.bench.rows import rows
-from gradwire.lab.bench.settings import BOUND, BOUND_AGAIN, parse_entry
-from gradwire.lab.bench.statistics import StepSample
-from gradwire.lab.bench.table import exit_code, failures
+from gradwire_lab.bench.measurement import Measured
+from gradwire_lab.bench.process_set import SettingFailed
+from gradwire_lab.bench.rows import rows
+from gradwire_lab.bench.settings import BOUND, BOUND_AGAIN, parse_entry
+from gradwire_lab.bench.statistics import StepSample
+from gradwire_lab.bench.table import exit_code, failures
 
 
 def measured(entry, step_s, rounds=3, **fields):

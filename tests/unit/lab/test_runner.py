@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradwire.lab.bench.runner import MOST_WARMUP, measure
-from gradwire.lab.bench.settings import Schedule
+from gradwire_lab.bench.runner import MOST_WARMUP, measure
+from gradwire_lab.bench.settings import Schedule
 
 
 class Stand:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gradwire.lab.bench.peers import check_peer, wire_bytes
-from gradwire.lab.bench.runner import check
-from gradwire.lab.bench.settings import NetworkSetting as LinkSettings
-from gradwire.lab.bench.settings import Schedule, Settings, TrainingTask, parse_entries, parse_entry
+from gradwire_lab.bench.peers import check_peer, wire_bytes
+from gradwire_lab.bench.runner import check
+from gradwire_lab.bench.settings import NetworkSetting as LinkSettings
+from gradwire_lab.bench.settings import Schedule, Settings, TrainingTask, parse_entries, parse_entry
 
 
 def test_names_are_kept_as_typed():

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from gradwire.lab.bench.settings import parse_entry
-from gradwire.lab.bench.sharded import blocks, precision
+from gradwire_lab.bench.settings import parse_entry
+from gradwire_lab.bench.sharded import blocks, precision
 
 
 def layers() -> nn.Sequential:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwire.lab.bench.statistics import StepSample, median_over_steps, mixed, paired, slowest, spread
+from gradwire_lab.bench.statistics import StepSample, median_over_steps, mixed, paired, slowest, spread
 
 
 def sample(step_s, hook_s=None):

@@ -7,11 +7,11 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from gradwire.lab.bench.measurement import Measured
-from gradwire.lab.bench.rows import rows
-from gradwire.lab.bench.settings import BOUND, BOUND_AGAIN, parse_entry
-from gradwire.lab.bench.statistics import StepSample
-from gradwire.lab.bench.table import tables
+from gradwire_lab.bench.measurement import Measured
+from gradwire_lab.bench.rows import rows
+from gradwire_lab.bench.settings import BOUND, BOUND_AGAIN, parse_entry
+from gradwire_lab.bench.statistics import StepSample
+from gradwire_lab.bench.table import tables
 
 LONG = "powersgd_hook(bucket_cap_mb=100)"
 SETTINGS = {"workload": "convnet", "workers": 2, "rate": "200mbit", "delay": "0", "mode": "root"}

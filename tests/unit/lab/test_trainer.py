@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.lab.bench.trainer import GradientClock, Trainer
+from gradwire_lab.bench.trainer import GradientClock, Trainer
 
 
 def _trainer(*, with_clock: bool) -> Trainer:
@@ -39,7 +39,7 @@ def test_the_parts_of_a_step_add_up_to_it(
     trainer = _trainer(with_clock=with_clock)
     seconds = map(float, count())
     clock = SimpleNamespace(perf_counter=lambda: next(seconds), process_time=lambda: 0.0)
-    monkeypatch.setattr("gradwire.lab.bench.trainer.time", clock)
+    monkeypatch.setattr("gradwire_lab.bench.trainer.time", clock)
     for _ in range(2):
         step = trainer.step()
         assert (step.data_s, step.forward_s, step.optimizer_s) == (1.0, 1.0, 1.0)

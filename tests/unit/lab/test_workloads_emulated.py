@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.lab.bench.settings import TrainingTask
-from gradwire.lab.bench.trainer import policy_for
-from gradwire.lab.workloads.catalogue import workload
-from gradwire.lab.workloads.emulated import EmulatedWorkload
-from gradwire.lab.workloads.profile import shrunk, timing
 from gradwire.planning.shapes import PROFILES, load, models
 from gradwire.recipes import recipe
 from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
+from gradwire_lab.bench.settings import TrainingTask
+from gradwire_lab.bench.trainer import policy_for
+from gradwire_lab.workloads.catalogue import workload
+from gradwire_lab.workloads.emulated import EmulatedWorkload
+from gradwire_lab.workloads.profile import shrunk, timing
 from tests.support.looped import looped
 
 PUBLISHED = {

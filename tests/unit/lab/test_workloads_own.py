@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.cli.cluster_options import model_of
-from gradwire.lab.workloads.catalogue import workload
+from gradwire_lab.workloads.catalogue import workload
 from tests.support.pages import blocks
 
 HERE = "tests.unit.lab.test_workloads_own"

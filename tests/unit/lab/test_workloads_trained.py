@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gradwire.lab.workloads.catalogue import workload
-from gradwire.lab.workloads.images import ImageWorkload
-from gradwire.lab.workloads.spec import names
-from gradwire.lab.workloads.text import TextWorkload
+from gradwire_lab.workloads.catalogue import workload
+from gradwire_lab.workloads.images import ImageWorkload
+from gradwire_lab.workloads.spec import names
+from gradwire_lab.workloads.text import TextWorkload
 
 SIZES = {"resnet18": 11_172_810, "resnet_demo": 174970, "convnet": 87_690, "chargpt": 2_405_632}
 

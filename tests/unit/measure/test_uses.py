@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.codec.select.rates import rated_top_k
-from gradwire.lab.workloads.models import resnet_demo
 from gradwire.measure.uses import FirstForward, layer_rates, multiply_adds
 from gradwire.recipes import recipe
 from gradwire.step.context import ExchangeContext, Part
+from gradwire_lab.workloads.models import resnet_demo
 
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, float]]] = [
     (lambda: nn.Linear(3, 5), (4, 3), {"weight": 4}),

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from gradwire.control.forecast import forecast_by
-from gradwire.lab.workloads import catalogue
 from gradwire.planning.choice import ASSUMED_OFF, LATE, LEAD
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, StepObservation, Watched
@@ -21,6 +20,7 @@ from gradwire.recipes.parse import steady
 from gradwire.recipes.trial import DECIDED, FEWEST, SKIPPED
 from gradwire.step.flat_buffers import ParameterSpec, specs_of
 from gradwire.step.layout import build
+from gradwire_lab.workloads import catalogue
 
 CODEC = CodecCost(Line(1e-4, 3e-9), Line(1e-4, 1e-9))
 """Of one core: 3 ns an element to encode, and 1 ns to decode."""

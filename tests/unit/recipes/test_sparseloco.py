@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire.comm.threads import ThreadComm, run_ranks
-from gradwire.lab.workloads.catalogue import workload
+from gradwire_lab.workloads.catalogue import workload
 from tests.support.rig import Rig
 
 Vector = NDArray[np.float32]

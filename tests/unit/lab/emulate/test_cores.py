@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gradwire.lab.emulate.ranks import on_cores_of, share, sharing
+from gradwire_lab.emulate.ranks import on_cores_of, share, sharing
 
 ASK = "import os; print(*sorted(os.sched_getaffinity(0)))"
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.lab.emulate import EmulatedLink
-from gradwire.lab.emulate.delayed_group import Cable, DelayedGroup
-from gradwire.lab.emulate.link import WireFile
+from gradwire_lab.emulate import EmulatedLink
+from gradwire_lab.emulate.delayed_group import Cable, DelayedGroup
+from gradwire_lab.emulate.link import WireFile
 
 
 @pytest.fixture

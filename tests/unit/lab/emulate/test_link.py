@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwire.lab.emulate import Counters, EmulatedLink, parse_delay, parse_rate
+from gradwire_lab.emulate import Counters, EmulatedLink, parse_delay, parse_rate
 
 
 @pytest.mark.parametrize(

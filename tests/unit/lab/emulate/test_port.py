@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from gradwire.lab.emulate import free_port
+from gradwire_lab.emulate import free_port
 
 
 def test_a_free_port_is_one_to_listen_on_and_below_those_that_connections_get(

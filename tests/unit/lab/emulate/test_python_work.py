@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 
 from gradwire.errors import TransportError
-from gradwire.lab.emulate.python_work import Carried
+from gradwire_lab.emulate.python_work import Carried
 
 TELLS_ERRORS = pytest.mark.skipif(
     torch.__version__.startswith("2.11."),

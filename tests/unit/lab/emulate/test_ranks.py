@@ -2,10 +2,10 @@
 
 import pytest
 
-from gradwire.lab.emulate import EmulatedLink, EmulatedNetwork, counters, ranks, sandbox, why_not
-from gradwire.lab.emulate.network import shell_code
-from gradwire.lab.emulate.ranks import backend
-from gradwire.lab.emulate.topology import MTU_BYTES, burst_bytes, pieces_bytes
+from gradwire_lab.emulate import EmulatedLink, EmulatedNetwork, counters, ranks, sandbox, why_not
+from gradwire_lab.emulate.network import shell_code
+from gradwire_lab.emulate.ranks import backend
+from gradwire_lab.emulate.topology import MTU_BYTES, burst_bytes, pieces_bytes
 
 
 def test_every_rank_looks_like_a_node_of_its_own():

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.lab.emulate import sandbox
-from gradwire.lab.emulate.sandbox import minds
+from gradwire_lab.emulate import sandbox
+from gradwire_lab.emulate.sandbox import minds
 
 
 @pytest.fixture

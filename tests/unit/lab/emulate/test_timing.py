@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from gradwire.lab.emulate import EmulatedLink
-from gradwire.lab.emulate.delayed_group import BOTH, Cable
-from gradwire.lab.emulate.link import WireFile
-from gradwire.lab.emulate.relay import DelayLine
+from gradwire_lab.emulate import EmulatedLink
+from gradwire_lab.emulate.delayed_group import BOTH, Cable
+from gradwire_lab.emulate.link import WireFile
+from gradwire_lab.emulate.relay import DelayLine
 
 
 @pytest.fixture

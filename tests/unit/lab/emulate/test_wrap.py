@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from gradwire.lab.emulate.ranks import through_shim
-from gradwire.lab.emulate.shim import resolve
+from gradwire_lab.emulate.ranks import through_shim
+from gradwire_lab.emulate.shim import resolve
 
-SHIM = ["-m", "gradwire.lab.emulate.shim"]
+SHIM = ["-m", "gradwire_lab.emulate.shim"]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Side-by-side runs: settings, processes, measurements, tables. What trains is in `lab/workloads`."""

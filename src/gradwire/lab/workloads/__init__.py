@@ -1,6 +1,0 @@
-"""Workloads of a bench run: real models on real data, emulated ones of published sizes, and the user's own.
-
->>> from gradwire.lab.workloads.catalogue import workload
->>> workload("resnet18").batch_size
-16
-"""
