@@ -223,7 +223,7 @@ class Play:
     """A drawn schedule over members of `names`, each of which takes `rounds` rounds.
 
     `faults` strike where they are drawn. One more, if there is an `aim`, strikes a request of a kind, after
-    `skip` of that kind.
+    `skip` of that kind. `flips` bits of shared parameters flip while members train.
     """
 
     def __init__(
@@ -236,6 +236,7 @@ class Play:
         often: float = 0.02,
         aim: tuple[str, str] | None = None,
         skip: int = 0,
+        flips: int = 0,
     ) -> None:
         self.draw, self.store, self.rules = random.Random(seed), Memory(), rules
         self.lock = threading.RLock()
@@ -250,6 +251,8 @@ class Play:
         self.ends: dict[str, str] = {}
         self.struck: Counter[tuple[str, str]] = Counter()
         self.told: Counter[str] = Counter()
+        self.flipped: list[str] = []
+        self._flips = flips
         self._names, self._rounds, self._faults, self._often = names, rounds, faults, often
         self._aim, self._skip = aim, skip
         self._saves: dict[str, Save] = {}
@@ -285,6 +288,10 @@ class Play:
         if self.late and self.draw.random() < 0.05:
             self.late.pop(self.draw.randrange(len(self.late)))()
         process = self.draw.choice(awake)
+        if self._flips and process.what == "pause" and process.seat is not None and self.draw.random() < 0.1:
+            self._flips -= 1
+            self.flipped.append(process.id)
+            self.replicas[process.id].shared.add(f"flip {self._flips}")
         fault = self._fault(process)
         if fault is not None:
             if fault == "restart":

@@ -213,6 +213,26 @@ class StoreWire(MovingWire):
         """
         self._stored.seat.loss = float(loss.detach() if isinstance(loss, Tensor) else loss)
 
+    def detach(self) -> None:
+        """Land what is under way, and leave the others.
+
+        With `delay`, the seal of a last round is waited for as long as others are, `patience_s`. Without one
+        this replica leaves nevertheless, which `events` says; the others may still count its offer.
+
+        What was learned since the last round stays with this replica. So call it after a round: then the
+        parameters are those that all members share.
+
+        Example::
+
+            wire.detach()
+            torch.save(model.state_dict(), "model.pt")
+        """
+        try:
+            self._stored.land_last()
+        finally:
+            self._local.retire()
+            self._stored.close()
+
     def no_sync(self) -> AbstractContextManager[None]:
         """A context that changes nothing: backward passes send nothing."""
         return nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from functools import cache
 from itertools import product
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from gradwire.errors import GradwireError, TransportError
+from gradwire.members.bucket.member import Metered
 from gradwire.members.bucket.objects import Bucket, StoreError, created
-from gradwire.members.bucket.records import SPEC, Seal, check_name, seal_key
+from gradwire.members.bucket.records import SPEC, Beat, Seal, check_name, seal_key
 from gradwire.members.bucket.rounds import (
     Rules,
     Seat,
@@ -258,6 +260,76 @@ def test_pruning_leaves_what_a_living_member_reads() -> None:
     assert "offers/00000000/a-000000" not in store.list("offers")
 
 
+def test_states_that_no_snapshot_names_are_deleted_with_those_of_their_time() -> None:
+    store, a, told = Memory(), learner("a"), Told()
+    store.put("theta/00000000-of-one-that-died-before-its-spec", b"[]")
+    seat = entered(store, "a", a, told=told)
+    store.put("theta/00000002-of-one-that-died-before-its-pointer", b"[]")
+    store.put("theta/.DS_Store", b"")
+    for round_ in range(4):
+        a.held = {str(round_)}
+        take_round(seat, a)
+        seat.beat()
+        write_snapshot(seat, seat.round, a.give())
+    assert sorted(key[:14] for key in store.list("theta")) == [
+        "theta/.DS_Stor",
+        "theta/00000003",
+        "theta/00000004",
+    ]
+    again = learner("b")
+    entered(store, "b", again)
+    assert again.shared == set("0123")
+
+
+def test_a_heartbeat_that_is_slow_is_not_written_over_a_newer_one() -> None:
+    """One thread has begun to write a heartbeat when another one writes what it reads, or that it leaves."""
+    for newer, reads in ((Seat.beat, 3), (Seat.leave, -1)):
+        store, begun, written = Memory(), threading.Event(), threading.Event()
+        seat = Seat(store, "a", 0, RULES, joined=0)
+        put = store.put
+
+        def slow(key: str, data: bytes, put: Any = put, begun: Any = begun, written: Any = written) -> None:
+            if not begun.is_set():
+                begun.set()
+                written.wait(0.5)  # what comes after it, if it comes before this one has ended
+            put(key, data)
+            written.set()
+
+        store.put = slow  # type: ignore[method-assign]
+        thread = threading.Thread(target=seat.beat)
+        thread.start()
+        assert begun.wait(60.0)
+        seat.reads = reads
+        newer(seat)
+        thread.join()
+        seat.beat() if newer is Seat.leave else None  # it has left
+        last = Beat.of(store.get("members/a-000000") or b"")
+        assert (last.reads, last.joined) == ((3, 0) if newer is Seat.beat else (-1, -1))
+
+
+def test_requests_of_several_threads_are_all_counted() -> None:
+    class Nothing(Memory):
+        def put(self, key: str, data: bytes) -> None:
+            pass
+
+    metered, each, before_s = Metered(Nothing()), 20_000, sys.getswitchinterval()
+
+    def write() -> None:
+        for _ in range(each):
+            metered.put("members/a-000000", b"12")
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before_s)
+    assert (metered.requests["put"], metered.sent_bytes) == (4 * each, 8 * each)
+
+
 def test_one_that_was_healed_reads_no_snapshot_any_more_and_all_is_pruned_again() -> None:
     store, a, b = Memory(), learner("a"), learner("b")
     seat, other = entered(store, "a", a), entered(store, "b", b)
@@ -307,14 +379,68 @@ def test_a_wait_without_enough_members_ends_with_what_is_missing() -> None:
         settle(seat, a.digest())
 
 
-def test_a_wait_for_equal_parameters_ends_with_how_many_have_others() -> None:
-    store, a, b = Memory(), learner("a", "one"), learner("b", "two")
-    seat, other = (entered(store, each.process.id, each, Rules(wait_s=50.0)) for each in (a, b))
-    b.shared = {"a flipped bit"}
-    assert send(seat, a)
-    assert send(other, b)
-    with pytest.raises(TransportError, match="1 of them are against other shared parameters than those here"):
-        settle(seat, a.digest())
+def test_where_parameters_differ_and_none_are_those_of_most_all_begin_anew_from_the_snapshot() -> None:
+    store, told = Memory(), Told()
+    replicas = {name: learner(name) for name in "ab"}
+    rules = Rules(at_least=2, wait_s=50.0)
+    seats = {name: entered(store, name, each, rules, told=told) for name, each in replicas.items()}
+    replicas["a"].held, replicas["b"].held = {"of a"}, {"of b"}
+
+    def take() -> Seal:
+        """A round of both. What each lands comes to it before the next one."""
+        assert [send(seats[name], each) for name, each in replicas.items()] == [True, True]
+        for name, each in replicas.items():
+            seal, offers = settle(seats[name], each.digest())
+            land(seats[name], each, seal, offers)
+        return seal
+
+    assert take().names == ("a", "b")
+    replicas["b"].shared.add("a flipped bit")
+    replicas["a"].held, replicas["b"].held = {"lost of a"}, {"lost of b"}
+    assert take().names == ()
+    assert [each for each in told if each.startswith("healed")] == [
+        f"healed {name}: the members' shared parameters differ, and none are those of most: it takes the "
+        "snapshot of round 0"
+        for name in "ab"
+    ]
+    replicas["a"].held, replicas["b"].held = {"one"}, {"two"}
+    assert take().names == ("a", "b")
+    assert replicas["a"].shared == replicas["b"].shared == {"of a", "of b", "one", "two"}
+    assert not any(each.startswith("dropped") for each in told)
+    late = learner("c")
+    assert entered(store, "c", late, rules).round == 3
+    assert late.shared == replicas["a"].shared
+
+
+def test_where_parameters_come_out_otherwise_each_time_all_raise_in_words() -> None:
+    store = Memory()
+    replicas = {name: learner(name, f"of {name}") for name in "ab"}
+    rules = Rules(at_least=2, wait_s=50.0)
+    seats = {name: entered(store, name, each, rules) for name, each in replicas.items()}
+    for each in replicas.values():
+        each.digest = lambda name=each.process.id: name  # type: ignore[method-assign]
+    for round_ in range(3):
+        for name, each in replicas.items():
+            each.held = {f"{round_} of {name}"}
+        assert [send(seats[name], each) for name, each in replicas.items()] == [True, True]
+        for name, each in replicas.items():
+            if round_ < 2:
+                land(seats[name], each, *settle(seats[name], each.digest()))
+                catch_up(seats[name], each)
+            else:
+                with pytest.raises(
+                    GradwireError, match="before round 2 the shared parameters come out otherwise"
+                ):
+                    settle(seats[name], each.digest())
+
+
+@looped("seed", range(24))
+def test_a_bit_that_flips_ends_no_run(seed: int) -> None:
+    rules = Rules(2, patience_s=15.0, wait_s=3000.0, beat_s=2.0, snapshot_every=2)
+    play = Play(seed, "abc"[: 2 + seed % 2], rounds=6, faults=0, rules=rules, flips=1)
+    play.run()
+    assert play.flipped
+    assert set(play.ends.values()) == {"done"}
 
 
 def test_one_that_trains_alone_asks_once_and_sends_the_same_offer_later() -> None:

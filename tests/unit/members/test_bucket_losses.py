@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,43 @@ def test_a_model_that_goes_takes_its_heartbeats_along(tmp_path: Path) -> None:
     gc.collect()
     assert model() is None
     for each in mine:
+        each.join(60.0)
+        assert not each.is_alive()
+
+
+def test_a_site_leaves_while_its_snapshot_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put, begun, may_end = Bucket.put, threading.Event(), threading.Event()
+
+    def slow(store: Bucket, key: str, data: bytes) -> None:
+        if key.startswith("theta/00000001"):
+            begun.set()
+            may_end.wait(120.0)
+        put(store, key, data)
+
+    monkeypatch.setattr(Bucket, "put", slow)
+    of = held()
+    members = gradwire.members.store(str(tmp_path / "run"), "site-a", at_least=1, snapshot_every=1)
+    wire = gradwire.outer(*of, "topk(ratio=0.2)", every=2, members=members)
+    take(*of, 2)
+    assert begun.wait(60.0)
+    leaves = threading.Thread(target=wire.detach, daemon=True)
+    leaves.start()
+    leaves.join(60.0)
+    assert not leaves.is_alive()
+    may_end.set()
+
+
+def test_a_site_leaves_a_last_round_for_which_others_are_missing(tmp_path: Path) -> None:
+    before, of = beating(), held()
+    members = gradwire.members.store(str(tmp_path), "site-a", at_least=2, patience_s=0.2, wait_s=10.0)
+    wire = gradwire.outer(*of, "topk(ratio=0.2)", every=4, delay=2, members=members)
+    take(*of, 4)
+    wire.detach()
+    assert [(each.what, each.why) for each in wire.events] == [
+        ("alone", "no seal yet: local steps go on meanwhile")
+    ]
+    take(*of, 4)
+    for each in beating() - before:
         each.join(60.0)
         assert not each.is_alive()
 

@@ -17,8 +17,9 @@ from gradwire.errors import GradwireError, TransportError
 from gradwire.measure.clock import now_s
 from gradwire.members.base import Event
 from gradwire.members.bucket.objects import Objects, StoreError
-from gradwire.members.bucket.records import Beat, Offer, Seal, member_key, random_text
+from gradwire.members.bucket.records import Offer, Seal
 from gradwire.members.bucket.rounds import (
+    LONGEST_LOOK_S,
     Rules,
     Seat,
     enter,
@@ -37,46 +38,52 @@ _LOG = logging.getLogger("gradwire")
 
 SLICE_S = 0.5
 """The thread that trains waits in pieces of this length, so that signals are handled."""
+FAREWELL_S = 10.0
+"""The last heartbeat is waited for so long."""
 FORMAT = "store 1"
 """Format of saved states."""
 
 
 class Metered:
-    """`Objects` that counts requests and bytes."""
+    """`Objects` that counts requests and bytes, of all threads of a member."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self.sent_bytes = self.received_bytes = 0
         self.requests: dict[str, int] = dict.fromkeys(("put", "get", "list", "delete"), 0)
         self.pause, self.now_s = objects.pause, objects.now_s
+        self._counts = threading.Lock()
+
+    def _count(self, request: str, number: int = 1, sent_bytes: int = 0, received_bytes: int = 0) -> None:
+        with self._counts:
+            self.requests[request] += number
+            self.sent_bytes += sent_bytes
+            self.received_bytes += received_bytes
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Objects.create`."""
-        self.requests["put"] += 1
-        self.sent_bytes += len(data)
+        self._count("put", sent_bytes=len(data))
         return self._objects.create(key, data)
 
     def put(self, key: str, data: bytes) -> None:
         """See `Objects.put`."""
-        self.requests["put"] += 1
-        self.sent_bytes += len(data)
+        self._count("put", sent_bytes=len(data))
         self._objects.put(key, data)
 
     def get(self, key: str) -> bytes | None:
         """See `Objects.get`."""
-        self.requests["get"] += 1
         found = self._objects.get(key)
-        self.received_bytes += len(found or b"")
+        self._count("get", received_bytes=len(found or b""))
         return found
 
     def list(self, prefix: str) -> dict[str, float]:
         """See `Objects.list`."""
-        self.requests["list"] += 1
+        self._count("list")
         return self._objects.list(prefix)
 
     def delete(self, keys: Sequence[str]) -> None:
         """See `Objects.delete`."""
-        self.requests["delete"] += len(keys)
+        self._count("delete", len(keys))
         self._objects.delete(keys)
 
 
@@ -294,19 +301,28 @@ class StoredMembership:
         except StoreError as error:
             self._told.tell("failed", (self._source.name,), f"no snapshot: {error}")
 
+    def land_last(self) -> None:
+        """Land the round that is under way, before this replica leaves. It waits no longer than for the
+        others' offers: a round that needs more members is left to them.
+        """
+        patience_s = self._rules.patience_s + LONGEST_LOOK_S
+        self._alone_s = patience_s if self._alone_s is None else min(self._alone_s, patience_s)
+        self.seat.trains_alone = True
+        self._source.land_now()
+
     def close(self) -> None:
-        """Leave the others. Idempotent; the model may be gone."""
+        """Leave the others. Idempotent; the model may be gone.
+
+        It waits for no snapshot: one that is not finished when the process ends is none, and the one before
+        it counts.
+        """
         if self._stops.is_set():
             return
         self._stops.set()
-        if self._snapshot is not None:
-            self._snapshot.exception()
-        if self._seat is not None:  # nobody waits for it any more
-            left = Beat(random_text(), self._seat.round)
-            key = member_key(self._seat.name, self._seat.number)
+        if self._seat is not None:
             try:
-                self.store.put(key, left.as_bytes())
-            except StoreError as error:
+                begin(self._seat.leave).result(FAREWELL_S)
+            except (StoreError, NotYet, RuntimeError) as error:  # no thread begins while the interpreter ends
                 _LOG.info("%s: others hear of its end by its heartbeats: %s", self._seat.name, error)
 
     # -- saves

@@ -1,11 +1,11 @@
 """The objects of a run: their keys, and what is in them.
 
     spec                                what all members agree on, and the key of the first θ₀
-    theta/<random>                      a shared state: θ₀, outer optimizer, buffers
+    theta/<round>-<random>              a shared state: θ₀, outer optimizer, buffers
     snapshots/<round>                   small: which of them is the state before that round
     members/<name>-<number>             heartbeat of a process, written again and again
     offers/<round>/<name>-<number>      what a member has learned
-    seals/<round>                       small, never deleted: which offers count
+    seals/<round>                       small, never deleted: which offers count; none, if parameters differ
 
 All but heartbeats are created once and never change. Rounds are numbered from 0, and the round of a state is
 the number of rounds that have landed in it.
@@ -25,9 +25,10 @@ from gradwire.errors import WireError
 
 FORMAT = 1
 """Version of the objects' format, which the spec names."""
-SPEC, MEMBERS, SNAPSHOTS, SEALS = "spec", "members", "snapshots", "seals"
+SPEC, THETAS, SNAPSHOTS, MEMBERS, OFFERS, SEALS = "spec", "theta", "snapshots", "members", "offers", "seals"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*")
 """Names that are keys on all stores, and from which the number after them can be told."""
+_OF_A_ROUND = re.compile(r"[a-z]+/(\d{8})\b.*")
 _NUMBERED = re.compile(r"(.+)-(\d{6})")
 
 T = TypeVar("T", bound="_Record")
@@ -199,7 +200,7 @@ def snapshot_key(round_: int) -> str:
 
 
 def offers_of(round_: int) -> str:
-    return f"offers/{round_:08d}"
+    return f"{OFFERS}/{round_:08d}"
 
 
 def round_of(key: str) -> int:
@@ -207,8 +208,18 @@ def round_of(key: str) -> int:
     return int(key.split("/")[1])
 
 
-def new_theta() -> str:
-    return f"theta/{random_text()}"
+def is_before(key: str, round_: int) -> bool:
+    """Whether `key` is of a round before `round_`; False for keys that are no matter of the run.
+
+    >>> is_before("theta/00000006-8c7d", 7), is_before("theta/.DS_Store", 7)
+    (True, False)
+    """
+    found = _OF_A_ROUND.fullmatch(key)
+    return found is not None and int(found[1]) < round_
+
+
+def new_theta(round_: int) -> str:
+    return f"{THETAS}/{round_:08d}-{random_text()}"
 
 
 def random_text() -> str:

@@ -12,10 +12,15 @@ learned is in at most one offer that is named:
 
 The order of a seal is the order in which all add up, so that members with equal parameters before have
 equal ones after. Clocks of machines play no part: the store's times of heartbeats tell who lives.
+
+Members count together if they offer against equal parameters. Where no parameters are those of more than
+half, and of as many as a round needs, the round is sealed without any offer: all take the newest snapshot,
+and land from there what was sealed after it. So the bucket decides whose parameters are right.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +30,10 @@ from gradwire.errors import GradwireError, TransportError, WireError
 from gradwire.members.bucket.objects import Objects, StoreError, created
 from gradwire.members.bucket.records import (
     MEMBERS,
+    OFFERS,
     SNAPSHOTS,
     SPEC,
+    THETAS,
     Beat,
     Counted,
     Offer,
@@ -34,6 +41,7 @@ from gradwire.members.bucket.records import (
     Snapshot,
     Spec,
     digest_of,
+    is_before,
     member_key,
     new_theta,
     offers_of,
@@ -55,6 +63,8 @@ LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
 """First and longest pause between two looks for a seal."""
 SHOWN = 80
 """Characters that are shown of a setting that differs."""
+MOST_IN_VAIN = 2
+"""Rounds in a row after which parameters that still differ are no flipped bits."""
 ATTEMPTS = 20
 """Attempts to take a snapshot while others prune; far more than it takes."""
 
@@ -143,6 +153,8 @@ class Seat:
     """First round to which Δ was offered without being sealed; below 0 for none."""
     strayed: int = -1
     """Round before which the shared parameters were last found to differ from the others'."""
+    in_vain: int = 0
+    """Last rounds in a row that were sealed without any offer."""
     lost: int = 0
     """Times that Δ was dropped."""
     names: tuple[str, ...] = ()
@@ -155,6 +167,9 @@ class Seat:
     landed: Callable[[tuple[str, ...]], None] = lambda _before: None
     """Called when a round has landed here, with the members of the one before."""
     spec: Spec = field(default_factory=lambda: Spec("", {}, ""))
+    has_left: bool = False
+    _writes: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a heartbeat is written, so that a slow one is not written over a newer one."""
 
     @property
     def who(self) -> str:
@@ -162,9 +177,19 @@ class Seat:
         return who(self.name, self.number)
 
     def beat(self) -> None:
-        """Write a heartbeat. Raises `StoreError`."""
-        told = Beat(random_text(), self.round, self.joined, self.reads, self.passes, self.step, self.loss)
-        self.objects.put(member_key(self.name, self.number), told.as_bytes())
+        """Write a heartbeat, unless this process has left. Raises `StoreError`."""
+        with self._writes:
+            if not self.has_left:
+                told = Beat(
+                    random_text(), self.round, self.joined, self.reads, self.passes, self.step, self.loss
+                )
+                self.objects.put(member_key(self.name, self.number), told.as_bytes())
+
+    def leave(self) -> None:
+        """Write the last heartbeat: nobody waits for this process any more. Raises `StoreError`."""
+        self.has_left = True
+        with self._writes:
+            self.objects.put(member_key(self.name, self.number), Beat(random_text(), self.round).as_bytes())
 
 
 # -- to enter a run
@@ -240,7 +265,7 @@ def _begun(objects: Objects, terms: Mapping[str, str], replica: Replica) -> tupl
     The parameters are there before the spec that names them: one that dies here leaves nothing half made.
     Returns the spec, and whether it is this one's.
     """
-    theta = new_theta()
+    theta = new_theta(0)
     objects.put(theta, replica.give())
     mine = Spec(random_text(), dict(terms), theta)
     is_mine = created(objects, SPEC, mine.as_bytes())
@@ -313,7 +338,7 @@ def take_newest(seat: Seat, replica: Replica) -> None:
         if found.digest and digest_of(data) != found.digest:
             raise GradwireError(f"the snapshot {found.theta} of round {found.round} is damaged")
         replica.take(data)
-        seat.round, seat.offered, seat.waits_since = found.round, "", -1
+        seat.round, seat.offered, seat.waits_since, seat.in_vain = found.round, "", -1, 0
         return
     raise GradwireError("no snapshot of the run can be read: its objects were deleted by something else")
 
@@ -356,13 +381,12 @@ def land(seat: Seat, replica: Replica, seal: Seal, offers: Sequence[Offer] | Non
                 "of the run. Begin a new one at another URL, from a save"
             )
         return
+    if not offers:
+        _land_nothing(seat, replica, seal)
+        return
     if seal.theta != replica.digest():
-        if seat.strayed == seal.round:
-            raise GradwireError(
-                f"before round {seal.round} the shared parameters come out otherwise here than at the "
-                "others, also from their snapshot: use the same "
-                "versions of torch and numba, and the same kind of CPU"
-            )
+        if seat.strayed >= seal.round:
+            raise _strays(seal.round)
         _heal(seat, replica, "its shared parameters differ from those of the others")
         seat.strayed = seal.round
         return
@@ -372,6 +396,7 @@ def land(seat: Seat, replica: Replica, seal: Seal, offers: Sequence[Offer] | Non
     was_offered, seat.offered = seat.offered != "", ""
     before, seat.names = seat.names, seal.names
     seat.round += 1
+    seat.in_vain = 0
     if mine:
         seat.waits_since = -1
     else:
@@ -379,11 +404,32 @@ def land(seat: Seat, replica: Replica, seal: Seal, offers: Sequence[Offer] | Non
     seat.landed(before)
 
 
+def _land_nothing(seat: Seat, replica: Replica, seal: Seal) -> None:
+    """Land a round that was sealed because parameters differ: this replica begins anew from the snapshot.
+
+    It comes by this seal once more on its way from the snapshot.
+    """
+    if seat.strayed < seal.round:
+        _heal(seat, replica, "the members' shared parameters differ, and none are those of most")
+        seat.strayed = seal.round
+        return
+    seat.round += 1
+    seat.in_vain += 1
+
+
+def _strays(round_: int) -> GradwireError:
+    return GradwireError(
+        f"before round {round_} the shared parameters come out otherwise here than at the others, also from "
+        "their snapshot: use the same versions of torch and numba, and the same kind of CPU"
+    )
+
+
 def _keep_or_drop(seat: Seat, replica: Replica, seal: Seal, *, was_offered: bool) -> None:
     """Keep Δ for a later round, after one that has landed without it, or drop it."""
     if was_offered and seat.waits_since < 0:
         seat.waits_since = seal.round
-    if seat.name in seal.names:
+    mine = f"{offers_of(seal.round)}/{seat.who}"  # lands again on the way from a snapshot: Δ is newer
+    if seat.name in seal.names and all(each.key != mine for each in seal.offers):
         why = "another process of this name has offered: what this one has may be in it"
     elif seat.waits_since >= 0 and seat.round > seat.waits_since + seat.rules.late_rounds:
         why = f"it came too late for {seat.rules.late_rounds + 1} rounds"
@@ -493,15 +539,13 @@ def settle(
                 for key in offered.values():
                     if key not in known and (found := _checked(seat, key, fits)) is not None:
                         known[key] = found
-                seal_ = _seal(seat, theta, {key: known[key] for key in offered.values() if key in known})
+                seal_ = _seal(seat, theta, [known[key] for key in offered.values() if key in known])
                 if seal_ is not None:
                     created(objects, seal_key(seat.round), seal_.as_bytes())
                     continue  # and read whose it is
             problem = f"{len(offered)} of at least {rules.at_least} offers are there" + (
                 f", and {', '.join(sorted(awaited))} is awaited" if awaited else ""
             )
-            if others := sum(found[0].theta != theta for found in known.values()):
-                problem += f"; {others} of them are against other shared parameters than those here"
         except StoreError as error:
             problem = str(error)
         if not seat.trains_alone and objects.now_s() - began_s > rules.wait_s:
@@ -569,15 +613,22 @@ def _checked(seat: Seat, key: str, fits: Callable[[Offer], bool]) -> tuple[Offer
     return offer, Counted(key, digest_of(data), offer.weight)
 
 
-def _seal(seat: Seat, theta: str, known: Mapping[str, tuple[Offer, Counted]]) -> Seal | None:
-    """A seal over the offers against the parameters that most members have; `None` if these are too few, or
-    this one has others."""
-    counts = Counter(offer.theta for offer, _counted in known.values())
-    most = max(counts, key=lambda each: (counts[each], each), default="")
-    counted = [each for offer, each in known.values() if offer.theta == most]
-    if most != theta or len(counted) < seat.rules.at_least:
+def _seal(seat: Seat, theta: str, found: Sequence[tuple[Offer, Counted]]) -> Seal | None:
+    """A seal over the offers against the parameters that most members have. One without offers, if no
+    parameters are those of most, or of enough members. `None` if the offers are too few, or this member has
+    others than most.
+
+    Raises `GradwireError` if parameters differ again after `MOST_IN_VAIN` such rounds in a row.
+    """
+    if len(found) < seat.rules.at_least:
         return None
-    return Seal(seat.round, theta, seat.who, random_text(), tuple(counted))
+    most, count = Counter(offer.theta for offer, _counted in found).most_common(1)[0]
+    if count >= seat.rules.at_least and 2 * count > len(found):
+        counted = tuple(each for offer, each in found if offer.theta == most)
+        return Seal(seat.round, theta, seat.who, random_text(), counted) if most == theta else None
+    if seat.in_vain >= MOST_IN_VAIN:
+        raise _strays(seat.round)
+    return Seal(seat.round, "", seat.who, random_text(), ())
 
 
 # -- snapshots
@@ -593,7 +644,7 @@ def snapshot_is_due(seat: Seat, seal: Seal) -> bool:
 
 def write_snapshot(seat: Seat, round_: int, data: bytes) -> None:
     """Write a snapshot of `round_`, and delete what nobody needs any more. Raises `StoreError`."""
-    theta = new_theta()
+    theta = new_theta(round_)
     seat.objects.put(theta, data)
     pointer = Snapshot(round_, theta, digest_of(data))
     if not created(seat.objects, snapshot_key(round_), pointer.as_bytes()):
@@ -602,7 +653,12 @@ def write_snapshot(seat: Seat, round_: int, data: bytes) -> None:
 
 
 def prune(seat: Seat) -> None:
-    """Delete offers and snapshots before the oldest one of those that are kept, or that somebody reads."""
+    """Delete offers and shared states before the oldest one of those that are kept, or that somebody reads.
+
+    Shared states are deleted by their own keys, so that one goes, too, whose writer died before it named it.
+    One that sleeps there until others have pruned names a state that is gone, and nobody reads it: there are
+    newer ones.
+    """
     objects = seat.objects
     keys = sorted(objects.list(SNAPSHOTS))
     beats = objects.list(MEMBERS)
@@ -616,7 +672,6 @@ def prune(seat: Seat) -> None:
         if now - beats[key] <= seat.rules.dead_s and (beat := _beat(objects, key)) is not None:
             floor = min(floor, beat.reads) if beat.reads >= 0 else floor
     objects.delete([key for key, name, number in processes(beats) if number < youngest[name]])
-    for key in keys:
-        if round_of(key) < floor and (data := objects.get(key)) is not None:
-            objects.delete([key, Snapshot.of(data).theta])
-    objects.delete([key for key in objects.list("offers") if round_of(key) < floor])
+    objects.delete([key for key in keys if round_of(key) < floor])
+    for prefix in (THETAS, OFFERS):
+        objects.delete([key for key in objects.list(prefix) if is_before(key, floor)])
