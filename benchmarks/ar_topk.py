@@ -48,7 +48,7 @@ from gradwire.kernels.compiler import imported, prepare
 from gradwire.kernels.places import put, take
 from gradwire.kernels.topk import topk_indices
 from gradwire.measure.metered import MeteredComm
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from gradwire_lab import emulate
 from gradwire_lab.bench.statistics import mixed, paired
 

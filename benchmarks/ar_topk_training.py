@@ -31,7 +31,7 @@ from torch import Tensor
 from gradwire.comm import Comm
 from gradwire.exchange.base import Decode, Exchange
 from gradwire.kernels.compiler import imported, prepare
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from gradwire_lab import emulate
 from gradwire_lab.bench.settings import TrainingTask, parse_entry
 from gradwire_lab.bench.statistics import mixed, paired

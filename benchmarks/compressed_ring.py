@@ -49,8 +49,9 @@ from gradwire.exchange.ring import RingAllReduce
 from gradwire.kernels.compiler import imported, prepare
 from gradwire.measure.metered import MeteredComm
 from gradwire.metric import numerators, thresholds
-from gradwire.step.context import ExchangeContext, Replicated
-from gradwire.step.flat_buffers import FlatBuffer, specs_of
+from gradwire.step.flat_buffers import FlatBuffer
+from gradwire.unit.context import ExchangeContext, Replicated
+from gradwire.unit.parameters import specs_of
 from gradwire_lab import emulate
 from gradwire_lab.bench.statistics import mixed, paired
 from gradwire_lab.workloads import catalogue

@@ -51,8 +51,9 @@ from gradwire.exchange.gcomp import Gcomp
 from gradwire.kernels.terms import mantissa_levels
 from gradwire.memory import UNSENT, Gradients
 from gradwire.metric import numerators, thresholds
-from gradwire.step.context import ExchangeContext, Part, Replicated
-from gradwire.step.flat_buffers import FlatBuffer, Unit, specs_of
+from gradwire.step.flat_buffers import FlatBuffer
+from gradwire.unit.context import ExchangeContext, Part, Replicated
+from gradwire.unit.parameters import Unit, specs_of
 from gradwire_lab.report import svg
 from gradwire_lab.report.charts import Series, line_chart
 from gradwire_lab.workloads import catalogue

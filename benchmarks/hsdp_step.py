@@ -28,7 +28,7 @@ from torch import nn
 from gradwire.control.forecast import ClusterForecasts
 from gradwire.planning.cluster import Cluster
 from gradwire.planning.costs import BackwardTiming, Link
-from gradwire.step.flat_buffers import ParameterSpec
+from gradwire.unit.parameters import ParameterSpec
 from gradwire_lab import emulate
 from gradwire_lab.bench.statistics import paired
 

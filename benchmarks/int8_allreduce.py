@@ -34,7 +34,7 @@ from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.kernels.compiler import imported, prepare
 from gradwire.kernels.layouts import LARGEST, BlockKind
 from gradwire.measure.metered import MeteredComm
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from gradwire_lab import emulate
 from gradwire_lab.bench.statistics import mixed, paired
 

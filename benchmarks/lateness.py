@@ -27,7 +27,7 @@ from gradwire.exchange.dense import dense
 from gradwire.memory import UNSENT, Residual
 from gradwire.planning.boundaries import phased_boundaries
 from gradwire.recipes import Composition, register
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from gradwire_lab.data import load_images, load_text
 from gradwire_lab.workloads.base import Parameters, Workload
 from gradwire_lab.workloads.images import ImageWorkload, TrainingRecipe

@@ -18,10 +18,11 @@ from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget
 from gradwire.memory import UNSENT, Gradients
 from gradwire.recipes import recipe
-from gradwire.step.context import ExchangeContext
-from gradwire.step.flat_buffers import FlatBuffer, specs_of
+from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.layout import by_size
 from gradwire.tools.diagnose import Diagnosis, GradientWatch, diagnose
+from gradwire.unit.context import ExchangeContext
+from gradwire.unit.parameters import specs_of
 from gradwire_lab.workloads import catalogue
 from gradwire_lab.workloads.base import Workload
 

@@ -46,7 +46,7 @@ from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Netwo
 from gradwire.planning.merge import GroupCost, optimal_boundaries, search_boundaries, seconds_of
 from gradwire.planning.merge_worker import moved_boundaries, worker_boundaries
 from gradwire.recipes.mergecomp import dearer
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from gradwire_lab.bench.statistics import mixed, paired
 from gradwire_lab.workloads.profile import backward_of
 

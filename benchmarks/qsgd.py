@@ -35,7 +35,7 @@ from gradwire.codec.base import Codec
 from gradwire.contrib.stochastic_levels import qsgd_codec
 from gradwire.kernels.compiler import imported, prepare
 from gradwire.kernels.noise import random_words
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from gradwire_lab.bench.runner import machine
 from gradwire_lab.bench.statistics import mixed, paired
 

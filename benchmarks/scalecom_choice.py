@@ -33,8 +33,8 @@ from same_loss import WORKLOADS, gap
 from torch import Tensor
 
 from gradwire.codec.select.rates import rated_top_k
-from gradwire.step.context import ExchangeContext
 from gradwire.tools.diagnose import Diagnosis
+from gradwire.unit.context import ExchangeContext
 from gradwire_lab.workloads import catalogue
 
 AT = ExchangeContext(step=0, unit=0, rank=0, world=1)

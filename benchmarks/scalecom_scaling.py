@@ -30,8 +30,8 @@ from lockstep import Outcome, Ranks, Setting, spread, train
 from same_loss import gap
 
 from gradwire.measure.uses import layer_rates
-from gradwire.step.context import ExchangeContext
 from gradwire.tools.diagnose import selector_of
+from gradwire.unit.context import ExchangeContext
 from gradwire_lab.workloads import catalogue
 
 SCALES = (1, 8)

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
         WireError,
     )
     from gradwire.recipes import Recipe, recipe
-    from gradwire.step.flat_buffers import ParameterSpec
     from gradwire.step.layout import by_size
+    from gradwire.unit.parameters import ParameterSpec
 else:
     # On first use: torch takes seconds to load, and `gradwire net` needs nothing of it.
     _HOMES = {
         "gradwire._api.plan": ["Plan", "plan"],
         "gradwire._api.attach": ["attach"],
-        "gradwire.step.flat_buffers": ["ParameterSpec"],
+        "gradwire.unit.parameters": ["ParameterSpec"],
         "gradwire.step.layout": ["by_size"],
         "gradwire._api.outer": ["outer"],
         "gradwire._api.report": ["Report"],

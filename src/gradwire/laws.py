@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Laws:
     - `asks_optimizer` (exchange): how much may be lost follows from `ExchangeContext.replicas`; without an
       optimizer, nothing is.
     - `grain` (exchange): boundaries may fall on multiples of this many elements or, if it is
-      `gradwire.exchange.base.WHOLE`, between parameters.
+      `gradwire.unit.parameters.WHOLE`, between parameters.
     - `cycle` (exchange): in as many steps, from a multiple of them on, every unit travels once, and rests
       otherwise.
     - `travels` (exchange): the share of bytes announced `at_most` that travels, as far as it was seen. No

@@ -31,7 +31,7 @@ from torch import Tensor
 from gradwire.errors import GradwireWarning
 from gradwire.kernels.terms import Terms, numerator_exponents
 from gradwire.kernels.terms import numerators as fill_numerators
-from gradwire.step.context import ExchangeContext, Part, Replicated, is_dense
+from gradwire.unit.context import ExchangeContext, Part, Replicated, is_dense
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from gradwire.placement.device import fetch
 from gradwire.sources.buffer_means import BufferMeans
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.ddp.source import DDPBuckets
-from gradwire.step.context import Replicated
 from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.step import Step
 from gradwire.tools.guard import Guard
+from gradwire.unit.context import Replicated
 from tests.device.scenes_placed import Branches, on, watched
 from tests.device.test_staging import Transport
 from tests.support.models import batch, optimizer_of, perceptron

@@ -21,7 +21,7 @@ from gradwire.granularity import ON_DEVICE, ON_HOST, Granularity
 from gradwire.measure.metered import MeteredComm
 from gradwire.placement import Placement, Post, host, stream
 from gradwire.sources.ddp.finer import caps_of
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.device.scenes_placed import on
 from tests.support.rig import ALONE, Rig, gradients
 from tests.support.simulated import Near

@@ -35,8 +35,8 @@ from gradwire.recipes import recipe
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.observe import LossScale
 from gradwire.step.ahead import CodedBuffer
-from gradwire.step.context import ExchangeContext
 from gradwire.step.flat_buffers import FlatBuffer
+from gradwire.unit.context import ExchangeContext
 from tests.support.elsewhere import WHERE, Carrying, Elsewhere, Far, There
 from tests.support.looped import looped
 from tests.support.rig import Rig, flat, gradients, parted

@@ -20,7 +20,7 @@ from gradwire.comm import ThreadComm, run_ranks
 from gradwire.errors import RanksDisagree, TransportError, WireError
 from gradwire.exchange.base import run as exchanged
 from gradwire.exchange.ring import TAIL_BYTES
-from gradwire.step.context import ExchangeContext, Part
+from gradwire.unit.context import ExchangeContext, Part
 from tests.golden.fuzz import mutate, sealed
 from tests.laws.cases import CODECS, EXCHANGES, CodecCase, ExchangeCase
 from tests.support.damage import Damage, DamagingComm

@@ -35,8 +35,8 @@ from gradwire.recipes.auto import comparison_of
 from gradwire.recipes.dense import dense
 from gradwire.recipes.parse import steady
 from gradwire.step.environment import ReducerEnvironment
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout, build
+from gradwire.unit.parameters import ParameterSpec
 
 HERE = Path(__file__).parent / "predictions"
 TARGET = 0.95

@@ -10,7 +10,7 @@ from gradwire.comm import ThreadComm, run_ranks
 from gradwire.contrib.oktopk import ok_topk
 from gradwire.errors import WireError
 from gradwire.exchange.base import run
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.golden.fuzz import runner
 from tests.support.damage import Damage, DamagingComm
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gradwire import recipes
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.laws import test_step as steps
 from tests.process import test_train as training
 from tests.support.recipes import EVERY_RECIPE, TRAINS

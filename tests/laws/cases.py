@@ -49,7 +49,7 @@ from gradwire.laws import Laws
 from gradwire.memory import Residual
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Composition, recipe
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.recipes import BF16, F16, LAWS, composed, kind_of, low_rank_coarse
 from tests.support.whole import Raw, everything
 

@@ -15,7 +15,7 @@ from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.kernels.dispatch import Kernels
 from gradwire.measure.metered import MeteredComm
-from gradwire.step.context import ExchangeContext, Replicated
+from gradwire.unit.context import ExchangeContext, Replicated
 from tests.laws.cases import BF16, EXCHANGES, F16, F32, F64, ExchangeCase
 from tests.laws.pairwise import all_pairs
 from tests.support.bits import global_generators

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.codec.base import Codec
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.laws.cases import AT, BF16, CODECS, F16, F32, F64, CodecCase, ScaledRandomK
 from tests.support.bits import bits, global_generators
 from tests.support.depth import drawn

@@ -12,7 +12,7 @@ from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
 from gradwire.memory import UNSENT
 from gradwire.recipes import recipe
-from gradwire.step.context import Fates
+from gradwire.unit.context import Fates
 from tests.support.depth import FEW
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind

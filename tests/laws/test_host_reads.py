@@ -14,12 +14,13 @@ from torch import Tensor
 from gradwire.codec.sparse import SparseLayout
 from gradwire.comm import Comm, Round, ThreadComm, run_ranks
 from gradwire.errors import WireError
-from gradwire.exchange.base import WHOLE, Decode, parts, run
+from gradwire.exchange.base import Decode, parts, run
 from gradwire.exchange.dense import dense
 from gradwire.kernels.dispatch import Kernels
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext, ExchangeState
 from gradwire.step.step import Step
+from gradwire.unit.context import ExchangeContext, ExchangeState
+from gradwire.unit.parameters import WHOLE
 from tests.laws.cases import EXCHANGES, F32, ExchangeCase
 from tests.laws.rows import Row, perform
 from tests.support.bits import bits

@@ -26,7 +26,7 @@ from gradwire.exchange.leader import leader
 from gradwire.exchange.payloads import gather, reduce
 from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.memory import Memory, Residual
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.laws.cases import EXCHANGES, ExchangeCase, ScaledRandomK
 from tests.support.compensation import Compensation
 from tests.support.depth import drawn

@@ -24,9 +24,9 @@ from gradwire.memory import Residual
 from gradwire.placement import CommitTime
 from gradwire.sources.nodes import level
 from gradwire.sources.nodes.level import Packing
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout
 from gradwire.step.shards import shards_of
+from gradwire.unit.parameters import ParameterSpec
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, FORGETTING, REMEMBERING, kind
 from tests.support.rig import BUCKETS, Outcome, Rig, flat, gradients, specs

@@ -17,7 +17,7 @@ from gradwire.exchange.compose import Scheme, every
 from gradwire.exchange.dense import dense
 from gradwire.exchange.leader import leader_in_turn
 from gradwire.exchange.round_robin import BLOCK
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.laws.cases import EXCHANGES, ExchangeCase
 from tests.support.looped import looped
 from tests.support.rig import Rig, gradients

@@ -26,7 +26,7 @@ from gradwire.contrib.mstopk import ms_top_k
 from gradwire.contrib.randomk import random_k
 from gradwire.contrib.sidco import sidco_top_k
 from gradwire.contrib.threshold import fixed_threshold
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.laws.cases import AT, BF16, F16, F32, F64, SELECTORS, SelectorCase
 from tests.support.bits import bits, global_generators
 from tests.support.depth import drawn

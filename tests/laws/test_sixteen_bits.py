@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.comm import Comm, Round, run_ranks
 from gradwire.comm.base import shortest_sum
 from gradwire.control.controller import TOLD
-from gradwire.step.context import Replicas, Replicated
+from gradwire.unit.context import Replicas, Replicated
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, kind_of_text
 from tests.support.rig import Rig

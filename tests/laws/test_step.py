@@ -20,8 +20,8 @@ from gradwire.memory import MOMENTUM, UNSENT, Residual
 from gradwire.recipes import Composition
 from gradwire.recipes.dense import dense
 from gradwire.recipes.flush import flushing
-from gradwire.step.context import Fates
 from gradwire.step.history import History
+from gradwire.unit.context import Fates
 from tests.laws.pairwise import all_pairs
 from tests.support.bits import global_generators
 from tests.support.depth import FEW, FULL, seed

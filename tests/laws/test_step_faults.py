@@ -22,9 +22,9 @@ from gradwire.placement import CommitTime, device_at
 from gradwire.planning.boundaries import even_boundaries
 from gradwire.recipes import recipe
 from gradwire.sources.observe import LossScale
-from gradwire.step.context import ExchangeContext
 from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.layout import Layout
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
 from tests.support.rig import ONE_BUCKET, Outcome, Rig, gradients

@@ -19,7 +19,7 @@ from gradwire.planning.ratio import ALL_GATHER, HIGHEST, LOWEST, RING, TREE, way
 from gradwire.recipes import recipe
 from gradwire.recipes.flexible import rounds_of
 from gradwire.recipes.units import fused_cutter
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.papers.flexcomm_tables import MEGABYTES, RATIOS, TABLE_II, TABLE_VI, WORLD
 from tests.papers.nsga2 import POPULATION, genetic_ratio
 from tests.support.planning_problems import best_ratio, fine_ratios, typical

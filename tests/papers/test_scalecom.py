@@ -16,7 +16,7 @@ from gradwire.kernels.topk import topk_indices
 from gradwire.memory import LowPass
 from gradwire.planning import shapes
 from gradwire.planning.rates import RateRule
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.compensation import Compensation
 
 REPORTED = {"resnet18": 112, "resnet50": 96, "mobilenet_v2": 155}

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.comm import ProcessGroupComm
 from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import gcomp
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.ring_order import ring_sum
 
 NUMEL = 100_003

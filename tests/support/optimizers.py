@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.step.context import ExchangeContext, Replicated
+from gradwire.unit.context import ExchangeContext, Replicated
 
 N = 400
 Optimizer = torch.optim.Optimizer

@@ -23,10 +23,10 @@ from gradwire.planning.tuning import USUAL
 from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeReducer
 from gradwire.step.environment import ReducerEnvironment
-from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of
 from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.reducer import Reducer
 from gradwire.step.step import Step
+from gradwire.unit.parameters import ParameterSpec, Slot, slots_of
 from tests.support.where import WHERE
 
 SHAPES: dict[str, tuple[int, ...]] = {

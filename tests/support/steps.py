@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import Exchange, run
 from gradwire.measure.metered import MeteredComm
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 class Stepped(NamedTuple):

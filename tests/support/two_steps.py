@@ -8,7 +8,7 @@ import torch
 
 from gradwire.comm import Comm
 from gradwire.exchange.base import STEADY, Exchange, run
-from gradwire.step.context import ExchangeContext, Part, Replicated
+from gradwire.unit.context import ExchangeContext, Part, Replicated
 from tests.support.compensation import Compensation
 
 SHAPES = ((60, 100), (3,), (2_999,))

@@ -26,8 +26,8 @@ from gradwire.errors import GradwireError
 from gradwire.placement import HostDevice
 from gradwire.sources.attempts import Attempts
 from gradwire.sources.local_optimizers import LocalOptimizers
-from gradwire.step.context import Fates
 from gradwire.step.fates import Steps
+from gradwire.unit.context import Fates
 
 
 class Stepper(torch.optim.Optimizer):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext, Part
+from gradwire.unit.context import ExchangeContext, Part
 
 
 @dataclass(frozen=True)

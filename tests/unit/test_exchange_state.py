@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.exchange.base import WHOLE
-from gradwire.step.context import ExchangeContext, ExchangeState, Fates, Part
-from gradwire.step.flat_buffers import ParameterSpec, slots_of, units_of
+from gradwire.unit.context import ExchangeContext, ExchangeState, Fates, Part
+from gradwire.unit.parameters import WHOLE, ParameterSpec, slots_of, units_of
 
 
 def test_what_was_put_is_seen_after_the_commit_only() -> None:

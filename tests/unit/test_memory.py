@@ -15,7 +15,7 @@ from gradwire.contrib.dgc import MomentumCorrection
 from gradwire.exchange.base import run
 from gradwire.exchange.payloads import gather
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, LowPass, Memory, Residual
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.compensation import Compensation
 from tests.support.looped import looped
 

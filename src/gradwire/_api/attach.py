@@ -46,7 +46,6 @@ from gradwire.sources.nodes.members import Nodes, NodeTable, agreed, kind_of, ne
 from gradwire.sources.observe import LossScale, hold
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, listed, optimizers_of, scaler_of, sharded_in
-from gradwire.step.context import Replicas, Replicated, read_by
 from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.fates import Skipped, Steps
 from gradwire.step.layout import Policy, build, is_alone
@@ -56,6 +55,7 @@ from gradwire.step.shards import Shard
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker
 from gradwire.tools.guard import Guard
+from gradwire.unit.context import Replicas, Replicated, read_by
 
 _LOG = logging.getLogger("gradwire")
 _FLAT = (

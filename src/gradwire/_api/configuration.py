@@ -14,9 +14,9 @@ from gradwire.sources.checks import check_policy
 from gradwire.sources.nodes.members import Nodes, kind_of
 from gradwire.sources.source import Source
 from gradwire.step.fates import Skipped
-from gradwire.step.flat_buffers import layout_hash
 from gradwire.step.layout import Policy, chooser
 from gradwire.tools.guard import check_guard
+from gradwire.unit.parameters import layout_hash
 from gradwire.version import __version__
 
 TARGET = 0.95

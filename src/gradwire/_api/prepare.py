@@ -28,9 +28,10 @@ from gradwire.memory import UNSENT, Gradients
 from gradwire.placement import Device
 from gradwire.recipes.parse import short
 from gradwire.step.ahead import CodedBuffer
-from gradwire.step.context import Coded, ExchangeContext
-from gradwire.step.flat_buffers import FlatBuffer, Unit
+from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.layout import Layout
+from gradwire.unit.context import Coded, ExchangeContext
+from gradwire.unit.parameters import Unit
 
 _LOG = logging.getLogger("gradwire")
 

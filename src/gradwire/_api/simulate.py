@@ -42,7 +42,7 @@ from gradwire.planning.step_time import Forecast
 from gradwire.quantities import columns, ms_text, table_text, wrapped
 from gradwire.recipes import entries
 from gradwire.recipes.parse import steady
-from gradwire.step.flat_buffers import ParameterSpec
+from gradwire.unit.parameters import ParameterSpec
 
 WORKERS = tuple(1 << power for power in range(1, 13))
 """2 to 4096."""

@@ -28,8 +28,8 @@ from gradwire.placement import device_at
 from gradwire.recipes import Recipe
 from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
 from gradwire.sources.observe import hold
-from gradwire.step.context import number_from
 from gradwire.step.layout import Policy, build
+from gradwire.unit.context import number_from
 from gradwire.version import __version__
 
 _HELD: weakref.WeakSet[Stored] = weakref.WeakSet()

@@ -11,9 +11,10 @@ from gradwire.agreement.agree import damage, on_all_ranks, require_agreement, re
 from gradwire.kernels import compiler
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, Recipe, recipe
-from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec
+from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.installed import META, InstalledRecipe, Snapshot
 from gradwire.step.layout import Layout
+from gradwire.unit.parameters import ParameterSpec
 
 
 def switch(

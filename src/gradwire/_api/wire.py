@@ -26,11 +26,11 @@ from gradwire.sources.checks import check_optimizers, warn_without_optimizer
 from gradwire.sources.observe import hold
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, optimizers_of
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.worker import Worker
 from gradwire.tools.diagnose import Diagnosis, GradientWatch, diagnose
+from gradwire.unit.parameters import ParameterSpec
 
 if TYPE_CHECKING:  # loads FSDP2
     from gradwire.sources.fsdp.traffic import Traffic

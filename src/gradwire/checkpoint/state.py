@@ -32,11 +32,11 @@ from gradwire.memory import UNSENT
 from gradwire.planning.health import Losses, pooled
 from gradwire.recipes import Composition
 from gradwire.recipes.parse import short
-from gradwire.step.flat_buffers import layout_hash
 from gradwire.step.installed import Snapshot
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Reducer
 from gradwire.step.shards import cut, joined
+from gradwire.unit.parameters import layout_hash
 
 Saved: TypeAlias = State | Sequence[State]
 """A state, or a list of the states of all ranks of some world."""

@@ -15,10 +15,10 @@ from gradwire.kernels.range import LARGEST_SUM
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.dense import dense
-from gradwire.step.flat_buffers import ParameterSpec, layout_hash
 from gradwire.step.installed import META, InstalledRecipe
 from gradwire.step.layout import Layout
 from gradwire.step.shards import shards_of
+from gradwire.unit.parameters import ParameterSpec, layout_hash
 
 FORMAT = 6
 READABLE = (5, FORMAT)

@@ -125,7 +125,7 @@ def _measures(exchange: Exchange, world: int) -> dict[str, Any]:
     import torch
 
     from gradwire.exchange.base import CYCLE, STEADY
-    from gradwire.step.context import ExchangeContext
+    from gradwire.unit.context import ExchangeContext
 
     contexts = [ExchangeContext(step, unit=0, rank=0, world=world) for step in range(STEADY, STEADY + CYCLE)]
     steps = [exchange.rounds(NUMEL, torch.float32, ctx) for ctx in contexts]

@@ -32,7 +32,7 @@ from gradwire.kernels.blocks import (
 from gradwire.kernels.dispatch import Kernels
 from gradwire.kernels.layouts import BlockKind, CodedPieces, ScaledBlocks, ShardedBlocks, scale_type
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)

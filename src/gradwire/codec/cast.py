@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def cast(dtype: torch.dtype) -> Cast:
     Raises `ValueError` for other types.
 
     >>> import torch
-    >>> from gradwire.step.context import ExchangeContext
+    >>> from gradwire.unit.context import ExchangeContext
     >>> cast(torch.bfloat16).payload(10, torch.float32, ExchangeContext(step=0, unit=0, rank=0, world=1))
     (10, torch.bfloat16)
     """

@@ -21,7 +21,7 @@ from gradwire.errors import WireError
 from gradwire.kernels.chosen import pack_elias_fano, unpack_elias_fano
 from gradwire.kernels.payload import MOST_LOW_BITS, Form, Planes, Sound
 from gradwire.kernels.places import choice, index_type, pack_bits, unpack_bits
-from gradwire.step.context import See, refuse
+from gradwire.unit.context import See, refuse
 
 
 def _sizes(count: int, numel: int) -> dict[Form, int]:

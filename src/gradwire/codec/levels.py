@@ -23,7 +23,7 @@ from gradwire.codec.scales import ScaledPayload
 from gradwire.kernels.layouts import Blocks, packed_bytes, scale_type
 from gradwire.kernels.levels import add_levels, encode_levels
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from torch import Tensor
 from gradwire.kernels.layouts import Blocks
 from gradwire.kernels.signs import add_signs, pack_signs
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def sign(block: int | None = None) -> Sign:
     Smaller blocks follow the gradient more closely, and cost 32/`block` bits more per element.
 
     >>> import torch
-    >>> from gradwire.step.context import ExchangeContext
+    >>> from gradwire.unit.context import ExchangeContext
     >>> x, ctx = torch.tensor([1.0, -2.0, 6.0]), ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> payload = sign().take(x, ctx)
     >>> payload.numel(), x
@@ -133,7 +133,7 @@ def one_bit(block: int | None = None) -> OneBit:
     """Send signs, with two means per parameter, or per `block` elements of one: a multiple of 8.
 
     >>> import torch
-    >>> from gradwire.step.context import ExchangeContext
+    >>> from gradwire.unit.context import ExchangeContext
     >>> x, ctx = torch.tensor([1.0, -2.0, 6.0]), ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> payload = one_bit().take(x, ctx)
     >>> payload.numel(), x

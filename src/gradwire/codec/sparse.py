@@ -33,7 +33,7 @@ from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.payload import Shape, padded
 from gradwire.kernels.places import add_at, take
 from gradwire.laws import Laws, joint_phase, phase_of
-from gradwire.step.context import ExchangeContext, See, refuse
+from gradwire.unit.context import ExchangeContext, See, refuse
 
 
 @dataclass(frozen=True)

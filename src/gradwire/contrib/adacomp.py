@@ -33,7 +33,7 @@ from gradwire.kernels.chunks import indices_near_maxima
 from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)

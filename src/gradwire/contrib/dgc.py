@@ -49,7 +49,7 @@ from gradwire.laws import Laws, joint_phase, phase_of
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.units import fused_cutter
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from gradwire.kernels.places import put, take
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _merged(
 def gtop_k(ratio: float) -> GTopK:
     """A tree of merged top-k elects the share `ratio` of places; all ranks send their values there.
 
-    >>> from gradwire.step.context import ExchangeContext
+    >>> from gradwire.unit.context import ExchangeContext
     >>> ctx = ExchangeContext(0, 0, 0, world=5)
     >>> [round_.by for round_ in gtop_k(0.01).rounds(1000, torch.float32, ctx)[:3]]
     [-1, -2, -4]

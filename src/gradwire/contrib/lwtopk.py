@@ -27,7 +27,7 @@ from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import layer_cutter
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def layer_top_k(ratio: float) -> LayerTopK:
     """Keep the share `ratio` of each parameter, that with the largest magnitudes.
 
     >>> x = torch.tensor([9.0, 8.0, 7.0, 0.1, 0.2])
-    >>> from gradwire.step.context import Part
+    >>> from gradwire.unit.context import Part
     >>> parts = Part("weight", (3,), 0, 3), Part("bias", (2,), 0, 2)
     >>> layer_top_k(0.4).select(x, ExchangeContext(step=0, unit=0, rank=0, world=1, parts=parts))
     tensor([0, 4])

@@ -35,7 +35,7 @@ from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import fused_cutter
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 _SAMPLE = 16384
 """Elements drawn to guess where the candidates begin."""

@@ -39,7 +39,7 @@ from gradwire.kernels.places import put
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws, phase_of
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from gradwire.kernels.draws import sample_indices
 from gradwire.kernels.uploads import sent_to
 from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 sampled = lru_cache(maxsize=32)(sample_indices)
 

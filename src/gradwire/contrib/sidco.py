@@ -35,7 +35,7 @@ from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import CodedValues, coded
 from gradwire.recipes.units import fused_cutter
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 Fit = Literal["exponential", "gamma", "pareto"]
 """SIDCo-E, SIDCo-GP (gamma first, then generalised Pareto) and SIDCo-P of the paper."""

@@ -40,7 +40,7 @@ from gradwire.kernels.votes import apply_votes, ballot_words, cast_votes, count_
 from gradwire.laws import Laws
 from gradwire.memory import MOMENTUM, UNSENT, Gradients, Planes
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 Scale = Literal["none", "l1"]
 WORD = torch.int64
@@ -156,7 +156,7 @@ def majority_vote(scale: Scale = "none") -> MajorityVote:
     Raises `ValueError` for an unknown `scale`.
 
     >>> from gradwire.exchange.compose import forget
-    >>> from gradwire.step.context import ExchangeContext
+    >>> from gradwire.unit.context import ExchangeContext
     >>> rounds = forget(majority_vote()).rounds(2**20, torch.float32, ExchangeContext(0, 0, 0, world=8))
     >>> [(round_.verb, round_.payload_bytes) for round_ in rounds]
     [('all_to_all', 133120), ('all_gather', 32768)]

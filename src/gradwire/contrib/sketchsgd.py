@@ -32,7 +32,7 @@ from gradwire.kernels.topk import topk_indices
 from gradwire.kernels.uploads import sent_to
 from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 TABLE = torch.float32
 """Type of the sketch's table. It selects elements only, so it need not be as exact as their values."""
@@ -109,7 +109,7 @@ def sketch(ratio: float, rows: int = 5, table: float = 5.0, candidates: int = 4)
     `table` is how many numbers it has per element kept, in an odd number of `rows`: more find more.
     `candidates` is how many elements are asked for per element kept.
 
-    >>> from gradwire.step.context import ExchangeContext
+    >>> from gradwire.unit.context import ExchangeContext
     >>> ctx = ExchangeContext(0, 0, 0, world=8)
     >>> [round_.numel for round_ in sketch(0.01).rounds(100_000, torch.float32, ctx)]
     [5000, 4000]

@@ -46,7 +46,7 @@ from gradwire.kernels.layouts import Grid, Norm, step_type
 from gradwire.kernels.stochastic import add_quantized, quantize
 from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def qsgd_codec(bits: int = 8, bucket: int = 512, norm: Norm = "l2") -> Qsgd:
 
     A zero bucket stays zero; NaN or Inf make their bucket NaN. `norm="max"` errs less and is not sparse.
 
-    >>> from gradwire.step.context import ExchangeContext
+    >>> from gradwire.unit.context import ExchangeContext
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> qsgd_codec(bits=4).payload(1024, torch.float32, ctx)
     (520, torch.uint8)
@@ -200,7 +200,7 @@ def tern_grad(clip: float | None = None) -> TernGrad:
 
     Raises `ValueError` unless `clip` is `None` or at least `LEAST_CLIP`.
 
-    >>> from gradwire.step.context import ExchangeContext
+    >>> from gradwire.unit.context import ExchangeContext
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> codec, out = tern_grad(), torch.zeros(3)
     >>> codec.add_decoded(codec.encode(torch.tensor([5.0, 0.0, -5.0]), ctx), out, 1.0, ctx)

@@ -26,7 +26,7 @@ from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.narrow import Values, dtype_of
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)

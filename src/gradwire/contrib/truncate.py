@@ -22,7 +22,7 @@ from gradwire.kernels.truncation import add_upper, pack_upper, upper_words
 from gradwire.laws import Laws
 from gradwire.recipes.base import Composition, register
 from gradwire.recipes.low_bits import rounded
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)

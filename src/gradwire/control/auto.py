@@ -23,8 +23,8 @@ from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short, steady
 from gradwire.recipes.regroup import with_boundaries
 from gradwire.step.environment import ReducerEnvironment
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout
+from gradwire.unit.parameters import ParameterSpec
 
 _LOG = logging.getLogger("gradwire")
 _BUDGET_S = 0.1

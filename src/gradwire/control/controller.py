@@ -24,11 +24,12 @@ from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.planning.health import EVERY, Condition, Health, Losses, pooled
 from gradwire.planning.lateness import Layers, Weighed, is_weighed
 from gradwire.recipes import Composition, Decision
-from gradwire.step.context import ExchangeContext
 from gradwire.step.environment import Controller, Heard, ReducerEnvironment, Rows
-from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit
+from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.layout import Layout
 from gradwire.step.step import Step
+from gradwire.unit.context import ExchangeContext
+from gradwire.unit.parameters import ParameterSpec, Unit
 
 
 def measuring(

@@ -34,11 +34,12 @@ from gradwire.planning.tuning import ROUNDS, USUAL
 from gradwire.recipes import Composition
 from gradwire.recipes.parse import steady
 from gradwire.recipes.regroup import fewer_boundaries, with_boundaries
-from gradwire.step.context import ExchangeContext, Part
-from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Unit, units_of
+from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.layout import TINY, Layout, Policy, build, chooser
 from gradwire.step.shards import shards_of
 from gradwire.step.status_vote import HEADER, riding_bytes
+from gradwire.unit.context import ExchangeContext, Part
+from gradwire.unit.parameters import ParameterSpec, Unit, units_of
 
 _BYTES = 4
 """Bytes of an element while the ranks of a node add it up."""

@@ -28,8 +28,8 @@ from gradwire.planning.step_time import overhead_factor
 from gradwire.recipes import Composition, Decision
 from gradwire.recipes.parse import short
 from gradwire.step.environment import ReducerEnvironment
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.step import Step
+from gradwire.unit.parameters import ParameterSpec
 
 _LOG = logging.getLogger("gradwire")
 

@@ -50,7 +50,7 @@ from gradwire.exchange.state import GAINS, LED
 from gradwire.kernels.places import put
 from gradwire.kernels.uploads import sent_to
 from gradwire.laws import Laws, joint_phase, phase_of
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 Election = Literal["round_robin", "variance", "auto"]
 

@@ -16,10 +16,7 @@ from gradwire.kernels.dispatch import Kernels
 from gradwire.kernels.layouts import CodedPieces, ShardedBlocks
 from gradwire.laws import Laws, formerly
 from gradwire.memory import Memory
-from gradwire.step.context import ExchangeContext, ExchangeState, Part
-
-WHOLE = 0
-"""Value of `grain` for an exchange whose units must hold whole parameters."""
+from gradwire.unit.context import ExchangeContext, ExchangeState, Part
 
 Decode = Callable[[], None]
 """Function that waits for the last round and decodes it. It must not issue a collective."""

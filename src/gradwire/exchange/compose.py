@@ -17,7 +17,7 @@ from gradwire.exchange.dense import Dense
 from gradwire.exchange.round_robin import Order, check_order, round_robin
 from gradwire.laws import Laws, joint_phase, phase_of
 from gradwire.memory import UNSENT, Memory, NoMemory, Residual
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 class Schedule(Protocol):
@@ -207,7 +207,7 @@ def merged(inner: Exchange) -> Exchange:
 
     >>> from gradwire.codec.signs import sign
     >>> from gradwire.exchange.payloads import gather
-    >>> from gradwire.step.context import Part
+    >>> from gradwire.unit.context import Part
     >>> ctx = ExchangeContext(0, 0, 0, 2, parts=(Part("a", (8,), 0, 8), Part("b", (8,), 0, 8)))
     >>> for exchange in (gather(sign()), merged(gather(sign()))):
     ...     print(exchange.rounds(16, torch.float32, ctx)[0].payload_bytes)

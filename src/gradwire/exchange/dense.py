@@ -11,7 +11,7 @@ from gradwire.codec.cast import cast_for_sum, wire_type
 from gradwire.comm.base import Algorithm, Comm, Round, check_algorithm
 from gradwire.exchange.base import Decode
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)

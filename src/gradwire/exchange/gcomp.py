@@ -59,7 +59,7 @@ from gradwire.exchange.state import COUNTED
 from gradwire.kernels.terms import mantissa_levels
 from gradwire.laws import Laws
 from gradwire.metric import numerators, thresholds
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 Mode = Literal["near", "levels", "lossless", "truncate"]
 Tables = Literal["dynamic", "static"]

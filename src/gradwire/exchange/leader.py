@@ -24,7 +24,7 @@ from gradwire.exchange.round_robin import Order, check_order, round_robin
 from gradwire.kernels.dispatch import LOOKING, Kernels
 from gradwire.kernels.places import put, scatter, take
 from gradwire.laws import Laws, phase_of
-from gradwire.step.context import ExchangeContext, See
+from gradwire.unit.context import ExchangeContext, See
 
 
 def leader_in_turn(ctx: ExchangeContext, order: Order = "random") -> int:

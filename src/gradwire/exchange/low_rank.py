@@ -44,13 +44,14 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Pending, Round, shortest_sum
-from gradwire.exchange.base import WHOLE, Decode
+from gradwire.exchange.base import Decode
 from gradwire.exchange.round_robin import Order, check_order, round_robin
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.kernels.low_rank import left_products, orthonormalise, outer_products, right_products
 from gradwire.kernels.uploads import sent_to
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext, Part
+from gradwire.unit.context import ExchangeContext, Part
+from gradwire.unit.parameters import WHOLE
 
 PLACES, SIDES = 5, {"left": (3, 1), "right": (4, 2)}
 
@@ -284,7 +285,7 @@ def power_sgd(rank: int = 1) -> PowerSgd:
     """The mean's approximation of `rank`, by one step of power iteration from the last step's factors.
 
     >>> import torch
-    >>> from gradwire.step.context import ExchangeContext, Part
+    >>> from gradwire.unit.context import ExchangeContext, Part
     >>> ctx = ExchangeContext(0, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
     >>> [each.numel for each in power_sgd(2).rounds(64 * 128, torch.float32, ctx)]
     [128, 256]
@@ -348,7 +349,7 @@ def acp_sgd(rank: int = 1, order: Order = "random") -> AcpSgd:
     """ACP-SGD: a mean of rank `rank` per matrix, by one factor per step.
 
     >>> import torch
-    >>> from gradwire.step.context import ExchangeContext, Part
+    >>> from gradwire.unit.context import ExchangeContext, Part
     >>> ctx = ExchangeContext(3, 0, 0, world=2, parts=(Part("weight", (64, 128), 0, 64 * 128),))
     >>> [each.numel for each in acp_sgd(2, "paper").rounds(64 * 128, torch.float32, ctx)]
     [256]

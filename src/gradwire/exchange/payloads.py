@@ -13,7 +13,7 @@ from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Round
 from gradwire.exchange.base import Decode
 from gradwire.laws import Laws, phase_of
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)

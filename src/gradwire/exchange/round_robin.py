@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, get_args
 
-from gradwire.step.context import ExchangeContext, number_from
+from gradwire.unit.context import ExchangeContext, number_from
 
 Order = Literal["random", "paper"]
 

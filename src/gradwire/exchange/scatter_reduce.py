@@ -24,7 +24,7 @@ from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Pending, Round
 from gradwire.exchange.base import Coder, Decode, RowCoder
 from gradwire.laws import Laws, phase_of
-from gradwire.step.context import ExchangeContext, Part
+from gradwire.unit.context import ExchangeContext, Part
 
 _MOST_SEGMENTS = 1 << 12
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.range import is_finite
-from gradwire.step.context import ExchangeState
+from gradwire.unit.context import ExchangeState
 
 LEFT, RIGHT = "P", "Q"
 """Low-rank factors of a matrix: (rank, rows) and (rank, columns)."""

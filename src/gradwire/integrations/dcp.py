@@ -37,8 +37,8 @@ from gradwire._api.wire import Wire
 from gradwire.agreement.agree import on_all_ranks
 from gradwire.checkpoint.state import Missing, single
 from gradwire.comm import gathered
-from gradwire.step.flat_buffers import ParameterSpec, layout_hash
 from gradwire.step.shards import Shard
+from gradwire.unit.parameters import ParameterSpec, layout_hash
 
 T = TypeVar("T")
 _Stored: TypeAlias = Mapping[tuple[Any, ...], Any]

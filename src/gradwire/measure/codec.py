@@ -26,7 +26,7 @@ from gradwire.measure.clock import HOST, Timed, clock_of, now_s
 from gradwire.memory import UNSENT, Gradients
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.links import Fit, straight_line
-from gradwire.step.context import ExchangeState
+from gradwire.unit.context import ExchangeState
 
 
 class EchoComm(Comm):

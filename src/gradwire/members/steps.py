@@ -15,8 +15,8 @@ from gradwire.comm.apart import Apart
 from gradwire.sources.buffer_means import put
 from gradwire.sources.local_optimizers import LocalOptimizers
 from gradwire.sources.outer import LocalSteps
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.reducer import Backward
+from gradwire.unit.parameters import ParameterSpec
 
 
 class MovingSteps(LocalSteps):

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from gradwire.arguments import as_python
 from gradwire.comm.base import Round
-from gradwire.exchange.base import WHOLE, Exchange, first_busy_step
+from gradwire.exchange.base import Exchange, first_busy_step
 from gradwire.memory import NoMemory
 from gradwire.planning.boundaries import even_boundaries, fitted_boundaries, ramped_boundaries
 from gradwire.planning.change_detection import THRESHOLD
 from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.recipes.catalogue import MODULES
-from gradwire.step.context import ExchangeContext
-from gradwire.step.flat_buffers import ParameterSpec, slots_of, units_of
+from gradwire.unit.context import ExchangeContext
+from gradwire.unit.parameters import WHOLE, ParameterSpec, slots_of, units_of
 
 if TYPE_CHECKING:  # loaded by what chooses
     from gradwire.planning.choice import ChoiceRow

@@ -38,8 +38,8 @@ from gradwire.planning.ratio import ALL_GATHER, FACTOR, TREE, Magnitudes, candid
 from gradwire.recipes.base import Composition, Cutter, Judge, Watch, register
 from gradwire.recipes.parse import Recipe, recipe
 from gradwire.recipes.units import fused_cutter
-from gradwire.step.context import ExchangeContext
-from gradwire.step.flat_buffers import ParameterSpec
+from gradwire.unit.context import ExchangeContext
+from gradwire.unit.parameters import ParameterSpec
 
 
 @register

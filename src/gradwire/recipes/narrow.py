@@ -35,7 +35,7 @@ def coded(selector: Selector, values: CodedValues) -> Codec:
     """Places and values, in 16, 8, 4 or 2 bits each if asked for.
 
     >>> from gradwire.codec.select.topk import top_k
-    >>> from gradwire.step.context import ExchangeContext
+    >>> from gradwire.unit.context import ExchangeContext
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1)
     >>> kinds = "full", "fp16", "int8", "int4", "int2"
     >>> [coded(top_k(0.01), kind).payload(10**6, torch.float32, ctx)[0] for kind in kinds]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of
 from gradwire.step.gradient_bucket import GradientBucket
+from gradwire.unit.parameters import ParameterSpec, Slot, slots_of
 
 CAP_BYTES = 25 * 2**20
 """DDP's own default."""
@@ -34,7 +34,7 @@ def assigned(specs: Sequence[ParameterSpec], cap_bytes: int) -> list[tuple[Param
     A parameter that is larger has a bucket of its own. Buckets are in the order of their last parameters,
     in which they are likely to be full.
 
-    >>> from gradwire.step.flat_buffers import specs_of
+    >>> from gradwire.unit.parameters import specs_of
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).double())
     >>> [[spec.name for spec in bucket] for bucket in assigned(specs_of(model), cap_bytes=80)]
     [['1.bias'], ['1.weight'], ['0.bias', '0.weight']]

@@ -39,12 +39,12 @@ from gradwire.sources.sharded import ShardedParameters, is_sharded
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, inside, optimizers_of, replicated_in
 from gradwire.step.environment import ReducerEnvironment
-from gradwire.step.flat_buffers import ParameterSpec, specs_of
 from gradwire.step.layout import Layout, Policy, chooser
 from gradwire.step.optimizers import local
 from gradwire.step.reducer import Backward
 from gradwire.step.shards import shards_of
 from gradwire.step.step import SideBroadcast, Step
+from gradwire.unit.parameters import ParameterSpec, specs_of
 
 _LOG = logging.getLogger("gradwire")
 

@@ -34,10 +34,10 @@ from gradwire.sources.observe import (
 )
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers
-from gradwire.step.context import Replicas, Replicated
-from gradwire.step.flat_buffers import specs_of
 from gradwire.step.reducer import Backward
 from gradwire.step.step import SideBroadcast, Step
+from gradwire.unit.context import Replicas, Replicated
+from gradwire.unit.parameters import specs_of
 from gradwire.untraced import untraced
 
 _LOG = logging.getLogger("gradwire")

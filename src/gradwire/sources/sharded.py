@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from gradwire.sources.plain import PlainParameters
 from gradwire.sources.unwrap import Optimizers
-from gradwire.step.context import Replicas, Replicated
-from gradwire.step.flat_buffers import ParameterSpec, specs_of
 from gradwire.step.shards import shards_of
+from gradwire.unit.context import Replicas, Replicated
+from gradwire.unit.parameters import ParameterSpec, specs_of
 
 
 def is_sharded(model: nn.Module) -> bool:

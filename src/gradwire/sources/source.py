@@ -21,12 +21,12 @@ from gradwire.sources.carried import Carrier, require_unclaimed
 from gradwire.sources.checks import check_momentum
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.unwrap import Optimizers
-from gradwire.step.context import Replicas, Replicated
 from gradwire.step.environment import SourceState
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Backward
 from gradwire.step.step import SideBroadcast, Step
+from gradwire.unit.context import Replicas, Replicated
+from gradwire.unit.parameters import ParameterSpec
 
 
 class Source(ABC):

@@ -26,9 +26,9 @@ The other files are in the order in which a gradient gets to them:
 - flat_buffers.py: a flat buffer, in which x lies. Its `Memory` (`gradwire/memory.py`) has line 1, and its
   kernel is in `kernels/compensation.py`.
 - plan.py: everything about a unit's exchange that stays the same from step to step, such as its kernels.
-  context.py: the unit, the rank and the step of an exchange. The exchange itself (lines 2 to 4) is in
-  `exchange/`, its codec in `codec/`, and its kernels in `kernels/`. With `topk`, for instance, the plan has
-  found a `Gather` (`exchange/payloads.py`) in the `Scheme` (`exchange/compose.py`), and `Reducer._start`
+  `unit/context.py` has the unit, the rank and the step of an exchange. The exchange itself (lines 2 to 4) is
+  in `exchange/`, its codec in `codec/`, and its kernels in `kernels/`. With `topk`, for instance, the plan
+  has found a `Gather` (`exchange/payloads.py`) in the `Scheme` (`exchange/compose.py`), and `Reducer._start`
   calls `Gather.start`. There `Sparse.take` (`codec/sparse.py`) is line 2. The all-gather is line 3, which
   `ProcessGroupComm.issue` (`comm/process_group.py`) sends. The function that `start` returns is line 4.
 - ahead.py: gradients that a device encodes bucket by bucket. marks.py: findings that stay on a device.

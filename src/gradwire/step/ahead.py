@@ -21,8 +21,9 @@ from gradwire.granularity import Granularity
 from gradwire.kernels.layouts import CodedPieces, ScaledBlocks, ShardedBlocks
 from gradwire.kernels.pieces import Pieces
 from gradwire.memory import UNSENT, Gradients
-from gradwire.step.context import Coded, ExchangeContext
-from gradwire.step.flat_buffers import FlatBuffer, Unit
+from gradwire.step.flat_buffers import FlatBuffer
+from gradwire.unit.context import Coded, ExchangeContext
+from gradwire.unit.parameters import Unit
 
 _GRAIN = 16
 """Alignment of rows in bytes, so that kernels move whole vectors."""

@@ -20,9 +20,9 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.health import Condition, Health
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition
-from gradwire.step.context import Replicas
 from gradwire.step.layout import Layout, Policy
 from gradwire.step.step import SideBroadcast, Step
+from gradwire.unit.context import Replicas
 
 
 class StepObserver(Protocol):

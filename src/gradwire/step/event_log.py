@@ -9,8 +9,8 @@ from gradwire.comm import Round
 from gradwire.exchange.base import STEADY
 from gradwire.quantities import bytes_text, counted
 from gradwire.recipes.parse import short
-from gradwire.step.context import ExchangeContext
 from gradwire.step.installed import InstalledRecipe
+from gradwire.unit.context import ExchangeContext
 from gradwire.version import __version__
 
 _LOG = logging.getLogger("gradwire")

@@ -22,8 +22,8 @@ from torch.autograd import Variable
 
 from gradwire.errors import GradwireError, GradwireWarning
 from gradwire.placement import Device, fetch
-from gradwire.step.context import Fates
 from gradwire.step.optimizers import are_zero, listen, stop_listening
+from gradwire.unit.context import Fates
 from gradwire.untraced import untraced
 
 Optimizers: TypeAlias = tuple[torch.optim.Optimizer, ...]

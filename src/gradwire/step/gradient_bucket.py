@@ -20,9 +20,10 @@ from gradwire.kernels.dispatch import kernels_for
 from gradwire.kernels.pieces import Pieces
 from gradwire.measure.clock import now_s
 from gradwire.placement import TransferredBuffer
-from gradwire.step.context import ExchangeContext
-from gradwire.step.flat_buffers import FlatBuffer, Slot, Unit
+from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.plan import ExchangePlan
+from gradwire.unit.context import ExchangeContext
+from gradwire.unit.parameters import Slot, Unit
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def route_of(unit: Unit, taken: Mapping[int, GradientBucket]) -> Route:
     """Route of a unit whose gradients all lie in `taken` buckets; neighbouring stretches are joined.
 
     >>> import torch
-    >>> from gradwire.step.flat_buffers import ParameterSpec, slots_of, units_of
+    >>> from gradwire.unit.parameters import ParameterSpec, slots_of, units_of
     >>> specs = [ParameterSpec(name, (size,), torch.float32, size) for name, size in (("v", 2), ("w", 3))]
     >>> (unit,) = units_of(slots_of(specs), (), 1)
     >>> entries = tuple(Slot(spec, start) for spec, start in zip(specs, (1, 3)))

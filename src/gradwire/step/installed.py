@@ -23,12 +23,12 @@ from gradwire.planning.facts import Facts
 from gradwire.planning.health import Condition, Health
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes.dense import dense
-from gradwire.step.context import Fates
 from gradwire.step.environment import Controller, Heard, ReducerEnvironment, Rows
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout, build, only_compresses, uncompressed
 from gradwire.step.shards import Shard
 from gradwire.step.status_vote import fingerprint
+from gradwire.unit.context import Fates
+from gradwire.unit.parameters import ParameterSpec
 
 META = torch.device("meta")
 

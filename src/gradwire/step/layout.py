@@ -28,8 +28,9 @@ from gradwire.recipes import Composition
 from gradwire.recipes.dense import dense as plain
 from gradwire.recipes.parse import short, steady
 from gradwire.step.ahead import CodedBuffer, coded_buffer
-from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Slot, Unit
+from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.gradient_bucket import BucketPlan, GradientBucket, Route, bucket_plan, route_of
+from gradwire.unit.parameters import ParameterSpec, Slot, Unit
 
 Policy = Mapping[str, str] | Callable[[ParameterSpec], "str | None"]
 """Recipe per parameter: glob patterns over names (first match wins), or a function; `None` means default, and
@@ -52,7 +53,7 @@ def by_size(smallest: int = TINY_ELEMENTS, recipe: str = "dense") -> Callable[[P
 
     >>> import gradwire
     >>> from torch import nn
-    >>> from gradwire.step.flat_buffers import specs_of
+    >>> from gradwire.unit.parameters import specs_of
     >>> choose = gradwire.by_size(smallest=16384)  # for gradwire.attach(…, policy=choose)
     >>> model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 200))
     >>> {spec.name: choose(spec) for spec in specs_of(model)}

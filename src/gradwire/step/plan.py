@@ -11,7 +11,7 @@ from gradwire.comm import Round
 from gradwire.exchange.base import Exchange
 from gradwire.exchange.compose import Scheme
 from gradwire.laws import phase_of
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 MOST_PHASES = 1024
 """Most phases whose collectives are cached: a schedule that never repeats must not fill memory."""

@@ -48,11 +48,10 @@ from gradwire.measure.metered import MeteredComm
 from gradwire.memory import Gradients
 from gradwire.placement import HostDevice, Placement
 from gradwire.recipes import Recipe
-from gradwire.step.context import ExchangeContext, Fates
 from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.event_log import EventLog
 from gradwire.step.fates import NONE_WRITTEN, Steps, Written
-from gradwire.step.flat_buffers import UNSCALED, FlatBuffer, ParameterSpec, Unit
+from gradwire.step.flat_buffers import UNSCALED, FlatBuffer
 from gradwire.step.gradient_bucket import BufferShare, DirectShare, GradientBucket
 from gradwire.step.history import History
 from gradwire.step.installed import InstalledRecipe, Snapshot
@@ -60,6 +59,8 @@ from gradwire.step.plan import ExchangePlan
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
 from gradwire.step.step import InFlight, LateStep, Outcome, ShardedStep, SideBroadcast, Step
 from gradwire.step.worker import Job, Worker
+from gradwire.unit.context import ExchangeContext, Fates
+from gradwire.unit.parameters import ParameterSpec, Unit
 
 T = TypeVar("T")
 

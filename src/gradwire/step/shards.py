@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gradwire.agreement.agree import damage
 from gradwire.comm import Comm
-from gradwire.step.context import Replicas, Replicated
-from gradwire.step.flat_buffers import ParameterSpec
+from gradwire.unit.context import Replicas, Replicated
+from gradwire.unit.parameters import ParameterSpec
 
 _SPARE = 1 / 32
 """The share of rows that may be added to cut between rows: as many elements more travel and are kept."""

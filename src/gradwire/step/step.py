@@ -31,11 +31,12 @@ from gradwire.measure.clock import BackwardWatch, Trace, now_s
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.facts import Times
 from gradwire.step.ahead import CodedBuffer
-from gradwire.step.context import ExchangeContext, refuse
-from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, Scaled, Slot, Unit
+from gradwire.step.flat_buffers import FlatBuffer, Scaled
 from gradwire.step.gradient_bucket import BufferShare, GradientBucket, InTurn, Route
 from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.status_vote import SmallReduce, StatusVote, Votes
+from gradwire.unit.context import ExchangeContext, refuse
+from gradwire.unit.parameters import ParameterSpec, Slot, Unit
 
 
 class Untimed(Trace):

@@ -21,7 +21,7 @@ from gradwire.exchange.base import Exchange, first_busy_step, run, steady_contex
 from gradwire.measure.clock import now_s
 from gradwire.measure.probe import table_of
 from gradwire.recipes import entries
-from gradwire.step.context import ExchangeState
+from gradwire.unit.context import ExchangeState
 
 CPU = torch.device("cpu")
 SIZES = (1, 10_007)

@@ -22,10 +22,11 @@ from gradwire.codec.select.base import Selector
 from gradwire.comm import Comm
 from gradwire.exchange.base import Exchange, parts
 from gradwire.memory import UNSENT
-from gradwire.step.context import ExchangeContext
 from gradwire.step.environment import ReducerEnvironment
-from gradwire.step.flat_buffers import FlatBuffer, Unit
+from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.step import Step
+from gradwire.unit.context import ExchangeContext
+from gradwire.unit.parameters import Unit
 
 BINS_PER_OCTAVE = 4
 SAMPLE = 1 << 20

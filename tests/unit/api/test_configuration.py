@@ -11,7 +11,7 @@ import torch
 
 from gradwire._api.configuration import Configuration
 from gradwire.sources.source import Source
-from gradwire.step.flat_buffers import ParameterSpec
+from gradwire.unit.parameters import ParameterSpec
 
 CPU = torch.device("cpu")
 ASKED = Configuration("auto")

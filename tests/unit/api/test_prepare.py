@@ -28,8 +28,8 @@ from gradwire.kernels.cpu.prepared import SIGNATURES
 from gradwire.kernels.dispatch import OnFirstUse
 from gradwire.placement.device import HostDevice
 from gradwire.recipes import recipe
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build, by_size
+from gradwire.unit.parameters import ParameterSpec
 from tests.support.looped import looped
 from tests.support.recipes import LAWS, composed
 from tests.support.source import ROOT

@@ -23,7 +23,7 @@ from gradwire.exchange.payloads import gather
 from gradwire.memory import UNSENT, LowPass
 from gradwire.recipes import recipe
 from gradwire.sources.checks import check_momentum
-from gradwire.step.context import Fates
+from gradwire.unit.context import Fates
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, REMEMBERING, kind
 from tests.support.rig import NAMES, REVERSED, SHUFFLED, Rig, gradients

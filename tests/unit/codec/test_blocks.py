@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.codec.blocks import blocks
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.whole import parts_of
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.codec.cast import cast
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 
 AT = ExchangeContext(0, 0, 0, 1)

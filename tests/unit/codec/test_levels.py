@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.codec.levels import four_levels
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.laws.cases import left_by_halves
 from tests.support.looped import looped
 from tests.support.whole import parts_of

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.codec.signs import one_bit, sign
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.whole import parts_of
 

@@ -7,7 +7,7 @@ import torch
 
 from gradwire.codec.select.topk import top_k
 from gradwire.codec.sparse import sparse, values
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 
 AT = ExchangeContext(step=4, unit=1, rank=0, world=3)

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire.codec.indices import index_words
 from gradwire.comm import Round
 from gradwire.contrib.gtopk import gtop_k
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.steps import step
 

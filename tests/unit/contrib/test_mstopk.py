@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.contrib import mstopk
 from gradwire.contrib.mstopk import Bracket, bisect, ms_top_k
 from gradwire.kernels.topk import topk_indices
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.inputs import FINITE, normal
 from tests.support.looped import looped
 

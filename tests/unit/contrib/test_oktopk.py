@@ -15,7 +15,7 @@ from gradwire.codec.select.topk import top_k
 from gradwire.comm import Round
 from gradwire.contrib.oktopk import ok_topk
 from gradwire.contrib.randomk import random_k
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.steps import step
 

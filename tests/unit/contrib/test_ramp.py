@@ -14,7 +14,7 @@ from gradwire.contrib.dgc import MomentumCorrection, ramp
 from gradwire.exchange.base import run
 from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.compensation import Compensation
 
 AT = ExchangeContext(step=0, unit=0, rank=0, world=1)

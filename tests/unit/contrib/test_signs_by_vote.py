@@ -15,7 +15,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.compose import forget, remember
 from gradwire.exchange.leader import leader
 from gradwire.memory import NoMemory, Residual
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.whole import parts_of
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.comm import Round
 from gradwire.contrib.sketchsgd import sketch
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.steps import step
 

@@ -13,7 +13,7 @@ from gradwire.codec.base import Codec
 from gradwire.contrib.stochastic_levels import qsgd_codec, tern_grad
 from gradwire.kernels.layouts import Norm
 from gradwire.recipes import recipe
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.steps import step
 from tests.support.tiers import rest

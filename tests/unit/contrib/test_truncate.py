@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.contrib.truncate import upper_bits
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 
 AT = ExchangeContext(step=0, unit=0, rank=0, world=1)

@@ -22,7 +22,7 @@ from gradwire.planning.profiler import DISCARDED, MEASURED, ORDINARY
 from gradwire.planning.step_time import sending_s
 from gradwire.recipes import Decision, recipe
 from gradwire.step.environment import ReducerEnvironment
-from gradwire.step.flat_buffers import ParameterSpec
+from gradwire.unit.parameters import ParameterSpec
 from tests.support.rig import Rig, gradients
 
 

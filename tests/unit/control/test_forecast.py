@@ -23,9 +23,9 @@ from gradwire.planning.interval import bucketed
 from gradwire.planning.shapes import load, ready_of
 from gradwire.planning.step_time import Forecast
 from gradwire.recipes import recipe
-from gradwire.step.context import ExchangeContext
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
+from gradwire.unit.context import ExchangeContext
+from gradwire.unit.parameters import ParameterSpec
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE
 

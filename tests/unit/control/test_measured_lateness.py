@@ -16,8 +16,8 @@ from gradwire.comm import Comm, run_ranks
 from gradwire.planning.lateness import LEAST
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.base import Watch
-from gradwire.step.context import Fates
 from gradwire.step.status_vote import RankReport
+from gradwire.unit.context import Fates
 from tests.support.rig import NAMES, Rig, gradients
 from tests.support.tiers import rest
 

@@ -14,8 +14,8 @@ from gradwire.errors import RanksDisagree
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.planning.health import EVERY
 from gradwire.planning.tuning import USUAL, Tuning
-from gradwire.step.context import Fates
 from gradwire.step.step import Step
+from gradwire.unit.context import Fates
 from tests.support.rig import Rig, gradients
 from tests.support.tiers import rest
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.base import Exchange, run
 from gradwire.exchange.low_rank import Factors
-from gradwire.step.context import ExchangeContext, ExchangeState, Part
+from gradwire.unit.context import ExchangeContext, ExchangeState, Part
 
 
 def parts_of(**shapes: tuple[int, ...]) -> tuple[Part, ...]:

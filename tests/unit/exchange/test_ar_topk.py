@@ -17,7 +17,7 @@ from gradwire.exchange.leader import leader_in_turn, leads
 from gradwire.exchange.payloads import gather
 from gradwire.exchange.state import times_led
 from gradwire.measure.metered import MeteredComm
-from gradwire.step.context import ExchangeContext, ExchangeState, Part
+from gradwire.unit.context import ExchangeContext, ExchangeState, Part
 from tests.support.looped import looped
 from tests.support.steps import step
 

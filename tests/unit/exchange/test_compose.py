@@ -12,7 +12,7 @@ from gradwire.exchange.compose import EveryK, Scheme, WarmUp, every, remember, w
 from gradwire.exchange.dense import dense
 from gradwire.exchange.payloads import gather
 from gradwire.memory import Residual
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.steps import step
 

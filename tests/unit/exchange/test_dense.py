@@ -8,7 +8,7 @@ from gradwire.comm import Round, ThreadComm, run_ranks
 from gradwire.exchange.base import run
 from gradwire.exchange.dense import dense
 from gradwire.measure.metered import MeteredComm
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.steps import step
 

@@ -18,7 +18,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.gcomp import Gcomp, gcomp
 from gradwire.measure.metered import MeteredComm
 from gradwire.metric import SHARE, numerators, thresholds
-from gradwire.step.context import ExchangeContext, ExchangeState, Part, Replicated
+from gradwire.unit.context import ExchangeContext, ExchangeState, Part, Replicated
 from tests.support.looped import looped
 from tests.support.optimizers import CASES, Case, N, context_of, rest, stepped, trained
 from tests.support.rig import NAMES, Rig, gradients

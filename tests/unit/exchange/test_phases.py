@@ -29,7 +29,7 @@ from gradwire.exchange.scatter_reduce import scatter_reduce
 from gradwire.exchange.uneven_gather import agreed
 from gradwire.laws import Laws, phase_of
 from gradwire.recipes import recipe
-from gradwire.step.context import ExchangeContext, ExchangeState
+from gradwire.unit.context import ExchangeContext, ExchangeState
 from tests.support.looped import looped
 from tests.support.recipes import EVERY_RECIPE, LAWS, composed
 

@@ -18,7 +18,7 @@ from gradwire.exchange.round_robin import Order, round_robin
 from gradwire.exchange.state import LEFT, RIGHT, TURN
 from gradwire.measure.metered import MeteredComm
 from gradwire.recipes import recipe
-from gradwire.step.context import ExchangeContext, ExchangeState, Part
+from gradwire.unit.context import ExchangeContext, ExchangeState, Part
 from tests.support.looped import looped
 from tests.support.rig import SHAPES, Rig, gradients
 from tests.unit.exchange.low_rank import (

@@ -18,7 +18,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.scatter_reduce import parts_within, scatter_reduce, shards_of
 from gradwire.laws import Laws
 from gradwire.measure.metered import MeteredComm
-from gradwire.step.context import ExchangeContext, Part
+from gradwire.unit.context import ExchangeContext, Part
 from tests.support.gradients import generator
 from tests.support.looped import looped
 from tests.support.steps import step

@@ -16,7 +16,7 @@ from gradwire.exchange.base import run
 from gradwire.exchange.uneven_gather import agreed
 from gradwire.laws import Laws
 from gradwire.measure.metered import MeteredComm
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.rounds import allows
 

@@ -24,7 +24,7 @@ from gradwire.kernels.draws import sample_indices
 from gradwire.kernels.uploads import sent_to
 from gradwire.laws import Laws
 from gradwire.recipes.base import REGISTRY, Composition, register
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.rig import Outcome, Rig, gradients
 
 OLD_NAMES = {

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gradwire.recipes import recipe
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
+from gradwire.unit.parameters import ParameterSpec
 from gradwire_lab.bench.runner import check
 from gradwire_lab.bench.settings import NetworkSetting, Schedule, Settings, TrainingTask
 from gradwire_lab.bench.table import title

@@ -13,8 +13,8 @@ import torch
 
 from gradwire.planning.shapes import PROFILES, load, models
 from gradwire.recipes import recipe
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
+from gradwire.unit.parameters import ParameterSpec
 from gradwire_lab.bench.settings import TrainingTask
 from gradwire_lab.bench.trainer import policy_for
 from gradwire_lab.workloads.catalogue import workload

@@ -21,7 +21,7 @@ from gradwire.measure.codec import EchoComm, codec_cost, measure_codec, payloads
 from gradwire.memory import Memory, Residual
 from gradwire.planning.costs import CodecCost, Line
 from gradwire.recipes import entries, recipe
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 ENCODE, DECODE = Line(3e-5, 2e-9), Line(1e-5, 5e-10)
 CYCLE_STEPS = 3

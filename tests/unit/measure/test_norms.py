@@ -9,7 +9,8 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import dense
 from gradwire.measure.norms import Weighing
 from gradwire.memory import UNSENT, Gradients, LowPass, Memory, Residual
-from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec
+from gradwire.step.flat_buffers import FlatBuffer
+from gradwire.unit.parameters import ParameterSpec
 
 CPU = torch.device("cpu")
 SIZES = (5, 3, 9)

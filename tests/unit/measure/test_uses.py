@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradwire.codec.select.rates import rated_top_k
 from gradwire.measure.uses import FirstForward, layer_rates, multiply_adds
 from gradwire.recipes import recipe
-from gradwire.step.context import ExchangeContext, Part
+from gradwire.unit.context import ExchangeContext, Part
 from gradwire_lab.workloads.models import resnet_demo
 
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, float]]] = [

@@ -12,7 +12,7 @@ from torch import nn
 
 from gradwire.errors import GradwireWarning
 from gradwire.metric import numerator_of, numerators, thresholds
-from gradwire.step.context import ExchangeContext, Part, Replicated
+from gradwire.unit.context import ExchangeContext, Part, Replicated
 from tests.support.looped import looped
 from tests.support.optimizers import CASES, N, context_of, draw, trained
 

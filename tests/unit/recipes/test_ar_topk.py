@@ -7,8 +7,8 @@ import torch
 
 from gradwire import recipes
 from gradwire.recipes import Composition
-from gradwire.step.context import ExchangeContext
-from gradwire.step.flat_buffers import ParameterSpec
+from gradwire.unit.context import ExchangeContext
+from gradwire.unit.parameters import ParameterSpec
 
 NAMES = ("star_topk", "var_topk", "ar_topk")
 

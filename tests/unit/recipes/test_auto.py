@@ -18,8 +18,8 @@ from gradwire.recipes import Composition, Decision, recipe
 from gradwire.recipes.auto import CANDIDATES
 from gradwire.recipes.parse import steady
 from gradwire.recipes.trial import DECIDED, FEWEST, SKIPPED
-from gradwire.step.flat_buffers import ParameterSpec, specs_of
 from gradwire.step.layout import build
+from gradwire.unit.parameters import ParameterSpec, specs_of
 from gradwire_lab.workloads import catalogue
 
 CODEC = CodecCost(Line(1e-4, 3e-9), Line(1e-4, 1e-9))

@@ -14,7 +14,8 @@ from gradwire.planning.costs import BackwardTiming, Line, Link, Network
 from gradwire.planning.facts import Facts
 from gradwire.planning.step_time import ready_of_element
 from gradwire.recipes import Composition, recipe
-from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec
+from gradwire.step.flat_buffers import FlatBuffer
+from gradwire.unit.parameters import ParameterSpec
 from tests.support.looped import looped
 from tests.support.planning_problems import imbalance
 

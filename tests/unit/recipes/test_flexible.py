@@ -19,7 +19,7 @@ from gradwire.planning.flexible import Choice
 from gradwire.planning.ratio import candidate_ratios
 from gradwire.recipes import Composition, recipe
 from gradwire.recipes.flexible import energies, rounds_of
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 
 RATIOS = candidate_ratios()

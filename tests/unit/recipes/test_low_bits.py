@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.comm import Comm, Round, run_ranks
 from gradwire.memory import NoMemory, Residual
 from gradwire.recipes import recipe
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 
 

@@ -14,9 +14,9 @@ from gradwire.exchange.round_robin import Order
 from gradwire.placement import host
 from gradwire.planning.facts import Facts
 from gradwire.recipes import Decision, recipe
-from gradwire.step.context import ExchangeContext
 from gradwire.step.environment import ReducerEnvironment
-from gradwire.step.flat_buffers import ParameterSpec
+from gradwire.unit.context import ExchangeContext
+from gradwire.unit.parameters import ParameterSpec
 from tests.support.looped import looped
 from tests.support.rig import Outcome, Rig, gradients
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.recipes import RecipeEntry, entries, recipe
-from gradwire.step.flat_buffers import ParameterSpec
+from gradwire.unit.parameters import ParameterSpec
 from tests.support.looped import looped
 from tests.support.rig import Rig, gradients
 

@@ -24,15 +24,15 @@ from gradwire.placement.transfer import BufferTransfer, TransferredBuffer
 from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.source import Source
-from gradwire.step.context import Fates
 from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.fates import Steps
-from gradwire.step.flat_buffers import Slot
 from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.on_device import DeviceBackward
 from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker, wait_for
+from gradwire.unit.context import Fates
+from gradwire.unit.parameters import Slot
 from tests.support.rig import gradients, specs
 
 

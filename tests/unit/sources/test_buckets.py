@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradwire.placement import HostDevice
 from gradwire.sources.ddp.source import BucketMap
-from gradwire.step.flat_buffers import specs_of
+from gradwire.unit.parameters import specs_of
 
 HOST = HostDevice()
 

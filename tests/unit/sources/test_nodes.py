@@ -8,8 +8,8 @@ import torch
 from gradwire.comm import Comm, run_ranks
 from gradwire.sources.nodes.level import Packing
 from gradwire.sources.nodes.members import Members, NodeTable, agreed, neighbours
-from gradwire.step.flat_buffers import slots_of
 from gradwire.step.shards import shards_of
+from gradwire.unit.parameters import slots_of
 from tests.support.rig import specs
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.sources.buckets import Bucket, assigned
-from gradwire.step.flat_buffers import ParameterSpec
+from gradwire.unit.parameters import ParameterSpec
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 HERE = ExchangeContext(step=3, unit=2, rank=1, world=4, seed=5, flat_buffer=1)
 

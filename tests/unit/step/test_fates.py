@@ -12,8 +12,8 @@ from torch import nn
 
 from gradwire.errors import GradwireError
 from gradwire.placement import HostDevice
-from gradwire.step.context import Fates
 from gradwire.step.fates import Steps
+from gradwire.unit.context import Fates
 
 
 def test_gradients_that_a_hook_of_the_user_s_clears_before_the_step_are_dropped() -> None:

@@ -15,7 +15,8 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import Gather, gather
 from gradwire.laws import Laws
 from gradwire.memory import UNSENT
-from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, layout_hash, specs_of
+from gradwire.step.flat_buffers import FlatBuffer
+from gradwire.unit.parameters import ParameterSpec, layout_hash, specs_of
 
 
 def _spec(name: str, numel: int, dtype: torch.dtype = torch.float32) -> ParameterSpec:

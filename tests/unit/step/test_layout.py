@@ -14,8 +14,8 @@ from gradwire.exchange.payloads import Reduce, reduce
 from gradwire.memory import UNSENT
 from gradwire.planning.tuning import Tuning
 from gradwire.recipes import Composition, recipe
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout, build, by_size
+from gradwire.unit.parameters import ParameterSpec
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ from gradwire.comm import run_ranks
 from gradwire.comm.base import Comm
 from gradwire.exchange.compose import Always, EveryK, Schedule, Scheme, WarmUp, remember
 from gradwire.exchange.dense import dense
-from gradwire.step.context import ExchangeContext
-from gradwire.step.flat_buffers import ParameterSpec, Slot
 from gradwire.step.gradient_bucket import DirectShare
 from gradwire.step.plan import ExchangePlan
+from gradwire.unit.context import ExchangeContext
+from gradwire.unit.parameters import ParameterSpec, Slot
 
 STEPS, NUMEL = 8, 64
 

@@ -7,10 +7,10 @@ import torch
 
 from gradwire.comm import Comm, run_ranks
 from gradwire.recipes import recipe
-from gradwire.step.context import Replicated
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import build
 from gradwire.step.shards import Shard, cut, joined, shards_of
+from gradwire.unit.context import Replicated
+from gradwire.unit.parameters import ParameterSpec
 from tests.support.looped import looped
 from tests.support.rig import specs
 

@@ -12,9 +12,10 @@ from gradwire.codec.sparse import sparse
 from gradwire.comm import Comm, run_ranks
 from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
-from gradwire.step.flat_buffers import FlatBuffer, ParameterSpec, slots_of
+from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.gradient_bucket import GradientBucket, route_of
 from gradwire.step.step import Outcome, Step
+from gradwire.unit.parameters import ParameterSpec, slots_of
 from tests.support.rig import Rig, gradients
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from torch import Tensor
 
 from gradwire.laws import Laws, formerly
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 if not TYPE_CHECKING:
     __getattr__ = formerly(__name__, "SelectorLaws")

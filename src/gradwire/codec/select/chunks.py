@@ -15,7 +15,7 @@ from torch import Tensor
 from gradwire.kernels.chunks import chunk_topk_indices
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from gradwire.kernels.chunks import chunk_topk_count, chunk_topk_indices
 from gradwire.kernels.dispatch import Kernels
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def rated_top_k(rate: int, rates: Mapping[str, int] | None = None, keep: int | N
 
     Raises `ValueError` unless rates and `keep` are whole numbers from 1 on.
 
-    >>> from gradwire.step.context import Part
+    >>> from gradwire.unit.context import Part
     >>> x = torch.tensor([1.0, -3.0, 2.0, 0.0, 5.0, 1.0, 4.0])
     >>> parts = Part("conv.weight", (4,), 0, 4), Part("fc.weight", (3,), 0, 3)
     >>> ctx = ExchangeContext(step=0, unit=0, rank=0, world=1, parts=parts)

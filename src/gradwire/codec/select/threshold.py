@@ -24,7 +24,7 @@ from gradwire.kernels.draws import stratified_indices
 from gradwire.kernels.threshold import indices_reaching
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 def fill_up_from(start: int, indices: Tensor, k: int, numel: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire.codec.select.base import check_ratio, count_kept
 from gradwire.kernels.topk import topk_indices
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 
 @dataclass(frozen=True)

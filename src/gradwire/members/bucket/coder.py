@@ -22,9 +22,9 @@ from gradwire.exchange.payloads import Gather, Reduce
 from gradwire.kernels.dispatch import kernels_for
 from gradwire.memory import Gradients
 from gradwire.sources.buckets import Bucket
-from gradwire.step.context import ExchangeContext
-from gradwire.step.flat_buffers import Slot
 from gradwire.step.layout import Layout
+from gradwire.unit.context import ExchangeContext
+from gradwire.unit.parameters import Slot
 
 _INSTEAD = (
     "take one in which each replica's payload is made without the others: 'sparseloco', 'topk(ratio=0.02)', "

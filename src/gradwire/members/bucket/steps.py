@@ -19,8 +19,8 @@ from gradwire.members.healing import as_bytes, describe, room_for
 from gradwire.members.steps import MovingSteps
 from gradwire.sources.local_optimizers import LocalOptimizers
 from gradwire.sources.outer import WEIGHT, _join
-from gradwire.step.flat_buffers import ParameterSpec
 from gradwire.step.layout import Layout
+from gradwire.unit.parameters import ParameterSpec
 
 _LOG = logging.getLogger("gradwire")
 

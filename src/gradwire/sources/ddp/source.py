@@ -23,10 +23,10 @@ from gradwire.sources.ddp.finer import fit_buckets
 from gradwire.sources.observe import Entrance, leave_out_of_copies, register_observers
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.source import Source
-from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of, specs_of
 from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.reducer import Backward
 from gradwire.step.step import SideBroadcast, Step
+from gradwire.unit.parameters import ParameterSpec, Slot, slots_of, specs_of
 from gradwire.untraced import untraced
 
 _Future: TypeAlias = torch.futures.Future[Tensor]

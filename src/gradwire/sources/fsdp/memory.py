@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.step.context import Fates
+from gradwire.unit.context import Fates
 
 
 class Unsent:

@@ -27,8 +27,8 @@ from gradwire.sources.fsdp.modules import ShardedModule
 from gradwire.sources.fsdp.routes import Routes, targets_of
 from gradwire.sources.nodes.members import NodeTable
 from gradwire.sources.observe import Entrance, remove
-from gradwire.step.context import Fates
 from gradwire.step.fates import Steps
+from gradwire.unit.context import Fates
 from gradwire.untraced import untraced
 
 _LOG = logging.getLogger("gradwire")

@@ -23,11 +23,11 @@ from gradwire.comm import Pending
 from gradwire.errors import DAMAGED, TransportError
 from gradwire.measure.metered import MeteredComm
 from gradwire.placement import Placement
-from gradwire.step.flat_buffers import ParameterSpec, Slot, slots_of
 from gradwire.step.gradient_bucket import GradientBucket, InTurn
 from gradwire.step.reducer import Reducer
 from gradwire.step.shards import shards_of
 from gradwire.step.step import Outcome, Step
+from gradwire.unit.parameters import ParameterSpec, Slot, slots_of
 
 _LOG = logging.getLogger("gradwire")
 _ATTEMPTS = 3

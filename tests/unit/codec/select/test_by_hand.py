@@ -17,7 +17,7 @@ from gradwire.contrib.lwtopk import layer_top_k
 from gradwire.contrib.threshold import fixed_threshold
 from gradwire.exchange.leader import leader
 from gradwire.laws import Laws
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.looped import looped
 from tests.support.whole import parts_of
 

@@ -14,7 +14,7 @@ from gradwire.codec.select.threshold import threshold_of_sample
 from gradwire.contrib.dgc import sampled_top_k
 from gradwire.contrib.sidco import Sidco, mean_logarithm, pareto_threshold, sidco_top_k, stage_ratios
 from gradwire.kernels.topk import topk_indices
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.inputs import generator, normal
 from tests.support.looped import looped
 

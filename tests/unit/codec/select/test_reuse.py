@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.codec.select.threshold import reused_threshold
 from gradwire.codec.select.topk import top_k
 from gradwire.kernels.topk import topk_indices
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 
 AT = ExchangeContext(step=3, unit=0, rank=0, world=1)
 SIZE, K = 20_000, 200

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.codec.select.threshold import exactly, fill_up, fill_up_from, largest_of
 from gradwire.kernels.topk import topk_indices
-from gradwire.step.context import ExchangeContext
+from gradwire.unit.context import ExchangeContext
 from tests.support.inputs import FINITE, KINDS
 from tests.support.looped import looped
 
