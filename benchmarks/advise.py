@@ -112,14 +112,14 @@ def observe(workload: str, folder: Path) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     from gradwire.advise.observed import Observed
-    from gradwire.advise.watch import ENOUGH, Watch
+    from gradwire.advise.watch import ENOUGH, DDPWatch
 
     def finished(observed: Observed | None) -> None:
         if observed is not None:
             (folder / "watched.json").write_text(json.dumps(asdict(observed)), encoding="utf-8")
 
     assert WATCHED >= ENOUGH
-    with Watch(WATCHED, finished) as watch:
+    with DDPWatch(WATCHED, finished) as watch:
         step = stepper(workload)
         while not watch.is_over:
             step()
@@ -138,10 +138,10 @@ def compare(workload: str, folder: Path, recipes: list[str], rounds: int) -> Non
     """
     import torch.distributed as dist
 
-    from gradwire.advise.watch import Watch
+    from gradwire.advise.watch import DDPWatch
     from gradwire_lab.bench.statistics import mixed
 
-    watch = Watch(10**9, print)  # which is never over
+    watch = DDPWatch(10**9, print)  # which is never over
     plain = stepper(workload)
     ways = {"plain": plain, "again": plain} | {recipe: stepper(workload, recipe) for recipe in recipes}
     with watch:
@@ -215,15 +215,16 @@ def measure(setting: str, codecs: Mapping[str, Any]) -> dict[str, Any]:
 
 def restored(told: Mapping[str, Any]) -> Any:
     """An `Observed` from its numbers."""
-    from gradwire.advise.observed import Gradients, Observed, RankSteps, Step
+    from gradwire.advise.observed import Observed, ObservedStep, RankSteps, ReadyOrder
 
     each = dict(told)
     each["ranks"] = tuple(
-        RankSteps(rank["rank"], tuple(Step(**step) for step in rank["steps"])) for rank in told["ranks"]
+        RankSteps(rank["rank"], tuple(ObservedStep(**step) for step in rank["steps"]))
+        for rank in told["ranks"]
     )
     if told["gradients"] is not None:
         shapes = tuple(map(tuple, told["gradients"]["shapes"]))
-        each["gradients"] = Gradients(**{**told["gradients"], "shapes": shapes})
+        each["gradients"] = ReadyOrder(**{**told["gradients"], "shapes": shapes})
     return Observed(**{**each, "timed": tuple(map(tuple, told["timed"]))})
 
 

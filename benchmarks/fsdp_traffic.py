@@ -47,7 +47,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import gradwire
-from gradwire.sources.fsdp.coding import Blocks
+from gradwire.sources.fsdp.coding import RoundedBlocks
 from gradwire_lab import emulate
 from gradwire_lab.bench.statistics import paired
 from gradwire_lab.workloads import catalogue
@@ -129,7 +129,7 @@ class GatherCodes(GatherIn):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        coding, parts = Blocks("int4", 128), (input_tensor.numel(),)
+        coding, parts = RoundedBlocks("int4", 128), (input_tensor.numel(),)
         row = torch.empty(coding.row_bytes(parts, torch.float32), dtype=torch.uint8)
         coding.encode(input_tensor.clone(), row[None], parts, 0)
         rows = torch.empty(group.size(), row.numel(), dtype=torch.uint8)

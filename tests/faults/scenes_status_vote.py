@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.codec.select.topk import TopK
 from gradwire.comm.base import SHORT_BYTES
-from gradwire.comm.checksums import Sealed
+from gradwire.comm.checksums import SealedLayout
 from tests.support.models import batch, digest, gradients, optimizer_of, perceptron, train
 from tests.support.states import own_state
 from tests.support.world import lose_groups
@@ -122,17 +122,17 @@ def damaged(recipe: str, **options: Any) -> dict[str, Any]:
     wire = gradwire.attach(ddp, optimizer, recipe, checksums=True, **options)
     losses = train(ddp, optimizer, range(5))
     before, step, replica = _memory(wire), wire.report().step, digest(ddp)
-    honest = Sealed.open
+    honest = SealedLayout.open
 
-    def struck(how: Sealed, message: Tensor, *arguments: Any) -> tuple[bool, bool]:
+    def struck(how: SealedLayout, message: Tensor, *arguments: Any) -> tuple[bool, bool]:
         message[0] ^= how.payload_bytes > SHORT_BYTES
         return honest(how, message, *arguments)
 
     if dist.get_rank() == UNLUCKY:
-        Sealed.open = struck  # type: ignore[method-assign]
+        SealedLayout.open = struck  # type: ignore[method-assign]
     optimizer.zero_grad()
     seen = _backward(ddp, 5)
-    Sealed.open = honest  # type: ignore[method-assign]
+    SealedLayout.open = honest  # type: ignore[method-assign]
     intact = _equal(_memory(wire), before) and wire.report().step == step and digest(ddp) == replica
     losses += train(ddp, optimizer, range(5, 60))
     added = wire.report().checksum_bytes

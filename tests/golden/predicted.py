@@ -20,7 +20,7 @@ import torch
 
 import gradwire
 from gradwire._api.plan import Candidate
-from gradwire._api.simulate import Outcome
+from gradwire._api.simulate import Simulated
 from gradwire.comm import Comm, run_ranks
 from gradwire.control.auto import AutoController
 from gradwire.control.controller import controller_for
@@ -126,7 +126,7 @@ def simulated(name: str) -> dict[str, Any]:
     return {f"{each.recipe} on {each.workers}": _outcome(each) for each in found.outcomes}
 
 
-def _outcome(each: Outcome) -> dict[str, Any]:
+def _outcome(each: Simulated) -> dict[str, Any]:
     names = ("step_s", "exposed_s", "wire_bytes", "node_bytes", "memory_bytes")
     found: dict[str, Any] = _short({name: getattr(each, name) for name in names})
     return {**found, "two_levels": each.two_levels, "warnings": list(each.warnings)}

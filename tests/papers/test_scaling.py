@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 import gradwire
-from gradwire._api.simulate import Outcome
+from gradwire._api.simulate import Simulated
 from gradwire.planning.shapes import load
 from tests.papers.covap_tables import TABLE_I, TABLE_VII
 
@@ -21,7 +21,7 @@ def rate_bit_per_s(model: str, allreduce_s: float, workers: int) -> float:
     return 8 * 2 * (workers - 1) / workers * 4 * load(model).parameters / allreduce_s
 
 
-def scalecom(share: float, faster: float, workers: int) -> dict[str, Outcome]:
+def scalecom(share: float, faster: float, workers: int) -> dict[str, Simulated]:
     """ResNet-50 where a dense all-reduce takes this share of a step of 8 workers, without overlap."""
     compute_s = 0.01
     found = gradwire.simulate(

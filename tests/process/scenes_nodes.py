@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.comm.checksums import SHORT_BYTES, Sealed
+from gradwire.comm.checksums import SHORT_BYTES, SealedLayout
 from gradwire.errors import PeerFailed, RanksDisagree, TransportError, WireError
 from gradwire.integrations.dcp import WireState
 from gradwire.sources.nodes.level import Packing
@@ -95,21 +95,21 @@ def damaged(made: Callable[..., Made]) -> dict[str, Any]:
 
     def seen(action: Callable[[], object]) -> list[str]:
         if dist.get_rank() == 3:
-            Sealed.open = struck  # type: ignore[method-assign]
+            SealedLayout.open = struck  # type: ignore[method-assign]
         try:
             action()
         except (WireError, PeerFailed) as raised:
             return [type(raised).__name__, str(raised)]
         finally:
-            Sealed.open = honest  # type: ignore[method-assign]
+            SealedLayout.open = honest  # type: ignore[method-assign]
         return ["nothing", ""]
 
     for step in range(2):
         backward(step)
         optimizer.step()
-    before, honest = own_state(wire)["memory"], Sealed.open
+    before, honest = own_state(wire)["memory"], SealedLayout.open
 
-    def struck(how: Sealed, message: Tensor, *arguments: Any) -> tuple[bool, bool]:
+    def struck(how: SealedLayout, message: Tensor, *arguments: Any) -> tuple[bool, bool]:
         message[0] ^= how.payload_bytes > SHORT_BYTES
         return honest(how, message, *arguments)
 

@@ -14,7 +14,7 @@ from gradwire_lab.bench.measurement import Setting
 from gradwire_lab.bench.process_set import ProcessSet, SettingFailed
 from gradwire_lab.bench.runner import run
 from gradwire_lab.bench.settings import NetworkSetting as LinkSettings
-from gradwire_lab.bench.settings import Schedule, Settings, TrainingTask, parse_entry
+from gradwire_lab.bench.settings import Repetitions, Settings, TrainingTask, parse_entry
 from gradwire_lab.emulate import Counters
 
 pytestmark = [pytest.mark.process, pytest.mark.rest]
@@ -132,7 +132,7 @@ def test_the_others_go_on_when_a_peer_hangs_and_one_dies():
     entries = tuple(parse_entry(name, "peer") for name in ("ddp", "fp16_hook"))
     settings = Settings(
         TrainingTask("none"),
-        Schedule(2, 2, 0, 1.0),
+        Repetitions(2, 2, 0, 1.0),
         LinkSettings(2, "1gbit", "0", "root"),
         (*entries, parse_entry("covap", "recipe")),
     )

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.comm import Round
 from gradwire.comm.base import issue_alone
-from gradwire.comm.checksums import Sealed
+from gradwire.comm.checksums import SealedLayout
 from gradwire.comm.process_group import SHORT_BYTES
 from gradwire.errors import DAMAGED, GradwireError
 from gradwire.exchange.base import Decode
@@ -165,14 +165,14 @@ def gradwire_mean(wire: gradwire.Wire) -> dict[str, Tensor]:
 @contextmanager
 def flipped(step: int) -> Iterator[None]:
     """Within it, a bit is flipped in what this rank receives: in odd steps in each message, else in one."""
-    honest, left = Sealed.open, [step % 8]
+    honest, left = SealedLayout.open, [step % 8]
 
-    def struck(how: Sealed, message: Tensor, *arguments: Any) -> tuple[bool, bool]:
+    def struck(how: SealedLayout, message: Tensor, *arguments: Any) -> tuple[bool, bool]:
         message[0] ^= step % 2 == 1 or left[0] == 0
         left[0] -= 1
         return honest(how, message, *arguments)
 
-    with mock.patch.object(Sealed, "open", struck):
+    with mock.patch.object(SealedLayout, "open", struck):
         yield
 
 

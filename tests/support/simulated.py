@@ -53,7 +53,7 @@ class Access:
 
 
 class SimulatedEvent:
-    """See `gradwire.placement.device.Event`."""
+    """See `gradwire.placement.device.StreamEvent`."""
 
     def __init__(self, device: Simulated) -> None:
         self._device = device

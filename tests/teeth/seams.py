@@ -69,7 +69,7 @@ SEAMS = (
     ),
     Seam(
         "A checksum is computed, and not compared.",
-        "Sealed.open",
+        "SealedLayout.open",
         "sound = …if …]",
         "sound = …if checksum(copy) is not None]",
     ),

@@ -84,5 +84,5 @@ def _announce_ahead(
         return
     last = -1
     if not lending.LENDS_NEW:
-        last = int(gathered(everyone, torch.tensor([ahead.Series.last], device="cpu")).max())
-    carrier.series = everyone.series = ahead.Series.after(last)
+        last = int(gathered(everyone, torch.tensor([ahead.ReceiveSeries.last], device="cpu")).max())
+    carrier.series = everyone.series = ahead.ReceiveSeries.after(last)

@@ -57,7 +57,7 @@ NO_FIT, GROWS, MORE = "does not fit", "bytes grow with workers", "sends more tha
 
 
 @dataclass(frozen=True)
-class Outcome(Prediction):
+class Simulated(Prediction):
     """One recipe on `workers` workers.
 
     There are three `warnings`. A recipe "does not fit" into the stated memory, its "bytes grow with workers"
@@ -90,18 +90,18 @@ class Simulation:
     seed: int
     workers: tuple[int, ...]
     alone: tuple[float, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Simulated, ...]
 
     @property
-    def curves(self) -> dict[str, list[Outcome]]:
+    def curves(self) -> dict[str, list[Simulated]]:
         """The outcomes of each recipe, by workers. Those that `auto` tries come first, if there is an
         exchange in each step; of both kinds the most efficient on most workers first.
         """
-        found: dict[str, list[Outcome]] = {}
+        found: dict[str, list[Simulated]] = {}
         for each in self.outcomes:
             found.setdefault(each.recipe, []).append(each)
 
-        def place(outcomes: Sequence[Outcome]) -> tuple[bool, float]:
+        def place(outcomes: Sequence[Simulated]) -> tuple[bool, float]:
             last = outcomes[-1]
             return self.every == 1 and not last.tried, -last.efficiency
 
@@ -146,11 +146,11 @@ class Simulation:
         return "\n".join([*lines[:-1], wrapped(marks, width)])
 
 
-def _cell(each: Outcome) -> str:
+def _cell(each: Simulated) -> str:
     return f"{100 * each.efficiency:.0f}{_mark(each)}"
 
 
-def _mark(each: Outcome) -> str:
+def _mark(each: Simulated) -> str:
     marks = {NO_FIT: "!", MORE: "+", GROWS: "^"}
     return next((mark for warning, mark in marks.items() if warning in each.warnings), " ")
 
@@ -299,7 +299,7 @@ def _outcomes(
     worlds: Worlds,
     memory_bytes: float,
     told: Told | None,
-) -> tuple[Outcome, ...]:
+) -> tuple[Simulated, ...]:
     """The outcome of every recipe in every world.
 
     Args:
@@ -318,7 +318,7 @@ def _outcomes(
             found, levels = forecasts.of(text, cluster)
             two = _two_of(cluster)
             of_two = _passed_bytes(forecasts.of(text, two, levels)[0], two)
-            outcome = Outcome(
+            outcome = Simulated(
                 **numbers_of(text, found, every, stated=stated, two_levels=levels, late=late),
                 workers=cluster.workers,
                 warnings=_warnings(found, cluster, of_two, dense_bytes, memory_bytes),
@@ -336,7 +336,7 @@ def _of_fsdp(
     texts: Sequence[str],
     worlds: Worlds,
     memory_bytes: float,
-) -> tuple[Outcome, ...]:
+) -> tuple[Simulated, ...]:
     """The outcome of each scatter and gather of FSDP2's own traffic in every world.
 
     Args:
@@ -354,7 +354,7 @@ def _of_fsdp(
             ]
             step_s, found = fmean(one.step_s for one in each), each[0]
             compute_s = backward.before_s + backward.total_s
-            outcome = Outcome(
+            outcome = Simulated(
                 recipe=text,
                 workers=cluster.workers,
                 step_s=step_s,

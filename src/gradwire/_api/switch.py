@@ -12,7 +12,7 @@ from gradwire.kernels import compiler
 from gradwire.memory import UNSENT
 from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.step.flat_buffers import FlatBuffer
-from gradwire.step.installed import META, InstalledRecipe, Snapshot
+from gradwire.step.installed import META, InstalledRecipe, RecipeSnapshot
 from gradwire.step.layout import Layout
 from gradwire.unit.parameters import ParameterSpec
 
@@ -38,7 +38,7 @@ def switch(
         reducer.env.compile_for(layout)
         return chosen, first
 
-    def successor() -> Snapshot:
+    def successor() -> RecipeSnapshot:
         return reducer.snapshot() if runs is None else reducer.successor(runs)
 
     reducer.env = replace(env, policy=reducer.policy)  # a detached reducer runs without it

@@ -30,7 +30,7 @@ from gradwire._api.plan import (
     plan,
     rate_found,
 )
-from gradwire.advise.observed import Observed, Step
+from gradwire.advise.observed import Observed, ObservedStep
 from gradwire.control.forecast import INSIDE
 from gradwire.planning.choice import LEAD, OFF
 from gradwire.planning.collectives import hops
@@ -108,7 +108,7 @@ SHARES = {
 
 
 @dataclass(frozen=True)
-class Link:
+class ImpliedLink:
     """The link over which all-reduces are exposed for as long as they were.
 
     `sums` are when each all-reduce of a pass is ready, in seconds from the start of backward, and its bytes.
@@ -346,7 +346,7 @@ def _late_input_s(observed: Observed) -> tuple[float, float]:
     """
     late = observed.late
 
-    def longer_s(number: Callable[[Step], float]) -> float:
+    def longer_s(number: Callable[[ObservedStep], float]) -> float:
         typical = {each.rank: each.typical(number) for each in observed.ranks}
         more_s = typical.pop(late.rank) - median(typical.values())
         return more_s if more_s > 0.5 * late.seconds else 0.0
@@ -371,7 +371,7 @@ def _delays_s(observed: Observed) -> tuple[float, float]:
     return min(NOMINAL.alpha_s, most_s), min(FAR_S, most_s)
 
 
-def _link(observed: Observed, exposed_s: float, delay_s: float) -> Link | None:
+def _link(observed: Observed, exposed_s: float, delay_s: float) -> ImpliedLink | None:
     """Estimate the link of an observed run from its exposed time, `exposed_s` seconds of a step, and the
     one-way delay `delay_s`; `None` if sizes or ranks are not known.
     """
@@ -384,7 +384,7 @@ def _link(observed: Observed, exposed_s: float, delay_s: float) -> Link | None:
     sums = tuple(zip(_ready(observed, backward_s), observed.buckets, strict=True))
     rate = rate_found(sums, backward_s, exposed_s, delay_s=delay_s, **given)
     latency_s = min(calls * messages * delay_s, exposed_s)
-    return Link(sums, backward_s, rate, delay_s, observed.passes * latency_s)
+    return ImpliedLink(sums, backward_s, rate, delay_s, observed.passes * latency_s)
 
 
 def _per_node(observed: Observed) -> int:
@@ -405,7 +405,11 @@ def _ready(observed: Observed, backward_s: float) -> list[float]:
 
 
 def _free(
-    observed: Observed, link: Link | None, step_s: float, exposed_s: float, rate_bit_per_s: float | None
+    observed: Observed,
+    link: ImpliedLink | None,
+    step_s: float,
+    exposed_s: float,
+    rate_bit_per_s: float | None,
 ) -> Iterator[Gain]:
     """Yield changes that need no compression, with the factor by which a step should become faster.
 
@@ -431,7 +435,7 @@ def _free(
         yield Gain("find_unused_parameters=False, as none was unused", 1.0, 1.0, 1.0)
 
 
-def _larger_buckets(observed: Observed, link: Link) -> tuple[float, int]:
+def _larger_buckets(observed: Observed, link: ImpliedLink) -> tuple[float, int]:
     """Seconds that the best of larger buckets should spare in a step, and their size in MB; zeros where
     gradients are not known."""
     if observed.gradients is None or not observed.gradient_bytes or not observed.sends_gradients:
@@ -449,7 +453,7 @@ def _larger_buckets(observed: Observed, link: Link) -> tuple[float, int]:
     return next(((each, cap) for each, cap in found if each >= 0.95 * most_s > 0.0), (0.0, 0))
 
 
-def _exposed(observed: Observed, link: Link, sums: Sequence[tuple[float, float]]) -> float:
+def _exposed(observed: Observed, link: ImpliedLink, sums: Sequence[tuple[float, float]]) -> float:
     return exposed_dense_s(
         sums,
         link.backward_s,
@@ -461,7 +465,7 @@ def _exposed(observed: Observed, link: Link, sums: Sequence[tuple[float, float]]
 
 
 def _causes(
-    observed: Observed, link: Link | None, nominal_bit_per_s: float | None, *, is_stated: bool
+    observed: Observed, link: ImpliedLink | None, nominal_bit_per_s: float | None, *, is_stated: bool
 ) -> Iterator[Cause]:
     """Yield everything that may bound a step, with its seconds.
 
@@ -523,7 +527,7 @@ def _causes(
     yield Cause(name, text, exposed_s)
 
 
-def _unknown(observed: Observed, link: Link | None) -> str:
+def _unknown(observed: Observed, link: ImpliedLink | None) -> str:
     """Why nothing can be predicted; empty if it can."""
     if observed.world == 1:
         return "there is one rank, so nothing is sent"
@@ -563,7 +567,7 @@ class _Predicted:
 
 def _predicted(
     observed: Observed,
-    links: tuple[Link, Link],
+    links: tuple[ImpliedLink, ImpliedLink],
     compute_s: float,
     codecs: Mapping[str, CodecCost],
     told: Told | None,
@@ -575,7 +579,7 @@ def _predicted(
         assumed = CodecCost(Line(0.0, factor * NOMINAL_ELEMENT_S), Line(0.0, 0.0))
         return {text: codecs.get(text, assumed) for text in coded}
 
-    def planned(link: Link, factor: float, cores: Cores) -> Plan:
+    def planned(link: ImpliedLink, factor: float, cores: Cores) -> Plan:
         return plan(
             _profile(observed, link),
             workers=observed.world,
@@ -615,7 +619,7 @@ def _cores(observed: Observed) -> tuple[Cores, Cores]:
     return few, many
 
 
-def _profile(observed: Observed, link: Link) -> Profile:
+def _profile(observed: Observed, link: ImpliedLink) -> Profile:
     """Gradients as layers; if they are not known, each all-reduce counts as one layer."""
     if observed.gradients is None:
         ready_s = [at_s for at_s, _ in link.sums]
@@ -690,7 +694,11 @@ def _why_not(row: Candidate, predicted: _Predicted, step_s: float) -> str:
 
 
 def _notes(
-    observed: Observed, link: Link | None, far: Link | None, helps: Sequence[Gain], late: Sequence[Gain]
+    observed: Observed,
+    link: ImpliedLink | None,
+    far: ImpliedLink | None,
+    helps: Sequence[Gain],
+    late: Sequence[Gain],
 ) -> Iterator[str]:
     """Yield sentences about everything that was assumed or not measured.
 

@@ -23,7 +23,7 @@ half, from which on that rank is late. Of two ranks that are the last by chance,
 
 
 @dataclass(frozen=True)
-class Step:
+class ObservedStep:
     """One step of one rank, in seconds.
 
     `input_s` passed while it waited for a DataLoader. `backward_s` is the synchronizing backward pass alone.
@@ -51,9 +51,9 @@ class RankSteps:
     """The steps that one rank has measured."""
 
     rank: int
-    steps: tuple[Step, ...]
+    steps: tuple[ObservedStep, ...]
 
-    def typical(self, number: Callable[[Step], float]) -> float:
+    def typical(self, number: Callable[[ObservedStep], float]) -> float:
         """Median over steps of the `number` of a step."""
         return median(map(number, self.steps))
 
@@ -74,7 +74,7 @@ class Late(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gradients:
+class ReadyOrder:
     """Trainable parameters in the order in which their gradients were ready.
 
     `ready_s` count from the start of the backward pass. With `assumed`, only the first and the last of them
@@ -110,7 +110,7 @@ class Observed:
     backend: str
     world: int
     ranks: tuple[RankSteps, ...]
-    gradients: Gradients | None = None
+    gradients: ReadyOrder | None = None
     buckets: tuple[float, ...] = ()
     calls: float = 0.0
     passes: float = 1.0
@@ -126,11 +126,11 @@ class Observed:
     recording_s: float = 0.0
     missing: tuple[str, ...] = ()
 
-    def least(self, number: Callable[[Step], float]) -> float:
+    def least(self, number: Callable[[ObservedStep], float]) -> float:
         """The least over ranks of the median over steps: of a collective, the time that is no waiting."""
         return min(each.typical(number) for each in self.ranks)
 
-    def most(self, number: Callable[[Step], float]) -> float:
+    def most(self, number: Callable[[ObservedStep], float]) -> float:
         """The most over ranks of the median over steps: of computing, the time for which all wait."""
         return max(each.typical(number) for each in self.ranks)
 
@@ -143,7 +143,7 @@ class Observed:
         return median(min(step.exposed_s for step in steps) for steps in self._together)
 
     @property
-    def _together(self) -> list[tuple[Step, ...]]:
+    def _together(self) -> list[tuple[ObservedStep, ...]]:
         """Each step that all ranks have, as that of each rank: recording ends on all at once."""
         fewest = min(len(each.steps) for each in self.ranks)
         return list(zip(*(each.steps[-fewest:] for each in self.ranks), strict=True))

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradwire.advise.observed import Gradients, Observed, RankSteps, Step
+from gradwire.advise.observed import Observed, ObservedStep, RankSteps, ReadyOrder
 from gradwire.advise.recorded import Recorded, Sum
 from gradwire.advise.spans import ordered, outside, seconds, union, within
 from gradwire.quantities import bytes_text, counted
@@ -156,7 +156,7 @@ def _pass(found: Recorded, start_s: float, stop_s: float) -> Pass:
     return Pass(start_s, float(nodes_s[0]) if len(nodes_s) else last_s, last_s, stop_s)
 
 
-def _step_of(found: Recorded, passes: Sequence[Pass]) -> Step:
+def _step_of(found: Recorded, passes: Sequence[Pass]) -> ObservedStep:
     """A step with the parts of which it consists."""
     start_s, stop_s = passes[0].start_s, passes[-1].stop_s
     begun_s = found.forwards[:, 0]
@@ -172,13 +172,15 @@ def _step_of(found: Recorded, passes: Sequence[Pass]) -> Step:
         input_s = outside(loaded, busy)
         between_s = outside(before, union(ordered(array("d", np.concatenate((loaded, busy)).ravel()))))
         backward_s = GPU_BACKWARD * max(stop_s - start_s - exposed_s - input_s - between_s, 0.0)
-        return Step(stop_s - start_s, input_s, backward_s, seconds(running), exposed_s, between_s=between_s)
+        return ObservedStep(
+            stop_s - start_s, input_s, backward_s, seconds(running), exposed_s, between_s=between_s
+        )
     communicating_s = exposed_s = 0.0
     for each in passes:
         communicating_s += seconds(within(found.collectives, each.first_s, each.stop_s))
         exposed_s += seconds(within(found.collectives, each.last_s, each.stop_s))
     backward_s = passes[-1].last_s - passes[-1].first_s
-    return Step(
+    return ObservedStep(
         stop_s - start_s,
         seconds(loaded),
         backward_s,
@@ -230,7 +232,9 @@ def _shared_s(sums: Sequence[Sum], place: int) -> float:
     return seconds(within(union(others), own[0], own[1]))
 
 
-def _gradients(found: Recorded, sent: Sequence[Sequence[Span]], steps: Sequence[Step]) -> Gradients | None:
+def _gradients(
+    found: Recorded, sent: Sequence[Sequence[Span]], steps: Sequence[ObservedStep]
+) -> ReadyOrder | None:
     """Gradients with shapes and ready times, in seconds as medians over steps; `None` if shapes were not
     recorded. `sent` has the spans of each step's passes that send.
     """
@@ -250,10 +254,10 @@ def _gradients(found: Recorded, sent: Sequence[Sequence[Span]], steps: Sequence[
     if found.on_gpu:
         ready_s = ready_s / max(float(ready_s[-1]), 1e-9) * backward_s
     sizes = {each.element_bytes for each in orders[-1]}
-    return Gradients(shapes, tuple(np.maximum.accumulate(ready_s).tolist()), max(sizes), found.on_gpu)
+    return ReadyOrder(shapes, tuple(np.maximum.accumulate(ready_s).tolist()), max(sizes), found.on_gpu)
 
 
-def _recording_s(found: Recorded, passes: Sequence[Sequence[Pass]], steps: Sequence[Step]) -> float:
+def _recording_s(found: Recorded, passes: Sequence[Sequence[Pass]], steps: Sequence[ObservedStep]) -> float:
     """Seconds by which the profiler lengthened a step on the CPU, in the median over `steps`; 0 on a GPU.
     `passes` are the backward passes of each step.
 
@@ -268,7 +272,7 @@ def _recording_s(found: Recorded, passes: Sequence[Sequence[Pass]], steps: Seque
 
 
 def _missing(
-    found: Recorded, files: int, world: int, gradients: Gradients | None, sizes: Sequence[float]
+    found: Recorded, files: int, world: int, gradients: ReadyOrder | None, sizes: Sequence[float]
 ) -> Iterator[str]:
     """Yield sentences about what a trace does not tell.
 

@@ -31,7 +31,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import dataloader
 
 from gradwire.advise.link import card_bit_per_s, latency_s
-from gradwire.advise.observed import Gradients, Observed, RankSteps, Step
+from gradwire.advise.observed import Observed, ObservedStep, RankSteps, ReadyOrder
 from gradwire.environment import cores_per_rank
 from gradwire.measure.clock import now_s
 from gradwire.quantities import counted
@@ -73,7 +73,7 @@ class Log:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = weakref.ref(ddp)
-        self.steps: list[Step] = []
+        self.steps: list[ObservedStep] = []
         self.passes: list[int] = []
         self._first_ready_s: list[float] = []
         self._data: dict[str, Any] = {}
@@ -111,7 +111,7 @@ class Log:
         exposed_s = passes * 1e-9 * max(data[SENT] - data[OVERLAPPED], 0)
         computing_s = (passes + unsent) * 1e-9 * (data[FORWARD] + data[BACKWARD])
         self.steps.append(
-            Step(
+            ObservedStep(
                 step_s=step_s,
                 input_s=min(loading_s, step_s),
                 backward_s=1e-9 * data[BACKWARD],
@@ -139,7 +139,7 @@ class Log:
         """The run, from what each of `ranks` has told; `None` of a rank that has not."""
         data, ranks = self._data, self.ranks
         known = [
-            RankSteps(rank, tuple(Step(*numbers) for numbers in each["steps"]))
+            RankSteps(rank, tuple(ObservedStep(*numbers) for numbers in each["steps"]))
             for rank, each in zip(ranks, told, strict=True)
             if each is not None and each["steps"]
         ]
@@ -187,7 +187,7 @@ class Log:
             owners |= {home for hook in registered if (home := _home(hook)) == "gradwire"}
         return "gradwire" if "gradwire" in owners else "script" if owners - {"torch"} else ""
 
-    def _gradients(self, buckets: Sequence[Sequence[int]]) -> Gradients | None:
+    def _gradients(self, buckets: Sequence[Sequence[int]]) -> ReadyOrder | None:
         """Shapes and ready times of the gradients, in the order of DDP's `buckets` of parameter numbers.
         Two times are measured: the end of the first bucket and the end of the backward pass. All other ready
         times are interpolated. `None` if the buckets do not fit the model.
@@ -203,7 +203,7 @@ class Log:
         ready_s = [first_s * (place + 1) / first for place in range(first)]
         ready_s += [first_s + (last_s - first_s) * (place + 1) / rest for place in range(len(order) - first)]
         held = [parameters[index] for index in order]
-        return Gradients(
+        return ReadyOrder(
             tuple(tuple(each.shape) for each in held),
             tuple(ready_s),
             max(each.element_size() for each in held),
@@ -211,7 +211,7 @@ class Log:
         )
 
 
-class Watch:
+class DDPWatch:
     """A context in which DDP is watched for `steps` steps after it has warmed up.
 
     `finished` is called once with what was observed, on the first of the ranks that took part, and with
@@ -230,7 +230,7 @@ class Watch:
         self._optimizing_s = self._began_s = self._loading_s = 0.0
         self.is_over = False
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> DDPWatch:
         watch, made = self, DistributedDataParallel.__init__
         forward: Callable[..., Any] = DistributedDataParallel.forward
         loaded = dataloader._BaseDataLoaderIter.__next__

@@ -32,7 +32,7 @@ from gradwire.memory import UNSENT
 from gradwire.planning.health import Losses, pooled
 from gradwire.recipes import Composition
 from gradwire.recipes.parse import short
-from gradwire.step.installed import Snapshot
+from gradwire.step.installed import RecipeSnapshot
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Reducer
 from gradwire.step.shards import cut, joined
@@ -236,7 +236,7 @@ def save_mean(reducer: Reducer) -> dict[str, Any]:
 class _Ready:
     """A loaded state, prepared to run: applying it cannot fail. `facts` are compared over ranks."""
 
-    runs: Snapshot
+    runs: RecipeSnapshot
     facts: Mapping[str, str]
     apply: Callable[[], None] = lambda: None
     """Function that applies the source's part."""

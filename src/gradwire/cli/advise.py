@@ -104,7 +104,7 @@ def answer_of(
 
 
 def _watched(words: list[str], steps: int, say: Callable[[Observed], None], *, stop: bool) -> None:
-    from gradwire.advise.watch import Watch  # traces are read without a line of torch.distributed
+    from gradwire.advise.watch import DDPWatch  # traces are read without a line of torch.distributed
 
     def finished(observed: Observed | None) -> None:
         if observed is not None:
@@ -115,7 +115,7 @@ def _watched(words: list[str], steps: int, say: Callable[[Observed], None], *, s
         if stop:
             raise Stopped(0)
 
-    with Watch(steps, finished) as watch:
+    with DDPWatch(steps, finished) as watch:
         code = run(Path(words[0]), words[1:])
         if code in (None, 0):
             watch.conclude()

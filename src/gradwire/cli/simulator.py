@@ -34,7 +34,7 @@ from gradwire.cli.progress import waiting
 from gradwire.quantities import time_s
 
 if TYPE_CHECKING:  # torch takes seconds to load, which help and completion need not wait for
-    from gradwire._api.simulate import Outcome, Simulation
+    from gradwire._api.simulate import Simulated, Simulation
 
 MARKS = "o+x*#@%&"
 WIDTH, HEIGHT = 64, 13
@@ -132,7 +132,7 @@ def worlds(text: str) -> list[int]:
     return found
 
 
-def drawn(found: Simulation) -> dict[str, list[Outcome]]:
+def drawn(found: Simulation) -> dict[str, list[Simulated]]:
     """Curves to plot, one for each mark: dense, and the most efficient at the end."""
     curves = found.curves
     kept = list(curves)[: len(MARKS)]

@@ -96,7 +96,7 @@ class _Announced:
             del self._under_way[key]
 
 
-class Series:
+class ReceiveSeries:
     """Receives announced ahead by one attached model, under a `number` that is the same on all ranks.
 
     No other model on these ranks has had that number (`last`).
@@ -106,14 +106,14 @@ class Series:
     """The highest number so far in this process."""
 
     def __init__(self, number: int) -> None:
-        Series.last = max(Series.last, number)
+        ReceiveSeries.last = max(ReceiveSeries.last, number)
         self._first_tag = _FIRST_TAG + number * _SPAN
         self._announced: WeakKeyDictionary[dist.ProcessGroup, _Announced] = WeakKeyDictionary()
 
     @staticmethod
-    def after(last: int) -> Series | None:
+    def after(last: int) -> ReceiveSeries | None:
         """The next series, where `last` is the highest number of any rank; `None` when tags are used up."""
-        return Series(last + 1) if last + 1 < _MOST_SERIES else None
+        return ReceiveSeries(last + 1) if last + 1 < _MOST_SERIES else None
 
     def tag_of(self, message: Tensor, tag: int) -> int:
         """The tag of `message`, where others of its kind have `tag`: 0 or 1."""
@@ -144,7 +144,9 @@ class Receive:
     announced as were ever in flight together.
     """
 
-    def __init__(self, series: Series, group: dist.ProcessGroup, out: Tensor, source: int, tag: int) -> None:
+    def __init__(
+        self, series: ReceiveSeries, group: dist.ProcessGroup, out: Tensor, source: int, tag: int
+    ) -> None:
         self._out, self._buffer, self._key = out, None, (source, tag)
         self._is_under_way = True
         self._announced = announced = series.over(group)

@@ -50,13 +50,13 @@ _SPREAD = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
-class Sealed:
+class SealedLayout:
     """The layout of a message: a payload of `payload_bytes` with its checksums.
 
     If it is long, its last `told_bytes` travel twice. Every copy is filled up with zeros to a multiple of 8
     bytes, and its checksum follows.
 
-    >>> Sealed(5).bytes, Sealed(5000).bytes, Sealed(5008, told_bytes=8).bytes
+    >>> SealedLayout(5).bytes, SealedLayout(5000).bytes, SealedLayout(5008, told_bytes=8).bytes
     (32, 5008, 5040)
     """
 
@@ -135,14 +135,14 @@ class Watchman:
 
     def sealed(self, payload: Tensor, tells: int = 0) -> Tensor:
         """`payload` with its checksums, as a uint8 message. Its last `tells` int64 are in it twice."""
-        how = Sealed(payload.nbytes, 8 * tells)
+        how = SealedLayout(payload.nbytes, 8 * tells)
         return how.seal(
             _raw(payload), self._mark(self.rank), torch.empty(how.bytes, dtype=torch.uint8, device="cpu")
         )
 
     def room(self, payload: Tensor, tells: int = 0) -> Tensor:
         """A buffer for a message whose content will fill `payload`."""
-        return torch.empty(Sealed(payload.nbytes, 8 * tells).bytes, dtype=torch.uint8, device="cpu")
+        return torch.empty(SealedLayout(payload.nbytes, 8 * tells).bytes, dtype=torch.uint8, device="cpu")
 
     def open(self, message: Tensor, sender: int, payload: Tensor, tells: int = 0) -> None:
         """Check the `message` (bytes,) uint8 from `sender`, and copy its content to `payload`.
@@ -153,7 +153,7 @@ class Watchman:
         Args:
             tells: as in the sender's `sealed`.
         """
-        is_right, is_whole = Sealed(payload.nbytes, 8 * tells).open(
+        is_right, is_whole = SealedLayout(payload.nbytes, 8 * tells).open(
             message, self._mark(sender), _raw(payload)
         )
         if not is_right:

@@ -161,7 +161,7 @@ Addressed = tuple[Tensor, int]
 """A message, and the rank at its other end."""
 
 
-class _Bound:
+class _Collectives:
     """The collectives of a group as c10d has them, with their options, looked up once.
 
     Functions of `torch.distributed` look up the group, check types and make options in each call. The options
@@ -192,7 +192,7 @@ class ProcessGroupComm(PointToPointComm):
         self.rank: int = group.rank()
         self.world: int = group.size()
         self._peers = [rank for rank in range(self.world) if rank != self.rank]
-        self.series: ahead.Series | None = None
+        self.series: ahead.ReceiveSeries | None = None
         """Receives announced ahead, or `None`. Set it on all ranks between the same collectives."""
         self.shares_links = False
         """True if ranks share a node's link. All-gathers then cross it once, in a ring, instead of from each
@@ -202,10 +202,10 @@ class ProcessGroupComm(PointToPointComm):
         _has_comms.set()
 
     @cached_property
-    def _bound(self) -> _Bound | None:
+    def _bound(self) -> _Collectives | None:
         """`None` with a version of torch that has other names."""
         try:
-            return _Bound(self.group)
+            return _Collectives(self.group)
         except AttributeError:
             return None
 
@@ -413,7 +413,7 @@ def _striped(
     rank: int,
     tag: int = 0,
     *,
-    series: ahead.Series | None = None,
+    series: ahead.ReceiveSeries | None = None,
 ) -> list[Any]:
     """Send or receive `message` in stripes, one over each of `groups`.
 
@@ -447,7 +447,9 @@ class GroupPeers:
     """`gradwire.comm.algorithms.Peers` over c10d groups of the same ranks, one for each stripe of a
     message."""
 
-    def __init__(self, groups: Sequence[dist.ProcessGroup], series: ahead.Series | None = None) -> None:
+    def __init__(
+        self, groups: Sequence[dist.ProcessGroup], series: ahead.ReceiveSeries | None = None
+    ) -> None:
         self._groups, self._series = groups, series
         self.rank: int = groups[0].rank()
         self.world: int = groups[0].size()

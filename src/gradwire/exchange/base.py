@@ -67,7 +67,7 @@ class Exchange(Protocol):
         ...
 
 
-class Coder(Protocol):
+class ShardCoder(Protocol):
     """Codec for all shards of a segment, which lie one after another in x (numel,). Each is a row of `rows`
     (world, size).
 
@@ -101,8 +101,8 @@ class Coder(Protocol):
         """
 
 
-class RowCoder(Coder, Protocol):
-    """Coder whose rows have a layout known beforehand (`table`), so that gradients can be encoded as they
+class RowCoder(ShardCoder, Protocol):
+    """A coder whose rows have a layout known beforehand (`table`), so that gradients can be encoded as they
     arrive.
     """
 

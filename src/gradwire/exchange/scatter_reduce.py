@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gradwire.codec.base import Codec
 from gradwire.comm.base import Comm, Pending, Round
-from gradwire.exchange.base import Coder, Decode, RowCoder
+from gradwire.exchange.base import Decode, RowCoder, ShardCoder
 from gradwire.laws import Laws, phase_of
 from gradwire.unit.context import ExchangeContext, Part
 
@@ -168,7 +168,7 @@ class ScatterReduce:
         for index, ((start, stop), parts) in enumerate(pieces):
             shards = tuple(shards_of(index, start, stop, parts, ctx.world))
             size, kind = self.longest(stop - start, dtype, replace(ctx, parts=parts, unsent=None))
-            coder: Coder = EachShard(self.codec, shards)
+            coder: ShardCoder = EachShard(self.codec, shards)
             if in_rows is not None:
                 coder = in_rows([shard.sizes for shard in shards], dtype)
             segments.append(Segment(slice(start, stop), shards, size, kind, coder))
@@ -211,10 +211,10 @@ class Segment:
     """Elements `here` of a unit, exchanged in rows of `size` elements of `dtype`."""
 
     here: slice
-    shards: tuple[Shard, ...]
+    shards: tuple[SegmentShard, ...]
     size: int
     dtype: torch.dtype
-    coder: Coder
+    coder: ShardCoder
 
     @cached_property
     def owned(self) -> tuple[slice, ...]:
@@ -223,7 +223,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Shard:
+class SegmentShard:
     """Elements [start, stop) of a segment, which begins at element `base` of its unit; and their parts.
 
     `number` seeds the random numbers of its codes, so that no two shards have the same.
@@ -259,10 +259,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class EachShard:
-    """Coder that calls a codec for one shard at a time."""
+    """A coder that calls a codec for one shard at a time."""
 
     codec: Codec
-    shards: tuple[Shard, ...]
+    shards: tuple[SegmentShard, ...]
 
     def encode(self, x: Tensor, rows: Tensor, ctx: ExchangeContext) -> None:
         for shard, row in zip(self.shards, rows, strict=True):
@@ -302,7 +302,9 @@ def _bounds(numel: int, segment: int) -> list[int]:
     return [numel * index // count for index in range(count + 1)]
 
 
-def shards_of(segment: int, start: int, stop: int, parts: Sequence[Part], world: int) -> Iterator[Shard]:
+def shards_of(
+    segment: int, start: int, stop: int, parts: Sequence[Part], world: int
+) -> Iterator[SegmentShard]:
     """Yield the shards of segment number `segment`, elements [start, stop) of a unit: one per rank, as equal
     as possible.
 
@@ -315,7 +317,7 @@ def shards_of(segment: int, start: int, stop: int, parts: Sequence[Part], world:
     bounds = [rank * (stop - start) // world for rank in range(world + 1)]
     pieces = zip(pairwise(bounds), parts_between(parts, bounds), strict=True)
     for rank, ((first, last), inside) in enumerate(pieces):
-        yield Shard(segment * world + rank, start, first, last, inside)
+        yield SegmentShard(segment * world + rank, start, first, last, inside)
 
 
 def parts_within(parts: Sequence[Part], start: int, stop: int) -> tuple[Part, ...]:

@@ -1,12 +1,12 @@
 """Detection of a changed link, from the times of the training's own collectives.
 
-`Traffic` adds four numbers about the previous step to every rank's row. Rounds of several units run at once
-and share the wire, so no single time describes the link. But the step's last all-reduce, small and alone, is
-pure latency; and the time with at least one round in flight carried the step's bytes. Both are known when a
-step is over, and are sent with the next status vote. (If the status vote is sent together with the last
-payload, every fifth step sends it alone for this purpose: see `votes_alone`.) Two more numbers describe the
-load: bytes, because ranks may send frames of different lengths, and the number of consecutive latencies. An
-all-gather has half as many as an all-reduce, and two consecutive rounds have those of both.
+`LinkTraffic` adds four numbers about the previous step to every rank's row. Rounds of several units run at
+once and share the wire, so no single time describes the link. But the step's last all-reduce, small and
+alone, is pure latency; and the time with at least one round in flight carried the step's bytes. Both are
+known when a step is over, and are sent with the next status vote. (If the status vote is sent together with
+the last payload, every fifth step sends it alone for this purpose: see `votes_alone`.) Two more numbers
+describe the load: bytes, because ranks may send frames of different lengths, and the number of consecutive
+latencies. An all-gather has half as many as an all-reduce, and two consecutive rounds have those of both.
 
 `LinkMonitor` receives (verb, payload, seconds) once per step, equal on all ranks, so all reach the same
 result in the same step. Sizes fall into classes; a class keeps its last 15 steps. A line through the classes'
@@ -187,7 +187,7 @@ Row = tuple[float, float, float, float]
 NOTHING: Row = (0.0, 0.0, 0.0, 0.0)
 
 
-class Traffic:
+class LinkTraffic:
     """Measurements of the link on one rank, and the conclusions of all. Call `note`, then `row` and `hear`.
 
     `world` ranks exchange gradients. `agreeing` ranks run the tail; these are more if ranks hold shards. The

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.futures import Future
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A point in a stream. `torch.Event` has these methods."""
 
     def synchronize(self) -> None:
@@ -61,10 +61,10 @@ class Device(Protocol):
     def stay(self) -> None:
         """Make this the current device of the thread, for good: each of our own threads calls it first."""
 
-    def new_event(self) -> Event:
+    def new_event(self) -> StreamEvent:
         """An event that takes times, to be recorded again and again."""
 
-    def awaited(self, stream: Any) -> Event:
+    def awaited(self, stream: Any) -> StreamEvent:
         """Record an event after the work enqueued in `stream` so far. A thread that waits for it sleeps; for
         other events it may spin.
         """
@@ -120,10 +120,10 @@ class HostDevice:
     def stay(self) -> None:
         pass
 
-    def new_event(self) -> Event:
+    def new_event(self) -> StreamEvent:
         return _NOTHING
 
-    def awaited(self, stream: Any) -> Event:
+    def awaited(self, stream: Any) -> StreamEvent:
         return _NOTHING
 
     def pinned(self, like: Tensor) -> Tensor:
@@ -159,17 +159,17 @@ class Accelerator:
         """A new thread's current device is the first, and recording an event goes back there afterwards."""
         torch.accelerator.set_device_index(self.where)
 
-    def new_event(self) -> Event:
+    def new_event(self) -> StreamEvent:
         return torch.Event(self.where, enable_timing=True)
 
-    def awaited(self, stream: Any) -> Event:
+    def awaited(self, stream: Any) -> StreamEvent:
         """Record an event after the work enqueued in `stream`; see `Device.awaited`.
 
         On CUDA the event is `torch.cuda.Event`, because `torch.Event` takes `blocking=True` and forgets it
         (torch 2.11). CUDA's own event is recorded in CUDA's own streams only.
         """
         if self.where.type != "cuda":
-            return cast(Event, stream.record_event())
+            return cast(StreamEvent, stream.record_event())
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         same = {name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")}
         event.record(torch.cuda.Stream(**same))  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.placement.device import Device, Event, Stream
+from gradwire.placement.device import Device, Stream, StreamEvent
 
 
 class Waited(NamedTuple):
@@ -163,10 +163,10 @@ class _PinnedBuffer:
 
     def __init__(self, source: Tensor, device: Device) -> None:
         self.memory = device.pinned(source)
-        self.last: Event | None = None
+        self.last: StreamEvent | None = None
         """When the last copy is done."""
         self._device = device
-        self._events: list[tuple[Event, Event]] = []
+        self._events: list[tuple[StreamEvent, StreamEvent]] = []
         """Start and stop of each copy of the last step, and spare ones."""
         self._copies = 0
 
@@ -305,6 +305,6 @@ def _taken_bytes(nbytes: int) -> int:
     return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
-def _lasted_s(start: Event, stop: Event) -> float:
+def _lasted_s(start: StreamEvent, stop: StreamEvent) -> float:
     stop.synchronize()
     return start.elapsed_time(stop) / 1e3

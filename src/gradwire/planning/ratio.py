@@ -112,7 +112,7 @@ def _table(candidates: Sequence[RatioCandidate]) -> NDArray[np.float64]:
 Floats = NDArray[np.float64]
 
 
-class Gain(NamedTuple):
+class UncertainGain(NamedTuple):
     """A compression gain and by how much it can be wrong, either way."""
 
     value: float
@@ -142,7 +142,7 @@ class Magnitudes:
         return int(self.counts.sum())
 
 
-def gains(magnitudes: Magnitudes, ratios: Sequence[float]) -> list[Gain]:
+def gains(magnitudes: Magnitudes, ratios: Sequence[float]) -> list[UncertainGain]:
     """The gain of an exact top-k at every ratio; k is the ratio's share of the elements, at least 1. Raises
     `ValueError` if the histogram has NaN or Inf.
 
@@ -160,7 +160,7 @@ def gains(magnitudes: Magnitudes, ratios: Sequence[float]) -> list[Gain]:
     if not np.isfinite(total_energy):
         raise ValueError("the histogram holds infinities or NaN, so no gain can be computed")
     if magnitudes.total == 0 or total_energy == 0.0:
-        return [Gain(1.0, 0.0) for _ in ratios]
+        return [UncertainGain(1.0, 0.0) for _ in ratios]
     counts, energies = magnitudes.counts[::-1], magnitudes.energies[::-1]
     reached = np.cumsum(counts)
     energy = np.concatenate(((0.0,), np.cumsum(energies)))
@@ -170,7 +170,7 @@ def gains(magnitudes: Magnitudes, ratios: Sequence[float]) -> list[Gain]:
         place = int(np.searchsorted(reached, kept))
         least, most = _part(magnitudes, place, int(kept - (reached[place] - counts[place])))
         middle, half = (least + most) / 2, (most - least) / 2
-        found.append(Gain((float(energy[place]) + middle) / total_energy, half / total_energy))
+        found.append(UncertainGain((float(energy[place]) + middle) / total_energy, half / total_energy))
     return found
 
 

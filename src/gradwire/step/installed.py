@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gradwire.measure.clock import BackwardWatch, clock_of, stopwatch_for
-from gradwire.measure.link import Change, Traffic
+from gradwire.measure.link import Change, LinkTraffic
 from gradwire.measure.probe import slowest
 from gradwire.memory import UNSENT
 from gradwire.placement import Placement
@@ -37,7 +37,7 @@ _FIRST = 64
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RecipeSnapshot:
     """A layout with its memory, and everything else that `InstalledRecipe.restore` installs."""
 
     layout: Layout
@@ -72,7 +72,7 @@ class InstalledRecipe:
 
     # -- the layout and its memory: changed between steps only, on all ranks in the same one
 
-    def prepared(self, layout: Layout, step: int | None = None) -> Snapshot:
+    def prepared(self, layout: Layout, step: int | None = None) -> RecipeSnapshot:
         """A snapshot of `layout` with its memory, for `restore`; from `step` on, by default the present one.
 
         Everything that can fail is done here, and nothing changes: so ranks can agree before any of them goes
@@ -89,7 +89,7 @@ class InstalledRecipe:
         )
         running = layout.main.text if decision is None else None
         step, facts = (self.step, self.facts) if step is None else (step, None)
-        return Snapshot(layout, step, running, controller, env, placement, facts)
+        return RecipeSnapshot(layout, step, running, controller, env, placement, facts)
 
     def layout_of(self, composition: Composition, device: torch.device | None = None) -> Layout:
         """The layout of parameters under another composition, by default where that would run."""
@@ -145,7 +145,7 @@ class InstalledRecipe:
         left = any(bool(now.memory(name).any() or now.final(name).any()) for name in homeless)
         return not homeless or slowest(self.env.control, [float(left)]) == [0.0]
 
-    def successor(self, composition: Composition) -> Snapshot:
+    def successor(self, composition: Composition) -> RecipeSnapshot:
         """A snapshot of `composition`, with the present memory."""
         layout = self.layout_of(composition)
         layout.take_over(self.layout)
@@ -163,20 +163,20 @@ class InstalledRecipe:
             here.take_over(asked)
         return here
 
-    def retired(self) -> Snapshot:
+    def retired(self) -> RecipeSnapshot:
         """A snapshot of the plain all-reduce, whatever the policy, without memory."""
         env = self.env
         device, given = env.usual.memory.where, (env.memory_dtype, env.tuning)
         made = self.prepared(build(self.specs, dense(), None, device, env.world, *given))
         return replace(made, env=replace(made.env, policy=None))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> RecipeSnapshot:
         """The present state, for `restore`. A layout that is installed in between has planes of its own."""
-        return Snapshot(
+        return RecipeSnapshot(
             self.layout, self.step, self.running, self._controller, self.env, self.placement, self.facts
         )
 
-    def restore(self, saved: Snapshot) -> None:
+    def restore(self, saved: RecipeSnapshot) -> None:
         """Install a snapshot, from `prepared` or `snapshot`."""
         self._following = None
         self.layout, self.step = saved.layout, saved.step
@@ -197,7 +197,7 @@ class InstalledRecipe:
         goes_by_times = self.measuring or watch is not None
         self._timed_until = math.inf if goes_by_times else self.step + _FIRST
         # Anew for each layout: under another one, messages had other sizes.
-        self.traffic = Traffic(
+        self.traffic = LinkTraffic(
             self.env.world, self.env.control.world, THRESHOLD if watch is None else watch.link_change
         )
         self._link = None

@@ -54,7 +54,7 @@ from gradwire.step.fates import NONE_WRITTEN, Steps, Written
 from gradwire.step.flat_buffers import UNSCALED, FlatBuffer
 from gradwire.step.gradient_bucket import BufferShare, DirectShare, GradientBucket
 from gradwire.step.history import History
-from gradwire.step.installed import InstalledRecipe, Snapshot
+from gradwire.step.installed import InstalledRecipe, RecipeSnapshot
 from gradwire.step.plan import ExchangePlan
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
 from gradwire.step.step import InFlight, LateStep, Outcome, ShardedStep, SideBroadcast, Step
@@ -484,7 +484,7 @@ class Reducer(InstalledRecipe):
         """Commits or forgets the last step, if it is deferred."""
         super().__init__(specs, recipe, env)
 
-    def restore(self, saved: Snapshot) -> None:
+    def restore(self, saved: RecipeSnapshot) -> None:
         """Install a recipe, and work out everything that its steps have in common.
 
         Gradients on the CPU, over gloo and without shards, have the plain variant of all that is chosen here:

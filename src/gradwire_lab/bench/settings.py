@@ -143,7 +143,7 @@ class TrainingTask:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Repetitions:
     """The amount of measurement: `warmup` uncounted steps, then `rounds` rounds of `steps` steps per setting.
 
     Without `warmup` it is 25 steps, and then as many as recipes that adapt need to settle, up to 125 in all:
@@ -188,7 +188,7 @@ class Settings:
     """Everything that decides the result of a bench run."""
 
     task: TrainingTask
-    schedule: Schedule
+    schedule: Repetitions
     network: NetworkSetting
     entries: tuple[BenchEntry, ...]
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from gradwire.cli.prerequisites import FORMAT, STDOUT, check_extra, check_folder, check_recipe, write_json
 from gradwire_lab import emulate
 from gradwire_lab.bench.process_set import prepare_workers
-from gradwire_lab.bench.settings import NetworkSetting, Schedule, Settings, TrainingTask, parse_entries
+from gradwire_lab.bench.settings import NetworkSetting, Repetitions, Settings, TrainingTask, parse_entries
 from gradwire_lab.bench.table import exit_code, failures, tables
 from gradwire_lab.cli.choices import Mode, Shards
 from gradwire_lab.cli.report import write_page
@@ -81,7 +81,7 @@ def bench(
         _check_outputs(json_path, report)
         job = _checked(workload, model), _text(data), shards.value, batch_size, seed, overlap, bucket_cap_mb
         task = TrainingTask(*job, policy=policy, sharded=sharded)
-        schedule = Schedule(steps, rounds, warmup, timeout)
+        schedule = Repetitions(steps, rounds, warmup, timeout)
         if peers is None:
             peers = PEERS_OF_FSDP if sharded else PEERS
         if recipes is None:

@@ -11,7 +11,7 @@ from gradwire_lab.workloads.images import ImageWorkload, TrainingRecipe
 from gradwire_lab.workloads.models import ConvNet, resnet18, resnet_demo
 from gradwire_lab.workloads.own import OwnWorkload
 from gradwire_lab.workloads.profile import timing
-from gradwire_lab.workloads.spec import EMULATED, Spec, read
+from gradwire_lab.workloads.spec import EMULATED, WorkloadSpec, read
 from gradwire_lab.workloads.text import Size, TextWorkload
 
 _IMAGES = {
@@ -63,7 +63,7 @@ def _trained(name: str, data: Path | None, shards: Shards, batch_size: int | Non
     return ImageWorkload(name, recipe, images, batch_size=batch_size or recipe.batch_size, **options)
 
 
-def _emulated(spec: Spec) -> EmulatedWorkload:
+def _emulated(spec: WorkloadSpec) -> EmulatedWorkload:
     profile = load(str(spec.model))
     shrink, time_scale = (spec.options.get(key, 1.0) for key in EMULATED)
     return EmulatedWorkload(profile, timing(profile), shrink, time_scale)

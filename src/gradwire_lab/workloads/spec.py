@@ -13,7 +13,7 @@ EMULATED = ("shrink", "time_scale")
 """The options of `emulated(model)`."""
 
 
-class Spec(NamedTuple):
+class WorkloadSpec(NamedTuple):
     """`name`, or `emulated(model, option=number)`; the user's own is a name with a colon."""
 
     name: str
@@ -26,14 +26,14 @@ def names() -> list[str]:
     return [*IMAGES, *TEXTS, *(f"emulated({model})" for model in models())]
 
 
-def read(text: str) -> Spec:
+def read(text: str) -> WorkloadSpec:
     """The workload that `text` names. Raises `ValueError`, with the nearest name, if there is none.
 
     >>> read("emulated(vgg19, shrink=16)")
-    Spec(name='emulated', model='vgg19', options={'shrink': 16.0})
+    WorkloadSpec(name='emulated', model='vgg19', options={'shrink': 16.0})
     """
     if ":" in text:
-        return Spec(text.strip(), None, {})
+        return WorkloadSpec(text.strip(), None, {})
     name, arguments, options = _parsed(text)
     if name == "emulated":
         return _emulated(arguments, options)
@@ -41,7 +41,7 @@ def read(text: str) -> Spec:
         raise ValueError(f"workload={name!r} is unknown; {nearest(name, names())}")
     if arguments or options:
         raise ValueError(f"workload={text!r}: {name} takes no arguments")
-    return Spec(name, None, {})
+    return WorkloadSpec(name, None, {})
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -51,7 +51,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return (f"did you mean {close[0]!r}? " if close else "") + f"known: {', '.join(words)}"
 
 
-def _emulated(arguments: list[Any], options: dict[str, Any]) -> Spec:
+def _emulated(arguments: list[Any], options: dict[str, Any]) -> WorkloadSpec:
     if len(arguments) != 1 or arguments[0] not in models():
         given = ", ".join(map(str, arguments))
         raise ValueError(f"emulated({given}) names no single known network; {nearest(given, models())}")
@@ -60,7 +60,7 @@ def _emulated(arguments: list[Any], options: dict[str, Any]) -> Spec:
             raise ValueError(f"emulated({arguments[0]}, {key}=…) is unknown; {nearest(key, EMULATED)}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"emulated: {key}={value!r} must be a number")
-    return Spec("emulated", arguments[0], {key: float(value) for key, value in options.items()})
+    return WorkloadSpec("emulated", arguments[0], {key: float(value) for key, value in options.items()})
 
 
 def _parsed(text: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 
 from gradwire._api.plan import CANDIDATES
 from gradwire.advise.answer import Advice, Gain, advise
-from gradwire.advise.observed import Late, Observed, RankSteps, Step
+from gradwire.advise.observed import Late, Observed, ObservedStep, RankSteps
 from gradwire.advise.traces import read
 from gradwire.planning.costs import CodecCost, Line
 from tests.support.looped import looped
@@ -242,7 +242,9 @@ def made_up(*ranks: Sequence[tuple[float, ...]], **of_run: Any) -> Observed:
     seen = []
     for rank, steps in enumerate(ranks):
         times = ([1e-3 * each for each in step] for step in steps)
-        steps_s = (Step(a, b, 0.4 * a, 0.1 * a, c, optimizer_s=d, between_s=e) for a, b, c, d, e in times)
+        steps_s = (
+            ObservedStep(a, b, 0.4 * a, 0.1 * a, c, optimizer_s=d, between_s=e) for a, b, c, d, e in times
+        )
         seen.append(RankSteps(rank, tuple(steps_s)))
     run = {"world": len(ranks), "buckets": (4e6,), "calls": 1.0, "latency_s": 1e-4}
     return Observed("made up", "DDP", "gloo", ranks=tuple(seen), **{**run, **of_run})

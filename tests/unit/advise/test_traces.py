@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.advise import kineto
-from gradwire.advise.observed import Observed, Step
+from gradwire.advise.observed import Observed, ObservedStep
 from gradwire.advise.traces import read
 from tests.support.looped import looped
 from tests.support.traces import Run
@@ -19,10 +19,10 @@ from tests.support.traces import Run
 RUN = Run()
 
 
-def parts(found: Observed) -> Step:
+def parts(found: Observed) -> ObservedStep:
     """The typical step of the first rank."""
     [first, *_] = found.ranks
-    return Step(
+    return ObservedStep(
         *(first.typical(lambda step, name=name: getattr(step, name)) for name in vars(first.steps[0]))
     )
 

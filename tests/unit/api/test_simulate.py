@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import gradwire
-from gradwire._api.simulate import GROWS, MORE, NO_FIT, Outcome, fixed_recipes
+from gradwire._api.simulate import GROWS, MORE, NO_FIT, Simulated, fixed_recipes
 from gradwire.planning.costs import CodecCost, Line
 
 LINK: dict[str, Any] = {"rate_bit_per_s": 1e10, "delay_s": 2e-5, "step_s": 0.18}
 FEW = ("dense", "int8", "leader_topk(ratio=0.01)", "topk(ratio=0.01)")
 
 
-def outcomes(**changed: Any) -> dict[tuple[str, int], Outcome]:
+def outcomes(**changed: Any) -> dict[tuple[str, int], Simulated]:
     found = gradwire.simulate("resnet50", **{**LINK, "workers": (4, 64, 1024), "candidates": FEW, **changed})
     return {(each.recipe, each.workers): each for each in found.outcomes}
 

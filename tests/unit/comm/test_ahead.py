@@ -23,7 +23,7 @@ class _Link:
     """Messages from one peer: those of a tag fill its receives in the order in which these were announced."""
 
     def __init__(self) -> None:
-        self.series = ahead.Series(0)
+        self.series = ahead.ReceiveSeries(0)
         self.buffers: list[weakref.ref[Tensor]] = []
         self.announced: Counter[int] = Counter()
         self._sent: dict[int, list[bytes]] = {}
@@ -151,7 +151,7 @@ def test_announced_receives_have_bounded_room(link: _Link) -> None:
 
 def test_tags_tell_lengths_and_kinds_apart_and_long_messages_keep_theirs() -> None:
     sizes = [torch.empty(size, dtype=torch.uint8) for size in (1, 2, 16, ahead.LONGEST_BYTES)]
-    series = ahead.Series(0)
+    series = ahead.ReceiveSeries(0)
     tags = {series.tag_of(message, kind) for message in sizes for kind in (0, 1)}
     assert len(tags) == 8
     assert min(tags) > 1
@@ -169,7 +169,7 @@ def test_a_series_that_has_ended_holds_nothing_and_the_next_one_meets_nothing_of
     link.series.end()
     gc.collect()
     assert all(each() is None for each in link.buffers)
-    following = ahead.Series.after(ahead.Series.last)
+    following = ahead.ReceiveSeries.after(ahead.ReceiveSeries.last)
     assert following is not None
     link.series = following
     came(link, group, value + 2, value + 3)
@@ -177,10 +177,10 @@ def test_a_series_that_has_ended_holds_nothing_and_the_next_one_meets_nothing_of
 
 
 def test_series_have_tags_of_their_own_as_long_as_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead.Series, "last", -1)
+    monkeypatch.setattr(ahead.ReceiveSeries, "last", -1)
     longest, least = torch.empty(ahead.LONGEST_BYTES, dtype=torch.uint8), torch.empty(1, dtype=torch.uint8)
     before, count = 1, 0
-    while (series := ahead.Series.after(ahead.Series.last)) is not None:
+    while (series := ahead.ReceiveSeries.after(ahead.ReceiveSeries.last)) is not None:
         assert before < series.tag_of(least, 0) < series.tag_of(longest, 1)
         before, count = series.tag_of(longest, 1), count + 1
     assert count > 1000

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.comm import Comm, Pending, Round, ThreadComm, gathered, run_ranks
 from gradwire.comm.base import DONE, SHORT_BYTES
-from gradwire.comm.checksums import CheckedComm, Sealed
+from gradwire.comm.checksums import CheckedComm, SealedLayout
 from gradwire.errors import PeerFailed, WireError
 from tests.support.damage import Damage, DamagingComm
 from tests.support.looped import looped
@@ -189,14 +189,14 @@ def test_lengths_at_the_end_of_a_long_message_come_through() -> None:
             is_damaged = True
         return is_damaged, int(came[2000:].view(torch.int64))
 
-    for bit in (0, 8 * 1999 + 7, 8 * 2000, 8 * 2008, 8 * 2024, 8 * Sealed(2008, 8).bytes - 1):
+    for bit in (0, 8 * 1999 + 7, 8 * 2000, 8 * 2008, 8 * 2024, 8 * SealedLayout(2008, 8).bytes - 1):
         found = run_ranks(2, lambda comm, bit=bit: body(comm, bit))
         assert found == [(False, 4711), (bit < 8 * 2008, 4711)], "only what is not doubled is lost"
 
 
 def test_a_message_of_another_round_or_rank_is_not_taken_for_this_one() -> None:
     payload, out = torch.arange(5000, dtype=torch.uint8), torch.empty(5000, dtype=torch.uint8)
-    how = Sealed(5000)
+    how = SealedLayout(5000)
     message = how.seal(payload, 17, torch.empty(how.bytes, dtype=torch.uint8))
     assert how.open(message, 17, out) == (True, True)
     assert torch.equal(out, payload)

@@ -88,7 +88,7 @@ def on_ranks(
         groups = [cast("dist.ProcessGroup", _Group(number, rank, world)) for number in range(connections)]
         comm = ProcessGroupComm(groups[0])
         comm.spread(groups[1:])
-        comm.series = ahead.Series(0) if announces else None
+        comm.series = ahead.ReceiveSeries(0) if announces else None
         try:
             return body(comm)
         finally:

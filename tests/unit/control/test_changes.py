@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.checkpoint import state
 from gradwire.comm import Comm, run_ranks
 from gradwire.measure.clock import RoundTime, Trace
-from gradwire.measure.link import Traffic
+from gradwire.measure.link import LinkTraffic
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import BackwardTiming, CodecCost, Line, Link, Network
 from gradwire.planning.facts import Facts, StepObservation
@@ -39,14 +39,14 @@ def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, Link]:
         here = now["link"]
         return hops(verb, world) * here.alpha_s + serial_bytes(verb, payload_bytes, world) * here.beta_s
 
-    honest = Traffic.note
+    honest = LinkTraffic.note
 
-    def note(traffic: Traffic, _rounds: object) -> None:
+    def note(traffic: LinkTraffic, _rounds: object) -> None:
         rest_s, tail_s = (seconds("all_reduce", size, 2) for size in (10_000, 100))
         rest = RoundTime("all_reduce", 10_000, 0.0, rest_s)
         honest(traffic, [rest, RoundTime("all_reduce", 100, rest_s, rest_s + tail_s)])
 
-    monkeypatch.setattr(Traffic, "note", note)
+    monkeypatch.setattr(LinkTraffic, "note", note)
     # Far below what any choice takes on the slow link, where small ones gain more per byte.
     monkeypatch.setattr(Step, "lasted_s", lambda _step: 0.02)
     monkeypatch.setattr(Trace, "compress_s", property(lambda _trace: 0.002, lambda _trace, _s: None))

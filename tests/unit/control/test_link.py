@@ -7,7 +7,7 @@ from itertools import cycle
 import pytest
 
 from gradwire.comm import Comm, run_ranks
-from gradwire.measure.link import Traffic
+from gradwire.measure.link import LinkTraffic
 from gradwire.planning.change_detection import WINDOW
 from tests.support.rig import Rig, gradients
 
@@ -15,12 +15,12 @@ from tests.support.rig import Rig, gradients
 def test_the_transport_hears_of_the_link_the_same_on_all_ranks_in_the_same_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def note(traffic: Traffic, _rounds: object) -> None:
+    def note(traffic: LinkTraffic, _rounds: object) -> None:
         # Ranks differ, as they would: the shortest time counts.
         traffic.row = (0.0, 0.5 + next(noise), 1000.0, 1.0)
 
     noise = cycle([0.5, 0.0, 0.25])
-    monkeypatch.setattr(Traffic, "note", note)
+    monkeypatch.setattr(LinkTraffic, "note", note)
 
     def rank(comm: Comm) -> list[tuple[int, float]]:
         heard = list[tuple[int, float]]()

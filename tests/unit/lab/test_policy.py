@@ -7,7 +7,7 @@ from gradwire.recipes import recipe
 from gradwire.step.layout import build
 from gradwire.unit.parameters import ParameterSpec
 from gradwire_lab.bench.runner import check
-from gradwire_lab.bench.settings import NetworkSetting, Schedule, Settings, TrainingTask
+from gradwire_lab.bench.settings import NetworkSetting, Repetitions, Settings, TrainingTask
 from gradwire_lab.bench.table import title
 from gradwire_lab.bench.trainer import policy_of
 
@@ -73,7 +73,7 @@ def test_by_size_leaves_tiny_tensors_to_the_recipe_as_the_default_policy_does():
 def test_what_is_no_policy_is_refused_before_anything_starts(text, words):
     task, link = TrainingTask("convnet", policy=text), NetworkSetting(2, "1gbit", "0", "root")
     with pytest.raises(ValueError, match=words):
-        check(Settings(task, Schedule(), link, ()))
+        check(Settings(task, Repetitions(), link, ()))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from gradwire_lab.bench.runner import MOST_WARMUP, measure
-from gradwire_lab.bench.settings import Schedule
+from gradwire_lab.bench.settings import Repetitions
 
 
 class Stand:
@@ -39,9 +39,9 @@ def warmed(schedule, *settle_at):
     ("settles_at", "uncounted"), [(0, 25), (25, 25), (26, 35), (62, 65), (1e9, MOST_WARMUP)]
 )
 def test_nothing_counts_before_all_recipes_have_settled(settles_at, uncounted):
-    assert warmed(Schedule(2, 3), 0, settles_at) == uncounted
+    assert warmed(Repetitions(2, 3), 0, settles_at) == uncounted
 
 
 def test_a_warmup_that_was_asked_for_is_kept():
-    assert warmed(Schedule(2, 3, warmup=4), 1e9) == 4
-    assert warmed(Schedule(2, 3, warmup=0), 1e9) == 0
+    assert warmed(Repetitions(2, 3, warmup=4), 1e9) == 4
+    assert warmed(Repetitions(2, 3, warmup=0), 1e9) == 0

@@ -5,7 +5,7 @@ import pytest
 from gradwire_lab.bench.peers import check_peer, wire_bytes
 from gradwire_lab.bench.runner import check
 from gradwire_lab.bench.settings import NetworkSetting as LinkSettings
-from gradwire_lab.bench.settings import Schedule, Settings, TrainingTask, parse_entries, parse_entry
+from gradwire_lab.bench.settings import Repetitions, Settings, TrainingTask, parse_entries, parse_entry
 
 
 def test_names_are_kept_as_typed():
@@ -57,7 +57,7 @@ def test_a_pair_is_a_scatter_and_the_bits_of_gathers():
 def settings(text, kind="recipe", **task):
     entries = parse_entries(text, kind)
     return Settings(
-        TrainingTask("convnet", **task), Schedule(), LinkSettings(2, "1gbit", "0", "root"), entries
+        TrainingTask("convnet", **task), Repetitions(), LinkSettings(2, "1gbit", "0", "root"), entries
     )
 
 
@@ -120,8 +120,8 @@ def test_bytes_of_a_ring_all_reduce():
     [
         lambda: TrainingTask("convnet", shards="odd"),
         lambda: TrainingTask("convnet", batch_size=0),
-        lambda: Schedule(steps=0),
-        lambda: Schedule(timeout_s=0.0),
+        lambda: Repetitions(steps=0),
+        lambda: Repetitions(timeout_s=0.0),
         lambda: LinkSettings(1, "1gbit", "0", "root"),
     ],
 )
@@ -134,4 +134,4 @@ def test_impossible_settings_are_refused(make):
 def test_a_run_with_an_unknown_name_is_refused(kind):
     link = LinkSettings(2, "1gbit", "0", "root")
     with pytest.raises(ValueError, match="nosuch"):
-        check(Settings(TrainingTask("convnet"), Schedule(), link, parse_entries("nosuch", kind)))
+        check(Settings(TrainingTask("convnet"), Repetitions(), link, parse_entries("nosuch", kind)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gradwire.measure.clock import RoundTime
-from gradwire.measure.link import Traffic, under_way, votes_alone
+from gradwire.measure.link import LinkTraffic, under_way, votes_alone
 from gradwire.planning.change_detection import SOONEST, WINDOW
 from gradwire.planning.collectives import hops, serial_bytes
 from gradwire.planning.costs import Link
@@ -31,7 +31,7 @@ def _step(link: Link, late_s: float = 0.0) -> list[RoundTime]:
 
 def test_a_change_is_seen_by_all_ranks_in_the_same_step() -> None:
     before, after = Link(1e-3, 1e-8), Link(1e-3, 4e-8)
-    ranks = [Traffic(WORLD), Traffic(WORLD)]
+    ranks = [LinkTraffic(WORLD), LinkTraffic(WORLD)]
     seen: list[list[int]] = [[], []]
     for step in range(4 * WINDOW):
         rows = [rank.row for rank in ranks]
@@ -54,7 +54,7 @@ def test_latencies_are_told_from_bytes_whatever_they_are_carried_by(
     verbs: list[str], link: Link, tail: str
 ) -> None:
     """Far away an all-gather of much takes less time than the tail, and two rounds in a row more."""
-    traffic, world = Traffic(8), 8
+    traffic, world = LinkTraffic(8), 8
     rounds, now_s = [], 1.0
     for verb, size in zip([*verbs, tail], [*[800_000] * len(verbs), TAIL_BYTES], strict=True):
         took_s = hops(verb, world) * link.alpha_s + serial_bytes(verb, size, world) * link.beta_s
@@ -69,7 +69,7 @@ def test_latencies_are_told_from_bytes_whatever_they_are_carried_by(
 
 def test_tails_that_are_alone_now_and_then_tell_the_latency() -> None:
     link, change = Link(5e-3, 1e-8), Link(5e-3, 4e-8)
-    traffic, seen = Traffic(WORLD), []
+    traffic, seen = LinkTraffic(WORLD), []
     for step in range(400):
         *gathers, tail = _step(link if step < 200 else change)
         seen += [step] * len(traffic.hear([traffic.row] * WORLD))
@@ -87,7 +87,7 @@ def test_tails_that_are_alone_now_and_then_tell_the_latency() -> None:
 
 
 def test_a_tail_that_was_not_alone_says_nothing() -> None:
-    traffic = Traffic(WORLD)
+    traffic = LinkTraffic(WORLD)
     traffic.note([RoundTime("all_reduce", 9, 0.0, 2.0), RoundTime("all_reduce", 9, 1.0, 3.0)])
     assert traffic.row == (0.0, 2.0, 9.0, 4.0)
 
@@ -95,7 +95,7 @@ def test_a_tail_that_was_not_alone_says_nothing() -> None:
 @pytest.mark.parametrize("others", [[], [RoundTime("all_reduce", 600_000, 0.0, None)]])
 def test_a_tail_by_itself_says_nothing_of_a_link(others: list[RoundTime]) -> None:
     """All of its time is latency; its few bytes would make that 10 kbit/s."""
-    traffic = Traffic(WORLD)
+    traffic = LinkTraffic(WORLD)
     for _ in range(2 * WINDOW):
         traffic.note([*others, RoundTime("all_reduce", TAIL_BYTES, 1.0, 1.1)])
         assert traffic.hear([traffic.row] * WORLD) == ()
@@ -103,7 +103,7 @@ def test_a_tail_by_itself_says_nothing_of_a_link(others: list[RoundTime]) -> Non
 
 
 def test_bytes_are_those_of_the_algorithm_that_runs() -> None:
-    traffic, tail = Traffic(5), RoundTime("all_reduce", 9, 4.0, 5.0)
+    traffic, tail = LinkTraffic(5), RoundTime("all_reduce", 9, 4.0, 5.0)
     payloads = []
     for verb in ("broadcast", "broadcast/scatter", "all_reduce", "all_reduce/tree"):
         traffic.note([RoundTime(verb, 1000, 0.0, 1.0), tail])
@@ -113,7 +113,7 @@ def test_bytes_are_those_of_the_algorithm_that_runs() -> None:
 
 
 def test_a_step_that_broke_off_is_forgotten() -> None:
-    traffic = Traffic(WORLD)
+    traffic = LinkTraffic(WORLD)
     traffic.note(_step(Link(1e-3, 1e-8)))
     assert min(traffic.row) > 0.0
     traffic.forget()
@@ -121,7 +121,7 @@ def test_a_step_that_broke_off_is_forgotten() -> None:
 
 
 def test_ranks_that_sent_different_amounts_come_to_one_answer() -> None:
-    ranks = [Traffic(WORLD) for _ in range(WORLD)]
+    ranks = [LinkTraffic(WORLD) for _ in range(WORLD)]
     for _ in range(2 * WINDOW):
         for number, rank in enumerate(ranks):
             frame = RoundTime("shift", 1000 + 500 * number, 0.0, 0.5)
@@ -134,7 +134,7 @@ def test_ranks_that_sent_different_amounts_come_to_one_answer() -> None:
 
 
 def test_alone_there_is_nothing_to_watch() -> None:
-    traffic = Traffic(1)
+    traffic = LinkTraffic(1)
     for _ in range(2 * WINDOW):
         traffic.note(_step(Link(1e-3, 1e-8)))
         assert traffic.hear([traffic.row]) == ()

@@ -11,7 +11,7 @@ import torch
 
 from gradwire.comm.base import Round
 from gradwire.measure.clock import RoundTime
-from gradwire.measure.link import Traffic
+from gradwire.measure.link import LinkTraffic
 from gradwire.planning.boundaries import one_unit
 from gradwire.planning.change_detection import StepWatch
 from gradwire.planning.collectives import time_of, total_time
@@ -64,7 +64,7 @@ class World:
         looked = (100.0, *(100.0 * self.gain(ratio) for ratio in RATIOS)) if self.step % 5 == 0 else None
         left = None if looked is None else 100.0 * (1.0 - self._share(now) * self.gain(now.ratio))
         if now is not self.ran:
-            self.ran, self._traffic = now, Traffic(self.ranks, threshold=self.threshold)
+            self.ran, self._traffic = now, LinkTraffic(self.ranks, threshold=self.threshold)
             self._steps = StepWatch(self.threshold)
             return StepObservation(self.step, 0.0, 0.0, looked, left=left)
         times = list(self._times(now))

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from gradwire.recipes import recipe
-from gradwire.sources.fsdp.coding import GATHERS, Blocks, Coding, Drawn, Short, scattering
+from gradwire.sources.fsdp.coding import GATHERS, Coding, Drawn, RoundedBlocks, Short, scattering
 
 CODINGS: tuple[Coding, ...] = (
     Short(),
-    Blocks("int8", 128),
-    Blocks("fp8", 256),
-    Blocks("int4", 128),
+    RoundedBlocks("int8", 128),
+    RoundedBlocks("fp8", 256),
+    RoundedBlocks("int4", 128),
     Drawn(4, 128),
 )
 PARTS = ((1,), (300,), (129, 0, 3), (7, 64, 1000))
@@ -56,8 +56,8 @@ def test_a_sum_adds_row_after_row(coding: Coding) -> None:
         assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("coding", [each for each in CODINGS if isinstance(each, Blocks)], ids=str)
-def test_blocks_leave_what_they_do_not_say(coding: Blocks) -> None:
+@pytest.mark.parametrize("coding", [each for each in CODINGS if isinstance(each, RoundedBlocks)], ids=str)
+def test_blocks_leave_what_they_do_not_say(coding: RoundedBlocks) -> None:
     x = torch.randn(2 * 300)
     left, rows = x.clone(), torch.empty(2, coding.row_bytes((300,), x.dtype), dtype=torch.uint8)
     coding.encode(left, rows, (300,), 0)
@@ -89,9 +89,9 @@ def test_draws_are_right_in_the_mean_and_differ_by_key() -> None:
 
 def test_recipes_say_what_is_scattered() -> None:
     assert scattering(recipe("dense")).coding is None
-    assert scattering(recipe("int8")).coding == Blocks("int8", 256)
+    assert scattering(recipe("int8")).coding == RoundedBlocks("int8", 256)
     assert scattering(recipe("int8(feedback=True)")).feedback
-    assert scattering(recipe("int4(block=64)")).coding == Blocks("int4", 64)
+    assert scattering(recipe("int4(block=64)")).coding == RoundedBlocks("int4", 64)
     assert scattering(recipe("int4(block=64)")).unremembered == Drawn(4, 64)
     assert scattering(recipe("bf16")).coding == scattering(recipe("bf16(sum='fp32')")).coding == Short()
     for other in ("fp16", "topk", "auto", "bf16(sum='bf16')", "int8(collective='all_gather')"):

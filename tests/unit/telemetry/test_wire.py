@@ -84,7 +84,7 @@ def test_unsent_gradient_is_compared_with_gradients_as_they_are_without_a_loss_s
 def test_a_link_that_is_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = gradwire.attach(_ddp(), recipe="topk(ratio=0.1)")
     assert not any(name.startswith("gradwire/link_") for name in wire.metrics())
-    monkeypatch.setattr("gradwire.measure.link.Traffic.link", Link(alpha_s=1e-3, beta_s=4e-8))
+    monkeypatch.setattr("gradwire.measure.link.LinkTraffic.link", Link(alpha_s=1e-3, beta_s=4e-8))
     told = wire.metrics()
     assert (told["gradwire/link_bytes_per_s"], told["gradwire/link_latency_s"]) == (1.0 / 4e-8, 1e-3)
 

@@ -66,7 +66,7 @@ class Short:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class RoundedBlocks:
     """Coding as integers or floats of `kind`, rounded to nearest, with a scale for each `block` elements of a
     part. `encode` leaves the rounding errors in its input.
     """
@@ -147,7 +147,7 @@ _BLOCK = {"int8": 256, "fp8": 256, "int4": 128}
 GATHERS: dict[str | None, Coding | None] = {
     None: None,
     "bf16": Short(),
-    "int8": Blocks("int8", 128),
+    "int8": RoundedBlocks("int8", 128),
     "exact": None,
 }
 """Coding by the value of `gather=`. A weight errs by at most 1/254 of its block's largest: small blocks err
@@ -189,6 +189,6 @@ def scattering(asked: Recipe) -> Scattering:
             "mesh dimension between nodes, over which shards are averaged by any recipe"
         )
     block, feedback = options.get("block", _BLOCK[asked.name]), options.get("feedback", asked.name == "int4")
-    nearest = Blocks(asked.name, block)  # type: ignore[arg-type]  # one of the three
+    nearest = RoundedBlocks(asked.name, block)  # type: ignore[arg-type]  # one of the three
     drawn = Drawn(4, block) if asked.name == "int4" else nearest
     return Scattering(str(asked), nearest if feedback else drawn, drawn, feedback)

@@ -86,7 +86,7 @@ class Decoding(dist.Work):
         return True
 
 
-class Gather(AllGather):
+class ParameterGather(AllGather):
     """Gather of a module's parameters, encoded by `coding`; `None` sends them as they are.
 
     A rank's own shard is encoded, too: all ranks compute with equal numbers. Coding is deterministic, so

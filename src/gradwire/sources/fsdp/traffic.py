@@ -20,7 +20,7 @@ from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.sources.fsdp.coding import GATHERS, Scattering
-from gradwire.sources.fsdp.comms import Account, Gather, Scatter, reduce_scatter
+from gradwire.sources.fsdp.comms import Account, ParameterGather, Scatter, reduce_scatter
 from gradwire.sources.fsdp.held import Held
 from gradwire.sources.fsdp.memory import Unsent
 from gradwire.sources.fsdp.modules import ShardedModule
@@ -115,7 +115,8 @@ class Traffic:
         self._original = [(each.collectives, each.forces_sums) for each in modules]
         told = set[str]()
         self.gathers = [
-            Gather(each, self.routes, GATHERS[wished.gather], wished.gather or "", told) for each in modules
+            ParameterGather(each, self.routes, GATHERS[wished.gather], wished.gather or "", told)
+            for each in modules
         ]
         self.scatters = [
             Scatter(each, self.routes, wished.scattering, self._begins, self._key) for each in modules
