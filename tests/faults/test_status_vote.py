@@ -29,7 +29,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
 def test_backward_raises_the_accident_itself_where_it_happened(world: Scenes, scene: str) -> None:
     seen = value(world, scene)[UNLUCKY]
     assert (seen["error"], seen["text"]) == (ACCIDENTS[scene], "out of luck")
-    assert seen["notes"] == [f"gradwire: step 5, rank {UNLUCKY}, encode of lane 0 unit 0"]
+    assert seen["notes"] == [f"gradwire: step 5, rank {UNLUCKY}, encode of flat buffer 0 unit 0"]
 
 
 @pytest.mark.parametrize("scene", rest(ACCIDENTS, but=["accident"]))

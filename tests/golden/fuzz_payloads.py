@@ -19,7 +19,7 @@ from torch import Tensor
 from gradwire.comm import ThreadComm, run_ranks
 from gradwire.errors import RanksDisagree, TransportError, WireError
 from gradwire.exchange.base import run as exchanged
-from gradwire.exchange.ring import TAIL_BYTES
+from gradwire.exchange.ring import TRAILER_BYTES
 from gradwire.unit.context import ExchangeContext, Part
 from tests.golden.fuzz import mutate, sealed
 from tests.laws.cases import CODECS, EXCHANGES, CodecCase, ExchangeCase
@@ -98,8 +98,8 @@ class Mutation(Damage):
         if len(self.sizes) == self.message and raw.numel():
             mutate(raw.numpy(), self._random)
             if self._framed and received.dtype == torch.uint8 and self._random.randrange(2):
-                frame = raw[:-TAIL_BYTES]
-                sealed(frame) if frame.numel() else None  # a rank that failed sends a tail alone
+                frame = raw[:-TRAILER_BYTES]
+                sealed(frame) if frame.numel() else None  # a rank that failed sends a trailer alone
         self.sizes.append(raw.numel())
 
 

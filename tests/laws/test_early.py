@@ -60,7 +60,7 @@ def test_they_are_under_way_before_the_last_bucket() -> None:
         return [span.unit for span in outcome.step.trace.spans if span.what == "wire"]
 
     order = run_ranks(2, rank)[0]
-    assert order.index("small") < order.index("lane 0 unit 7") < order.index("tail")
+    assert order.index("small") < order.index("flat buffer 0 unit 7") < order.index("tail")
 
 
 @looped("name", ["last.bias", "first.bias"])

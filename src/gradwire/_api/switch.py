@@ -83,11 +83,11 @@ def mean_unsent(reducer: InstalledRecipe, *, whole: bool) -> list[tuple[Paramete
         )
         damaged.append(damage(reducer.comm.all_reduce(flat_buffer.x)))
         for slot in flat_buffer.slots:
-            spec, late = slot.spec, flat_buffer.x[slot.start : slot.stop]
+            spec, unsent = slot.spec, flat_buffer.x[slot.start : slot.stop]
             if shard is not None:
-                late = shard.gathered(spec, late, rooms[spec.name], damaged)
+                unsent = shard.gathered(spec, unsent, rooms[spec.name], damaged)
                 spec = spec.whole
-            found.append((spec, late))
+            found.append((spec, unsent))
     require_undamaged(damaged, reducer.env.control)
     return found
 

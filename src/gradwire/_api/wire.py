@@ -523,9 +523,9 @@ class Wire:
         reducer, source = self._reducer, self._source
         # Where the source brings shards itself, a shard is what its optimizer steps.
         whole = source.members is None
-        late = self._backward.together(call, lambda: mean_unsent(reducer, whole=whole))
+        unsent = self._backward.together(call, lambda: mean_unsent(reducer, whole=whole))
         # Gradients belong to the thread that trains, whose stream the optimizer uses.
-        additions, failure = self._additions(late)
+        additions, failure = self._additions(unsent)
 
         def ready() -> T:
             if failure is not None:
@@ -545,16 +545,16 @@ class Wire:
         return prepared
 
     def _additions(
-        self, late: list[tuple[ParameterSpec, Tensor]]
+        self, unsent: list[tuple[ParameterSpec, Tensor]]
     ) -> tuple[list[Callable[[], object]], BaseException | None]:
-        """Functions that add the mean unsent gradients `late` to the gradients.
+        """Functions that add the mean unsent gradients `unsent` to the gradients.
 
         Returns (functions, None), or ([], error): an error must not be raised before all ranks know of it.
         """
         source, copy_to = self._source, self._reducer.placement.transfer.copy_to
         try:
             scale = _loss_scale(self.attached.scaler)
-            return [source.adding(spec, copy_to(flat * scale, source.device)) for spec, flat in late], None
+            return [source.adding(spec, copy_to(flat * scale, source.device)) for spec, flat in unsent], None
         except BaseException as error:
             return [], error
 

@@ -330,6 +330,6 @@ def _owe_shift(comm: Comm, round_: Round, told: deque[int], device: torch.device
     out = torch.empty(heard, dtype=round_.dtype, device=device)
     zeros = torch.zeros(sent, dtype=round_.dtype, device=device)
     wait_unread(comm.shift(out, zeros, round_.by, round_.tells))
-    tail = out.view(torch.uint8)[out.nbytes - 8 * round_.tells :].clone()
-    words: list[int] = tail.view(torch.int64).tolist()
+    trailer = out.view(torch.uint8)[out.nbytes - 8 * round_.tells :].clone()
+    words: list[int] = trailer.view(torch.int64).tolist()
     return words

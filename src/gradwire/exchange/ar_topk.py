@@ -164,7 +164,9 @@ class ArTopK:
 
     @cached_property
     def laws(self) -> Laws:
-        """Contractive if the selector is: exactly so on the leader, elsewhere as far as choices overlap."""
+        """Contractive if the selector is: no rank's unsent part exceeds its input. On the leader it shrinks
+        as the selector promises, on other ranks as far as their own choice overlaps with the leader's.
+        """
         laws = self.selector.laws
         # The host reads the gain of a step, which decides the election a few steps later.
         stays = laws.stays_on_device and self.elect != "auto"

@@ -159,7 +159,9 @@ class Leader:
 
     @cached_property
     def laws(self) -> Laws:
-        """Contractive if the selector is: exactly so on the leader, elsewhere as far as choices overlap."""
+        """Contractive if the selector is: no rank's unsent part exceeds its input. On the leader it shrinks
+        as the selector promises, on other ranks as far as their own choice overlaps with the leader's.
+        """
         laws = self.selector.laws
         return Laws(
             contractive=laws.contractive,

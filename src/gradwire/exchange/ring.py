@@ -14,7 +14,7 @@ do. Partitions are cut into segments (GComp's blocks, section 6.2), so that one 
 encoded while others travel.
 
 Lengths: gloo must know the size of a message before it arrives, and every message of a few bytes costs a rank
-a third of a millisecond of CPU time and of waiting. So the length of a frame travels in the *tail* of the
+a third of a millisecond of CPU time and of waiting. So the length of a frame travels in the *trailer* of the
 message that is two ahead of it; only the first two lengths have a message of their own. With one segment per
 partition the next frame is not made yet, so each length has its own message. A length is accepted up to the
 bound that follows from the frame's number of elements. A rank that cannot make a frame sends an empty one, of
@@ -35,7 +35,7 @@ from torch import Tensor
 from gradwire.comm.base import Pending, Round
 from gradwire.errors import TransportError, WireError
 
-TAIL_BYTES = 8
+TRAILER_BYTES = 8
 FEWEST = 4
 """Fewest segments of a partition, if it has several: one is encoded or decoded while two are on the wire."""
 
@@ -113,8 +113,8 @@ class RingSchedule:
 
     @property
     def lead(self) -> int:
-        """Number of messages by which a frame is encoded ahead, so that the current message's tail can carry
-        its length.
+        """Number of messages by which a frame is encoded ahead, so that the current message's trailer can
+        carry its length.
 
         It is 0 with one segment, because the next frame then depends on the message that arrives now.
         """
@@ -131,7 +131,7 @@ class RingSchedule:
         return range(self.lead) if message == 0 else ()
 
     def tells(self, message: int) -> int:
-        """1 if the tail of `message` carries a later length, else 0."""
+        """1 if the trailer of `message` carries a later length, else 0."""
         return int(0 < self.lead < self.messages - message)
 
     def place(self, partition: int, segment: int) -> tuple[int, int]:
@@ -152,7 +152,7 @@ class RingSchedule:
     def rounds(self, bound: int) -> tuple[Round, ...]:
         """The collectives, with frames of at most `bound` bytes."""
         frames = [
-            Round("shift", bound + TAIL_BYTES, torch.uint8, at_most=True, least=TAIL_BYTES, tells=tells)
+            Round("shift", bound + TRAILER_BYTES, torch.uint8, at_most=True, least=TRAILER_BYTES, tells=tells)
             for tells in (0, 1)
         ]
         if self.lead == 0:
@@ -164,8 +164,8 @@ class RingSchedule:
 
 @dataclass
 class Message:
-    """A message in flight: memory `room` for the frame that arrives, of `length` bytes, and its tail; and the
-    frame `sent`.
+    """A message in flight: memory `room` for the frame that arrives, of `length` bytes, and its trailer; and
+    the frame `sent`.
     """
 
     room: Tensor
@@ -177,7 +177,7 @@ class Message:
 
     @property
     def frame(self) -> Tensor:
-        """The frame that arrived, without its tail; empty if it is damaged."""
+        """The frame that arrived, without its trailer; empty if it is damaged."""
         return self.room[: 0 if self.is_damaged else self.length]
 
 
@@ -229,7 +229,7 @@ class RingAllReduce:
             made = self._encoded(part, start, hop)
         if hop == schedule.world - 1:
             self._own(made is None, part, start)
-        self._made[message] = made or (torch.zeros(TAIL_BYTES, dtype=torch.uint8, device="cpu"), 0)
+        self._made[message] = made or (torch.zeros(TRAILER_BYTES, dtype=torch.uint8, device="cpu"), 0)
 
     def _tell(self, messages: Sequence[int]) -> None:
         """Exchange the lengths of the messages with these numbers, which travel alone because no earlier
@@ -245,10 +245,10 @@ class RingAllReduce:
         length = self._length(message)
         frame, own_length = self._made.pop(message)
         _room, later_length = self._made.get(message + self._schedule.lead, (frame, 0))
-        tail = frame[own_length : own_length + TAIL_BYTES].view(torch.int64)
-        tail[0] = later_length
-        sent = frame[: own_length + TAIL_BYTES]
-        room = torch.empty(length + TAIL_BYTES, dtype=torch.uint8, device="cpu")
+        trailer = frame[own_length : own_length + TRAILER_BYTES].view(torch.int64)
+        trailer[0] = later_length
+        sent = frame[: own_length + TRAILER_BYTES]
+        room = torch.empty(length + TRAILER_BYTES, dtype=torch.uint8, device="cpu")
         pending = self._comm.shift(room, sent, tells=self._schedule.tells(message))
         self._in_flight[message] = Message(room, length, sent, pending)
         if message // self._schedule.segments >= self._schedule.world:
@@ -265,12 +265,12 @@ class RingAllReduce:
         return length
 
     def _land(self, message: int) -> Message:
-        """Wait for a message, and read the length in its tail."""
+        """Wait for a message, and read the length in its trailer."""
         arriving = self._in_flight[message]
         if not arriving.landed:
             try:
                 arriving.pending.wait()
-            except WireError as error:  # of a comm that checks; the tail is right all the same
+            except WireError as error:  # of a comm that checks; the trailer is right all the same
                 self._fail(error)
                 arriving.is_damaged = True
             arriving.landed = True
@@ -286,7 +286,7 @@ class RingAllReduce:
 
     def _encoded(self, part: Tensor, start: int, hop: int) -> tuple[Tensor, int] | None:
         try:
-            room = torch.empty(self._bound + TAIL_BYTES, dtype=torch.uint8, device="cpu")
+            room = torch.empty(self._bound + TRAILER_BYTES, dtype=torch.uint8, device="cpu")
             return room, self._framing.encode(part, start, hop, room)
         except BaseException as error:
             self._fail(error)

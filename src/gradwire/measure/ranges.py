@@ -20,7 +20,7 @@ class RangedTrace(Trace):
     """A trace of a step that a profiler looks at; `recipe` is named in every range."""
 
     def compressing(self, what: Literal["encode", "decode"], unit: str) -> Compressing:
-        """Time local work, in a profiler range such as "gradwire/encode topk lane 0 unit 3"."""
+        """Time local work, in a profiler range such as "gradwire/encode topk flat buffer 0 unit 3"."""
         return _Ranged(self, what, unit, profiler.record_function(f"gradwire/{what} {self.recipe} {unit}"))
 
 

@@ -266,8 +266,8 @@ class Comparison:
         )
 
     def _is_ahead(self, tried: Option, best: Option | None) -> bool:
-        """True if `tried` is faster than `best`, or than dense if `best` is `None`. It may be, if it exceeds
-        the limit of lateness.
+        """True if `tried` is faster than `best`, or than dense if `best` is `None`. An option that exceeds
+        the limit of lateness can be faster, and is not the best.
         """
         return self.beats_dense(tried) if best is None else _is_faster(tried, best)
 

@@ -164,10 +164,10 @@ class ShardedParameters(PlainParameters):
         """
         parameter = self.parameters[spec.name]
         assert isinstance(parameter, DTensor), "checked"
-        late = spec.shaped(flat)[: self.rows.get(spec.name)].to(parameter.dtype)
+        unsent = spec.shaped(flat)[: self.rows.get(spec.name)].to(parameter.dtype)
         if parameter.grad is None:
-            return partial(setattr, parameter, "grad", self.sharded_as(parameter, late))
-        return partial(self.local(parameter.grad).add_, late)
+            return partial(setattr, parameter, "grad", self.sharded_as(parameter, unsent))
+        return partial(self.local(parameter.grad).add_, unsent)
 
 
 def _mesh_of(parameters: Mapping[str, nn.Parameter]) -> Any:

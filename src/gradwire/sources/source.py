@@ -235,10 +235,10 @@ class Source(ABC):
 
         Memory is allocated here, so that the returned function cannot fail. It overwrites `flat`.
         """
-        parameter, late = self.parameters[spec.name], spec.shaped(flat)
+        parameter, unsent = self.parameters[spec.name], spec.shaped(flat)
         if (grad := parameter.grad) is None:
-            return partial(setattr, parameter, "grad", late.to(parameter.dtype))
-        return partial(grad.copy_, late.add_(grad).to(grad.dtype))
+            return partial(setattr, parameter, "grad", unsent.to(parameter.dtype))
+        return partial(grad.copy_, unsent.add_(grad).to(grad.dtype))
 
     def may_differ(self) -> None:
         """Note that the model was loaded or restored, so that its buffers may differ between ranks."""

@@ -44,6 +44,25 @@ features: a *step observer* is in a list while it is on, and a *controller* deci
 `Reducer._features` lists the features of the installed recipe. A feature that is off is in neither list, and
 no step asks for it.
 
+Types that say "elements a to b", and of what:
+
+| type | elements of | what for |
+|---|---|---|
+| `Slot` (`unit/parameters.py`) | a flat buffer or a gradient bucket | where one whole parameter lies |
+| `Unit` (`unit/parameters.py`) | a flat buffer | what is exchanged together |
+| `Part` (`unit/context.py`) | a parameter | what a unit holds of it |
+| `BufferShare` (gradient_bucket.py) | a gradient bucket | what goes to one flat buffer, by slots |
+| `DirectShare` (gradient_bucket.py) | a gradient bucket | neighbours that bypass flat buffers together |
+| `Pieces` (`kernels/pieces.py`) | a gradient bucket and a flat buffer | what compensation adds to what |
+| `Route` (gradient_bucket.py) | gradient buckets | where the means of a unit land |
+| `Segment` (`exchange/scatter_reduce.py`) | a unit | what a scatter and a gather carry at a time |
+| `SegmentShard` (`exchange/scatter_reduce.py`) | a segment | what one rank owns, and sums up |
+| `CodedPieces` (`kernels/layouts.py`) | as `Pieces`, and rows of codes | what is encoded as it comes |
+| `UnitForecast` (`control/forecast.py`) | a flat buffer | a unit in numbers, for predictions |
+
+A `Shard` (shards.py) is no such range: it says who holds which part of each parameter, where ranks share a
+replica.
+
 Words for the outcome of a step:
 
 - It is *finished* when its means are on their way to the model, or when it has failed: see `Outcome`.

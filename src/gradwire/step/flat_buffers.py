@@ -29,7 +29,7 @@ class Scaled(NamedTuple):
     """The way of the loss scale of a step through a flat buffer: its exchange gets it with the gradients, or
     compensation divides it out, and landing multiplies means by it again."""
 
-    kept: float
+    for_exchange: float
     """The factor in the gradients that the exchange gets."""
     divided_out: float
     """The factor that is not in them; 1 where the exchange gets all of it."""
@@ -80,8 +80,8 @@ class FlatBuffer:
             for part in unit.parts:
                 self.units_of[part.name] += (unit,)
         names = self.memory.planes
-        kept = memory_dtype or self.dtype
-        self.committed = {name: torch.zeros(self.numel, dtype=kept, device=device) for name in names}
+        remembered = memory_dtype or self.dtype
+        self.committed = {name: torch.zeros(self.numel, dtype=remembered, device=device) for name in names}
         self.working = {
             name: torch.zeros(self.numel, dtype=self.dtype, device=device)
             for name in dict.fromkeys((UNSENT, *names))
@@ -152,20 +152,21 @@ class FlatBuffer:
         return Pieces((slot.start, slot.start, slot.spec.numel) for slot in self.slots)
 
     def commit(self, idle: Iterable[Slot]) -> None:
-        """Make the working planes the committed ones. `idle` slots keep their old memory, and add their rest.
+        """Make the working planes the committed ones. `idle` slots keep their old memory, and add what this
+        exchange has left unsent.
 
-        An idle slot has brought zeros. It may have a rest all the same: the owner of a shard keeps the
+        An idle slot has brought zeros. Something may be unsent all the same: the owner of a shard keeps the
         rounding error of the mean (`exchange.scatter_reduce`).
         """
-        rests = [(slot, self.x[slot.start : slot.stop].clone()) for slot in idle]
+        left = [(slot, self.x[slot.start : slot.stop].clone()) for slot in idle]
         self.kept.commit()
         self.memory.update(self.working, self.committed)
         for name, old in self.committed.items():
             new = self.working[name]
-            for slot, rest in rests:
+            for slot, unsent in left:
                 new[slot.start : slot.stop] = old[slot.start : slot.stop]
                 if name == UNSENT:
-                    new[slot.start : slot.stop].add_(rest, alpha=1.0 / self.memory.weight)
+                    new[slot.start : slot.stop].add_(unsent, alpha=1.0 / self.memory.weight)
             if new.dtype == old.dtype:
                 self.committed[name], self.working[name] = new, old
                 self._replaced[name] = old

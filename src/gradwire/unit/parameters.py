@@ -133,7 +133,7 @@ class Unit:
         return self.stop - self.start
 
     def __str__(self) -> str:
-        return f"lane {self.flat_buffer} unit {self.index}"
+        return f"flat buffer {self.flat_buffer} unit {self.index}"
 
 
 def slots_of(specs: Sequence[ParameterSpec]) -> tuple[Slot, ...]:
@@ -169,8 +169,8 @@ def units_of(
 
 
 def _nearest(ends: Sequence[int], boundary: int) -> int:
-    """The one of ascending `ends` that is nearest to `boundary`, and the lower one of two as near. 0 <
-    boundary < the last end.
+    """The one of ascending `ends` that is nearest to `boundary`; ties go to the lower end. 0 < boundary < the
+    last end.
     """
     above = bisect_left(ends, boundary)
     return min(ends[above - 1], ends[above], key=lambda end: abs(end - boundary))

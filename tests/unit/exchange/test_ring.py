@@ -187,7 +187,7 @@ def test_zeros_of_a_rank_that_fails_before_its_first_message_are_read(failing: i
 
 
 class Boasting:
-    """A rank that announces longer frames than there may be, ahead of them or in their tails."""
+    """A rank that announces longer frames than there may be, ahead of them or in their trailers."""
 
     def __init__(self, comm: ThreadComm, dtype: torch.dtype) -> None:
         self.rank, self._comm, self._dtype = comm.rank, comm, dtype

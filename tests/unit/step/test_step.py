@@ -85,10 +85,10 @@ def test_the_first_failure_is_kept_with_its_context() -> None:
     step, _ = _step()
     step.rank = 2
     first, second = ValueError("first"), ValueError("second")
-    step.fail(first, "encode of lane 0 unit 3")
-    step.fail(second, "decode of lane 0 unit 1")
+    step.fail(first, "encode of flat buffer 0 unit 3")
+    step.fail(second, "decode of flat buffer 0 unit 1")
     assert step.error is first
-    assert first.__notes__ == ["gradwire: step 0, rank 2, encode of lane 0 unit 3"]
+    assert first.__notes__ == ["gradwire: step 0, rank 2, encode of flat buffer 0 unit 3"]
 
 
 def test_what_is_finite_is_read_from_tensors_when_it_is_asked_for() -> None:

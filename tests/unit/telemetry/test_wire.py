@@ -165,7 +165,7 @@ def _names(*, all_threads: bool) -> list[str]:
 def test_a_profile_of_all_threads_shows_what_is_encoded_sent_and_decoded() -> None:
     names = _names(all_threads=True)
     for what in ("encode", "wire", "decode"):
-        assert any(name.startswith(f"gradwire/{what} topk lane 0") for name in names), (what, names)
+        assert any(name.startswith(f"gradwire/{what} topk flat buffer 0") for name in names), (what, names)
     assert "gradwire/wait" in names
 
 

@@ -85,8 +85,9 @@ def _begin(x: Tensor, k: int, state: Tensor) -> int:
     """Clear `state`, and sample the bounds into it. Returns the number of candidates that shall have room.
 
     Of a sample of `size` elements, k·size/numel are expected among the k largest, and about the square root
-    of that is the standard deviation. Without an element at the rank that follows, a bound lies below or
-    above all elements.
+    of that is the standard deviation. The bounds are the sample's elements so many places from its top, with
+    a margin of some deviations more and less. If the sample has no such element, a bound lies below or above
+    all elements.
     """
     numel = x.numel()
     size = min(SAMPLE, numel // 32)
