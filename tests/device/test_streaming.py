@@ -300,7 +300,7 @@ def test_whether_buffers_have_changed_is_found_out_without_a_read_in_the_hot_pat
             carried.pack(BufferTransfer())
             buffers[0].add_(1.0)
             carried.look(buffers, Far())
-            late = carried.is_stale(late=True)
+            late = carried.is_stale(deferred=True)
         assert late
         assert not elsewhere.reads
 

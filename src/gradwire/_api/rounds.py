@@ -140,7 +140,7 @@ class OuterWire(Wire):
 
             torch.save(wire.state_dict(), f"wire-{rank}.pt")
         """
-        self._backward.rest()
+        self._backward.settle()
         return super().state_dict(kind)
 
     def switch(self, recipe: str | Recipe | Composition) -> None:

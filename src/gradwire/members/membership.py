@@ -456,7 +456,7 @@ class Membership:
             assert self.running is not None, "asked between rounds"
             assert self._meeting is not None, "which is sound"
             with _Deadline(self._timeout_s, self._meeting.abort):
-                self.running.backward.rest()
+                self.running.backward.settle()
         return {
             "format": FORMAT,
             "model": self._terms["model"],

@@ -91,7 +91,7 @@ class BufferMeans:
         )
         return sums, said
 
-    def is_stale(self, *, late: bool) -> bool:
+    def is_stale(self, *, deferred: bool) -> bool:
         """Buffers travel as they were when the round was sent."""
         return False
 

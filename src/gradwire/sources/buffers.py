@@ -76,12 +76,12 @@ class BufferBroadcast:
         if self._is_source and not self._are_others:
             self._changed = fetch(device, torch.stack([each.has_changed() for each in self._types]).any())
 
-    def is_stale(self, *, late: bool) -> bool:
+    def is_stale(self, *, deferred: bool) -> bool:
         """True if the packed buffers are out of date on this rank; waits for the device that compares them.
 
-        A `late` step cannot wait: it takes the device's finding of the previous step.
+        A `deferred` step cannot wait: it takes the device's finding of the previous step.
         """
-        return self._are_others or bool((self._changed_before if late else self._changed)())
+        return self._are_others or bool((self._changed_before if deferred else self._changed)())
 
     def send(self, comm: Comm) -> None:
         """Issue the broadcast. Raises `TransportError`."""

@@ -66,9 +66,8 @@ replica.
 Words for the outcome of a step:
 
 - It is *finished* when its means are on their way to the model, or when it has failed: see `Outcome`.
-- It is *committed*, or forgotten, when the host knows whether it counts: most often before it is finished. A
-  *late* step is *deferred*: its outcome is known when the next one begins, so that the host need not wait for
-  a device.
+- It is *committed*, or forgotten, when the host knows whether it counts: most often before it is finished.
+  The outcome of a *deferred* step is known when the next one begins, so the host need not wait for a device.
 - It is *final* when optimizers have used its means, and *rolled back* when they have left them out. Until
   then a commit can be undone. Parameters whose gradient no optimizer has used yet are *open*.
 - A mean *lands* when it is written to the place from which the gradients came. A backward pass is *complete*

@@ -57,7 +57,7 @@ from gradwire.step.history import History
 from gradwire.step.installed import InstalledRecipe, RecipeSnapshot
 from gradwire.step.plan import ExchangePlan
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
-from gradwire.step.step import InFlight, LateStep, Outcome, ShardedStep, SideBroadcast, Step
+from gradwire.step.step import DeferredStep, InFlight, Outcome, ShardedStep, SideBroadcast, Step
 from gradwire.step.worker import Job, Worker
 from gradwire.unit.context import ExchangeContext, Fates
 from gradwire.unit.parameters import ParameterSpec, Unit
@@ -425,7 +425,7 @@ class Backward:
         if self.roll_back_unused() is None:
             self.call(lambda: self.reducer.roll_back(Fates()))
 
-    def rest(self) -> None:
+    def settle(self) -> None:
         """Training thread: wait until no step is running, before anything else is asked of other ranks.
 
         If the user caught an interrupt inside `backward()`, that step is still running; it ends on all ranks.
@@ -444,10 +444,10 @@ class Backward:
             what: the name of the call, the same on all ranks.
             function: runs on the worker.
 
-        Raises the errors of `rest` and of `Calls.begin`, and `GradwireError` inside a backward pass.
+        Raises the errors of `settle` and of `Calls.begin`, and `GradwireError` inside a backward pass.
         """
         self.calls.require_between_steps(what)
-        self.rest()
+        self.settle()
         self._broke_off = self._unheard = ""  # `begin` compares steps, too
         self.calls.begin(what, self.reducer.step)
         return self.call(function)
@@ -492,9 +492,9 @@ class Reducer(InstalledRecipe):
         """
         super().restore(saved)
         flat_buffers = self.layout.flat_buffers
-        is_late = self.placement.commits_late and not self.measuring
-        self._step_type = LateStep if is_late else ShardedStep if self._is_sharded else Step
-        self._decide = self._defer if is_late else self._decide_now
+        is_deferred = self.placement.commits_late and not self.measuring
+        self._step_type = DeferredStep if is_deferred else ShardedStep if self._is_sharded else Step
+        self._decide = self._defer if is_deferred else self._decide_now
         """Ends a step after its vote, unless it has failed."""
         started = self._when_announced if self.comm.announces else self._in_order
         self._started: Started = partial(self._at_once_if_serial, started) if self.measuring else started
@@ -509,7 +509,7 @@ class Reducer(InstalledRecipe):
         tells_means = self._step_type is ShardedStep
         self._riding_bytes = -1.0 if tells_means else riding_bytes(self.comm.world, self.layout.tuning)
         """The most bytes of small gradients that go out with the status vote."""
-        self._marked = [each for each in flat_buffers if each.adds and is_late]
+        self._marked = [each for each in flat_buffers if each.adds and is_deferred]
         """Flat buffers of which a device marks idle slots, and whether all is finite."""
         coded = [
             (flat_buffer.number, self.layout.coded(flat_buffer, self.comm.world, self._granularity))
@@ -697,7 +697,7 @@ class Reducer(InstalledRecipe):
         while step.unannounced:
             self.placement.post(step.unannounced.popleft())
         if step.left_bytes > self._riding_bytes:
-            self._send_small(step, step.tail_regions.keys())
+            self._send_small(step, step.small_regions.keys())
         self._advance(step)
 
     # -- the algorithm, and its six lines in order
@@ -730,7 +730,7 @@ class Reducer(InstalledRecipe):
             if left == 0 and step.outcome is Outcome.RUNNING:
                 self._vote(step)  # 5. does the step count, on all ranks?
             if step.outstanding == 0 and step.outcome is Outcome.VOTED:
-                self._finish(step)  # 6. unsent = x; of a late step in `commit_deferred`
+                self._finish(step)  # 6. unsent = x; of a deferred step in `commit_deferred`
         except TransportError as error:
             self.broken = error
             self._finish_running(step, Outcome.FAILED, error)
@@ -740,7 +740,7 @@ class Reducer(InstalledRecipe):
     def _compensate(self, step: Step, bucket: GradientBucket, share: BufferShare) -> None:
         """Worker, 1: add the gradients of a bucket to the unsent gradient of a flat buffer.
 
-        On the CPU that is `FlatBuffer.compensate`. Where a step is committed late, the findings stay on the
+        On the CPU that is `FlatBuffer.compensate`. Where a step is deferred, the findings stay on the
         device, and gradients may be encoded in the same pass (`Step.coded`).
         """
         flat_buffer, seen = share.flat_buffer, None
@@ -829,7 +829,7 @@ class Reducer(InstalledRecipe):
         """
         region = bucket.buffer[share.region]
         if region.nbytes < self._small_bytes and region.dtype != torch.float64:
-            step.tail_regions.update(zip(share.names, region.split_with_sizes(share.sizes), strict=True))
+            step.small_regions.update(zip(share.names, region.split_with_sizes(share.sizes), strict=True))
             return
         unit = len(step.direct)
         plan = share.plan(region, unit, self._direct_context, checked=self.comm.verifies)
@@ -948,8 +948,8 @@ class Reducer(InstalledRecipe):
         step.require_all_units(self.layout.flat_buffers)
         sound, failed, stale = step.sound(), step.error is not None, step.is_stale()
         row = RankReport(sound, failed, self.fingerprint, facts, stale, step.computing_s)
-        step.tail = tail = self._vote_of(step, row)
-        step.small.append(tail)
+        step.status_vote = vote = self._vote_of(step, row)
+        step.small.append(vote)
         step.outcome = Outcome.VOTING
 
         def voted() -> None:
@@ -957,25 +957,25 @@ class Reducer(InstalledRecipe):
                 step.outcome = Outcome.VOTED
             self._advance(step)
 
-        tail.send(partial(self._post_later, voted))
+        vote.send(partial(self._post_later, voted))
 
     def _vote_with_gradients(self, step: Step, row: RankReport) -> StatusVote:
         """Worker: make the vote where all ranks that agree on a step also exchange gradients."""
-        regions = step.take_small(self.specs, step.tail_regions.keys())
+        regions = step.take_small(self.specs, step.small_regions.keys())
         comm = step.meter(self.comm, step.trace, "tail")
         return StatusVote(regions, row, comm, step.device, step.told_later())
 
     def _vote_apart(self, step: Step, row: RankReport) -> StatusVote:
         """Worker: make the vote where ranks agree over another comm."""
-        regions = step.take_small(self.specs, step.tail_regions.keys())
+        regions = step.take_small(self.specs, step.small_regions.keys())
         comm = step.meter(self.comm, step.trace, "tail")
         control = MeteredComm(self._control, step.trace, "tail")
         return VoteApart(regions, row, comm, step.device, step.told_later(), control=control)
 
     def _finish(self, step: Step) -> None:
         """Worker, 6: read all ranks' rows, and commit the step on all ranks, or on none."""
-        assert step.tail is not None, "voted first"
-        votes = step.tail.votes()
+        assert step.status_vote is not None, "voted first"
+        votes = step.status_vote.votes()
         step.receive_buffers(votes.stale)
         step.receive_small()
         step.computing_by_rank_s = tuple(row.computing_s for row in votes.rows)
@@ -1005,7 +1005,7 @@ class Reducer(InstalledRecipe):
         self._finish_running(step, outcome)
 
     def _defer(self, step: Step, votes: Votes) -> None:
-        """Worker: finish a late step for the model, before the host knows whether it counts.
+        """Worker: finish a deferred step for the model, before the host knows whether it counts.
 
         A device is asked for that and not waited for: `commit_deferred` reads its answer when the next step
         begins.

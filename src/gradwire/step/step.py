@@ -74,10 +74,10 @@ class SideBroadcast(Protocol):
     failure: BaseException | None
     """The error of packing. Peers wait for the collective, so something is sent nevertheless."""
 
-    def is_stale(self, *, late: bool) -> bool:
+    def is_stale(self, *, deferred: bool) -> bool:
         """True if the packed tensors are out of date on this rank.
 
-        If `late`, the answer is that for the previous step, and no device is waited for.
+        If `deferred`, the answer is that for the previous step, and no device is waited for.
         """
 
     def send(self, comm: Comm) -> None:
@@ -154,7 +154,7 @@ class Step:
     """Functions that return the slots without a gradient, and may wait for a device."""
     direct: list[int] = field(default_factory=list)
     """Elements of each exchange that bypasses the flat buffers, in order."""
-    tail_regions: dict[str, Tensor] = field(default_factory=dict)
+    small_regions: dict[str, Tensor] = field(default_factory=dict)
     """Small dense gradients that have arrived and are not sent yet."""
     carried: list[SideBroadcast] = field(default_factory=list)
     """The model's buffers, such as BatchNorm's, if this step broadcasts them."""
@@ -180,7 +180,7 @@ class Step:
     """True if nothing is left to do on the way to the outcome."""
     error: BaseException | None = None
     """The first error on this rank; once the step has failed, the one that `backward()` raises."""
-    tail: StatusVote | None = None
+    status_vote: StatusVote | None = None
     """The last all-reduce, which carries the vote, once it has been sent. Timelines call it "tail"."""
     metered_bytes: float = 0.0
     predicted_bytes: float = 0.0
@@ -445,7 +445,7 @@ class Step:
 
     def is_stale(self) -> bool:
         """Whether the model's buffers have changed on this rank since they were packed."""
-        return any(each.is_stale(late=False) for each in self.carried)
+        return any(each.is_stale(deferred=False) for each in self.carried)
 
     @property
     def committed(self) -> bool:
@@ -488,13 +488,13 @@ class Step:
         """
         if not names:
             return []
-        here = [spec.name for spec in order if spec.name in names and spec.name in self.tail_regions]
-        return [self.tail_regions.pop(name) for name in here]
+        here = [spec.name for spec in order if spec.name in names and spec.name in self.small_regions]
+        return [self.small_regions.pop(name) for name in here]
 
     @property
     def left_bytes(self) -> int:
         """Bytes of the small dense gradients that have not been sent."""
-        return 4 * sum(region.numel() for region in self.tail_regions.values())
+        return 4 * sum(region.numel() for region in self.small_regions.values())
 
     def receive_small(self) -> None:
         """Block until all small means are here. Damaged ones fail the step on all ranks."""
@@ -548,11 +548,8 @@ class ShardedStep(Step):
         return self.small_are_finite() and self.is_finite()
 
 
-class LateStep(Step):
-    """A step that is committed only when the next one begins: the host reads nothing that a device computes.
-
-    `InstalledRecipe.late` is another matter: how much gradient waits in memory.
-    """
+class DeferredStep(Step):
+    """A step that is committed when the next one begins: the host reads nothing that a device computes."""
 
     def note(
         self, share: BufferShare, seen: Findings, fetch: Callable[[Tensor], Callable[[], Tensor]]
@@ -589,4 +586,4 @@ class LateStep(Step):
 
     def is_stale(self) -> bool:
         """As `Step.is_stale`, by the answer of the step before."""
-        return any(each.is_stale(late=True) for each in self.carried)
+        return any(each.is_stale(deferred=True) for each in self.carried)

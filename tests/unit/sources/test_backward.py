@@ -73,7 +73,7 @@ class ByName(Source):
         for index in order:
             backward.submit(gradient_buckets[index])
         backward.close()
-        backward.rest()
+        backward.settle()
         return {bucket.entries[0].spec.name: bucket.buffer for bucket in gradient_buckets}
 
 
@@ -275,11 +275,11 @@ def _ending(backward: Backward, ended_s: list[float]) -> threading.Thread:
 
 def test_nothing_else_is_asked_while_a_step_is_running() -> None:
     backward = _backward()
-    backward.rest()
+    backward.settle()
     _whole_pass(backward)
     ended_s: list[float] = []
     thread = _ending(backward, ended_s)
-    backward.rest()
+    backward.settle()
     assert time.monotonic() >= ended_s[0]
     thread.join()
 

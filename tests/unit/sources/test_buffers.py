@@ -74,22 +74,22 @@ def test_a_change_after_packing_makes_the_source_stale_and_another_tensor_any_ra
         buffers = _buffers(rank)
         carried = _carried(rank, buffers)
         carried.look(buffers, HostDevice())
-        assert not carried.is_stale(late=False)
+        assert not carried.is_stale(deferred=False)
         buffers[3].mul_(1.0)  # the same bits as before
         carried.look(buffers, HostDevice())
-        assert not carried.is_stale(late=False)
+        assert not carried.is_stale(deferred=False)
         buffers[3].data[2, 3] += 1.0  # no version counter tells
         carried.look(buffers, HostDevice())
-        assert carried.is_stale(late=False) == (rank == 0)
+        assert carried.is_stale(deferred=False) == (rank == 0)
         carried.pack(BufferTransfer())
-        assert not carried.is_stale(late=False)
+        assert not carried.is_stale(deferred=False)
         carried.look([buffers[0].clone(), *buffers[1:]], HostDevice())
-        assert carried.is_stale(late=False)
+        assert carried.is_stale(deferred=False)
         carried.look(buffers[1:], HostDevice())
-        assert carried.is_stale(late=False)
+        assert carried.is_stale(deferred=False)
         buffers[1].resize_(4, 4)
         carried.look(buffers, HostDevice())
-        assert carried.is_stale(late=False)
+        assert carried.is_stale(deferred=False)
 
 
 def test_a_step_that_cannot_wait_tells_what_the_one_before_has_found() -> None:
@@ -99,11 +99,11 @@ def test_a_step_that_cannot_wait_tells_what_the_one_before_has_found() -> None:
     for changes in (True, False, False):
         buffers[3].add_(1.0) if changes else None
         carried.look(buffers, HostDevice())
-        told.append(carried.is_stale(late=True))
+        told.append(carried.is_stale(deferred=True))
         carried.pack(BufferTransfer())
     assert told == [False, True, False]
     carried.look(buffers[1:], HostDevice())
-    assert carried.is_stale(late=True), "that others have taken their places, the host knows"
+    assert carried.is_stale(deferred=True), "that others have taken their places, the host knows"
 
 
 def test_statistics_of_batch_norm_alone_are_seen_to_change() -> None:
@@ -111,7 +111,7 @@ def test_statistics_of_batch_norm_alone_are_seen_to_change() -> None:
     carried = _carried(0, [mean, variance])
     nn.functional.batch_norm(torch.randn(8, 4), mean, variance, training=True)
     carried.look([mean, variance], HostDevice())
-    assert carried.is_stale(late=False)
+    assert carried.is_stale(deferred=False)
 
 
 class Module(nn.Module):
