@@ -1,7 +1,16 @@
-"""The process that ranks are forked from imports what they need while pytest collects the tests."""
+"""Ranks for scenes. They are forked from a process that imports what they need while tests are collected."""
 
 from multiprocessing import forkserver
 
+import pytest
+
 import tests.support.ranks  # says what to import  # noqa: F401
+from tests.support.world import Ranks
 
 forkserver.ensure_running()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """Two ranks for the scenes of a file."""
+    return Ranks(2, tmp_path_factory.mktemp("two"))

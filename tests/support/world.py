@@ -1,9 +1,11 @@
 """One world of gloo ranks for a run of pytest: scenes run there one after another, when tests ask for them.
 
-A scene is a function without arguments; what it returns must fit into JSON. It finds what it would find on
-ranks of its own: a default process group of as many ranks as it is for, at most four in nearly all of them,
-and nothing of earlier scenes. Random numbers of Python, NumPy and torch begin anew before each. They are not
-compared afterwards, as scenes draw from them themselves: `tests/laws` hold that no step does.
+A scene is a function of a module, which a test hands over with its arguments: `Ranks`. It returns numbers,
+texts, lists of these and the like, or a dataclass of them, whose fields the test reads by name. A table that
+names scenes by text (`Scenes`) is the older form; what these return must fit into JSON. A scene finds what it
+would find on ranks of its own: a default process group of as many ranks as it is for, at most four in nearly
+all of them, and nothing of earlier scenes. Random numbers of Python, NumPy and torch begin anew before each.
+They are not compared afterwards, as scenes draw from them themselves: `tests/laws` hold that no step does.
 
 Groups end with a scene, whether it has made them or gradwire. By then gradwire must have got back those that
 it has lent to models, unless the scene says that they are lost (`lose_groups`). A scene that leaves anything
@@ -22,6 +24,7 @@ import importlib
 import json
 import logging
 import os
+import pickle
 import random
 import shutil
 import tempfile
@@ -37,7 +40,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 import numpy as np
 import torch
@@ -68,12 +71,18 @@ FOR_GOOD = Counter(
 """What is brought into a process once, by the first scene that needs it, and stays."""
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class Order:
-    """A scene to run. `number` tells its connections from those of other scenes."""
+    """A scene to run: a pickled call without arguments, and its name for messages. `number` tells its
+    connections from those of other scenes.
+    """
 
-    module: str
-    scene: str
+    call: bytes
+    name: str
     ranks: int
     folder: Path
     timeout_s: float = TIMEOUT_S
@@ -81,21 +90,45 @@ class Order:
     number: int = 0
 
 
+class Ranks:
+    """`count` ranks for scenes, which share `folder`: `ranks(scene, argument)` is what `scene(argument)`
+    returns on each of them. Equal calls run once.
+    """
+
+    def __init__(self, count: int, folder: Path, grace_s: float = GRACE_S) -> None:
+        self.count, self._folder, self._grace_s = count, folder, grace_s
+        self._found: dict[bytes, list[bytes] | str] = {}
+
+    def __call__(self, scene: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> list[T]:
+        """By rank; fails with the traceback of each rank that raised, or with what was left behind."""
+        words = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in named.items())]
+        name = f"{scene.__module__}: {scene.__qualname__}({', '.join(words)})"
+        return self.run(partial(scene, *arguments, **named), name)
+
+    def run(self, call: Callable[[], T], name: str) -> list[T]:
+        """As a call of this object; `name` is that of the scene in messages."""
+        pickled = pickle.dumps(call)
+        if pickled not in self._found:
+            order = Order(pickled, name, self.count, self._folder, grace_s=self._grace_s)
+            self._found[pickled] = WORLD.play(order)
+        found = self._found[pickled]
+        assert isinstance(found, list), found
+        return [pickle.loads(each) for each in found]
+
+
 class Scenes:
-    """What the scenes of a module return on `ranks` ranks, which share `folder`. Each runs once at most."""
+    """What the scenes in the table of a module return on `ranks` ranks, which share `folder`."""
 
     def __init__(self, module: str, ranks: int, folder: Path, grace_s: float = GRACE_S) -> None:
-        self._module, self._ranks, self._folder, self._grace_s = module, ranks, folder, grace_s
-        self._found: dict[str, list[str] | str] = {}
+        self._module, self._ranks = module, Ranks(ranks, folder, grace_s)
 
     def value(self, scene: str) -> list[Any]:
-        """By rank; fails with the traceback of each rank that raised, or with what was left behind."""
-        if scene not in self._found:
-            order = Order(self._module, scene, self._ranks, self._folder, grace_s=self._grace_s)
-            self._found[scene] = WORLD.play(order)
-        found = self._found[scene]
-        assert isinstance(found, list), found
-        return [json.loads(each) for each in found]
+        """As `Ranks` has it."""
+        return self._ranks.run(partial(_of_table, self._module, scene), f"{self._module}: {scene}")
+
+
+def _of_table(module: str, scene: str) -> Any:
+    return json.loads(json.dumps(importlib.import_module(module).SCENES[scene]()))
 
 
 def value(scenes: Scenes, scene: str) -> list[Any]:
@@ -114,8 +147,8 @@ class World:
         self._folder: Path | None = None
         self._port = self._number = 0
 
-    def play(self, order: Order) -> list[str] | str:
-        """What a scene returned on each rank, as JSON; or in one text why there is no such thing."""
+    def play(self, order: Order) -> list[bytes] | str:
+        """What a scene returned on each rank, pickled; or in one text why there is no such thing."""
         while len(self._ranks) < order.ranks:
             self._start(len(self._ranks))
         found = self._played(order)
@@ -134,19 +167,20 @@ class World:
         self._ranks.append((process, ours))
         self._port = ours.recv()
 
-    def _played(self, order: Order) -> list[str] | str:
+    def _played(self, order: Order) -> list[bytes] | str:
         self._number += 1
         numbered = replace(order, number=self._number)
         returned, failures = self._told(order, numbered)
         if not failures:  # no rank needs another one any more
             left, failures = self._told(order, None)
             failures += [f"rank {rank} has {each}" for rank, each in enumerate(left) if each]
-        return "\n".join([f"{order.module}: {order.scene}", *failures]) if failures else returned
+        return "\n".join([order.name, *failures]) if failures else returned
 
-    def _told(self, order: Order, what: Order | None) -> tuple[list[str], list[str]]:
+    def _told(self, order: Order, what: Order | None) -> tuple[list[Any], list[str]]:
         """What the order's ranks answer, and failures: with one of those not all have an answer."""
         asked = {connection: rank for rank, (_, connection) in enumerate(self._ranks[: order.ranks])}
-        answers, failures, deadline_s = [""] * order.ranks, [], time.monotonic() + 2 * GUARD_S
+        answers: list[Any] = [None] * order.ranks
+        failures, deadline_s = list[str](), time.monotonic() + 2 * GUARD_S
         for connection in asked:
             connection.send(what)
         while asked and (ready := wait(list(asked), deadline_s - time.monotonic())):
@@ -211,18 +245,18 @@ def _serve(rank: int, port: int, folder: Path, orders: Connection) -> None:
     os._exit(0)  # an orderly end would wait for peers
 
 
-def _in_time(trace: TextIO, call: Callable[[], str]) -> tuple[str, str]:
+def _in_time(trace: TextIO, call: Callable[[], T]) -> tuple[T | None, str]:
     """What it returns, and why it has not."""
     faulthandler.dump_traceback_later(GUARD_S, exit=True, file=trace)
     try:
         return call(), ""
     except BaseException:
-        return "", traceback.format_exc()
+        return None, traceback.format_exc()
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _play(order: Order, rank: int, store: dist.Store) -> str:
+def _play(order: Order, rank: int, store: dist.Store) -> bytes:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -233,7 +267,7 @@ def _play(order: Order, rank: int, store: dist.Store) -> str:
         world_size=order.ranks,
         timeout=timedelta(seconds=order.timeout_s),
     )
-    return json.dumps(importlib.import_module(order.module).SCENES[order.scene]())
+    return pickle.dumps(pickle.loads(order.call)())
 
 
 def _leave(before: Counter[str], grace_s: float) -> str:
