@@ -289,7 +289,7 @@ def test_a_step_of_a_thread_that_has_ended_is_not_waited_for() -> None:
     backward = _backward(worker=worker)
     _whole_pass(backward)
     worker.stop()
-    for wait in (backward.wait_for_outcome, backward.rest):
+    for wait in (backward.wait_for_outcome, backward.settle):
         with pytest.raises(GradwireError, match="thread has ended"):
             wait()
 
@@ -298,7 +298,7 @@ def test_after_a_backward_pass_that_broke_off_it_is_said_what_to_do() -> None:
     backward = _backward()
     backward.open()
     _bring(backward, 0)
-    for ask in (backward.rest, backward.open):
+    for ask in (backward.settle, backward.open):
         with pytest.raises(GradwireError, match=r"broke off .* Start all ranks again"):
             ask()
 
