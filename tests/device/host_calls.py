@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType, SimpleNamespace
@@ -134,10 +135,10 @@ class Tally(Elsewhere):
         """Begin a step."""
         self.operators = self.collectives = self.launches = 0
         self.by_name = Counter[str]()
-        self.handed: tuple[Any, ...] = ()
-        """The arguments of the last launch, with addresses for tensors."""
+        self.handed: list[tuple[Any, ...]] = []
+        """The arguments of each launch, with addresses for tensors."""
         self.hooks: tuple[Any, ...] = ()
-        """What the driver calls before and after that launch, if somebody traces."""
+        """What the driver calls before and after the last launch, if somebody traces."""
 
     def __enter__(self) -> Tally:
         _NOW.append(self)
@@ -161,14 +162,39 @@ class Tally(Elsewhere):
 
 
 class _Operators(elsewhere._Operators):
-    """New memory is zero, as no kernel writes to it: steps are finite, and so they count."""
+    """New memory is zero, as no kernel writes to it: steps are finite, and so they count. It is what was let
+    go of before, if there is some of that size, as with torch's allocator on a device.
+    """
+
+    def __init__(self, owner: Tally) -> None:
+        super().__init__(owner)
+        self._rooms = defaultdict[int, list[Tensor]](list)
+        """All memory that was allocated, by size."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if isinstance(result, There) and func.overloadpacket.__name__.startswith(("empty", "new_empty")):
+        if isinstance(result, There) and not func.is_view and not elsewhere._mutates(func):
             with _disable_current_modes():
-                result.inner.zero_()
+                room = self._room(result.inner)
+                is_empty = func.overloadpacket.__name__.startswith(("empty", "new_empty"))
+                result.inner = room.zero_() if is_empty else room.copy_(result.inner)
         return result
+
+    def _room(self, like: Tensor) -> Tensor:
+        rooms = self._rooms[like.nbytes]
+        free = next((each for each in rooms if _holders(each) == _ALONE), None)
+        if free is None:
+            free = torch.empty(like.nbytes, dtype=torch.uint8)
+            rooms.append(free)
+        return free.view(like.dtype).as_strided(like.shape, like.stride())
+
+
+def _holders(room: Tensor) -> int:
+    """How many hold a tensor's memory."""
+    return torch._C._storage_Use_Count(room.untyped_storage()._cdata)
+
+
+_ALONE = _holders(torch.empty(1, dtype=torch.uint8))
 
 
 _NOW: list[Tally] = []
@@ -183,7 +209,7 @@ def _launched(*arguments: Any) -> None:
     """
     _NOW[0].launches += 1
     taken = [each.data_ptr() if isinstance(each, Tensor) else each for each in arguments[13:]]
-    _NOW[0].handed = (*arguments[:10], *taken)
+    _NOW[0].handed.append((*arguments[:10], *taken))
     _NOW[0].hooks = arguments[11:13]
 
 
@@ -419,7 +445,8 @@ def traced() -> Iterator[Any]:
 
 def compared(recipe: str) -> int:
     """Launch all that a recipe launches as Triton does it, too, and compare what the driver gets; then look
-    if somebody who traces hears of it. Returns how often that held. The first launch of a kind is Triton's.
+    if somebody who traces hears of it. Then do the same with functions that repeat their launches. Returns
+    how often that held. The first launch of a kind is Triton's.
     """
     told = Counter[bool]()
 
@@ -428,20 +455,90 @@ def compared(recipe: str) -> int:
             other = tuple(number if number and type(each) is int else each for each in arguments)
             for _again in range(2):
                 launch.launch(kernel, programs, *other, **constants)
-            bound = _NOW[0].handed
+            bound = _NOW[0].handed[-1]
             launch._through_triton(kernel, programs, other, constants)
-            told[bound == _NOW[0].handed] += 1
+            told[bound == _NOW[0].handed[-1]] += 1
         with traced() as hook:
             launch.launch(kernel, programs, *arguments, **constants)
         told[_NOW[0].hooks[0] is hook] += 1
 
+    def repeating(function: Any) -> Any:
+        inner, once = function.unless_declined, function.__wrapped__
+
+        def unless_declined(plain: Any, *arguments: Any, **named: Any) -> Any:
+            given = (*arguments, *named.values())
+            for other in (given, _moved(given), _doubled(given)):
+                call = other[: len(arguments)], dict(zip(named, other[len(arguments) :], strict=True))
+                handed = _handed(once, other, call)
+                for _again in range(3):
+                    told[_handed(partial(inner, plain), other, call) == handed] += 1
+            with traced() as hook:
+                result = inner(plain, *arguments, **named)
+            told[_NOW[0].hooks[0] is hook] += 1
+            return result
+
+        def twin(*arguments: Any, **named: Any) -> Any:
+            return unless_declined(launch._decline, *arguments, **named)
+
+        twin.unless_declined = unless_declined  # type: ignore[attr-defined]
+        return twin
+
+    modules = [each for each in files(f"{KERNELS}.device").values() if hasattr(each, "launch")]
+    modules.remove(launch)
+    bound = [
+        (module, name, each)
+        for module in modules
+        for name, each in vars(module).items()
+        if hasattr(each, "unless_declined")
+    ]
+    shapes = [{"a": (SIDE, SIDE)}, {"b": (37, 61), "c": (3,), "d": (41, 43)}]
     with ExitStack() as held:
-        for module in files(f"{KERNELS}.device").values():
-            if hasattr(module, "launch") and module is not launch:
-                held.enter_context(patch.object(module, "launch", both))
-        steps(recipe, [{"a": (SIDE, SIDE)}, {"b": (37, 61), "c": (3,), "d": (41, 43)}], SIDE * SIDE)
+        for module in modules:
+            held.enter_context(patch.object(module, "launch", both))
+        for module, name, each in bound:
+            held.enter_context(patch.object(module, name, each.__wrapped__))
+        steps(recipe, shapes, SIDE * SIDE)
+    with ExitStack() as held:
+        for module, name, each in bound:
+            held.enter_context(patch.object(module, name, repeating(each)))
+        steps(recipe, shapes, SIDE * SIDE)
     assert told[False] == 0, f"{told[False]} launches of {recipe} differ from Triton's"
     return told[True]
+
+
+def _handed(function: Any, given: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Any]:
+    """What a call hands to the driver. Tables may lie elsewhere each time: what is no number, and no place in
+    the tensors that are `given`, stands for one of them.
+    """
+    before = len(_NOW[0].handed)
+    function(*call[0], **call[1])
+    spans = [(each.data_ptr(), each.nbytes) for each in _flat(given) if isinstance(each, There)]
+
+    def shown(each: Any) -> Any:
+        is_number = type(each) is not int or each < _LEAST_ADDRESS
+        return each if is_number or any(0 <= each - at < size for at, size in spans) else "a table"
+
+    return [tuple(map(shown, each)) for each in _NOW[0].handed[before:]]
+
+
+_LEAST_ADDRESS = 1 << 32
+
+
+def _flat(given: Any) -> list[Any]:
+    return [inner for each in given for inner in _flat(each)] if type(given) in (tuple, list) else [given]
+
+
+def _moved(given: Any) -> Any:
+    """The same with tensors that lie elsewhere."""
+    if isinstance(given, There):
+        with _disable_current_modes():
+            return There(given.inner.clone())
+    return type(given)(map(_moved, given)) if type(given) in (tuple, list) else given
+
+
+def _doubled(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same with other numbers that are no whole ones."""
+    return tuple(2.0 * each if type(each) is float else each for each in given)
 
 
 def main(*arguments: str) -> None:

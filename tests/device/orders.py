@@ -10,7 +10,8 @@ from tests.support.removed import Mention, mentions
 from tests.support.simulated import Simulated, SimulatedEvent
 
 TORCHS = (
-    "record", "record_event", "wait_event", "wait_stream", "synchronize", "set_stream", "set_device_index"
+    "record", "record_event", "wait_event", "wait_stream", "synchronize", "_accelerator_setStream",
+    "set_device_index"
 )  # fmt: skip
 OURS = ("using", "landing", "reading", "working", "at_work", "follow", "join", "ready")
 """What orders work in streams: methods of torch's, and those of a device or a placement."""

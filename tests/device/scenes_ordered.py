@@ -377,9 +377,9 @@ def accelerators(patched: pytest.MonkeyPatch) -> threading.local:
         current.stream = stream
 
     patched.setattr(
-        "torch.accelerator.current_stream", lambda at: getattr(current, "stream", f"own {at.index}")
+        "torch._C._accelerator_getStream", lambda index: getattr(current, "stream", f"own {index}")
     )
-    patched.setattr("torch.accelerator.set_stream", set_stream)
+    patched.setattr("torch._C._accelerator_setStream", set_stream)
     patched.setattr("torch.accelerator.current_device_index", lambda: getattr(current, "device", 0))
     patched.setattr("torch.accelerator.set_device_index", lambda where: set_device(where.index))
     patched.setattr("torch._C._accelerator_exchangeDevice", set_device)

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="launches are Triton's")
 
 from gradwire.environment import CHECKS_KERNELS
 from gradwire.kernels.device.launch import BINDS
-from tests.device.host_calls import PAGE, RECIPES, TABLE, Count, Taken, line
+from tests.device.host_calls import PAGE, RECIPES, TABLE, Count, Taken
 from tests.support.tiers import rest
 
 
@@ -32,17 +32,18 @@ def counted(recipe: str) -> Taken:
 
 
 @pytest.mark.parametrize("recipe", rest(RECIPES, but=("int8",)))
-def test_a_unit_calls_no_more_than_the_table_says(recipe: str) -> None:
-    """Versions of Python, torch and Triton differ in a few calls of their own."""
+def test_a_unit_calls_as_much_as_the_table_says(recipe: str) -> None:
+    """Versions of Python, torch and Triton differ in a few calls of their own. Who needs far fewer writes the
+    table anew.
+    """
     row = next(each for each in TABLE.read_text(encoding="utf-8").splitlines() if f"`{recipe}`" in each)
     said = [int(each) for each in row.split("|")[2:-1]]
     unit, step = Count(*said[:4]), Count(*said[4:])
     found = counted(recipe)
-    assert line(recipe, Taken(unit, step)) == row
     assert found.unit[1:] == unit[1:]
     assert found.step[1:] == step[1:]
-    assert found.unit.calls <= 1.1 * unit.calls
-    assert found.step.calls <= 1.1 * step.calls
+    assert 0.9 * unit.calls <= found.unit.calls <= 1.1 * unit.calls
+    assert 0.9 * step.calls <= found.step.calls <= 1.1 * step.calls
 
 
 @pytest.mark.skipif(not BINDS, reason="this Triton launches all by itself")

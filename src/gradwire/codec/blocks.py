@@ -23,14 +23,11 @@ from gradwire.codec.scales import ScaledPayload
 from gradwire.kernels.blocks import (
     add_blocks,
     average_shard,
-    compensate_blocks,
     decode_shards,
     encode_blocks,
     encode_shards,
-    land_shards,
 )
-from gradwire.kernels.dispatch import Kernels
-from gradwire.kernels.layouts import BlockKind, CodedPieces, ScaledBlocks, ShardedBlocks, scale_type
+from gradwire.kernels.layouts import BlockKind, ScaledBlocks, ShardedBlocks, scale_type
 from gradwire.laws import Laws
 from gradwire.unit.context import ExchangeContext
 
@@ -107,25 +104,6 @@ class BlocksInRows:
 
     def decode(self, rows: Tensor, out: Tensor, ctx: ExchangeContext) -> None:
         ctx.kernels[decode_shards](rows, self.table, out)
-
-    def compensate(
-        self,
-        working: Tensor,
-        committed: Tensor | None,
-        grad: Tensor,
-        coefficient: float,
-        scale: float,
-        coded: CodedPieces,
-        room: Tensor,
-        marks: Tensor,
-        kernels: Kernels,
-    ) -> None:
-        kernels[compensate_blocks](working, committed, grad, coefficient, scale, coded, room, marks)
-
-    def land(
-        self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor, kernels: Kernels
-    ) -> None:
-        kernels[land_shards](rows, self.table, places, factor, marks)
 
 
 def blocks(kind: BlockKind, block: int = 256) -> BlockCodec:

@@ -180,6 +180,9 @@ class Finishing:
 class Unannounced:
     """A collective of whose end nobody is told, but who waits: `then` calls back at once."""
 
+    wait: Callable[[], None]
+    """See `Pending`."""
+
     def __init__(self, inner: Pending) -> None:
         self.wait = inner.wait
 

@@ -136,6 +136,20 @@ class WorkPending:
         work.get_future().add_done_callback(_callback(callback))
 
 
+class _InStream(Unannounced):
+    """c10d's work on tensors of a device: waiting for it makes a stream wait."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        """Let work in the current stream come after the collective. Raises `TransportError`."""
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise TransportError(f"a collective failed: {error}") from error
+
+
 SWAP_BYTES = 4 * 2**20
 """Size up to which two ranks on gloo swap and add instead of running a ring of two. The bytes are the same
 and the messages fewer. A swap takes a quarter of the CPU time at 800 kB and below, and the same from about
@@ -246,11 +260,11 @@ class ProcessGroupComm(PointToPointComm):
             try:
                 match round_.verb:
                     case "all_reduce":
-                        return WorkPending([bound.all_reduce([tensor], bound.reducing)])
+                        return _InStream(bound.all_reduce([tensor], bound.reducing))
                     case "all_gather":
-                        return WorkPending([bound.all_gather(out.view(-1), tensor, bound.gathering)])
+                        return _InStream(bound.all_gather(out.view(-1), tensor, bound.gathering))
                     case "all_to_all":
-                        return WorkPending([bound.all_to_all(out, tensor, [], [], bound.exchanging)])
+                        return _InStream(bound.all_to_all(out, tensor, [], [], bound.exchanging))
             except RuntimeError as error:
                 raise TransportError(f"a collective could not be issued: {error}") from error
         match round_.verb:

@@ -4,7 +4,7 @@ steady state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.base import Comm, Round
-from gradwire.kernels.dispatch import Kernels
-from gradwire.kernels.layouts import CodedPieces, ShardedBlocks
+from gradwire.kernels.layouts import ShardedBlocks
 from gradwire.laws import Laws, formerly
 from gradwire.memory import Memory
 from gradwire.unit.context import ExchangeContext, ExchangeState, Part
@@ -103,34 +102,12 @@ class ShardCoder(Protocol):
 
 class RowCoder(ShardCoder, Protocol):
     """A coder whose rows have a layout known beforehand (`table`), so that gradients can be encoded as they
-    arrive.
+    arrive, by `gradwire.kernels.blocks.compensate_blocks`, and means decoded to where they belong, by
+    `land_shards` there.
     """
 
     @property
     def table(self) -> ShardedBlocks: ...
-
-    def compensate(
-        self,
-        working: Tensor,
-        committed: Tensor | None,
-        grad: Tensor,
-        coefficient: float,
-        scale: float,
-        coded: CodedPieces,
-        room: Tensor,
-        marks: Tensor,
-        kernels: Kernels,
-    ) -> None:
-        """Compensate the gradients of a bucket and encode the sums, in one pass, by `kernels`. The other
-        arguments, and rows of any number of ranks, are as in `gradwire.kernels.blocks.compensate_blocks`.
-        """
-
-    def land(
-        self, rows: Tensor, places: Sequence[Tensor], factor: float, marks: Tensor, kernels: Kernels
-    ) -> None:
-        """Decode rows, multiply by `factor`, and write to `places`, by `kernels`: see
-        `gradwire.kernels.blocks.land_shards`.
-        """
 
 
 def parts(whole: object) -> Iterator[object]:

@@ -161,7 +161,10 @@ def contract(check: Callable[..., None] | None = None) -> Callable[[Callable[P, 
 
         def for_device(where: torch.device) -> Callable[..., Any]:
             twin = _device_twin(f"{home}.device.{subject}", name, where)
-            return plain if twin is None else partial(_unless_declined, twin, plain)
+            if twin is None:
+                return plain
+            unless_declined = getattr(twin, "unless_declined", None) or partial(_unless_declined, twin)
+            return partial(unless_declined, plain)
 
         def choose(arguments: Iterable[Any]) -> Callable[..., Any]:
             twin = for_cpu()

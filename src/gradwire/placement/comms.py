@@ -36,7 +36,8 @@ class StreamComm(Comm):
     def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
         """Enqueue the collective by the library's own algorithm; the host does not wait."""
         asked = round_ if round_.algorithm == "library" else replace(round_, algorithm="library")
-        return Unannounced(self._comm.issue(asked, tensor, out))
+        pending = self._comm.issue(asked, tensor, out)
+        return pending if isinstance(pending, Unannounced) else Unannounced(pending)
 
 
 class StagedComm(Comm):

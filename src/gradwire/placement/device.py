@@ -191,23 +191,23 @@ class _Using:
 
     A stream brings its device with it, so the thread's own device is restored last: by exchange, because
     setting a device that this process has not used, such as the first on most ranks, makes a context there.
-    A class, because each bucket enters one, and `contextlib` takes more calls.
+    Each bucket enters one. So this is a class, as `contextlib` takes more calls, and calls what
+    `torch.accelerator` does.
     """
 
-    __slots__ = ("_before", "_device", "_stream", "_where")
+    __slots__ = ("_before", "_device", "_index", "_stream")
 
     def __init__(self, where: torch.device, stream: Any) -> None:
-        self._where, self._stream = where, stream
-        self._device = torch.accelerator.device_index(where.index)
+        self._index, self._stream = where.index, stream
 
     def __enter__(self) -> None:
-        self._device.__enter__()
-        self._before = torch.accelerator.current_stream(self._where)
-        torch.accelerator.set_stream(self._stream)
+        self._device = torch._C._accelerator_exchangeDevice(self._index)
+        self._before = torch._C._accelerator_getStream(self._index)
+        torch._C._accelerator_setStream(self._stream)
 
     def __exit__(self, *error: Any) -> None:
-        torch.accelerator.set_stream(self._before)
-        self._device.__exit__(*error)
+        torch._C._accelerator_setStream(self._before)
+        torch._C._accelerator_maybeExchangeDevice(self._device)
 
 
 def fetch(device: Device, value: Tensor) -> Callable[[], Tensor]:

@@ -148,8 +148,7 @@ class StreamTransfer(BufferTransfer):
     def landing(self) -> AbstractContextManager[None]:
         return self._device.using(self._stream)
 
-    def working(self) -> AbstractContextManager[None]:
-        return self.landing()
+    working = landing
 
     def follow(self) -> None:
         self._stream.wait_event(self._device.current().record_event())

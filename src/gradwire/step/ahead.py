@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gradwire.exchange.base import RowCoder
 from gradwire.granularity import Granularity
+from gradwire.kernels.blocks import compensate_blocks, land_shards
 from gradwire.kernels.layouts import CodedPieces, ScaledBlocks, ShardedBlocks
 from gradwire.kernels.pieces import Pieces
 from gradwire.memory import UNSENT, Gradients
@@ -48,13 +49,13 @@ class CodedBuffer:
         """Lay out a room for the codes. `units` are the coders of each unit's segments, in order."""
         self._flat_buffer = flat_buffer
         self._room: Tensor | None = None
+        self._marks: Tensor
         self._runs = defaultdict[int, list[tuple[int, int, int, int]]](list)
         """Runs by slot number: (first element, elements, first scale, first byte of codes)."""
         self._zeros = defaultdict[int, list[tuple[int, int]]](list)
         self._segments: list[list[_Segment]] = []
         self._bytes = 0
         self._starts = [slot.start for slot in flat_buffer.slots]
-        self._compensate = units[0][0].compensate
         first = units[0][0].table.shards[0]
         self._rule = first.block, first.kind
         for unit, coders in zip(flat_buffer.units, units, strict=True):
@@ -109,15 +110,17 @@ class CodedBuffer:
         coded = self._shares.get(numbers[0])
         if coded is None or coded.pieces is not grads.pieces:  # DDP makes other buckets in its second step
             coded = self._shares[numbers[0]] = self._coded(grads.pieces, numbers)
-        place = (
+        self._marks = flat_buffer.marks.begun()
+        flat_buffer.kernels[compensate_blocks](
+            flat_buffer.x,
+            flat_buffer.committed.get(UNSENT),
+            grads.bucket,
             flat_buffer.memory.coefficient(step),
             grads.scale,
             coded,
             self._room,
-            flat_buffer.marks.begun()[:-1],
-            flat_buffer.kernels,
+            self._marks[:-1],
         )
-        self._compensate(flat_buffer.x, flat_buffer.committed.get(UNSENT), grads.bucket, *place)
 
     def _coded(self, pieces: Pieces, numbers: Sequence[int]) -> CodedPieces:
         places = enumerate(zip(numbers, pieces.table.tolist(), strict=True))
@@ -140,12 +143,12 @@ class CodedBuffer:
         room = self._room
         if room is None:
             return None
-        marks, kernels = self._flat_buffer.marks.begun(), self._flat_buffer.kernels
+        marks, land_all = self._marks, self._flat_buffer.kernels[land_shards]
         rows, land = [], []
         for each in self._segments[unit.index]:
             rows.append(each.rows(room))
             here = _within(places, each.here) if len(places) > 1 else [places[0][each.here]]
-            land.append(partial(each.coder.land, places=here, factor=factor, marks=marks, kernels=kernels))
+            land.append(partial(land_all, table=each.coder.table, places=here, factor=factor, marks=marks))
         return Coded(tuple(rows), tuple(land))
 
     def close(self) -> None:

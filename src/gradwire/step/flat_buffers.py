@@ -119,10 +119,12 @@ class FlatBuffer:
         """The way of a loss scale through it."""
         return Scaled(loss_scale, 1.0) if self.memory.as_arrived else Scaled(1.0, loss_scale)
 
-    def unsent_of(self, unit: Unit) -> Tensor | None:
-        """The unsent part of a unit (unit.numel,), read only; `None` where the memory keeps none."""
-        unsent = self.committed.get(UNSENT)
-        return None if unsent is None else unsent[unit.start : unit.stop]
+    def of(self, unit: Unit) -> tuple[Tensor, Tensor | None]:
+        """The error-fed gradient of a unit (unit.numel,), and its unsent part, read only; `None` where the
+        memory keeps none.
+        """
+        here, unsent = slice(unit.start, unit.stop), self.committed.get(UNSENT)
+        return self.working[UNSENT][here], None if unsent is None else unsent[here]
 
     def compensate(self, grads: Gradients, step: int, world: int) -> Findings:
         """Write memory plus the gradients `grads` of a bucket to the working planes; each piece begins where
@@ -140,7 +142,8 @@ class FlatBuffer:
         """
         old, coefficient = self.committed.get(UNSENT), self.memory.coefficient(step)
         marks = self.marks.begun()[:-1]
-        compensate_marked(self.x, old, grads.bucket, coefficient, grads.scale, grads.pieces, numbers, marks)
+        compensate = self.kernels[compensate_marked]
+        compensate(self.x, old, grads.bucket, coefficient, grads.scale, grads.pieces, numbers, marks)
 
     def numbers_of(self, slots: Iterable[Slot]) -> tuple[int, ...]:
         """Numbers of slots among all of the flat buffer."""

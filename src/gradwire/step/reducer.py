@@ -771,13 +771,13 @@ class Reducer(InstalledRecipe):
         """
         flat_buffer = self.layout.flat_buffers[unit.flat_buffer]
         plan = self._plans[unit.flat_buffer][unit.index]
-        x, route = flat_buffer.x[unit.start : unit.stop], self.layout.route(unit, step.in_turn.taken)
+        (x, unsent), route = flat_buffer.of(unit), self.layout.route(unit, step.in_turn.taken)
         scale, factor = step.scaled[unit.flat_buffer]
         coded = step.coded.get(unit.flat_buffer)
         ctx = plan.ctx.at(
             step.number,
             scale=scale,
-            unsent=flat_buffer.unsent_of(unit),
+            unsent=unsent,
             see=step.note_valid,
             coded=None if coded is None else coded.unit(unit, step.places(route), factor),
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.kernels.device.common import bytes_at, bytes_from, load, magnitude, paired, parted, places_in
 from gradwire.kernels.device.compensation import BOUNDS, FLOATS, INFINITY, is_last_without_gradient
-from gradwire.kernels.device.launch import TILE, WARPS, is_taken, launch
+from gradwire.kernels.device.launch import TILE, WARPS, bound, is_taken, launch
 from gradwire.kernels.device.tables import (
     QUAD,
     SCALE_BYTES,
@@ -67,6 +67,7 @@ def _tiles_of(blocks: ScaledBlocks, device: torch.device) -> Tiles:
     return coded_tiles(blocks.sizes, blocks.block, bits_of(blocks), _rows_of(blocks.block), None, device)
 
 
+@bound
 def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor, left: bool) -> None:
     """Twin of `gradwire.kernels.blocks.encode_blocks`. Encode in one launch. Memory traffic per element: 9
     bytes (int4 8.5) with `left`, 5 without.
@@ -81,6 +82,7 @@ def encode_blocks(x: Tensor, blocks: ScaledBlocks, scales: Tensor, codes: Tensor
     return None
 
 
+@bound
 def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor, weight: float) -> None:
     """Twin of `gradwire.kernels.blocks.add_blocks`. Decode and add in one launch. Memory traffic: 9 bytes per
     element.
@@ -95,6 +97,7 @@ def add_blocks(scales: Tensor, codes: Tensor, blocks: ScaledBlocks, out: Tensor,
     return None
 
 
+@bound
 def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
     """Twin of `gradwire.kernels.blocks.encode_shards`. Encode all shards in one launch. Memory traffic: 9
     bytes per element (int4 8.5).
@@ -110,6 +113,7 @@ def encode_shards(x: Tensor, table: ShardedBlocks, rows: Tensor) -> None:
     return None
 
 
+@bound
 def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
     """Twin of `gradwire.kernels.blocks.decode_shards`. Decode all shards in one launch. Memory traffic: 5
     bytes per element.
@@ -125,6 +129,7 @@ def decode_shards(rows: Tensor, table: ShardedBlocks, out: Tensor) -> None:
     return None
 
 
+@bound
 def land_shards(
     rows: Tensor, table: ShardedBlocks, places: Sequence[Tensor], factor: float, marks: Tensor
 ) -> None:
@@ -158,9 +163,18 @@ def average_shard(
     None of `rows` is reused, because programs read and write in different orders. Memory traffic per element:
     1 byte for each row, 1 for the code, and 8 with `unsent`.
     """
+    row = torch.empty_like(rows[0])
+    return row if _average(rows, table, shard, room, unsent, row) is None else NotImplemented
+
+
+@bound
+def _average(
+    rows: Tensor, table: ShardedBlocks, shard: int, room: Tensor, unsent: Tensor | None, row: Tensor
+) -> None:
+    """As `average_shard`, into `row`."""
     if not _takes(table, room) or (unsent is not None and not is_taken(unsent)):
         return NotImplemented
-    blocks, row, count = table.shards[shard], torch.empty_like(rows[0]), rows.shape[0]
+    blocks, count = table.shards[shard], rows.shape[0]
     tiles = shard_tiles(table, shard, _rows_of(blocks.block), rows.device)
     launch(
         _average_blocks, tiles.rows.shape[0], rows.view(torch.float32), rows,
@@ -168,9 +182,10 @@ def average_shard(
         room if unsent is None else unsent, 1.0 / count, LARGEST[blocks.kind], LEFT=unsent is not None,
         **_compiled_for(blocks.kind, blocks.block, tiles, rows),
     )  # fmt: skip
-    return row
+    return None
 
 
+@bound
 def compensate_blocks(
     working: Tensor,
     committed: Tensor | None,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.kernels.compensation import Findings
 from gradwire.kernels.device.common import arrive, load, magnitude
-from gradwire.kernels.device.launch import TILE, is_taken, launch
+from gradwire.kernels.device.launch import TILE, bound, is_taken, launch
 from gradwire.kernels.device.tables import marked_tiles, piece_tiles
 from gradwire.kernels.pieces import Pieces, whole
 from gradwire.kernels.range import LARGEST_GRADIENT, LARGEST_SUM
@@ -52,6 +52,7 @@ def compensate(
     return Findings(flags[:-1], flags[-1])
 
 
+@bound
 def compensate_marked(
     working: Tensor,
     committed: Tensor | None,

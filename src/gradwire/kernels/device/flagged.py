@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.kernels.device.common import load, magnitude
 from gradwire.kernels.device.compensation import FLOATS, INFINITY
-from gradwire.kernels.device.launch import TILE, is_taken, launch
+from gradwire.kernels.device.launch import TILE, bound, is_taken, launch
 from gradwire.kernels.device.tables import piece_tiles, pointer_tiles
 from gradwire.kernels.pieces import Pieces
 
@@ -18,6 +18,7 @@ _PROGRAMS = 1024
 microseconds."""
 
 
+@bound
 def mark_not_finite(values: Tensor, mark: Tensor) -> None:
     """Twin of `gradwire.kernels.flagged.mark_not_finite`. Look at all values in one launch. Memory traffic:
     the bytes of the values.
@@ -33,14 +34,17 @@ def poison(buffers: Sequence[Tensor], bad: Tensor) -> None:
     """Twin of `gradwire.kernels.flagged.poison`. Fill all buffers in one launch, from a table of their
     addresses.
     """
-    if any(not b.is_contiguous() or not b.is_floating_point() or b.itemsize < 2 for b in buffers):
-        return NotImplemented
-    places = tuple((buffer.data_ptr(), buffer.nbytes) for buffer in buffers)
-    rows, flag = pointer_tiles(places, bad.device), bad.float()
+    places = []
+    for buffer in buffers:
+        if not (buffer.is_contiguous() and buffer.is_floating_point() and buffer.itemsize >= 2):
+            return NotImplemented
+        places.append((buffer.data_ptr(), buffer.nbytes))
+    rows, flag = pointer_tiles(tuple(places), bad.device), bad.float()
     launch(_poison, min(len(rows), _PROGRAMS), rows, len(rows), flag, TILE=TILE)
     return None
 
 
+@bound
 def zero_idle(plane: Tensor, pieces: Pieces, idle: Tensor) -> None:
     """Twin of `gradwire.kernels.flagged.zero_idle`. Clear idle pieces in one launch: a program per tile reads
     the flag of its piece.

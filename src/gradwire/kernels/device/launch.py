@@ -4,8 +4,12 @@ code.
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -14,6 +18,8 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from gradwire.kernels.uploads import kept_by_stream, sent_to
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 TILE = 2048
 """Elements per program: with 8 warps, 8 per thread, in two vectors of 16 bytes."""
@@ -24,23 +30,45 @@ _VERSIONS = ("3.6", "3.7", "3.9")
 addresses for tensors."""
 BINDS = triton.__version__.rpartition(".")[0] in _VERSIONS and torch.version.hip is None
 """Whether `launch` calls compiled kernels itself. On AMD's GPUs that has not been tried."""
+_WITHOUT_LAUNCHER = ("3.6.",)
+"""Versions whose launcher, in Python, only allocates scratch memory before it calls a function in C."""
 _GRAIN = 16
 """Triton compiles for pointers, and for whole numbers, that are multiples of this."""
 
 
 class _Bound(NamedTuple):
-    """A compiled kernel on one device, and the constants that follow its arguments. `kernel` is what it was
-    compiled from, whose address stands for it in keys."""
+    """A compiled kernel on one device. `run` takes the grid, the stream, what is in `head`, the kernel's
+    arguments, and the constants that follow them. `kernel` is what it was compiled from, whose address stands
+    for it in keys."""
 
     kernel: Any
     run: Any
-    function: Any
-    metadata: Any
+    head: tuple[Any, ...]
     constants: tuple[Any, ...]
 
 
 _BOUND: dict[tuple[Any, ...], _Bound | None] = {}
 """Kernels by all that Triton compiles for; `None` for what cannot be bound."""
+
+
+class _Launched(NamedTuple):
+    """A launch: `run` takes the grid, the stream, and `following`. `tensors` are those among the kernel's
+    arguments."""
+
+    run: Any
+    programs: int
+    following: tuple[Any, ...]
+    tensors: tuple[Tensor, ...]
+
+
+class _Notes(threading.local):
+    """The launches of this thread, while `bound` asks for them."""
+
+    launches: list[_Launched | None] | None = None
+    """`None` in it stands for a launch that cannot be repeated."""
+
+
+_NOTES = _Notes()
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
@@ -86,10 +114,106 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
         compiled = _through_triton(kernel, programs, arguments, constants)
         if key not in _BOUND:
             _BOUND[key] = _bind(kernel, compiled, arguments, constants)
-        return
-    stream = torch._C._cuda_getCurrentRawStream(where.index)
-    _kernel, run, function, metadata, following = bound
-    run(programs, 1, 1, stream, function, metadata, None, None, None, *packed, *following)
+        bound = _BOUND[key]
+    else:
+        stream = torch._C._cuda_getCurrentRawStream(where.index)
+        bound.run(programs, 1, 1, stream, *bound.head, *packed, *bound.constants)
+    if _NOTES.launches is not None:
+        tensors = tuple(each for each in arguments if isinstance(each, Tensor))
+        following = () if bound is None else (*bound.head, *packed, *bound.constants)
+        _NOTES.launches.append(None if bound is None else _Launched(bound.run, programs, following, tensors))
+
+
+_MOST_CALLS = 1024
+"""Calls of a function that are kept (`bound`): more are made by a loss scale or buckets that change."""
+
+
+def bound(launching: F) -> F:
+    """Decorate a function that allocates nothing, returns `None` or `NotImplemented`, and whose launches
+    follow from its arguments: their addresses, shapes and numbers.
+
+    A call that was there before repeats the launches of that time, with all that they were handed. Nothing is
+    looked up in tables then, and no type is looked at. Tensors are told apart by address, type, shape and
+    strides; numbers by their value; all else by identity. Tables that launches read are kept as long as all
+    arguments live that are known by identity. If somebody traces launches, or if this thread's current device
+    is another one, all goes the usual way.
+
+    `unless_declined` of the result calls its first argument instead if the function declines.
+    """
+    known: dict[tuple[Any, ...], tuple[list[tuple[Any, int, tuple[Any, ...]]], list[Any]]] = {}
+
+    def unless_declined(plain: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        key: list[Any] = [*named]
+        where = None
+        for argument in (*arguments, *named.values()):
+            for each in argument if type(argument) in _GROUPS else (argument,):
+                if isinstance(each, Tensor):
+                    key += each.data_ptr(), each.dtype, each.shape, each.stride()
+                    where = each.device
+                elif type(each) in _NUMBERS:
+                    key += type(each), each
+                else:
+                    key.append(id(each))
+        if where is None or where.type != "cuda" or where.index != torch._C._cuda_getDevice():
+            result = launching(*arguments, **named)
+            return plain(*arguments, **named) if result is NotImplemented else result
+        stream = torch._C._cuda_getCurrentRawStream(where.index)  # tables are there in one stream only
+        key += where, stream
+        place, hooks = tuple(key), knobs.runtime
+        found = known.get(place)
+        if found is None or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+            launches, result = _noted(partial(launching, *arguments, **named))
+            if launches and None not in launches:
+                if len(known) >= _MOST_CALLS:
+                    known.clear()
+                kept = _kept((*arguments, *named.values()), launches, lambda _gone: known.pop(place, None))
+                known[place] = [each[:3] for each in launches], kept
+            return plain(*arguments, **named) if result is NotImplemented else result
+        for run, programs, following in found[0]:
+            run(programs, 1, 1, stream, *following)
+        return None
+
+    @wraps(launching)
+    def twin(*arguments: Any, **named: Any) -> Any:
+        return unless_declined(_decline, *arguments, **named)
+
+    twin.unless_declined = unless_declined  # type: ignore[attr-defined]
+    return twin  # type: ignore[return-value]
+
+
+def _decline(*_arguments: Any, **_named: Any) -> Any:
+    return NotImplemented
+
+
+_NUMBERS = (int, float, bool, type(None))
+_GROUPS = (tuple, list)
+
+
+def _kept(arguments: tuple[Any, ...], launches: list[_Launched], forget: Callable[[Any], Any]) -> list[Any]:
+    """The things that are kept as long as the launches can be repeated: tables that they read. `forget` is
+    called when an argument that is known by its identity is gone. Memory of the arguments is the caller's."""
+    flat = [
+        each for argument in arguments for each in (argument if type(argument) in _GROUPS else (argument,))
+    ]
+    given = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in flat if isinstance(each, Tensor)]
+    tables = [
+        each
+        for launched in launches
+        for each in launched.tensors
+        if not any(begin <= each.data_ptr() < end for begin, end in given)
+    ]
+    objects = [each for each in flat if not isinstance(each, Tensor) and type(each) not in _NUMBERS]
+    return [*tables, *(weakref.ref(each, forget) for each in objects)]
+
+
+def _noted(launching: Callable[[], Any]) -> tuple[list[Any], Any]:
+    """Call `launching`; returns its launches, and its result."""
+    outside, _NOTES.launches = _NOTES.launches, []
+    try:
+        result = launching()
+        return _NOTES.launches, result
+    finally:
+        _NOTES.launches = outside
 
 
 def _through_triton(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Any:
@@ -109,8 +233,14 @@ def _bind(kernel: Any, compiled: Any, arguments: tuple[Any, ...], constants: dic
     known = all(isinstance(each, Tensor) or type(each) in (int, float) for each in arguments)
     if not known or not all(each in constants for each in names):
         return None
-    following = tuple(constants[each] for each in names)
-    return _Bound(kernel, compiled.run, compiled.function, compiled.packed_metadata, following)
+    run = compiled.run
+    before: tuple[Any, ...] = ()
+    scratch = run.global_scratch_size, run.profile_scratch_size
+    if triton.__version__.startswith(_WITHOUT_LAUNCHER) and scratch == (0, 0):
+        before = run.launch_cooperative_grid, run.launch_pdl, None, None
+        run = run.launch
+    head = (compiled.function, *before, compiled.packed_metadata, None, None, None)
+    return _Bound(kernel, run, head, tuple(constants[each] for each in names))
 
 
 def is_taken(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
