@@ -39,7 +39,6 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from benchmarks.time_to_quality import entry_of, final_loss, mean_of, read, seconds_to
-
 from gradwire.planning.choice import LATE
 from gradwire_lab import emulate
 from gradwire_lab.bench.measurement import Setting as Running

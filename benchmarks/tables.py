@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sweep import SETTINGS, Setting
-
 from gradwire._api.report import Report, choices_text
 from gradwire.planning.choice import ChoiceRow
 from gradwire_lab.bench.units import bytes_text, ratio_text, seconds_text

@@ -88,6 +88,16 @@ def timed_every() -> int:
     return int(text)
 
 
+COMPILES_FIRST = "GRADWIRE_COMPILE_FIRST"
+"""1: `attach` compiles kernels that are missing before it returns. Else another process compiles them, and
+the first gradients travel dense. For runs that are compared bit by bit, or timed from their first step on."""
+
+
+def compiles_first() -> bool:
+    """True if the variable `COMPILES_FIRST` asks for that."""
+    return os.environ.get(COMPILES_FIRST) == "1"
+
+
 CHECKS_KERNELS = "GRADWIRE_CHECK_KERNELS"
 """1: kernels that a plan has chosen check their arguments in every call. For tests, and new kernels."""
 

@@ -22,7 +22,7 @@ from gradwire.planning.boundaries import even_boundaries
 from gradwire.planning.tuning import USUAL
 from gradwire.recipes import recipe
 from gradwire.sources.nodes.level import NodeReducer
-from gradwire.step.environment import ReducerEnvironment
+from gradwire.step.environment import Controller, ReducerEnvironment
 from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.reducer import Reducer
 from gradwire.step.step import Step
@@ -125,8 +125,8 @@ class Rig:
     """One rank. `unit_elements` cuts flat buffers into many small units, as a large model's would be.
 
     With `per_node` ranks on each node these add up among themselves, and the reducer gets shards.
-    `wrap` is put around every comm. `options` are values of the `ReducerEnvironment`, where they differ from
-    the usual.
+    `wrap` is put around every comm. `before` is a controller under which dense steps come first.
+    `options` are values of the `ReducerEnvironment`, where they differ from the usual.
     """
 
     def __init__(
@@ -142,6 +142,7 @@ class Rig:
         commits: CommitTime = "now",
         place: Callable[[Post], Placement] | None = None,
         wrap: Callable[[Comm], Comm] = lambda comm: comm,
+        before: Controller | None = None,
         **options: Any,
     ) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
@@ -164,7 +165,7 @@ class Rig:
         env = ReducerEnvironment(
             placement, controller_for=controller_for, finished=finished, **{"tuning": TUNING} | options
         )
-        self.reducer = Reducer(known, recipe(text), env)
+        self.reducer = Reducer(known, recipe(text), env, before)
         if self.level is not None:
             self.level.join(self.reducer)
         self._taker = self.level or self.reducer

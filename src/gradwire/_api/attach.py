@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire._api.configuration import TARGET, Configuration, Gathered, HeldOn, PlacementName
 from gradwire._api.connections import connect_more
-from gradwire._api.prepare import prepare_for
+from gradwire._api.prepare import awaited, prepare_for
 from gradwire._api.transports import Transports, connect, placements, with_parts, with_streams
 from gradwire._api.wire import Attached, Wire
 from gradwire.agreement.agree import (
@@ -94,6 +94,9 @@ def attach(
     gradwire also sends rank 0's buffers (BatchNorm's statistics), unless DDP has `broadcast_buffers=False`.
     They travel during the backward pass. DDP would broadcast them before the next forward pass
     (`docs/training.md`).
+
+    If some rank's machine has not compiled the kernels yet, another process compiles them there, and
+    gradients travel uncompressed until all ranks have theirs. `gradwire warmup` compiles beforehand.
 
     - `optimizer`: one or several, plain or as frameworks wrap them. Its steps are what gradwire counts: a
       gradient that it never uses leaves no trace. `gcomp` reads its state, and recipes that apply momentum
@@ -184,7 +187,7 @@ def attach(
 
         return attach_to_fsdp(sharded, several, asked, process_group)
     source = source_of(model, replicas)
-    wire = Wire(carried(asked, source, several, process_group, source.device))
+    wire = Wire(carried(asked, source, several, process_group, source.device, begins_dense=True))
     if inside is not None or gather is not None:
         from gradwire._api.fsdp import carry_inside
 
@@ -200,6 +203,7 @@ def carried(
     where: torch.device,
     *,
     refusal: Exception | None = None,
+    begins_dense: bool = False,
 ) -> Attached:
     """Build a reducer for `source`, after all ranks have compared their options. A collective.
 
@@ -210,6 +214,7 @@ def carried(
         process_group: the user's group for all of gradwire's traffic, or None.
         where: a device whose tensors the model's own process group carries.
         refusal: raised here once the other ranks have heard of it.
+        begins_dense: gradients may travel dense while kernels that a rank lacks are compiled beside training.
 
     Raises what `attach` raises.
     """
@@ -237,7 +242,7 @@ def carried(
                     flat.carrier.shares_links = True
         if transports.carrier is not None and transports.cpu is not None:
             source.links = connect_more(transports.carrier, transports.cpu, source.lending, source.links)
-    return _assemble(asked, chosen, source, using, transports)
+    return _assemble(asked, chosen, source, using, transports, begins_dense=begins_dense)
 
 
 def _gains(table: NodeTable, chosen: Recipe, source: Source, policy: Policy | None) -> bool:
@@ -314,6 +319,8 @@ def _assemble(
     source: Source,
     optimizers: Optimizers,
     transports: Transports,
+    *,
+    begins_dense: bool,
 ) -> Attached:
     compiler.forget_foreseen()
 
@@ -381,7 +388,8 @@ def _assemble(
         backward.deliver(step) if level is None else level.finish(step, backward.deliver)
 
     env = replace(env, finished=finished, outcome_known=lambda step: backward.note(step))
-    reducer = Reducer(source.specs if level is None else level.specs, chosen, env)
+    specs = source.specs if level is None else level.specs
+    reducer = Reducer(specs, chosen, env, awaited(chosen, specs, env) if begins_dense else None)
     if level is not None:
         level.join(reducer)
     calls = Calls(Board.of(transports.groups[0]) if transports.everyone.world > 1 else None)

@@ -9,14 +9,18 @@ On a device the compiled code also depends on sizes and addresses. So a step is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gradwire.comm import Comm
+from gradwire.control.kernels import KernelsController
+from gradwire.environment import compiles_first
 from gradwire.errors import WireError
 from gradwire.exchange.base import CYCLE, STEADY
 from gradwire.granularity import ON_DEVICE
@@ -24,14 +28,20 @@ from gradwire.kernels import compiler
 from gradwire.kernels.flagged import poison, zero_idle
 from gradwire.kernels.pieces import Pieces
 from gradwire.measure.clock import now_s
+from gradwire.measure.probe import slowest
 from gradwire.memory import UNSENT, Gradients
 from gradwire.placement import Device
+from gradwire.recipes import Recipe
 from gradwire.recipes.parse import short
 from gradwire.step.ahead import CodedBuffer
+from gradwire.step.environment import Controller, ReducerEnvironment
 from gradwire.step.flat_buffers import FlatBuffer
-from gradwire.step.layout import Layout
+from gradwire.step.layout import Layout, build, only_compresses
 from gradwire.unit.context import Coded, ExchangeContext
-from gradwire.unit.parameters import Unit
+from gradwire.unit.parameters import ParameterSpec, Unit
+
+if TYPE_CHECKING:  # loaded where something is compiled beside training
+    from gradwire.kernels.background import BackgroundCompilation
 
 _LOG = logging.getLogger("gradwire")
 
@@ -47,12 +57,61 @@ def prepare_for(layout: Layout, memory: Device, *, rank: int, world: int) -> Non
     `world` ranks exchange gradients.
     """
     if memory.is_host:
-        # Only a layout with flat buffers compensates, although each reducer imports the kernel.
-        prepare(
-            layout.main.text, compiler.imported() - (set() if layout.flat_buffers else {"compensation"}), rank
-        )
+        prepare(layout.main.text, _subjects([layout]), rank)
     elif not any(flat_buffer.x.is_meta for flat_buffer in layout.flat_buffers):  # else it is not running yet
         _rehearse_timed(layout, world)
+
+
+def awaited(chosen: Recipe, specs: Sequence[ParameterSpec], env: ReducerEnvironment) -> Controller | None:
+    """The controller of dense steps in which kernels for `chosen` are compiled beside training; `None` if
+    `chosen` begins at once. A collective, unless there is no other rank, or dense gradients may not replace
+    what `chosen` makes of them.
+
+    If one rank lacks a kernel, dense steps begin on all of them. Kernels of a device are not awaited.
+    """
+    asked = chosen.build()
+    about, candidates = (None, ()) if asked.next is None else (asked.next.about, asked.next.candidates)
+    may_run = [asked, *([] if about is None else [about])]
+    if candidates:
+        from gradwire.control.auto import built  # loaded by what chooses among recipes
+
+        may_run += built(candidates).values()
+    given = env.policy, torch.device("meta"), env.world, env.memory_dtype, env.tuning
+    layouts = [build(specs, each, *given) for each in may_run]
+    if env.alone or not all(map(only_compresses, layouts)):
+        return None
+    begun = compilation_for([each for each in layouts if env.placed(each).memory.is_host])
+    if slowest(env.control, [float(begun is not None)]) == [0.0]:
+        return None
+    return KernelsController(asked, (lambda: True) if begun is None else begun.has_ended)
+
+
+def compilation_for(layouts: Sequence[Layout]) -> BackgroundCompilation | None:
+    """Compilation of the kernels that `layouts` call on the CPU; `None` if they are there, or have to be
+    compiled here. Raises nothing: peers wait.
+    """
+    try:
+        subjects = _subjects(layouts)
+        if compiles_first() or os.name != "posix" or not compiler.lacking(subjects):
+            return None
+        from gradwire.kernels.background import BackgroundCompilation  # which needs POSIX
+        from gradwire.kernels.cpu.cache import writable
+
+        folder = writable()
+        begun = None if folder is None else BackgroundCompilation(subjects, folder)
+        return None if begun is None or begun.has_ended() else begun
+    except Exception as error:  # where they are compiled instead, all ranks hear of what is wrong
+        _LOG.info("kernels are compiled before the first step: %r", error)
+        return None
+
+
+def _subjects(layouts: Sequence[Layout]) -> frozenset[str]:
+    """Kernels that `layouts` may call: those that have been imported, and none for dense gradients. Each
+    reducer imports the one that compensates, which only layouts with flat buffers call.
+    """
+    if all(each.is_dense for each in layouts):
+        return frozenset()
+    return compiler.imported() - (set() if any(each.flat_buffers for each in layouts) else {"compensation"})
 
 
 def _rehearse_timed(layout: Layout, world: int) -> None:

@@ -81,9 +81,13 @@ class Wire:
     def __repr__(self) -> str:
         reducer, report = self._reducer, self.report()
         name = report.recipe.split("(")[0].strip()
-        runs = (
-            f"{name}, measuring" if reducer.measuring else "dense, one rank" if reducer.layout.alone else name
-        )
+        runs = name
+        if reducer.measuring:
+            runs = f"{name}, measuring"
+        elif reducer.awaits_kernels:
+            runs = f"{name}, dense so far"
+        elif reducer.layout.alone:
+            runs = "dense, one rank"
         # Where dense runs, the mean of recent steps may still be that of what ran before.
         is_known = report.wire_bytes_per_step > 0.0 and not reducer.layout.is_dense
         sends = f", {report.ratio:.0%} of dense".replace("%", " %") if is_known else ""
@@ -118,9 +122,12 @@ class Wire:
 
     @property
     def settled(self) -> bool:
-        """True if the recipe is decided; `False` while an adaptive one still measures or tries things out."""
-        watch = self._reducer.layout.main.watch
-        return not self._reducer.measuring and (watch is None or not watch.ends)
+        """True if the recipe is decided and runs; `False` while an adaptive one still measures or tries
+        things out, or while kernels are compiled.
+        """
+        reducer = self._reducer
+        watch = reducer.layout.main.watch
+        return not reducer.measuring and not reducer.awaits_kernels and (watch is None or not watch.ends)
 
     @property
     def watching(self) -> bool:

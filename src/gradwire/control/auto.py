@@ -50,13 +50,13 @@ class AutoController(WarmupController):
     ) -> None:
         super().__init__(decision, specs, env, placement, watch)
         # Build everything now, not in a step that is timed or that peers wait for.
-        built = _built(decision.candidates)
-        self.may_follow = tuple(built.values())
+        made = built(decision.candidates)
+        self.may_follow = tuple(made.values())
         meta = torch.device("meta")
-        self._layouts = {text: layout_of(own, meta) for text, own in built.items()}
-        self._codecs = {text: self._made_ready(built[text], layout) for text, layout in self._layouts.items()}
+        self._layouts = {text: layout_of(own, meta) for text, own in made.items()}
+        self._codecs = {text: self._made_ready(made[text], layout) for text, layout in self._layouts.items()}
         with compiler.foreseeing():
-            for text, own in _built(decision.foreseen).items():
+            for text, own in built(decision.foreseen).items():
                 self._layouts[text] = layout_of(own, meta)
 
     def _made_ready(self, composition: Composition, layout: Layout) -> tuple[float, ...]:
@@ -109,7 +109,7 @@ class AutoController(WarmupController):
         ).text, found
 
 
-def _built(texts: Sequence[str]) -> dict[str, Composition]:
+def built(texts: Sequence[str]) -> dict[str, Composition]:
     """The candidates that can be built: a user's recipe may have taken the name of one of ours."""
     found = {}
     for text in texts:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 from gradwire import kernels
 from gradwire.kernels import cpu
@@ -71,11 +72,33 @@ def prepare(subjects: Collection[str], turn: int = 0) -> None:
     first = int(turn * 0.618034 % 1.0 * len(names))
     for name in names[first:] + names[:first]:
         if name not in _done:
-            for home in (kernels, cpu):
-                import_module(f"{home.__name__}.{name}")
-            for kernel, types in SIGNATURES.get(name, ()):
-                kernel.compile(f"({types},)")
+            for kernel, types in _declared(name):
+                kernel.compile(types)
             _done.add(name)
+
+
+def lacking(subjects: Collection[str]) -> frozenset[str]:
+    """Those of `subjects` with a kernel that this process has not prepared, and that is not in the cache.
+
+    It loads Numba, and no kernel.
+
+    >>> prepare({"topk"})
+    >>> lacking({"topk"})
+    frozenset()
+    """
+    return frozenset(
+        name
+        for name in subjects
+        if name not in _done
+        and not all(kernel._cache.has(types, kernel.targetctx) for kernel, types in _declared(name))
+    )
+
+
+def _declared(name: str) -> list[tuple[Any, str]]:
+    """The kernels of the subject `name` that Python calls, with their types in Numba's notation."""
+    for home in (kernels, cpu):
+        import_module(f"{home.__name__}.{name}")
+    return [(kernel, f"({types},)") for kernel, types in SIGNATURES.get(name, ())]
 
 
 _done: set[str] = set()

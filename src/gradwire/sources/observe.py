@@ -113,7 +113,8 @@ def _begin_backward(backward: Backward, entrance: Entrance, scaled: bool) -> Cal
     def hook(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        remembers = backward.reducer.measuring or not backward.reducer.layout.is_plain
+        reducer = backward.reducer
+        remembers = reducer.measuring or reducer.awaits_kernels or not reducer.layout.is_plain
         if remembers and not scaled and _float16_autocast(device.where.type):
             raise ValueError(
                 "float16 autocast without scaler=: the residual would carry the loss scale. Pass "

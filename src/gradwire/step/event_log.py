@@ -111,6 +111,8 @@ def what_runs(reducer: InstalledRecipe) -> tuple[str, str]:
         return reducer.running or str(reducer.recipe), "one rank: nothing to send, so gradients are dense"
     if reducer.measuring:
         return f"{short(str(reducer.recipe))} (measuring, dense so far)", "dense steps are being measured"
+    if reducer.awaits_kernels:
+        return f"{short(str(reducer.recipe))} (dense until its kernels are compiled)", reducer.layout.main.why
     return reducer.layout.main.text, reducer.layout.main.why
 
 
@@ -139,6 +141,11 @@ def account(reducer: InstalledRecipe) -> str:
         return f"{recipe}, one rank: nothing to send of {size}"
     if reducer.measuring:
         return f"{recipe}, {size}, measuring dense steps first"
+    if reducer.awaits_kernels:
+        return (
+            f"{recipe}, {size}, dense until its kernels are compiled, which another process does; `gradwire "
+            "warmup` does it beforehand"
+        )
     try:
         share = f"{_share(reducer):.1%}".replace("%", " %")
     except Exception as error:

@@ -32,6 +32,8 @@ from gradwire.unit.parameters import ParameterSpec
 
 META = torch.device("meta")
 
+KERNELS_MISSING = "kernels are being compiled by another process, so gradients travel dense"
+
 _FIRST = 64
 """Steps that are timed in any case once a recipe is installed: enough to know the link."""
 
@@ -53,10 +55,18 @@ class InstalledRecipe:
     """The installed recipe of one attached model, built with `env`.
 
     A `Controller` changes the recipe, in the same step on all ranks, because it sees only numbers of
-    status votes. `running` is the text of the recipe that runs, `None` while dense steps are measured.
+    status votes. `running` is the text of the recipe that runs, `None` while dense steps are measured or
+    kernels are compiled.
     """
 
-    def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: ReducerEnvironment) -> None:
+    def __init__(
+        self,
+        specs: Sequence[ParameterSpec],
+        recipe: Recipe,
+        env: ReducerEnvironment,
+        before: Controller | None = None,
+    ) -> None:
+        """Install `recipe`, or dense steps under the controller `before`, which names what follows."""
         self.specs, self.recipe, self.env = tuple(specs), recipe, env
         self.policy = env.policy
         """The user's; `env` has another one once it is `retired`."""
@@ -68,7 +78,11 @@ class InstalledRecipe:
         self._following: Composition | None = None
         self._link: Link | None = None
         self.begin_anew()
-        self.restore(self.prepared(self.layout_to_run(self.layout_of(recipe.build())), step=0))
+        if before is None:
+            self.restore(self.prepared(self.layout_to_run(self.layout_of(recipe.build())), step=0))
+        else:
+            layout, placement = self._dense_layout(KERNELS_MISSING), env.usual
+            self.restore(RecipeSnapshot(layout, 0, None, before, env, placement, None))
 
     # -- the layout and its memory: changed between steps only, on all ranks in the same one
 
@@ -165,10 +179,14 @@ class InstalledRecipe:
 
     def retired(self) -> RecipeSnapshot:
         """A snapshot of the plain all-reduce, whatever the policy, without memory."""
+        made = self.prepared(self._dense_layout())
+        return replace(made, env=replace(made.env, policy=None))
+
+    def _dense_layout(self, why: str = "as configured") -> Layout:
+        """The layout of a plain all-reduce, whatever the policy."""
         env = self.env
         device, given = env.usual.memory.where, (env.memory_dtype, env.tuning)
-        made = self.prepared(build(self.specs, dense(), None, device, env.world, *given))
-        return replace(made, env=replace(made.env, policy=None))
+        return build(self.specs, replace(dense(), why=why), None, device, env.world, *given)
 
     def snapshot(self) -> RecipeSnapshot:
         """The present state, for `restore`. A layout that is installed in between has planes of its own."""
@@ -264,6 +282,11 @@ class InstalledRecipe:
     def fingerprint(self) -> int:
         """24 bits over step, recipe and boundaries, which must agree between ranks before a step counts."""
         return fingerprint(self.step, self._recipe_number)
+
+    @property
+    def awaits_kernels(self) -> bool:
+        """True while gradients travel dense because some rank has no kernels yet for what was asked for."""
+        return self.running is None and not self.measuring and not self.layout.alone
 
     def _hear(self, step: int, rows: Rows) -> Heard:
         """Update the estimate of the link by the rows of all ranks. Returns it, and its change, if any."""

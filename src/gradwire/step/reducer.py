@@ -48,7 +48,7 @@ from gradwire.measure.metered import MeteredComm
 from gradwire.memory import Gradients
 from gradwire.placement import HostDevice, Placement
 from gradwire.recipes import Recipe
-from gradwire.step.environment import ReducerEnvironment
+from gradwire.step.environment import Controller, ReducerEnvironment
 from gradwire.step.event_log import EventLog
 from gradwire.step.fates import NONE_WRITTEN, Steps, Written
 from gradwire.step.flat_buffers import UNSCALED, FlatBuffer
@@ -475,14 +475,20 @@ class Reducer(InstalledRecipe):
     step with its outcome.
     """
 
-    def __init__(self, specs: Sequence[ParameterSpec], recipe: Recipe, env: ReducerEnvironment) -> None:
+    def __init__(
+        self,
+        specs: Sequence[ParameterSpec],
+        recipe: Recipe,
+        env: ReducerEnvironment,
+        before: Controller | None = None,
+    ) -> None:
         self.broken: TransportError | None = None
         """The error of a broken transport, which ends this step and all later ones."""
         self._now: Step | None = None
         """The running step."""
         self._deferred: Callable[[], None] | None = None
         """Commits or forgets the last step, if it is deferred."""
-        super().__init__(specs, recipe, env)
+        super().__init__(specs, recipe, env, before)
 
     def restore(self, saved: RecipeSnapshot) -> None:
         """Install a recipe, and work out everything that its steps have in common.

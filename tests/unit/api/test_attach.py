@@ -618,7 +618,7 @@ def test_compiling_is_logged_and_stands_in_the_report_where_a_step_waited_for_it
     _backward(ddp)
     assert "compiling kernels for int8" in caplog.text
     assert wire.report().compile_s == 0.0
-    adaptive = gradwire.attach(ddp := _ddp(), recipe="auto")
+    adaptive = gradwire.attach(ddp := _ddp(), recipe="mergecomp(inner='int8')")
     while not adaptive.settled:
         _backward(ddp)
     assert 0.0 < adaptive.report().compile_s < compiler.compiled_s()

@@ -142,7 +142,7 @@ def test_only_flat_buffers_are_compensated(
     specs = [ParameterSpec(str(size), (size, 1), torch.float32, size) for size in (10, 10**5)]
     layout = build(specs, recipe(text).build(), by_size(), torch.device("cpu"), 2)
     preparing.prepare_for(layout, HostDevice(), rank=0, world=2)
-    assert ["compensation" in subjects for subjects in asked] == [compensates]
+    assert any("compensation" in subjects for subjects in asked) == compensates
 
 
 @pytest.mark.parametrize(("long_s", "levels"), [(0.0, ["INFO", "WARNING", "WARNING"]), (1e9, ["INFO"])])

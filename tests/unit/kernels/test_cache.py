@@ -50,6 +50,15 @@ def sealed(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest() + content
 
 
+def test_what_is_in_the_cache_is_known_without_loading_it(tmp_path: Path) -> None:
+    one, other = fresh(tmp_path), fresh(tmp_path)
+    assert not other._cache.has("(float64,)", other.targetctx)
+    one.compile("(float64,)")
+    assert other._cache.has("(float64,)", other.targetctx)
+    assert not other._cache.has("(int64,)", other.targetctx)
+    assert hits(other) == 0
+
+
 def test_what_one_process_has_compiled_another_loads(tmp_path: Path) -> None:
     # They begin with different types, and none has seen the other's.
     assert (fresh(tmp_path)(3.0), fresh(tmp_path)(3)) == (1.5, 1.5)

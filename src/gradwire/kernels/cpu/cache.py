@@ -100,11 +100,18 @@ class KernelCache:
             raise ValueError(f"{self._name} holds values that its sources do not tell")
         self._folder, self._where = folder, where
 
+    def has(self, sig: object, target_context: Any) -> bool:
+        """True if there is a file for the types `sig`. It is not read."""
+        return any(path.exists() for path in self._paths(sig, target_context))
+
+    def _paths(self, sig: object, target_context: Any) -> list[Path]:
+        name = self._file_name(sig, target_context.codegen())
+        return [place / self._folder / name for place in self._where()]
+
     def load_overload(self, sig: object, target_context: Any) -> Any:
         """Load the `CompileResult` for the types `sig`; `None` if there is no usable one."""
         target_context.refresh()
-        name = self._file_name(sig, target_context.codegen())
-        for path in (place / self._folder / name for place in self._where()):
+        for path in self._paths(sig, target_context):
             try:
                 if not _is_safe(path.parent):
                     continue

@@ -1,0 +1,99 @@
+"""Kernels that are compiled by a process beside training."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.world import Scenes, value
+
+pytestmark = pytest.mark.process
+
+COMPILES = """
+import json, os, time
+from gradwire.kernels import compiler
+from gradwire.kernels.background import BackgroundCompilation
+from gradwire.kernels.cpu.cache import writable
+
+asked = {"draws", "noise"}
+lacked = compiler.lacking(asked)
+both = [BackgroundCompilation(asked, writable()) for _ in range(2)]
+while not all([each.has_ended() for each in both]):
+    time.sleep(0.05)
+lacks = compiler.lacking(asked)
+compiler.prepare(asked)
+print(json.dumps([sorted(lacked), sorted(lacks), compiler.compiled_s()]))
+"""
+
+FAILS = """
+import json, sys, time
+from gradwire.kernels import compiler
+from gradwire.kernels.background import BackgroundCompilation
+from gradwire.kernels.cpu.cache import writable
+
+sys.executable = sys.argv[1]
+compiling = BackgroundCompilation({"draws"}, writable())
+while not compiling.has_ended():
+    time.sleep(0.05)
+print(json.dumps(sorted(compiler.lacking({"draws"}))))
+"""
+
+
+def _said(script: str, cache: Path, *arguments: str) -> Any:
+    """What the script prints, in a process that finds its kernels in `cache`."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.rest
+@pytest.mark.timeout(900)
+def test_another_process_compiles_into_the_cache(tmp_path: Path) -> None:
+    assert _said(COMPILES, tmp_path) == [["draws"], [], 0.0]
+
+
+@pytest.mark.rest
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("python", ["/bin/false", "/no/such/file"])
+def test_a_process_that_cannot_compile_is_not_waited_for(python: str, tmp_path: Path) -> None:
+    assert _said(FAILS, tmp_path, python) == ["draws"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    """All scenes, on three ranks."""
+    return Scenes("tests.process.scenes_background", 3, tmp_path_factory.mktemp("background"))
+
+
+def test_gradients_travel_dense_until_all_ranks_have_their_kernels(world: Scenes) -> None:
+    for found in value(world, "trains"):
+        assert found["dense"] == [True] * 4 + [False] * 4, "rank 1 has its kernels in the fourth step"
+        assert found["first"] == found["plain"], "bit for bit"
+        assert "dense until its kernels are compiled" in found["report"]
+        assert found["settled"] == [False, True]
+        assert found["recipe"].startswith("topk(ratio=0.05")
+    assert len({found["digest"] for found in value(world, "trains")}) == 1
+
+
+@pytest.mark.parametrize("how", ["a state of before", "a state of after"])
+def test_a_state_goes_on_in_a_run_that_still_awaits_kernels(world: Scenes, how: str) -> None:
+    found = value(world, how)
+    assert {each["resumed"] for each in found} == {each["through"] for each in found}
+
+
+def test_what_is_switched_to_meanwhile_runs_at_once(world: Scenes) -> None:
+    for found in value(world, "switches"):
+        assert found["recipe"].startswith("int8")
+        assert found["detached"] == "dense"
+
+
+def test_what_does_more_than_compress_is_not_replaced_by_dense_gradients(world: Scenes) -> None:
+    assert value(world, "momentum") == [True] * 3
