@@ -34,7 +34,7 @@ from gradwire.planning.shapes import Layer, Profile, load, ready_of
 from gradwire.planning.step_time import Forecast, Sent, step_time
 from gradwire.quantities import bytes_text, columns, counted, ms_text, table_text, wrapped
 from gradwire.recipes.auto import CANDIDATES as CHOICES
-from gradwire.recipes.auto import auto, chosen_by, comparison_of, may_be_within
+from gradwire.recipes.auto import comparison_of, may_be_within, why_dense
 from gradwire.recipes.parse import short, steady
 from gradwire.recipes.trial import said_of
 
@@ -204,8 +204,8 @@ class Plan:
             f"without communication {ms_text(self.compute_s)}, dense {ms_text(self.dense_s)}, "
             f"CCR {self.ccr:.2f}",
             f"auto is expected to choose {short(self.auto)}, because of {self.why}",
-            "late: steps' worth of gradient that a recipe leaves in memory, assumed from trainings of other "
-            f"models. auto tries those that leave about {LATE:g} or less, and measures it on yours",
+            "residual: norm of the gradient that stays unsent, as a share of one step's, assumed from other "
+            f"models' trainings. auto tries those with about {LATE:g} or less, and measures it on yours",
         ]
         if all(each.codec == "free" for each in self.candidates):
             told.append(
@@ -240,7 +240,7 @@ class Plan:
             )
         lines = [wrapped(text, width, "  " if number else "", "    ") for number, text in enumerate(told)]
         rows = [_cells(each, over_node=shares_links)[:5] for each in self.candidates]
-        head = ("scatter+gather", "step", "linear", "sent", "memory")
+        head = ("scatter+gather", "step", "efficiency", "sent", "memory")
         return "\n".join([*lines, "", table_text(head, rows, width)])
 
     def _of_rounds(self) -> str:
@@ -271,7 +271,7 @@ class Plan:
                     each.codec,
                 )
             )
-        head = ("recipe", "step", "linear", "round", "hidden by", "sent", "a day", "codec")
+        head = ("recipe", "step", "efficiency", "round", "hidden by", "sent", "a day", "codec")
         marks = (
             "round: what it adds to its step; sent: per replica and round; a day: per replica",
             "local steps are another algorithm, whose loss is not predicted",
@@ -399,9 +399,9 @@ def _compared(
     comparison = comparison_of(facts, target, LATE)
     foreseen = comparison.foreseen()
     if foreseen is None:
-        chosen, why = "dense", chosen_by(facts, comparison, partial(auto, target)).why
+        chosen, why = "dense", why_dense(comparison)
     else:
-        chosen, why = foreseen.text, f"CCR {facts.ccr:.2f}; {said_of(comparison, foreseen.recipe)}"
+        chosen, why = foreseen.text, said_of(comparison, foreseen.recipe)
     best = _fastest(rows)
     # A user who names candidates asks about those, and not about what `auto` would do instead.
     if foreseen is not None and tuple(candidates) == CANDIDATES:
@@ -744,23 +744,23 @@ def _as_cut(chosen: Option, facts: Facts, row: Candidate, *, two_levels: bool) -
 def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> str:
     if facts.ccr < 1.0:
         left = f"{best.recipe} would save {max(1.0 - best.step_s / dense_s, 0.0):.0%} of a dense step"
-        return f"do not bother: CCR {facts.ccr:.2f}, all of dense takes less than the backward pass; {left}"
+        return f"do not bother: an all-reduce takes less than the backward pass; {left}"
     dense, fast = ms_text(dense_s), f"{ms_text(best.step_s)} with {best.recipe}"
-    fast += " on two levels" if best.two_levels else ""
+    fast += " hierarchically" if best.two_levels else ""
     if best.recipe == "dense":
         return f"auto should stay with dense, {dense} a step: it tries nothing that is predicted to be faster"
     if not worthwhile:
         said = f"nothing that auto tries is predicted to be faster than dense by {LEAD:.0%}"
         return f"do not bother: {said}: a step takes {fast}, and {dense} with dense"
     gain = f"{dense_s / best.step_s:.1f} times as fast as dense"
-    return f"worth trying: CCR {facts.ccr:.1f}; steps of {dense} fall to {fast}, {gain}"
+    return f"worth trying: steps of {dense} fall to {fast}, {gain}"
 
 
 def _table_of(found: Sequence[Candidate], width: int) -> str:
     """Table of the candidates in lines of at most `width` characters, those that `auto` tries first. The cost
     of the codec has a column only if some are known.
     """
-    head = ("recipe", "step", "linear", "sent", "memory", "late (assumed)", "auto", "codec")
+    head = ("recipe", "step", "efficiency", "sent", "memory", "residual", "auto", "codec")
     last = None if any(each.codec != "free" for each in found) else -1
     rows = sorted(found, key=lambda each: (not each.tried, each.step_s))
     return table_text(head[:last], [_cells(each, over_node=each.two_levels)[:last] for each in rows], width)

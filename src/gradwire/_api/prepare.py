@@ -227,7 +227,7 @@ def prepare(text: str, subjects: Collection[str], rank: int, long_s: float = LON
         level = logging.WARNING if compiler.compiled_s() - before_s > long_s else logging.INFO
         if level not in told:
             told.add(level)
-            _LOG.log(level, "compiling kernels for %s; %s", text, why)
+            _LOG.log(level, "compiling kernels for %s, once on this machine; %s", short(text), why)
 
     try:
         with compiler.announced(say):
@@ -236,4 +236,4 @@ def prepare(text: str, subjects: Collection[str], rank: int, long_s: float = LON
         _LOG.warning("kernels of %s could not be prepared: %r", text, error)
     took_s = compiler.compiled_s() - before_s
     if took_s > long_s:
-        _LOG.warning("compiling kernels for %s took %.0f s; %s", text, took_s, why)
+        _LOG.warning("compiling kernels for %s took %.0f s; %s", short(text), took_s, why)

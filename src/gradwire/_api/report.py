@@ -43,14 +43,16 @@ class ModuleTraffic:
 class Report:
     """Bytes are sent per rank and step, averaged over ranks; times are this rank's, per step.
 
-    Means are over the last 50 steps under the current recipe.
+    Bytes are means over the last 50 steps under the current recipe, times are medians over them. So a time
+    never exceeds that of the whole step, whatever an evaluation in between takes.
 
+    - `recipe`: the recipe that runs, with all options; `asked` is the one that was asked for, such as "auto".
     - `wire_bytes`: the bytes of all steps since the model was attached, under all recipes.
     - `memory_bytes`: the two buffers of unsent gradient, which plain DDP does not need.
     - `skipped_steps`: steps that were not finite on some rank. `dropped_steps`: steps that were left out,
       because no optimizer stepped before the gradients were cleared.
-    - `late`: how many steps' worth of gradient wait in memory, as measured under the current recipe; `None`
-      before enough steps were looked at.
+    - `late`: the residual ratio: the norm of the unsent gradient over that of a step's gradient, as measured
+      under the current recipe; `None` before enough steps were looked at.
     - `facts`: the numbers from which an adaptive recipe has decided. `collectives_s` in them says how long
       each collective of a dense step took.
     - `timeline`: the spans of the last step that was timed. A fixed recipe times its first 64 steps, and then
@@ -60,8 +62,8 @@ class Report:
     - `link`: latency and bandwidth as seen by gradwire's own traffic under the current recipe, once there
       were enough steps. `link_changes` are the last changes noticed, each with its step.
     - `health`: signs that training suffers from unsent gradient, each with its step.
-    - `predicted_step_s`: how long a whole step should take by the facts; `None` without facts. `step_s` is
-      the median of the measured times. Both include all that precedes the backward pass.
+    - `predicted_step_s`: how long a whole step was predicted to take when the recipe was chosen; `None`
+      without a prediction. `step_s` is what it takes. Both include all that precedes the backward pass.
     - `compile_s`: how long this rank compiled kernels within steps. `gradwire warmup` does that beforehand.
     - `placement`: where memory and codecs are. On a device, `placement_why` says why.
     - `pinned_bytes`: host memory for copies, if gradients are on a device. `copied_s` is how long the device
@@ -128,6 +130,7 @@ class Report:
     members: tuple[str, ...] = ()
     rounds_committed: int = 0
     rounds_lost: int = 0
+    asked: str = ""
 
     @property
     def ratio(self) -> float:
@@ -169,14 +172,21 @@ class Report:
     @property
     def _title(self) -> str:
         nodes = f" on {counted(self.world // self.per_node, 'node')}" if self.per_node > 1 else ""
-        return f"gradwire: {short(self.recipe)}, step {self.step}, {counted(self.world, 'rank')}{nodes}"
+        asked, runs = short(self.asked), self._runs
+        runs = runs if not asked or runs.startswith(asked) else f"{asked} runs {runs}"
+        return f"gradwire: {runs}, step {self.step}, {counted(self.world, 'rank')}{nodes}"
+
+    @property
+    def _runs(self) -> str:
+        """The recipe that runs, by the name that it has in the table of choices: without its boundaries."""
+        return next((each.recipe for each in self.choices if each.verdict == "runs"), short(self.recipe))
 
     @property
     def _rows(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
         """Labels and texts: those before the table of choices, and those after it."""
         sent, metered = bytes_text(self.wire_bytes_per_step), bytes_text(self.metered_bytes_per_step)
         rows = [
-            ("why", self.why),
+            ("why", NOT_COMPARED if self.why == "as configured" else self.why),
             (
                 "on the wire",
                 f"{sent} per rank and step, {self.ratio:.1%} of plain all-reduce (metered {metered})",
@@ -194,8 +204,10 @@ class Report:
             slowest_s, middle_s = max(self.computing_by_rank_s), median(self.computing_by_rank_s)
             slowest = f"{ms_text(slowest_s, 1)} on rank {self.slowest_rank}"
             rows.append(("by rank", f"{ms_text(middle_s, 1)} of computing per step in the median, {slowest}"))
-        memory = f"{bytes_text(self.memory_bytes)} in {counted(self.units, 'unit')}"
-        rows.append(("memory", memory if self.units else "none"))
+        residual = f"{bytes_text(self.memory_bytes)} in {counted(self.units, 'unit')}"
+        if self.late:
+            residual += f"; its norm is {self.late:.2g} of that of a step's gradient"
+        rows.append(("residual", residual if self.units else "none"))
         if self.pinned_bytes or self.placement != "host":
             pinned, copied = bytes_text(self.pinned_bytes), ms_text(self.copied_s, 1)
             copies = f"{pinned} pinned, {copied} of copies in the last step"
@@ -207,8 +219,8 @@ class Report:
             behind = f"longer than the backward pass, with which {self.cores_needed} would keep up"
             rows.append(("cores", f"{longer}, {behind}; {cores_text()}"))
         if self.predicted_step_s is not None:
-            took = f"{ms_text(self.predicted_step_s, 1)} by the facts, {ms_text(self.step_s, 1)} measured"
-            rows.append(("whole step", took))
+            predicted = f"{ms_text(self.predicted_step_s, 1)} were predicted at the choice"
+            rows.append(("whole step", f"{ms_text(self.step_s, 1)} now; {predicted}"))
         return rows, self._events
 
     @property
@@ -243,14 +255,12 @@ class Report:
         if self.link_changes:
             step, change = self.link_changes[-1]
             told = f"{_link(change.before)}, then {_link(change.after)}"
-            rows.append(("link", f"changed in step {step}: {told}"))
+            rows.append(("link", f"changed in step {step}: {told if change.is_resolved else TOO_FEW}"))
         if self.health:
             step, sign = self.health[-1]
             rows.append(("health", f"step {step}: {sign}"))
         if self.compile_s > 0.0:
             rows.append(("kernels", f"compiled for {self.compile_s:.1f} s within steps"))
-        if self.late:
-            rows.append(("late", f"{self.late:.2g} steps' worth of gradient waits in memory"))
         if self.skipped_steps:
             steps = counted(self.skipped_steps, "step")
             rows.append(("skipped", f"{steps} with NaN, Inf or gradients too large to remember"))
@@ -270,23 +280,28 @@ def _kinds(modules: Iterable[Mapping[str, int]]) -> str:
     )
 
 
+NOT_COMPARED = "as asked; nothing was compared with it. `gradwire advise` tells whether it helps"
+TOO_FEW = "messages are too small to tell how fast it is"
+
 LABEL = 12
 """Columns of a label."""
 SHOWN = 8
 """Recipes in the printed table; `choices` has all."""
 
 
-HEAD = ("recipe", "predicted", "measured", "linear", "sent", "late", "")
+HEAD = ("recipe", "predicted", "measured", "efficiency", "sent", "residual", "")
 
 
 def choices_text(choices: tuple[ChoiceRow, ...]) -> list[str]:
     """The lines of a table of the recipes considered, the fastest first. It always has `dense` and what runs.
 
+    Both times are of when it was chosen. "efficiency" is scaling efficiency, "residual" the residual ratio.
+
     >>> from gradwire.planning.choice import ChoiceRow
     >>> row = ChoiceRow("int4", 0.1, 0.8, 1.05e6, 0.17, 0.104, "runs")
     >>> print(*choices_text((row,)), sep="\\n")
-    recipe  predicted  measured  linear     sent  late
-    int4     100.0 ms  104.0 ms     80%  1.05 MB  0.17  runs
+    recipe  predicted  measured  efficiency     sent  residual
+    int4     100.0 ms  104.0 ms         80%  1.05 MB      0.17  runs
     """
     if not choices:
         return []
@@ -358,7 +373,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         # The forecasts are in the table of choices, and too much to print.
         facts = {**asdict(replace(reducer.facts, forecasts={})), "ccr": reducer.facts.ccr}
     recipe, why = what_runs(reducer)
-    compress_s, backward_s = history.mean("compress_s"), history.mean("backward_s")
+    compress_s, backward_s = history.median("compress_s"), history.median("backward_s")
     cores = all_threads() if reducer.placement.copies else 0
     return Report(
         recipe=recipe,
@@ -376,7 +391,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         dense_bytes_per_step=dense,
         compress_s=compress_s,
         backward_s=backward_s,
-        exposed_comm_s=history.mean("exposed_comm_s"),
+        exposed_comm_s=history.median("exposed_comm_s"),
         memory_bytes=reducer.layout.memory_bytes,
         units=sum(len(flat_buffer.units) for flat_buffer in reducer.layout.flat_buffers),
         facts=facts,
@@ -399,6 +414,7 @@ def report_of(backward: Backward, diagnosis: Diagnosis | None) -> Report:
         computing_by_rank_s=history.computing_by_rank_s(),
         wire_bytes=history.predicted_bytes,
         connections=reducer.comm.connections,
+        asked=str(reducer.recipe),
     )
 
 

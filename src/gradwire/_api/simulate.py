@@ -133,7 +133,7 @@ class Simulation:
         # Rounds of local steps leave something else behind, and so do FSDP2's own scatters.
         says_late = self.every == 1 and any(each.assumed_late is not None for each in self.outcomes)
         named = 2 if says_late else 1
-        head = ("", "late (assumed)")[:named]
+        head = ("", "residual (assumed)")[:named]
         names = max(len(row[0]) for row in rows) + sum(2 + len(each) for each in head[1:])
         at_once = max(1, (width - names) // (2 + max(5, len(str(self.workers[-1])))))
         lines = [wrapped(title, width, hanging="  "), "efficiency, % of a rank alone, by workers"]

@@ -45,11 +45,19 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """A verb's link before a change and after it."""
+    """A verb's link before a change and after it.
+
+    It `is_resolved` if the largest message has 16 KiB at least, and its bytes took no less than its latency,
+    before and after. Of smaller messages both numbers are little more than noise.
+    """
 
     verb: Verb
     before: Link
     after: Link
+    is_resolved: bool = True
+
+
+_TELLING_BYTES = 1 << 14
 
 
 class _Tracker:
@@ -141,7 +149,10 @@ class LinkMonitor:
         for verb, points in by_verb.items():
             lines = self._trackers.setdefault(verb, _Tracker(self._threshold)).observe(points)
             if lines is not None:
-                changes.append(Change(verb, *(link_of(verb, self._world, line) for line in lines)))
+                before, after = (link_of(verb, self._world, line) for line in lines)
+                largest = max(points)[0]
+                resolved = all(largest * line.slope_s >= line.base_s for line in lines)
+                changes.append(Change(verb, before, after, resolved and largest >= _TELLING_BYTES))
         return tuple(changes)
 
     def is_told(self, verb: Verb) -> bool:

@@ -171,12 +171,12 @@ class Comparison:
 
         >>> comparison = Comparison((), 0.0, 1.0, 4.0, 1e6, target=0.9)
         >>> comparison.missed(2.0), comparison.missed(1.15)
-        ('; it missed its target: 50% of linear instead of 90%', '')
+        ('; scaling efficiency is 50%, below the target of 90%', '')
         """
         share = self.share_of_linear(seconds)
         if share >= (1.0 - LEAD) * self.target:
             return ""
-        return f"; it missed its target: {share:.0%} of linear instead of {self.target:.0%}"
+        return f"; scaling efficiency is {share:.0%}, below the target of {self.target:.0%}"
 
     def beats_dense(self, option: Option) -> bool:
         """True if the option is faster than dense. After its trial, the difference must also exceed the
@@ -283,7 +283,7 @@ class Comparison:
 
         >>> late = Option("covap(interval=2)", "covap(interval=2)", 0.06, 1e6, assumed=0.7)
         >>> Comparison((), 0.0, 0.05, 0.1, 4e6, later=(late,)).offer()
-        '; auto(late=1) may run covap(interval=2): 60 ms at best, and more of the gradient is late'
+        '; auto(late=1) may run covap(interval=2): 60 ms at best, with a larger residual'
         """
         here, best = self.best(), self._best_of(self.later)
         if best is None or (here is not None and best.predicted_s >= (1.0 - LEAD) * here.expected_s):
@@ -291,7 +291,7 @@ class Comparison:
         at_best = f"{(self.before_s + best.predicted_s) * 1e3:.0f} ms at best"
         asked = next(limit for limit in ASKED if limit >= best.assumed)
         may_run = f"auto(late={asked:g}) may run {best.recipe}"
-        return f"; {may_run}: {at_best}, and more of the gradient is late"
+        return f"; {may_run}: {at_best}, with a larger residual"
 
     def after_trial(
         self, recipe: str, took_s: float, late: float | None, *, settled: bool = True, error_s: float = 0.0
@@ -366,9 +366,9 @@ class Comparison:
         if self.dense_hides:
             return "dense hides as it is"
         if not self._is_within(option):
-            return f"more than {self.limit:g} steps late"
+            return f"residual ratio above {self.limit:g}"
         if not option.settled:
-            return "its lateness still rose"
+            return "its residual still grew"
         if not self.beats_dense(option):
             return "not faster than dense"
         if option.took_s is None:
@@ -376,12 +376,12 @@ class Comparison:
         now = None if running == "dense" else self.option(running)
         if now is not None and self._reaches(now):
             return (
-                f"misses {self.target:.0%} of linear"
+                f"misses the target of {self.target:.0%}"
                 if not self._reaches(option)
                 else "a milder one suffices"
             )
         level = now is not None and not _is_faster(now, option)
-        return "no faster, and later" if level else "slower"
+        return "no faster, larger residual" if level else "slower"
 
     def _reaches(self, option: Option) -> bool:
         return self.share_of_linear(option.expected_s) >= self.target

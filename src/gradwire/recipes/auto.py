@@ -164,12 +164,16 @@ def chosen_by(facts: Facts, comparison: Comparison, again: Again) -> Composition
     if first is not None:
         tried = on_trial(first.recipe, comparison, again, left=DECIDED - facts.steps)
         return replace(tried, why=f"{measured}; {tried.why}")
+    table, why = comparison.table("dense"), f"{measured}: {why_dense(comparison)}"
+    return watched(replace(dense(), why=why, table=table), again, comparison.limit)
+
+
+def why_dense(comparison: Comparison) -> str:
+    """Why no other recipe is tried, in words."""
     dense_s = comparison.dense_s
     if comparison.dense_hides:
-        why = f"communication hides as it is: {comparison.share_of_linear(dense_s):.0%} of linear"
-    else:
-        step = f"the {ms_text(comparison.before_s + dense_s)} of dense"
-        why = f"no recipe that may run is predicted to be faster than {step}"
-        why += f"{comparison.missed(dense_s)}{comparison.offer()}"
-    table = comparison.table("dense")
-    return watched(replace(dense(), why=f"{measured}: {why}", table=table), again, comparison.limit)
+        share = comparison.share_of_linear(dense_s)
+        return f"communication hides as it is: scaling efficiency is {share:.0%}"
+    step = f"the {ms_text(comparison.before_s + dense_s)} of dense"
+    why = f"no recipe that may run is predicted to be faster than {step}"
+    return f"{why}{comparison.missed(dense_s)}{comparison.offer()}"

@@ -67,14 +67,14 @@ def on_trial(
 
 
 def said_of(comparison: Comparison, text: str) -> str:
-    """A few words on the recipe `text`: the time of its steps, and how much of the gradient is late."""
+    """A few words on the recipe `text`: the time of its steps, and its residual."""
     option, before_s = comparison.option(text), comparison.before_s
     took = f"{ms_text(before_s + option.expected_s)} a step"
     dense_s, alone_s = before_s + comparison.dense_s, before_s + comparison.backward_s
-    beside = f"instead of {ms_text(dense_s)} ({ms_text(alone_s)} without the network)"
+    beside = f"instead of {ms_text(dense_s)} ({ms_text(alone_s)} without communication)"
     if option.took_s is None:
         return f"{text} is predicted to take {took} {beside}"
-    late = "" if option.late is None else f"; {option.late:.2g} steps' worth of gradient is late"
+    late = "" if option.late is None else f"; residual ratio {option.late:.2g}"
     return f"{text}: {took} {beside}{late}"
 
 
@@ -135,9 +135,7 @@ def _milder(text: str, known: Comparison, again: Again, late: float) -> Composit
     """
     tried = known.option(text)
     following = _settled(text, known.after_trial(text, tried.expected_s, late, error_s=tried.error_s), again)
-    return replace(
-        following, why=f"{late:.2g} steps' worth of gradient was late under {text}; {following.why}"
-    )
+    return replace(following, why=f"the residual ratio was {late:.2g} under {text}; {following.why}")
 
 
 def watched(

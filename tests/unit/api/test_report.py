@@ -52,10 +52,10 @@ def _step(plan: str = "dense", committed: bool = True, metered_bytes: float = 8.
 def test_a_report_prints_what_runs_why_and_what_it_costs() -> None:
     assert str(REPORT) == (
         "gradwire: topk, step 120, 4 ranks\n"
-        "  why          as configured\n"
+        "  why          as asked; nothing was compared with it. `gradwire advise` tells whether it helps\n"
         "  on the wire  3.15 MB per rank and step, 5.0% of plain all-reduce (metered 3.15 MB)\n"
         "  per step     backward 100.0 ms, encode and decode 2.0 ms, exposed communication 0.5 ms\n"
-        "  memory       83.9 MB in 9 units"
+        "  residual     83.9 MB in 9 units"
     )
 
 
@@ -82,7 +82,7 @@ def test_one_rank_and_one_unit_are_singular_and_no_memory_is_no_number() -> None
     told = str(alone)
     for said in ("step 120, 1 rank\n", " in 1 unit\n", " 1 step with NaN", " 1 step, without a trace"):
         assert said in told
-    assert str(replace(REPORT, memory_bytes=0, units=0)).endswith("  memory       none")
+    assert str(replace(REPORT, memory_bytes=0, units=0)).endswith("  residual     none")
 
 
 def test_a_notebook_shows_tables_and_a_console_the_text() -> None:
@@ -93,7 +93,7 @@ def test_a_notebook_shows_tables_and_a_console_the_text() -> None:
     assert shown.count("<table>") == shown.count("</table>") == 2
     assert "<tr><th>why</th><td>a &lt; b</td></tr>" in shown
     assert "<td>int4&lt;x&gt;</td><td>100.0 ms</td><td>-</td><td>80%</td><td>1.05 MB</td>" in shown
-    assert "<tr><th>late</th><td>0.5 steps" in shown
+    assert "9 units; its norm is 0.5 of that of a step" in shown
     assert REPORT._repr_html_().count("<table>") == 1
 
 
@@ -128,7 +128,7 @@ def test_one_slow_step_makes_no_slow_rank() -> None:
 
 def test_a_prediction_stands_beside_what_was_measured() -> None:
     predicted = replace(REPORT, predicted_step_s=0.125, step_s=0.13)
-    assert str(predicted).endswith("  whole step   125.0 ms by the facts, 130.0 ms measured")
+    assert str(predicted).endswith("  whole step   130.0 ms now; 125.0 ms were predicted at the choice")
     assert predicted.as_dict()["predicted_step_s"] == 0.125
 
 
@@ -153,6 +153,29 @@ def test_a_change_of_the_link_is_said_aloud_and_is_plain_json() -> None:
     said = "link         changed in step 70: 1 ms, 200 Mbit/s, then 2.5 ms, 0.4 Mbit/s"
     assert str(changed).endswith(said)
     assert json.loads(json.dumps(changed.as_dict()))["link_changes"][0][1]["before"]["alpha_s"] == 1e-3
+
+
+def test_a_link_of_few_bytes_gets_no_numbers() -> None:
+    change = Change("all_reduce", Link(4e-4, 3e-7), Link(1e-4, 2e-7), is_resolved=False)
+    said = str(replace(REPORT, link_changes=((24, change),)))
+    assert said.endswith("link         changed in step 24: messages are too small to tell how fast it is")
+
+
+def test_what_was_asked_for_stands_before_what_runs() -> None:
+    row = ChoiceRow("int4", 0.1, 0.8, 1.05e6, None, None, "runs")
+    cut = "mergecomp(inner='int4', cuts=(1024,), elements=4096)"
+    report = replace(REPORT, recipe=cut, asked="auto", choices=(row,))
+    assert str(report).startswith("gradwire: auto runs int4, step 120, 4 ranks\n")
+    asked = replace(REPORT, asked="topk(ratio=0.01, values='full')")
+    assert str(asked).startswith("gradwire: topk, step 120")
+
+
+def test_no_time_of_a_step_exceeds_that_of_the_whole() -> None:
+    history = History()
+    for waited_s in (0.25, 0.25, 60.0):
+        history.add(_step())
+        history.waited(10.5, 10.5 + waited_s)
+    assert history.median("exposed_comm_s") == 0.25 < history.median("step_s")
 
 
 def test_what_could_not_be_told_of_a_link_is_no_number() -> None:

@@ -62,7 +62,7 @@ def test_recipes_that_auto_does_not_try_are_shown_if_that_is_asked_for() -> None
     for text in (everything, named):
         assert "leader_topk(ratio=0.001)" in text
         assert "not shown" not in text
-    assert "late (assumed)" in usual
+    assert "memory  residual" in usual
 
 
 @pytest.mark.parametrize(

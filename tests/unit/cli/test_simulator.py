@@ -51,7 +51,7 @@ def test_recipes_that_auto_does_not_try_are_shown_if_that_is_asked_for() -> None
     named = CliRunner().invoke(app, [*words, "--recipes", "signum;int8"], env={"COLUMNS": "200"}).stdout
     assert "signum" not in usual
     assert "recipes that auto does not try by default" in usual
-    assert "late (assumed)" in usual
+    assert "residual (assumed)" in usual
     rows = [line.split()[0] for line in named.splitlines() if line.startswith(("int8", "signum"))]
     assert rows == ["int8", "signum"], "what auto tries comes first"
 

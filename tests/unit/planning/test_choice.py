@@ -111,7 +111,7 @@ def test_what_was_measured_above_the_limit_does_not_run_however_fast_it_is(setti
     assert _best(_tried(setting, limit=0.3)) == "int4"
     late = _tried(setting, limit=0.3).after_trial("int4", 0.04, 0.31)
     assert _best(late) == "dense"
-    assert late.table("dense")[0].verdict == "more than 0.3 steps late"
+    assert late.table("dense")[0].verdict == "residual ratio above 0.3"
 
 
 def test_what_was_assumed_to_be_late_runs_if_it_is_not() -> None:
@@ -123,7 +123,7 @@ def test_a_lateness_that_still_rises_is_not_settled_on() -> None:
     comparison = _comparison(CONVNET).after_trial("int4", 0.059, 0.1, settled=False)
     assert _best(comparison) == "dense"
     rows = {row.recipe: row for row in comparison.table("dense")}
-    assert rows["int4"].verdict == "its lateness still rose"
+    assert rows["int4"].verdict == "its residual still grew"
 
 
 # Predicted for BERT in small on two ranks at 200 Mbit/s and 5 ms.
@@ -356,7 +356,7 @@ def test_the_table_says_of_each_why_it_does_not_run_and_shows_nothing_that_was_n
         "leader_topk",
     ]
     assert {name: row.verdict for name, row in rows.items()} == {
-        "topk(ratio=0.01)": "more than 0.3 steps late",
+        "topk(ratio=0.01)": "residual ratio above 0.3",
         "int4": "runs",
         "dense": "slower",
         "leader_topk": "not faster than dense",

@@ -88,8 +88,8 @@ def test_a_recipe_whose_steps_are_as_predicted_stays(caplog: pytest.LogCaptureFi
     stays = _follows(on_trial("int4", ALONE, auto), 0.06)
     assert _is_settled(stays)
     assert stays.text == _fixed("int4").text
-    assert stays.why.startswith("int4: 60 ms a step instead of 100 ms (10 ms without the network)")
-    assert "; 0.1 steps' worth of gradient is late" in stays.why
+    assert stays.why.startswith("int4: 60 ms a step instead of 100 ms (10 ms without communication)")
+    assert "; residual ratio 0.1" in stays.why
     [row] = [row for row in stays.table if row.verdict == "runs"]
     assert (row.recipe, row.predicted_step_s, row.measured_step_s) == ("int4", 0.06, 0.06)
     assert not caplog.records
@@ -98,7 +98,7 @@ def test_a_recipe_whose_steps_are_as_predicted_stays(caplog: pytest.LogCaptureFi
 def test_what_stays_although_it_misses_its_target_says_so() -> None:
     """10 ms without communication, of which 60 ms are 17 %."""
     stays = _follows(on_trial("int4", ALONE, auto), 0.06)
-    assert stays.why.endswith("; it missed its target: 17% of linear instead of 95%")
+    assert stays.why.endswith("; scaling efficiency is 17%, below the target of 95%")
     reaches = replace(ALONE, backward_s=0.058)
     assert "missed" not in _follows(on_trial("int4", reaches, auto), 0.06).why
 
@@ -120,13 +120,13 @@ def test_a_trial_ends_at_once_when_more_is_late_than_may_be() -> None:
     assert not any(before)
     assert following is not None
     [row] = [row for row in following.table if row.recipe == "topk(ratio=0.1)"]
-    assert (row.late, row.verdict) == (1.2, "more than 0.3 steps late")
+    assert (row.late, row.verdict) == (1.2, "residual ratio above 0.3")
 
 
 def test_a_lateness_that_still_rises_at_the_end_is_not_settled_on() -> None:
     after = _follows(on_trial("int4", replace(ALONE, options=OPTIONS[:1]), auto), 0.06, known=False)
     assert (after.text, _is_settled(after)) == ("dense", True)
-    assert {row.recipe: row.verdict for row in after.table}["int4"] == "its lateness still rose"
+    assert {row.recipe: row.verdict for row in after.table}["int4"] == "its residual still grew"
 
 
 def test_a_milder_one_follows_where_too_much_is_late_for_long() -> None:
@@ -139,7 +139,7 @@ def test_a_milder_one_follows_where_too_much_is_late_for_long() -> None:
     assert milder is not None
     assert milder.text == _fixed("fp16").text
     assert _is_settled(milder)
-    assert milder.why.startswith("0.4 steps' worth of gradient was late under int4; fp16: 80 ms a step")
+    assert milder.why.startswith("the residual ratio was 0.4 under int4; fp16: 80 ms a step")
 
 
 def test_what_resumes_and_is_too_late_is_decided_anew() -> None:
@@ -157,7 +157,7 @@ def test_dense_comes_back_where_nothing_beats_it_and_a_log_line_says_so(
     back = _follows(on_trial("fp16", replace(COMPARISON, options=OPTIONS[1:2]), auto), 0.6)
     assert back.text == "dense"
     assert _is_settled(back)
-    missed = "; it missed its target: 10% of linear instead of 95%; "
+    missed = "; scaling efficiency is 10%, below the target of 95%; "
     assert back.why.startswith(
         f"dense stays, 100 ms a step{missed}tried fp16: 600 ms a step instead of 100 ms"
     )
@@ -378,7 +378,7 @@ def test_faster_steps_keep_what_was_chosen(clock: dict[str, float], caplog: pyte
     assert "int8: 11 ms a step instead of 220 ms" in ranks[0].why
     [late] = {ran.late for ran in ranks}
     assert late is not None, "known from the trial, a hundred steps before the next looks tell it"
-    assert f"; {late:.2g} steps' worth of gradient is late" in ranks[0].why
+    assert f"; residual ratio {late:.2g}" in ranks[0].why
     assert _lost(ranks) < ROUNDING
     assert not caplog.records
 
@@ -436,7 +436,7 @@ def test_ranks_agree_on_all_facts_and_on_what_was_late(clock: dict[str, float]) 
     assert ranks[0].facts == ranks[1].facts == ranks[2].facts
     assert {"dense", FIRST} <= set(ranks[0].facts.forecasts)
     assert len({ran.why for ran in ranks}) == 1
-    assert "steps' worth of gradient is late" in ranks[0].why
+    assert "residual ratio" in ranks[0].why
 
 
 def test_a_candidate_whose_codec_cannot_be_timed_on_some_rank_is_left_out_on_all(
