@@ -71,8 +71,8 @@ def test_examples_run() -> None:
     assert failed == []
 
 
-def test_the_guide_to_choosing_has_a_line_for_every_recipe() -> None:
-    guide = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+def test_the_page_of_all_recipes_has_a_line_for_each() -> None:
+    guide = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     assert [name for name in recipes.names() if f"\n| `{name}` | " not in guide] == []
 
 

@@ -46,7 +46,7 @@ OFF = 0.15
 
 LATE = 0.15
 """Limit of lateness, in steps' worth of waiting gradient. Up to it, losses stayed within the spread of plain
-training over seeds in all trials so far (`docs/choosing.md`). Casts, near-lossless frames and eight bits
+training over seeds in all trials so far (`docs/recipes.md`). Casts, near-lossless frames and eight bits
 are within it; four bits are about at it."""
 
 ALIKE = 0.01

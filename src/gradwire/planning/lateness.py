@@ -2,7 +2,7 @@
 
 Lateness is the median of ‖unsent‖ / ‖gradient‖ over committed steps: the norm of the memory when a step
 begins, divided by the norm of the step's gradient. It is measured in the steps that the recipe runs.
-`docs/choosing.md` shows how it orders recipes, and from where on losses suffer.
+`docs/recipes.md` shows how it orders recipes, and from where on losses suffer.
 
 - The norms of all ranks are pooled as roots of sums of squares. Gradient that cancels over ranks waits all
   the same.

@@ -72,7 +72,7 @@ def mergecomp(
     small gain.
 
     Boundaries are chosen by time alone. They may change the loss as well, because a selector chooses within
-    each group; so a decision may trade loss for time (figures in `docs/choosing.md`).
+    each group; so a decision may trade loss for time (figures in `docs/recipes.md`).
 
     Travels: what the inner recipe sends.
     Paper: Wang et al. 2021, "MergeComp: a compression scheduler for scalable communication-efficient

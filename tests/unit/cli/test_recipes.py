@@ -15,14 +15,14 @@ from gradwire.cli.main import app
 from gradwire.cli.recipes import Group, describe
 from gradwire.recipes.catalogue import GROUPS, MODULES
 
-GUIDE = Path(__file__).parents[3] / "docs" / "choosing.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "recipes.md"
 WORLDS = (2, 4, 8)
 ENTRIES = {entry.name: entry for entry in recipes.entries()}
 
 
 def rows() -> dict[str, list[str]]:
     """Bytes and rounds by recipe, as the guide's table has them."""
-    table = GUIDE.read_text(encoding="utf-8").split("## All recipes")[1].split("\n## ")[0]
+    table = GUIDE.read_text(encoding="utf-8").split("## What each sends")[1].split("\n## ")[0]
     cells = [line.strip("|\n ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
     return {row[0].strip("`"): row[2:4] for row in cells}
 
@@ -67,7 +67,7 @@ def test_the_reference_has_each_recipe() -> None:
 
 
 def test_the_groups_are_those_of_the_guide() -> None:
-    table = GUIDE.read_text(encoding="utf-8").split("## All recipes")[1].split("\n## ")[0]
+    table = GUIDE.read_text(encoding="utf-8").split("## What each sends")[1].split("\n## ")[0]
     blocks = [re.findall(r"^\| `(\w+)` \|", block, re.MULTILINE) for block in table.split("\n| **")[1:]]
     # "all elements as they are" and "all elements, coded" are both whole.
     sets = [set(block) for block in blocks]
