@@ -311,12 +311,12 @@ def _say(traffic: Traffic, control: Comm) -> None:
     wished = traffic.wished
     if memory := traffic.memory_bytes(wished.scattering):
         twice = (
-            " Half of that is for steps that are left out: skipped='keep' spares it."
+            " Half of it is for undoing steps that are left out: skipped='keep' saves that."
             if traffic.can_go_back
             else ""
         )
         _LOG.warning(
-            "%s remembers what it has not sent: %s on every rank, %s.%s "
+            "%s keeps a residual of %s on every rank, %s.%s "
             "memory_dtype=torch.bfloat16 halves it; %s(feedback=False) needs none",
             wished.scattering.text,
             bytes_text(memory),
