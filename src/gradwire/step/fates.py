@@ -346,7 +346,10 @@ class Steps:
             return
         known = (*self._records, *self._others)
         is_ignored = self._skipped == "keep" or not self._is_pending
-        if is_ignored or any(each.is_inside or each.optimizer is optimizer for each in known):
+        if is_ignored or any(each.is_inside for each in known):
+            return
+        if (again := next((each for each in self._others if each.optimizer is optimizer), None)) is not None:
+            again.is_inside = True
             return
         record = _Record(weakref.ref(optimizer), is_new=True)
         if names := self._names_of(record):

@@ -216,7 +216,7 @@ ROWS = [
     Row(
         "a closure of another",
         "pass a -a x( -a pass ) x( -a pass ) -a pass a",
-        "final; final; another; final; left out, dropped bw; final",
+        "final; final; another; final; final; final",
         "0 1 1 2 3 3 3 4 4",
         optimizers="a=wb x=wb",
     ),
