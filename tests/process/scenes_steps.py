@@ -348,67 +348,20 @@ def many_in_a_row() -> list[str]:
     return lines if dist.get_rank() == 0 else []
 
 
-def another_optimizer(
-    recipe: str, steps_from: int, parameters: int | None = None, *, in_turn: bool = False
-) -> list[Any]:
-    """From a step on another optimizer than the one given steps, or both in turn; all parameters or some.
-
-    One step is left out. What waits when the other begins, and at the end, is told by parameter, as the sum
-    of its magnitudes.
+def another_optimizer(recipe: str, steps_from: int) -> list[Any]:
+    """From a step on another optimizer than the one given steps; one step is left out. What waits at the end
+    is told by parameter, as the sum of its magnitudes.
     """
     model, optimizer, wire = attached(recipe)
-    other = torch.optim.SGD(list(model.parameters())[:parameters], lr=0.05)
-    waits = []
+    other = torch.optim.SGD(model.parameters(), lr=0.05)
     with told() as lines:
         for number in range(STEPS):
-            if number == steps_from:
-                waits.append({name: float(each.abs().sum()) for name, each in memory_of(wire).items()})
             model.zero_grad()
             backward(model, number)
             if number != BAD:
-                (optimizer if number < steps_from or (in_turn and number % 2) else other).step()
-    waits.append({name: float(each.abs().sum()) for name, each in memory_of(wire).items()})
-    return [digest(model), waits[-1], wire.report().step, wire.report().dropped_steps, lines, waits[0]]
-
-
-def overlapping() -> list[Any]:
-    """An optimizer of some parameters that was not given steps and clears them; then the one given steps."""
-    found = []
-    for in_parts in (False, True):
-        model, optimizer, wire = attached("topk(ratio=0.1)")
-        part = torch.optim.SGD(list(model.parameters())[:2], lr=0.05)
-        with told() as lines:
-            for number in range(STEPS):
-                model.zero_grad()
-                backward(model, number)
-                if in_parts and number > 1:
-                    part.step()
-                    part.zero_grad()
-                optimizer.step()
-        found.append([digest(model), same_sums(wire), wire.report().dropped_steps, len(lines)])
-    return found
-
-
-def same_sums(wire: gradwire.Wire) -> list[float]:
-    """What waits, by parameter."""
-    return [float(each.abs().sum()) for each in memory_of(wire).values()]
-
-
-def closure_of_another() -> list[Any]:
-    """Several exchanges inside a step of an optimizer that was not given: all are final."""
-    model, optimizer, wire = attached("topk(ratio=0.1)")
-    optimizer.zero_grad()
-    backward(model, 0)
-    optimizer.step()
-    other = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=4, line_search_fn=None)
-
-    def closure() -> Tensor:
-        other.zero_grad()
-        return backward(model, 1)
-
-    with told() as lines:
-        other.step(closure)
-    return [wire.report().dropped_steps, len(lines)]
+                (optimizer if number < steps_from else other).step()
+    waits = {name: float(each.abs().sum()) for name, each in memory_of(wire).items()}
+    return [digest(model), waits, wire.report().step, wire.report().dropped_steps, lines]
 
 
 def switches_optimizer() -> list[Any]:
@@ -511,47 +464,6 @@ def part_of_the_one_given() -> list[Any]:
             backward(model, number)
             inner.step()
     return [wire.report().dropped_steps, lines]
-
-
-def before_the_first_step() -> list[Any]:
-    """Nothing is recognised before the optimizer has ever stepped; it can be said."""
-    model, optimizer, wire = attached("topk(ratio=0.1)")
-    backward(model, 0)
-    optimizer.zero_grad()
-    first = memory_of(wire)
-    backward(model, 1, 100.0)
-    wire.drop_step()
-    optimizer.zero_grad()
-    return [
-        any(bool(each.any()) for each in first.values()),
-        same(memory_of(wire), first),
-        wire.report().step,
-    ]
-
-
-def nothing_to_drop() -> str:
-    """All gradients have been used."""
-    model, optimizer, wire = attached("topk(ratio=0.1)")
-    backward(model, 0)
-    optimizer.step()
-    try:
-        wire.drop_step()
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def without_an_optimizer() -> bool:
-    """None was given: only the user knows."""
-    model = DistributedDataParallel(perceptron())
-    wire = gradwire.attach(model, None, "topk(ratio=0.1)")
-    backward(model, 0)
-    model.zero_grad()
-    before = memory_of(wire)
-    backward(model, 1, 100.0)
-    wire.drop_step()
-    model.zero_grad()
-    return same(memory_of(wire), before)
 
 
 def ranks_differ(recipe: str, clears: bool = True) -> str:
@@ -1001,20 +913,6 @@ def a_copy() -> list[Any]:
     return [*found, parameter() is None]
 
 
-def used_up() -> list[str]:
-    """`drop_step()` after the optimizer inside the one that was given has stepped."""
-    model = DistributedDataParallel(Task())
-    optimizer = optimizer_around("lookahead", list(model.parameters()))
-    wire = gradwire.attach(model, optimizer, "topk(ratio=0.05)")
-    call(model, 0, 1.0).backward()
-    optimizer.step()
-    try:
-        wire.drop_step()
-    except ValueError as error:
-        return [str(error)]
-    return []
-
-
 def inside_backward(source: str, guard_every: int) -> list[Any]:
     """One optimizer for each parameter, which steps as soon as the gradient is there."""
     model: nn.Module = perceptron()
@@ -1043,17 +941,11 @@ def inside_backward(source: str, guard_every: int) -> list[Any]:
 # -- optimizers that call `backward()` themselves, or leave steps out on the device
 
 
-def closures(kind: str) -> list[Any]:
+def closures() -> list[Any]:
     """`step(closure)` runs `backward()` inside the step."""
-    model = DistributedDataParallel(perceptron())
-    made = (
-        torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4) if kind == "lbfgs" else optimizer_of(model)
-    )
+    model, plain = (DistributedDataParallel(perceptron()) for _ in range(2))
+    made, other = (torch.optim.LBFGS(each.parameters(), lr=0.1, max_iter=4) for each in (model, plain))
     wire = gradwire.attach(model, made, "dense")
-    plain = DistributedDataParallel(perceptron())
-    other = (
-        torch.optim.LBFGS(plain.parameters(), lr=0.1, max_iter=4) if kind == "lbfgs" else optimizer_of(plain)
-    )
 
     def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> Callable[[], Tensor]:
         def closure() -> Tensor:
@@ -1068,11 +960,11 @@ def closures(kind: str) -> list[Any]:
     return [digest(model) == digest(plain), wire.report().dropped_steps]
 
 
-def left_out_by_the_device(fused: bool) -> list[Any]:
+def left_out_by_the_device() -> list[Any]:
     """A scaler finds Inf in a gradient that is not exchanged: the step is left out, and so is its memory."""
     model = DistributedDataParallel(perceptron())
     extra = nn.Parameter(torch.zeros(3))
-    optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.05, fused=fused)
+    optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.05, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     wire = gradwire.attach(model, optimizer, "topk(ratio=0.1)", scaler=scaler)
     for number in range(5):
@@ -1127,9 +1019,6 @@ def partly(how: str, guard_every: int) -> list[Any]:
                 for micro in range(2):
                     inputs, targets = batch(number + micro)
                     is_local = micro == 1 if how.startswith("added") else how == "clipped" and micro == 0
-                    if how == "looked at" and micro == 1:
-                        torch.autograd.grad(model(inputs.requires_grad_()).sum(), inputs)
-                        continue
                     with wire.no_sync() if is_local else nullcontext():
                         loss = nn.functional.mse_loss(model(inputs), targets)
                         if how == "flag":  # too late: DDP has read the last one in the forward pass
@@ -1153,14 +1042,8 @@ def unseen(how: str, guard_every: int) -> list[Any]:
         try:
             for number in range(4):
                 optimizer.zero_grad()
-                if how == "no_sync" and number == 2:
-                    with wire.no_sync():
-                        backward(model, number)
-                elif how == "flush" and number == 2:
+                if how == "flush" and number == 2:
                     wire.flush()
-                elif how == "twice" and number == 2:
-                    backward(model, number)
-                    optimizer.step()
                 elif (how == "detach, around" and number > 2) or (how == "around" and number >= 2):
                     backward(model.module, number)
                 elif how == "cast" and number >= 2:
@@ -1217,18 +1100,11 @@ SCENES: dict[str, Callable[[], Any]] = {
     "many in a row": many_in_a_row,
     **{f"another optimizer, {recipe}": partial(another_optimizer, recipe, 2) for recipe in RECIPES},
     **{f"the one given, {recipe}": partial(another_optimizer, recipe, STEPS) for recipe in RECIPES},
-    "two optimizers in turn": partial(another_optimizer, "topk(ratio=0.1)", 2, in_turn=True),
-    "overlapping": overlapping,
-    "closure of another": closure_of_another,
     "switches optimizer": switches_optimizer,
     "switched after detach": switched_after_detach,
     "left out after detach": left_out_after_detach,
     "goes by the other": goes_by_the_other,
     "part of the one given": part_of_the_one_given,
-    "another optimizer of a part": partial(another_optimizer, "topk(ratio=0.1)", 2, 2),
-    "before the first step": before_the_first_step,
-    "nothing to drop": nothing_to_drop,
-    "without an optimizer": without_an_optimizer,
     "auto": in_each_phase_of_auto,
     "gan, ddp": partial(gan, None),
     "gan, dense": partial(gan, "dense"),
@@ -1240,21 +1116,14 @@ SCENES: dict[str, Callable[[], Any]] = {
     "accumulation": partial(accumulation, "topk(ratio=0.1)"),
     "sharpness, dense": partial(sharpness_aware, "dense"),
     "sharpness, covap": partial(sharpness_aware, "covap(interval=2)"),
-    "closure": partial(closures, "sgd"),
-    "lbfgs": partial(closures, "lbfgs"),
-    "fused": partial(left_out_by_the_device, True),
-    "not fused": partial(left_out_by_the_device, False),
+    "lbfgs": closures,
+    "fused": left_out_by_the_device,
     "saved in between": saved_in_between,
-    **{
-        f"unseen, {how}": partial(unseen, how, 0) for how in ("around", "no_sync", "flush", "detach", "twice")
-    },
+    **{f"unseen, {how}": partial(unseen, how, 0) for how in ("around", "flush")},
     "unseen, local_every": partial(unseen, "local_every", 0),
     "unseen, detach, around": partial(unseen, "detach, around", 1),
     "unseen, guarded": partial(unseen, "around", 4),
-    **{
-        f"partly, {how}": partial(partly, how, 0)
-        for how in ("flag", "added, ddp", "added, plain", "looked at", "clipped")
-    },
+    **{f"partly, {how}": partial(partly, how, 0) for how in ("flag", "added, plain", "clipped")},
     "partly, guarded": partial(partly, "flag", 4),
     **{
         f"{case}, {recipe}, {source}": partial(told_apart, CASES[case], recipe, source, leaves=True)
@@ -1284,7 +1153,6 @@ SCENES: dict[str, Callable[[], Any]] = {
         for recipe in CASE_RECIPES
     },
     "a copy": a_copy,
-    "used up": used_up,
     **{
         f"inside backward, {source}, {guard_every}": partial(inside_backward, source, guard_every)
         for guard_every in (0, 4)

@@ -24,9 +24,40 @@ from torch import Tensor, nn
 
 from gradwire.errors import GradwireError
 from gradwire.placement import HostDevice
-from gradwire.sources.attempts import Attempts
+from gradwire.sources.attempts import Attempted, Attempts, Brought, Entered, Resumed, Written, needs_look
+from gradwire.sources.attempts import read as read_attempt
 from gradwire.sources.local_optimizers import LocalOptimizers
-from gradwire.step.fates import Steps
+from gradwire.step.events import (
+    Asked,
+    Changed,
+    Dropped,
+    Event,
+    ExchangeBegan,
+    Exchanged,
+    Follower,
+    Loaded,
+    Look,
+    PassAdded,
+    PassBegan,
+    Retired,
+    RolledBack,
+    StepBegan,
+    StepEnded,
+    StepLooked,
+)
+from gradwire.step.fates import (
+    PARTLY,
+    UNSEEN,
+    Rules,
+    State,
+    fates_of,
+    is_used_up,
+    is_waited_for,
+    may_step_instead,
+    read,
+    unused,
+)
+from gradwire.step.optimizer_log import OptimizerLog
 from gradwire.unit.context import Fates
 
 
@@ -74,6 +105,13 @@ def _said(message: object) -> str:
     return next(said for text, said in SAID.items() if text in str(message))
 
 
+def _shown(fates: Fates) -> str:
+    parts = ["made" if fates.made else "not yet" if fates.open else "left out"]
+    parts += [f"dropped {''.join(sorted(fates.dropped))}"] if fates.dropped else []
+    parts += [f"open {''.join(sorted(fates.open))}"] if fates.open else []
+    return ", ".join(parts)
+
+
 class Player:
     """A model whose optimizers are followed, as by `attach` and by `outer` at once."""
 
@@ -88,7 +126,7 @@ class Player:
         self._clears: dict[str, Stepper] = {}
         for name, optimizer in self.optimizers.items():
             optimizer.register_step_pre_hook(partial(self._hook_of_the_user, f"before {name}"))
-        self.steps = Steps(dict(self.model.named_parameters()), followed, HostDevice(), **options)
+        self.steps = OptimizerLog(dict(self.model.named_parameters()), followed, HostDevice(), **options)
         self.steps.watch(self.model)
         self._local = LocalOptimizers(None, lambda _given: followed[0])
         self._local.inner = followed
@@ -217,10 +255,188 @@ class Player:
         if fates is None:
             self.answers.append("final")
             return None
-        is_whole = not (fates.made or fates.open)
-        self.steps.rolled_back(fates, is_dropped=is_whole)
-        parts = ["made" if fates.made else "left out" if is_whole else "not yet"]
-        parts += [f"dropped {''.join(sorted(fates.dropped))}"] if fates.dropped else []
-        parts += [f"open {''.join(sorted(fates.open))}"] if fates.open else []
-        self.answers.append(", ".join(parts))
+        self.steps.rolled_back(fates, is_dropped=not (fates.made or fates.open))
+        self.answers.append(_shown(fates))
         return fates
+
+
+class Gradient:
+    """A gradient: which one it is, whether it is zero, and how often it was written."""
+
+    def __init__(self) -> None:
+        self.version, self.is_zero = 0, False
+
+    def __call__(self) -> Gradient:
+        """Itself, as a weak reference to it."""
+        return self
+
+
+class Told:
+    """Plays scripts as events, without a model: those that hooks of torch would append."""
+
+    def __init__(self, optimizers: str = "a=wb", given: str = "a", **options: Any) -> None:
+        """As of `Player`."""
+        self._raises = options.get("raises", False)
+        self.state = State(
+            Rules(
+                frozenset("wb"),
+                takes_back=options.get("skipped") != "keep",
+                is_alone=options.get("alone", False),
+                may_differ=options.get("may_differ", lambda: False),
+            )
+        )
+        self._gradients: dict[str, Gradient | None] = {"w": None, "b": None}
+        self.attempted = Attempted()
+        self._versions = {"w": 0, "b": 0}
+        self.answers: list[str] = []
+        self._warned: set[str] = set()
+        self._parameters = dict(each.split("=") for each in optimizers.split())
+        self._follow(given)
+
+    def _follow(self, given: str) -> None:
+        self.optimizers = {
+            name: Follower(is_given=name in given, names=frozenset(parameters))
+            for name, parameters in self._parameters.items()
+        }
+        changed = Changed(tuple(self.optimizers[name] for name in given))
+        self._see(changed)
+        read_attempt(self.attempted, changed)
+
+    def _see(self, event: Event) -> None:
+        read(self.state, event)
+
+    def play(self, script: str) -> str:
+        """As of `Player`."""
+        words, counts = iter([*script.split(), "pass"]), []
+        for word in words:
+            self._act(word, words)
+            counts.append(str(self.attempted.count))
+        return f"{'; '.join(self.answers)} | {' '.join(counts)}"
+
+    def _act(self, word: str, words: Iterator[str]) -> None:
+        if word in ("pass", "local", "look", "reach", "rest"):
+            self._pass(word)
+        elif word == "round":
+            self._write("wb", anew=True)
+        elif word == "ask":
+            self._see(Asked(self._looks()))
+            self._ask()
+        elif word == "drop":
+            if is_used_up(self.state):
+                self.answers.append("nothing to drop!")
+                return
+            self._see(Dropped())
+            if self.attempted.is_pending:
+                read_attempt(self.attempted, Dropped())
+            else:
+                self.answers.append("nothing to drop!")
+        elif word == "forget":
+            self._see(Loaded())
+            read_attempt(self.attempted, Resumed(0))
+        elif word == "retire":
+            self._see(Retired())
+        elif word == "write":
+            self._versions = {name: version + 1 for name, version in self._versions.items()}
+        elif word.startswith(">"):
+            self._follow(word[1:])
+        elif word.startswith(("-", "0")):
+            for name in self.optimizers[word[1:]].names:
+                if word.startswith("-"):
+                    self._gradients[name] = None
+                elif (gradient := self._gradients[name]) is not None:
+                    gradient.is_zero, gradient.version = True, gradient.version + 1
+        else:
+            self._step(word, words)
+
+    def _write(self, names: str, *, anew: bool = False) -> None:
+        for name in names:
+            gradient = self._gradients[name]
+            if gradient is None or anew:
+                gradient = self._gradients[name] = Gradient()
+            gradient.version, gradient.is_zero = gradient.version + 1, False
+
+    def _enter(self) -> None:
+        there = [each for each in self._gradients.values() if each is not None]
+        is_cleared = needs_look(self.attempted) and all(each.is_zero for each in there)
+        read_attempt(self.attempted, Entered((*self._versions.values(),) if is_cleared else None))
+
+    def _pass(self, word: str) -> None:
+        self._enter()  # forward
+        self._enter()  # backward
+        self._see(PassBegan(self._looks(), exchanges=word in ("pass", "reach", "rest")))
+        is_waited, exchange = is_waited_for(self.state), self.state.exchange
+        if word in ("pass", "reach", "rest"):
+            self._ask_and_begin()
+        if word != "look":
+            self._write("w" if word == "reach" else "wb")
+            read_attempt(self.attempted, Brought())
+        read_attempt(self.attempted, Written((*self._versions.values(),)))
+        if word == "rest":
+            for gradient in self._gradients.values():
+                assert gradient is not None
+                gradient.is_zero = True
+        if word in ("pass", "reach", "rest"):
+            self._see(Exchanged({each for each in self.state.followed if self._look(each).are_zero}))
+        elif word == "local" and is_waited:
+            new = [each for each in self.state.followed if each.is_given and each not in exchange.ended]
+            self._see(PassAdded({each: self._look(each).first for each in new}))
+
+    def _ask(self) -> Fates | None:
+        fates = fates_of(self.state)
+        if fates is None:
+            self.answers.append("final")
+            return None
+        self._see(RolledBack(fates, is_dropped=not (fates.made or fates.open)))
+        self.answers.append(_shown(fates))
+        return fates
+
+    def _ask_and_begin(self) -> None:
+        fates = self._ask()
+        goes_on = fates is not None and not fates.made and bool(fates.open)
+        self._see(ExchangeBegan(compresses=True, goes_on=goes_on))
+
+    def _look(self, optimizer: Follower) -> Look:
+        mine = {name: self._gradients[name] for name in sorted(optimizer.names, reverse=True)}
+        there = [each for each in mine.values() if each is not None]
+        gone = frozenset(name for name, each in mine.items() if each is None)
+        if not there:
+            return Look(gone)
+        return Look(gone, (there[0], there[0].version), all(each.is_zero for each in there))
+
+    def _looks(self) -> dict[Follower, Look]:
+        return {each: self._look(each) for each in unused(self.state)}
+
+    def _step(self, word: str, words: Iterator[str]) -> None:
+        optimizer = self.optimizers[word.strip("!~(")]
+        is_heard = any(each.is_given for each in self.optimizers.values())  # else no hook is made
+        is_new = is_heard and optimizer not in self.state.followed and may_step_instead(self.state)
+        if is_new or optimizer in self.state.followed:
+            self._see(StepBegan(optimizer))
+        if is_new:
+            self._see(StepLooked(optimizer, self._look(optimizer)))
+        read_attempt(self.attempted, StepBegan(optimizer))
+        if word.startswith("~"):
+            self._gradients |= dict.fromkeys(optimizer.names)
+        if optimizer.is_given:
+            self._see(StepLooked(optimizer, self._look(optimizer)))
+        while word.endswith("(") and (then := next(words)) != ")":
+            self._act(then, words)
+        for name in optimizer.names:
+            self._versions[name] += self._gradients[name] is not None and "!" not in word
+        if optimizer in self.state.followed:
+            self._see(StepEnded(optimizer, self._look(optimizer), (lambda: True) if "!" in word else None))
+            if self._raises_as_told():
+                return
+        read_attempt(self.attempted, StepEnded(optimizer))
+        if word.endswith("~"):
+            self._gradients |= dict.fromkeys(optimizer.names)
+
+    def _raises_as_told(self) -> bool:
+        for said in self.state.said:
+            if self._raises and said in (UNSEEN, PARTLY):
+                self.answers.append(f"{said}!")
+                return True
+            if said not in self._warned:
+                self._warned.add(said)
+                self.answers.append(said)
+        return False

@@ -47,9 +47,9 @@ from gradwire.sources.observe import LossScale, hold
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, listed, optimizers_of, scaler_of, sharded_in
 from gradwire.step.environment import ReducerEnvironment
-from gradwire.step.fates import Skipped, Steps
 from gradwire.step.layout import Policy, build, is_alone
 from gradwire.step.on_device import DeviceBackward
+from gradwire.step.optimizer_log import OptimizerLog, Skipped
 from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.shards import Shard
 from gradwire.step.step import Step
@@ -394,7 +394,7 @@ def _assemble(
         level.join(reducer)
     calls = Calls(Board.of(transports.groups[0]) if transports.everyone.world > 1 else None)
     trained = {spec.name: source.parameters[spec.name] for spec in source.specs}
-    steps = Steps(
+    steps = OptimizerLog(
         trained,
         optimizers,
         transports.device,

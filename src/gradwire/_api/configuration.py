@@ -13,8 +13,8 @@ from gradwire.recipes import Composition, Recipe, recipe
 from gradwire.sources.checks import check_policy
 from gradwire.sources.nodes.members import Nodes, kind_of
 from gradwire.sources.source import Source
-from gradwire.step.fates import Skipped
 from gradwire.step.layout import Policy, chooser
+from gradwire.step.optimizer_log import Skipped
 from gradwire.tools.guard import check_guard
 from gradwire.unit.parameters import layout_hash
 from gradwire.version import __version__

@@ -46,7 +46,7 @@ from gradwire.sources.fsdp.routes import ByNodes, targets_of
 from gradwire.sources.fsdp.traffic import Traffic, Wished, close_with
 from gradwire.sources.nodes.members import Members, NodeTable, agreed, kind_of, neighbours
 from gradwire.sources.unwrap import Optimizers, optimizers_of
-from gradwire.step.fates import Steps
+from gradwire.step.optimizer_log import OptimizerLog
 from gradwire.tools.guard import check_guard
 from gradwire.version import __version__
 
@@ -83,7 +83,7 @@ def attach_to_fsdp(
         require_same_optimizer(OptimizerText.of(optimizers), control)
         nodes, why_flat = agreed(kind_of(asked.nodes), neighbourhood, control)
         parameters = {name: each for module in modules for name, each in module.parameters.items()}
-        steps = Steps(
+        steps = OptimizerLog(
             parameters, optimizers, device_at(where), skipped=asked.skipped, alone=control.world == 1
         )
         traffic = Traffic(
@@ -142,7 +142,7 @@ def carry_inside(model: nn.Module, asked: Configuration) -> Traffic:
     """Carry FSDP2's own traffic inside nodes, as was checked and agreed on. A collective inside each node."""
     modules, wished = check_inside(model, asked)
     where = modules[0].device
-    traffic = Traffic(modules, wished, Steps({}, (), device_at(where)))
+    traffic = Traffic(modules, wished, OptimizerLog({}, (), device_at(where)))
     prepare(wished.scattering.text, compiler.imported(), traffic.group.rank())
     traffic.install(model, [None] * len(modules), [None] * len(modules))
     close_with(model, traffic.routes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,14 +17,68 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.sources.local_optimizers import LocalOptimizers
 from gradwire.sources.observe import Entrance, leave_out_of_copies, remove
 from gradwire.sources.unwrap import Optimizers
+from gradwire.step.events import Changed, Dropped, Follower, StepBegan, StepEnded
 from gradwire.step.optimizers import are_zero, listen, parameters_of, stop_listening
 from gradwire.untraced import untraced
 
-_Marks: TypeAlias = list[tuple[int, int]]
+Versions: TypeAlias = tuple[int, ...]
+"""Versions of a replica's parameters: writing to one changes its version."""
 
 
-class Attempts:
-    """Counter of one replica's attempted steps, on the thread that trains or autograd's.
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A forward pass that trains, or a backward pass, has begun. `cleared_at` are the versions of the
+    parameters if all gradients are gone, or zeros on the CPU; `None` if not, or if nobody needs to know.
+    """
+
+    cleared_at: Versions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A backward pass has brought gradients. One of `autograd.grad` brings none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Parameters have these versions when a backward pass has ended, or once gradwire or a load has written
+    them, which uses no gradient.
+    """
+
+    versions: Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A state was loaded, of `count` attempted steps."""
+
+    count: int
+
+
+AttemptEvent: TypeAlias = Entered | Brought | Written | Resumed | StepBegan | StepEnded | Dropped | Changed
+
+
+@dataclass(slots=True)
+class Attempted:
+    """The attempted steps of a replica, and what was seen since the last one."""
+
+    count: int = 0
+    given: tuple[Follower, ...] = ()
+    versions: Versions = ()
+    """Versions of the parameters after the last backward pass."""
+    is_pending: bool = False
+    """True if a backward pass has brought gradients that no optimizer has used."""
+    is_half: bool = False
+    """True if gradients were cleared after parameters had been written, as in the first half of a
+    sharpness-aware step."""
+    stepped: list[Follower] = field(default_factory=list)
+    """Optimizers that have stepped since the last attempt, also ones that were not given."""
+    running: list[Follower] = field(default_factory=list)
+    """Optimizers whose `step` is running: a closure runs forward and backward passes."""
+
+
+def read(state: Attempted, event: AttemptEvent) -> None:
+    """Fold `event` into `state`.
 
     A step has been attempted in three cases:
 
@@ -31,6 +86,90 @@ class Attempts:
     - some have stepped, and the next forward or backward pass begins;
     - gradients came, and were cleared before any optimizer stepped. If parameters were written in between,
       the gradients have been used: that is the first half of a sharpness-aware step, and no attempt.
+    """
+    match event:
+        case Entered(cleared_at) if not state.running:
+            if has_begun(state):
+                _complete(state)
+            elif state.is_pending and cleared_at is not None:
+                if state.versions == cleared_at or state.is_half:
+                    _complete(state)
+                else:
+                    state.is_half, state.is_pending = True, False
+            state.stepped.clear()
+        case Brought():
+            state.is_pending = True
+        case Written(versions):
+            state.versions = versions
+        case StepBegan(optimizer):
+            if optimizer in state.running:
+                state.running.clear()  # its last step has raised
+            state.running.append(optimizer)
+        case StepEnded(optimizer) if optimizer in state.running:
+            state.running.remove(optimizer)
+            if state.running:
+                return  # one inside another makes no step of its own
+            if optimizer in state.stepped and has_begun(state):  # no pass was seen between its two steps
+                _complete(state)
+            state.stepped.append(optimizer)
+            if have_all_stepped(state):
+                _complete(state)
+        case Dropped():
+            _complete(state)
+        case Resumed(count):
+            state.count, state.is_pending, state.is_half = count, False, False
+            state.stepped.clear()
+            state.running.clear()
+        case Changed(optimizers):
+            if has_begun(state):  # by some of several, and the others will not
+                _complete(state)
+            state.given = optimizers
+            state.stepped.clear()
+            state.running.clear()
+
+
+def has_begun(state: Attempted) -> bool:
+    """True if some optimizer has stepped. One that was not given counts only if gradients came."""
+    return bool(state.stepped) and (state.is_pending or any(each in state.stepped for each in state.given))
+
+
+def have_all_stepped(state: Attempted) -> bool:
+    """True if all given optimizers have stepped, or others with their parameters."""
+    left = [each for each in state.given if each not in state.stepped]
+    if not left:
+        return True
+    others = any(each not in state.given for each in state.stepped)
+    parameters = {name for each in state.stepped for name in each.names}
+    return others and all(each.names <= parameters for each in left)
+
+
+def needs_look(state: Attempted) -> bool:
+    """True if it matters to a pass that begins whether gradients were cleared."""
+    return state.is_pending and not state.running and not has_begun(state)
+
+
+def _complete(state: Attempted) -> None:
+    state.count += 1
+    state.is_pending = state.is_half = False
+    state.stepped.clear()
+
+
+class _Stepper(Follower):
+    """An optimizer, to which it refers weakly, with the ids of all of its parameters."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, is_given: bool) -> None:
+        super().__init__(is_given=is_given)
+        self.reference = weakref.ref(optimizer)
+        self.look_up()
+
+    def look_up(self) -> None:
+        """Look up its parameters: users add and change parameter groups while training."""
+        if (optimizer := self.reference()) is not None:
+            self.names = frozenset(parameters_of(optimizer))
+
+
+class Attempts:
+    """Log of one replica's passes and optimizer steps, on the thread that trains or autograd's.
 
     `ended` is called after each attempt, outside of backward passes. If an attempt is recognised only when a
     pass has begun, `ended` is called at the end of the pass.
@@ -57,37 +196,46 @@ class Attempts:
             before_step: called before an optimizer's step.
             after_step: called after it, with the optimizer.
         """
-        self.count = 0
+        self.state = Attempted()
         self._parameters, self._ended = tuple(parameters), ended
+        self._ids = frozenset(map(id, self._parameters))
         self._on_pass, self._on_step, self._on_stepped = before_pass, before_step, after_step
-        self._versions: list[int] = []
-        """Versions of the parameters after the last backward pass."""
         self._held = weakref.ref(optimizers)
-        self._is_pending = False
-        """True if a backward pass has brought gradients that no optimizer has used."""
-        self._is_half = False
-        """True if gradients were cleared after parameters had been written, as in the first half of a
-        sharpness-aware step."""
-        self._is_due = False
-        """True if `ended` is still to be called for the last attempt."""
+        self._given: tuple[_Stepper, ...] = ()
+        self._told = 0
+        """Attempts after which `ended` was called."""
         self._handles: list[RemovableHandle] = []
 
     @property
-    def _optimizers(self) -> LocalOptimizers:
-        held = self._held()
-        assert held is not None, "asked while the model or the wire is there"
-        return held
+    def count(self) -> int:
+        """The number of attempted steps."""
+        return self.state.count
+
+    def _append(self, event: AttemptEvent) -> None:
+        """Append an event that may complete an attempt."""
+        read(self.state, event)
+        if self._told != self.state.count and torch._C._current_graph_task_id() == -1:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told = self.state.count
+        self._ended()
+
+    def _follow(self, optimizers: Optimizers) -> None:
+        self._given = tuple(_Stepper(each, is_given=True) for each in optimizers)
+        self._append(Changed(self._given))
 
     def watch(self, model: nn.Module) -> None:
         """Register hooks on `model`, which hold the optimizers, for as long as it lives."""
+        held = self._held()
+        assert held is not None, "asked while the model or the wire is there"
+        self._follow(held.inner)
         # FSDP brings gradients past the hooks of shards: there the outputs tell that a pass begins.
         whole = [each for each in self._parameters if not isinstance(each, DTensor)]
         self._entrance = Entrance(model, self._entered, whole)
         self._entrance.watch()
         hooks = [
-            model.register_forward_pre_hook(
-                untraced(partial(self._before_forward, self._optimizers)), prepend=True
-            ),
+            model.register_forward_pre_hook(untraced(partial(self._before_forward, held)), prepend=True),
             model.register_forward_hook(untraced(_shown_to(self._entrance))),
         ]
         leave_out_of_copies(model, hooks)
@@ -99,15 +247,14 @@ class Attempts:
         """Count the steps of `optimizers` from now on, and of others that have their parameters. A step that
         only some of the previous optimizers have made is completed.
         """
-        has_begun = self._has_begun  # by some of several, and the others will not
-        self._optimizers.inner = optimizers
-        if has_begun:
-            self._complete()
-        self._forget_stepped()
+        held = self._held()
+        assert held is not None, "asked while the model or the wire is there"
+        held.inner = optimizers
+        self._follow(optimizers)
 
     def written(self) -> None:
         """Parameters were written by gradwire, or loaded: that uses no gradient."""
-        self._versions = self._versions_now()
+        read(self.state, Written(self._versions()))
 
     def retire(self) -> None:
         """Stop counting, and remove all hooks."""
@@ -119,61 +266,30 @@ class Attempts:
         """Complete the present step without an optimizer, as the user asks. Raises `ValueError` if no
         gradient waits for an optimizer.
         """
-        if not self._is_pending:
+        if not self.state.is_pending:
             raise ValueError(
                 "there is no step to leave out: call drop_step() after a backward pass of the model, "
                 "instead of the optimizer's step"
             )
-        self._complete()
+        self._append(Dropped())
 
     def forget(self, count: int) -> None:
         """Go on from a loaded state, with `count` attempted steps and none begun."""
-        self.count, self._is_pending, self._is_due, self._is_half = count, False, False, False
-        self._forget_stepped()
+        self._told = count
+        read(self.state, Resumed(count))
 
-    def _forget_stepped(self) -> None:
-        self._optimizers.stepped.clear()
-        self._optimizers.running.clear()
-
-    def _complete(self) -> None:
-        self.count += 1
-        self._is_pending, self._is_due, self._is_half = False, True, False
-        self._optimizers.stepped.clear()
-        self._catch_up()
-
-    def _catch_up(self) -> None:
-        if self._is_due and torch._C._current_graph_task_id() == -1:
-            self._is_due = False
-            self._ended()
-
-    def _close(self) -> None:
-        """End the attempt that came before a new pass, if any."""
-        self._catch_up()
-        if self._optimizers.running:
-            return
-        if self._has_begun:
-            self._complete()
-        elif self._is_pending and self._are_cleared():
-            if self._versions == self._versions_now() or self._is_half:
-                self._complete()
-            else:
-                self._is_half = True
-            self._is_pending = False
-        self._optimizers.stepped.clear()
-
-    @property
-    def _has_begun(self) -> bool:
-        """True if some optimizer has begun a step. An optimizer that was not given counts only while its step
-        runs.
-        """
-        stepped = self._optimizers.stepped
-        return bool(stepped) and (self._is_pending or not stepped.isdisjoint(self._optimizers.inner))
-
-    def _before_forward(self, optimizers: LocalOptimizers, model: nn.Module, _inputs: Any) -> None:
+    def _before_forward(self, _held: LocalOptimizers, model: nn.Module, _inputs: Any) -> None:
         if torch.is_grad_enabled():
-            if model.training and not optimizers.running:
-                self._on_pass(not self._is_pending)
-            self._close()
+            if model.training and not self.state.running:
+                self._on_pass(not self.state.is_pending)
+            self._begin()
+
+    def _begin(self) -> None:
+        """Note that a pass begins, outside of which an attempt that was recognised late may be told."""
+        if self._told != self.state.count and torch._C._current_graph_task_id() == -1:
+            self._tell()
+        is_needed = needs_look(self.state) and self._are_cleared()
+        self._append(Entered(self._versions() if is_needed else None))
 
     def _entered(self) -> None:
         """Note that a backward pass has begun. It may be one of `autograd.grad`, which brings no gradient.
@@ -182,30 +298,30 @@ class Attempts:
         """
         if self._held() is None:
             return
-        self._close()
+        self._begin()
         before = self._marks()
 
         def passed() -> None:
-            self._is_pending |= self._marks() != before
+            if self._marks() != before:
+                read(self.state, Brought())
             try:
-                if self._is_due:
-                    self._is_due = False
-                    self._ended()  # a round that lands writes parameters, too
+                if self._told != self.state.count:
+                    self._tell()  # a round that lands writes parameters, too
             finally:
-                self._versions = self._versions_now()
+                read(self.state, Written(self._versions()))
 
         queue: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
         queue(passed)
 
-    def _marks(self) -> _Marks:
+    def _marks(self) -> list[tuple[int, int]]:
         """Identities and versions of the present gradients: a new gradient, or an addition to one,
         changes them.
         """
         grads = [each.grad for each in self._parameters]
         return [(0, 0) if grad is None else (id(grad), grad._version) for grad in grads]
 
-    def _versions_now(self) -> list[int]:
-        return [each._version for each in self._parameters]
+    def _versions(self) -> Versions:
+        return tuple([each._version for each in self._parameters])
 
     def _are_cleared(self) -> bool:
         """True if no parameter has a gradient, or all gradients are zeros on the CPU. A device is not read
@@ -220,40 +336,28 @@ class Attempts:
 
         Any optimizer of the process may step while the model goes: then nothing is counted.
         """
-        if (held := self._held()) is None:
+        if self._held() is None or self._ids.isdisjoint(parameters_of(optimizer)):
             return
-        running = held.running
-        if optimizer in running:
-            running.clear()  # its last step has raised
-        if not parameters_of(optimizer).isdisjoint(map(id, self._parameters)):
-            self._on_step()
-            running.add(optimizer)
+        self._on_step()
+        read(self.state, StepBegan(self._stepper(optimizer) or _Stepper(optimizer, is_given=False)))
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer, _found_inf: Tensor | None) -> None:
-        """Note that an optimizer has stepped, or skipped its step: both count. One inside another makes no
-        step of its own.
-        """
-        if (held := self._held()) is None:
+        """Note that an optimizer has stepped, or skipped its step: both count."""
+        found = self._stepper(optimizer)
+        if self._held() is None or found is None or found not in self.state.running:
             return
-        stepped, running = held.stepped, held.running
-        if optimizer not in running:
-            return
-        running.remove(optimizer)
         self._on_stepped(optimizer)
-        if running:
-            return
-        if optimizer in stepped and self._has_begun:  # no pass was seen between its two steps
-            self._complete()
-        stepped.add(optimizer)
-        if self._have_all_stepped():
-            self._complete()
+        if not found.is_given:
+            for each in (found, *self._given):
+                each.look_up()
+        self._append(StepEnded(found))
 
-    def _have_all_stepped(self) -> bool:
-        """True if all given optimizers have stepped, or others with their parameters."""
-        given, stepped = self._optimizers.inner, self._optimizers.stepped
-        left = [each for each in given if each not in stepped]
-        others = stepped.difference(given)
-        return not left or (bool(others) and parameters_of(*left) <= parameters_of(*stepped))
+    def _stepper(self, optimizer: torch.optim.Optimizer) -> _Stepper | None:
+        """The optimizer, if it was given or has begun a step since the last attempt."""
+        for each in (*self.state.given, *self.state.stepped, *self.state.running):
+            if isinstance(each, _Stepper) and each.reference() is optimizer:
+                return each
+        return None
 
 
 def _shown_to(entrance: Entrance) -> Callable[..., None]:

@@ -29,7 +29,3 @@ class LocalOptimizers:
         """Optimizers that make the local steps."""
         self.outer: torch.optim.Optimizer
         """Optimizer of the shared parameters, from `LocalSteps.check` on."""
-        self.stepped = set[torch.optim.Optimizer]()
-        """Optimizers that have stepped since the last attempted step, also ones that were not given."""
-        self.running = set[torch.optim.Optimizer]()
-        """Optimizers whose `step` is running: a closure runs forward and backward passes."""

@@ -10,7 +10,7 @@ state machine: `Backward` is the side of the training thread, `Reducer` the side
 sides together: it makes the `ReducerEnvironment`, whose `finished` is `Backward.deliver` and whose
 `outcome_known` is `Backward.note`. The reducer calls these for each step. `deliver` sets the event for which
 the training thread waits, and lets the source set DDP's futures. So the backward pass ends, with means in
-`p.grad`. An optimizer that steps is noted by fates.py. The commit of the step is final when the next
+`p.grad`. An optimizer that steps is noted by optimizer_log.py. The commit of the step is final when the next
 `Backward.open` finds that optimizers have used its means.
 
 The other files are in the order in which a gradient gets to them:
@@ -34,8 +34,8 @@ The other files are in the order in which a gradient gets to them:
 - ahead.py: gradients that a device encodes bucket by bucket. marks.py: findings that stay on a device.
 - step.py: the state of one step: buckets, places of means, the first error, the outcome.
 - status_vote.py: the rows of the status vote (line 5), and small gradients, which travel with them.
-- optimizers.py and fates.py: the optimizers' part: when they step, and which gradients of a finished step
-  they have used.
+- optimizers.py and optimizer_log.py: hooks that tell when optimizers step, and with which gradients.
+  events.py: what they have seen. fates.py: what has become of a finished step's gradients, read from events.
 - history.py and event_log.py: costs and events of a run.
 
 installed.py has the installed recipe with its memory, which changes between steps only. `Reducer` is derived

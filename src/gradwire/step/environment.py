@@ -190,8 +190,8 @@ class ReducerEnvironment:
     observers: list[StepObserver] = field(default_factory=list)
     """Features that are on. The training thread changes the list, between steps."""
     stepped: set[str] = field(default_factory=set)
-    """Names of the parameters of all optimizers that have ever stepped, for checkpoints. `Steps` adds to it
-    when one steps."""
+    """Names of the parameters of all optimizers that have ever stepped, for checkpoints. The log of
+    optimizers adds to it when one steps."""
     source_state: SourceState | None = None
     """State of the source, for checkpoints."""
     replica: dist.ProcessGroup | None = None

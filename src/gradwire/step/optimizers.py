@@ -1,7 +1,7 @@
 """Follower of all optimizers: it reports when each begins to step, and when it has stepped or skipped the
 step.
 
-Two readers have rules of their own. `Steps` (`step/fates.py`) asks which gradients an optimizer has used: a
+Two logs hear of it. `OptimizerLog` (`step/optimizer_log.py`) asks which gradients an optimizer has used: a
 step that a scaler skipped used none. `Attempts` (`sources/attempts.py`) asks how often a replica has tried to
 step: a skipped step counts, so that replicas count alike. Both recognise cleared gradients by `are_zero`.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection
 from functools import cache
-from itertools import product
 from typing import Any, Protocol
 
 import torch
@@ -84,8 +83,11 @@ def _ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 def parameters_of(*optimizers: torch.optim.Optimizer) -> set[int]:
     """The ids of their parameters. Looked up anew: users add and change parameter groups while training."""
-    groups = (group for each in optimizers for group in each.param_groups)
-    return {id(parameter) for group in groups for parameter in group["params"]}
+    found = set[int]()
+    for each in optimizers:
+        for group in each.param_groups:
+            found.update(map(id, group["params"]))
+    return found
 
 
 def local(gradient: Tensor) -> Tensor:
@@ -100,5 +102,8 @@ def are_zero(parameters: Collection[Tensor]) -> bool:
 
     Most often the first elements of the first gradient show that they are not.
     """
-    looks = ((limit, each.grad) for limit, each in product((_GLANCE, None), parameters))
-    return not any(bool(local(grad).flatten()[:limit].any()) for limit, grad in looks if grad is not None)
+    for limit in (_GLANCE, None):
+        for each in parameters:
+            if each.grad is not None and bool(local(each.grad).flatten()[:limit].any()):
+                return False
+    return True

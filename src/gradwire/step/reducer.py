@@ -50,11 +50,11 @@ from gradwire.placement import HostDevice, Placement
 from gradwire.recipes import Recipe
 from gradwire.step.environment import Controller, ReducerEnvironment
 from gradwire.step.event_log import EventLog
-from gradwire.step.fates import NONE_WRITTEN, Steps, Written
 from gradwire.step.flat_buffers import UNSCALED, FlatBuffer
 from gradwire.step.gradient_bucket import BufferShare, DirectShare, GradientBucket
 from gradwire.step.history import History
 from gradwire.step.installed import InstalledRecipe, RecipeSnapshot
+from gradwire.step.optimizer_log import NONE_WRITTEN, OptimizerLog, Written
 from gradwire.step.plan import ExchangePlan
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
 from gradwire.step.step import DeferredStep, InFlight, Outcome, ShardedStep, SideBroadcast, Step
@@ -131,7 +131,7 @@ class Backward:
         worker: Worker,
         reducer: Reducer,
         calls: Calls | None = None,
-        steps: Steps | None = None,
+        steps: OptimizerLog | None = None,
         stage: Stage | None = None,
     ) -> None:
         """Connect the two threads.
@@ -146,7 +146,7 @@ class Backward:
             stage: gets the gradient buckets in the place of `reducer`.
         """
         self.reducer, self.calls = reducer, calls or Calls(None)
-        self.steps = steps or Steps({}, (), HostDevice())
+        self.steps = steps or OptimizerLog({}, (), HostDevice())
         self.overlap = True
         self.history, self.event_log = History(), EventLog(reducer)
         self.listeners: list[weakref.ref[Callable[[], None]]] = []

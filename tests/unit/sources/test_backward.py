@@ -25,9 +25,9 @@ from gradwire.recipes import recipe
 from gradwire.sources import source_of
 from gradwire.sources.source import Source
 from gradwire.step.environment import ReducerEnvironment
-from gradwire.step.fates import Steps
 from gradwire.step.gradient_bucket import GradientBucket
 from gradwire.step.on_device import DeviceBackward
+from gradwire.step.optimizer_log import OptimizerLog
 from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.step import Step
 from gradwire.step.worker import Worker, wait_for
@@ -195,7 +195,7 @@ class Nothing(Source):
         self.completed += 1
 
 
-class LeftOut(Steps):
+class LeftOut(OptimizerLog):
     """No optimizer has stepped, and gradients were cleared."""
 
     def fates(self) -> Fates:

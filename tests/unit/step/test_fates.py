@@ -12,7 +12,7 @@ from torch import nn
 
 from gradwire.errors import GradwireError
 from gradwire.placement import HostDevice
-from gradwire.step.fates import Steps
+from gradwire.step.optimizer_log import OptimizerLog
 from gradwire.unit.context import Fates
 
 
@@ -20,7 +20,7 @@ def test_gradients_that_a_hook_of_the_user_s_clears_before_the_step_are_dropped(
     model, is_bad = nn.Linear(3, 2), [False]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: optimizer.zero_grad() if is_bad[0] else None)
-    steps = Steps(dict(model.named_parameters()), (optimizer,), HostDevice())
+    steps = OptimizerLog(dict(model.named_parameters()), (optimizer,), HostDevice())
     steps.watch(model)
 
     def fates_of_a_step() -> Fates | None:
@@ -38,7 +38,7 @@ def test_gradients_that_a_hook_of_the_user_s_clears_before_the_step_are_dropped(
 
 def test_only_the_step_that_the_user_drops_is_left_out() -> None:
     model = nn.Linear(3, 2)
-    steps = Steps(dict(model.named_parameters()), (), HostDevice())
+    steps = OptimizerLog(dict(model.named_parameters()), (), HostDevice())
 
     def fates_of_a_step(*, drops: bool) -> Fates | None:
         steps.exchange_begins(None, compresses=True)
@@ -56,7 +56,7 @@ def test_a_step_that_a_scaler_lets_a_fused_optimizer_skip_is_not_made() -> None:
     """On the device: `GradScaler` hands such an optimizer `found_inf`, and calls its `step` all the same."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    steps = Steps(dict(model.named_parameters()), (optimizer,), HostDevice())
+    steps = OptimizerLog(dict(model.named_parameters()), (optimizer,), HostDevice())
     steps.watch(model)
 
     def fates_of_a_step(found_inf: float) -> Fates | None:
@@ -78,7 +78,7 @@ def test_a_step_that_a_scaler_lets_a_fused_optimizer_skip_is_not_made() -> None:
 
 def test_an_optimizer_that_is_gone_still_says_which_parameters_were_its_own() -> None:
     model = nn.Linear(3, 2)
-    steps = Steps(
+    steps = OptimizerLog(
         dict(model.named_parameters()), (torch.optim.SGD(model.parameters(), lr=0.1),), HostDevice()
     )
     steps.watch(model)
@@ -104,7 +104,7 @@ def test_an_optimizer_that_is_gone_still_says_which_parameters_were_its_own() ->
 def test_an_optimizer_that_shares_parameters_with_one_that_steps_may_be_the_one_that_steps() -> None:
     model = nn.Linear(3, 2)
     part, whole = (torch.optim.SGD(each, lr=0.1) for each in ([model.weight], model.parameters()))
-    steps = Steps(dict(model.named_parameters()), (part, whole), HostDevice())
+    steps = OptimizerLog(dict(model.named_parameters()), (part, whole), HostDevice())
     steps.watch(model)
 
     def fates_of_a_step(end: Callable[[], object]) -> Fates | None:
@@ -123,7 +123,7 @@ def test_an_optimizer_that_shares_parameters_with_one_that_steps_may_be_the_one_
 def test_zeros_that_an_exchange_has_brought_are_not_cleared_whichever_optimizer_steps() -> None:
     model = nn.Linear(3, 2)
     given, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
-    steps = Steps(dict(model.named_parameters()), (given,), HostDevice())
+    steps = OptimizerLog(dict(model.named_parameters()), (given,), HostDevice())
     steps.watch(model)
     other.param_groups = given.param_groups  # as of the one inside a sharpness-aware optimizer
     for value in (1.0, 0.0, 1.0, 0.0):
@@ -164,7 +164,7 @@ def test_a_step_without_an_exchange_is_seen_although_a_hook_of_the_user_s_clears
 ) -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watched = Steps(dict(model.named_parameters()), (optimizer,), HostDevice(), raises=True)
+    watched = OptimizerLog(dict(model.named_parameters()), (optimizer,), HostDevice(), raises=True)
     register = partial(optimizer.register_step_post_hook, lambda *_: after(optimizer))
     if is_early:
         register()
@@ -199,7 +199,7 @@ def test_a_step_without_an_exchange_is_seen_although_a_hook_of_the_user_s_clears
 def test_gradients_that_a_closure_replaces_by_exchanged_ones_are_no_step_without_an_exchange() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    steps = Steps(dict(model.named_parameters()), (optimizer,), HostDevice(), raises=True)
+    steps = OptimizerLog(dict(model.named_parameters()), (optimizer,), HostDevice(), raises=True)
     steps.watch(model)
 
     def closure() -> float:

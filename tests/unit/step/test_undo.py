@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.undo import Player
+from tests.support.undo import Player, Told
 
 
 @dataclass(frozen=True)
@@ -376,10 +376,45 @@ ROWS = [
         optimizers="a=w b=b",
         given="ab",
     ),
+    Row(
+        "an optimizer of a part that clears it, then the one given",
+        "pass a -a pass x -x a -a pass x -x a",
+        "final; final; another; final; final",
+        "0 1 1 1 1 1 2 2 2 2 2 3 3",
+        optimizers="a=wb x=w",
+    ),
+    Row(
+        "nothing is left to drop where another has stepped",
+        "pass a -a pass x drop",
+        "final; final; another; nothing to drop!; final",
+        "0 1 1 1 2 2 2",
+        optimizers="a=wb x=wb",
+    ),
+    Row(
+        "dropped before the first step",
+        "pass -a pass drop -a ask pass a",
+        "final; final; left out, dropped bw; left out, dropped bw; final",
+        "0 0 1 2 2 2 2 3 3",
+    ),
+    Row(
+        "two passes before the first step, and later",
+        "pass pass a -a pass pass a",
+        "final; final; final; not yet, open bw; passes; made",
+        "0 0 1 1 1 1 2 2",
+    ),
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_a_row_has_its_answers(row: Row) -> None:
+rows = pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+
+
+@rows
+def test_events_have_their_answers(row: Row) -> None:
+    told = Told(row.optimizers, row.given, **row.options)
+    assert told.play(row.script) == f"{row.fates} | {row.attempts}"
+
+
+@rows
+def test_hooks_of_torch_tell_of_these_events(row: Row) -> None:
     player = Player(row.optimizers, row.given, **row.options)
     assert player.play(row.script) == f"{row.fates} | {row.attempts}"

@@ -27,7 +27,7 @@ from gradwire.sources.fsdp.modules import ShardedModule
 from gradwire.sources.fsdp.routes import Routes, targets_of
 from gradwire.sources.nodes.members import NodeTable
 from gradwire.sources.observe import Entrance, remove
-from gradwire.step.fates import Steps
+from gradwire.step.optimizer_log import OptimizerLog
 from gradwire.unit.context import Fates
 from gradwire.untraced import untraced
 
@@ -57,7 +57,7 @@ class Traffic:
         self,
         modules: Sequence[ShardedModule],
         wished: Wished,
-        steps: Steps,
+        steps: OptimizerLog,
         *,
         nodes: NodeTable | None = None,
         why_flat: str = "",
