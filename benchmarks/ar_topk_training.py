@@ -8,7 +8,10 @@ depend on the link:
   gain over steps, the share of ‖x‖² that a rank sends of its error-fed gradient x, in the mean over ranks;
 - step times on a slow link, settings in mixed order, medians over rounds; `dense again` is the A/A spread.
 
+Another network has more matrices, as the paper's tables IV and V have: `--workload resnet_demo --batch 8`.
+
     python benchmarks/ar_topk_training.py REPORT.md [--workers 4] [--steps 400] [--seeds 3] [--json PATH]
+        [--methods star_topk var_topk lwtopk] [--shards iid]
 """
 
 import argparse
@@ -18,6 +21,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from math import sqrt
 from pathlib import Path
@@ -89,8 +94,10 @@ def _energy(x: Tensor) -> float:
 def watch(trainer: Trainer) -> Watched | None:
     """Look over the shoulder of what remembers, if there is such a flat buffer."""
     assert trainer.wire is not None
-    for flat_buffer in trainer.wire._reducer.layout.flat_buffers:
+    reducer = trainer.wire._reducer
+    for flat_buffer, plans in zip(reducer.layout.flat_buffers, reducer._plans, strict=True):
         flat_buffer.exchange = watched = Watched(flat_buffer.exchange)
+        plans[:] = [replace(plan, exchange=watched) for plan in plans]  # which had the exchange from before
         return watched
     return None
 
@@ -104,7 +111,9 @@ def mean_over_ranks(values: list[float]) -> list[float]:
 
 def train(recipe: str, shards: str, seed: int, arguments: argparse.Namespace) -> Row:
     """One run; the same on all ranks but for the accuracy, which rank 0 finds."""
-    task = TrainingTask(arguments.workload, shards=shards, decay_steps=arguments.steps)
+    task = TrainingTask(
+        arguments.workload, shards=shards, batch_size=arguments.batch, decay_steps=arguments.steps
+    )
     trainer = build(parse_entry(recipe, "recipe"), task, seed)
     watched = watch(trainer)
     losses = mean_over_ranks([trainer.step().loss for _ in range(arguments.steps)])
@@ -127,18 +136,18 @@ def gathered(value: str) -> list[str]:
     return found
 
 
-def recipes() -> list[str]:
+def recipes(methods: Iterable[str]) -> list[str]:
     """All settings."""
     return [
         DENSE,
-        *(f"{method}(ratio={ratio}{METHODS[method]})" for method, ratio in product(METHODS, RATIOS)),
+        *(f"{method}(ratio={ratio}{METHODS[method]})" for method, ratio in product(methods, RATIOS)),
     ]
 
 
 def time_steps(arguments: argparse.Namespace) -> dict[str, list[float]]:
     """By setting and round, milliseconds of a step of the slowest rank (median of its steps)."""
-    task = TrainingTask(arguments.workload)
-    names = [*recipes(), AGAIN]
+    task = TrainingTask(arguments.workload, batch_size=arguments.batch)
+    names = [*recipes(arguments.methods), AGAIN]
     trainers = {name: build(parse_entry(name.removesuffix(" again"), "recipe"), task, 0) for name in names}
     found: dict[str, list[float]] = {name: [] for name in names}
     for number in range(arguments.rounds + 1):
@@ -160,7 +169,8 @@ def worker(arguments: argparse.Namespace) -> None:
     if arguments.part == "time":
         found = time_steps(arguments)
     else:
-        for shards, seed, recipe in product(SHARDS, range(arguments.seeds), recipes()):
+        settings = product(arguments.shards, range(arguments.seeds), recipes(arguments.methods))
+        for shards, seed, recipe in settings:
             found.append(train(recipe, shards, seed, arguments))
             if dist.get_rank() == 0:
                 print(shards, seed, recipe, f"{found[-1]['accuracy']:.3f}", file=sys.stderr, flush=True)
@@ -200,7 +210,10 @@ def table(rows: list[Row], shards: str, times: dict[str, list[float]]) -> str:
         "| gain: first, middle, last tenth | led, % of steps by rank |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    of = {name: [r for r in rows if r["shards"] == shards and r["recipe"] == name] for name in recipes()}
+    of: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["shards"] == shards:
+            of.setdefault(row["recipe"], []).append(row)
     dense = fmean(row["accuracy"] for row in of[DENSE])
     for name, found in of.items():
         accuracies = [row["accuracy"] for row in found]
@@ -219,51 +232,59 @@ def table(rows: list[Row], shards: str, times: dict[str, list[float]]) -> str:
 def correlations(rows: list[Row]) -> str:
     """Of mean gain with accuracy, over settings."""
     told = []
-    for shards in SHARDS:
+    for shards in dict.fromkeys(row["shards"] for row in rows):
         points = [
             (gain_at(found)[1], fmean(row["accuracy"] for row in found))
-            for name in recipes()
+            for name in dict.fromkeys(row["recipe"] for row in rows)
             if name != DENSE and (found := [r for r in rows if r["shards"] == shards and r["recipe"] == name])
         ]
-        told.append(f"{correlation(*zip(*points, strict=True)):.2f} on {shards} shards")
+        gains, accuracies = zip(*points, strict=True)
+        alike = len(set(gains)) == 1 or len(set(accuracies)) == 1
+        told.append(f"{'none' if alike else f'{correlation(gains, accuracies):.2f}'} on {shards} shards")
     return ", ".join(told)
 
 
 def differences(rows: list[Row]) -> str:
-    """VAR and the automatic choice against STAR, paired by seed."""
-    lines = ["| shards | c | VAR - STAR, points | automatic - STAR, points |", "|---|---|---|---|"]
+    """Of accuracy, of the other methods to STAR, paired by seed."""
     accuracy = {(r["shards"], r["recipe"], r["seed"]): r["accuracy"] for r in rows}
     seeds = sorted({row["seed"] for row in rows})
-    for shards, ratio in product(SHARDS, RATIOS):
+    others = [m for m in METHODS if m != "star_topk" and any(r["recipe"].startswith(f"{m}(") for r in rows)]
+    lines = [
+        f"| shards | c | {' | '.join(f'{other} - star_topk, points' for other in others)} |",
+        "|---|---" + "|---" * len(others) + "|",
+    ]
+    for shards, ratio in product(dict.fromkeys(row["shards"] for row in rows), RATIOS):
         cells = [
             with_error(
                 [
-                    accuracy[shards, f"{other}(ratio={ratio})", seed]
+                    accuracy[shards, f"{other}(ratio={ratio}{METHODS[other]})", seed]
                     - accuracy[shards, f"star_topk(ratio={ratio})", seed]
                     for seed in seeds
                 ],
                 100,
             )
-            for other in ("var_topk", "ar_topk")
+            for other in others
         ]
-        lines.append(f"| {shards} | {ratio} | {cells[0]} | {cells[1]} |")
+        lines.append(f"| {shards} | {ratio} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def report(rows: list[Row], times: dict[str, list[float]], arguments: argparse.Namespace) -> str:
     """The document."""
     again = paired(times[AGAIN], times[DENSE])
+    images = f" of {arguments.batch} images" if arguments.batch else ""
     parts = [
         f"# AR-Topk in training, {datetime.date.today()}",
         f"`benchmarks/ar_topk_training.py`: {arguments.workload} on Fashion-MNIST (vendored slice), "
-        f"{arguments.workers} ranks, {arguments.steps} steps, {arguments.seeds} seeds (mean ± standard "
-        f"error). Steps are timed at {arguments.rate} per rank, {arguments.rounds} rounds of "
-        f"{arguments.timed} steps in mixed order; dense against itself {again.low:.2f} … {again.high:.2f}. "
+        f"{arguments.workers} ranks{images}, {arguments.steps} steps, {arguments.seeds} seeds "
+        f"(mean ± standard error). Steps are timed at {arguments.rate} per rank, {arguments.rounds} rounds "
+        f"of {arguments.timed} steps in mixed order; dense against itself "
+        f"{again.low:.2f} … {again.high:.2f}. "
         "Bytes are per rank and step. "
         "Gain is the share of ‖x‖² that is sent of the error-fed gradient x, in the mean over ranks.",
         f"Correlation of mean gain with accuracy over the settings: {correlations(rows)}.",
-        *(f"## {shards} shards\n\n{table(rows, shards, times)}" for shards in SHARDS),
-        f"## VAR against STAR\n\n{differences(rows)}",
+        *(f"## {shards} shards\n\n{table(rows, shards, times)}" for shards in arguments.shards),
+        f"## Beside STAR\n\n{differences(rows)}",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -284,6 +305,9 @@ def main() -> None:
     parser.add_argument("report", type=Path)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--workload", default="convnet")
+    parser.add_argument("--batch", type=int, help="samples per rank instead of the workload's own")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--shards", nargs="+", choices=SHARDS, default=list(SHARDS))
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rate", default="20mbit", help="of the link on which steps are timed")

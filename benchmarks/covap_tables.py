@@ -13,9 +13,11 @@ not hidden; the codec works beside the backward pass, so that the sum may be mor
 there with the paper's order and cuts, with the paper's order alone, and as it is by default.
 
 With `--alone` it is Table II instead: the same networks compute for a thousandth of the time, so that a step
-is codec and communication alone. COVAP's interval is then the one of the paper.
+is codec and communication alone. COVAP's interval is then the one of the paper. With `--published` it is,
+too, and COVAP stands beside DDP, FP16, top-k and EFsignSGD in one run.
 
-    python benchmarks/covap_tables.py [--only vgg19] [--alone] [--rounds 7] [--shrink 32] [--json PATH]
+    python benchmarks/covap_tables.py [--only vgg19] [--alone] [--published] [--rounds 7] [--shrink 32]
+        [--warmup 25] [--json PATH]
 """
 
 import argparse
@@ -58,6 +60,11 @@ GROUPS = (
     "fp16;powersgd(warmup_steps=0);efsignsgd",
     "topk;dgc(warmup_steps=0, momentum=0.0);oktopk;randomk",
 )
+PUBLISHED_GROUP = (
+    "covap(order='paper', sharding='paper', unit_mb={unit_mb:.3f}{and_interval});covap{interval};"
+    "fp16;topk;efsignsgd"
+)
+"""The paper's COVAP and ours at its interval, and comparators that need no warm-up, all in one run."""
 ALONE = 1e-3
 """Of its time a network computes where codec and communication are measured alone."""
 
@@ -77,16 +84,21 @@ def measure(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     named = {"unit_mb": unit_mb, "interval": "", "and_interval": ""}
     if options.alone:
         text = text.replace(")", f", time_scale={ALONE:g})")
+    if options.alone or options.published:
         interval = f"interval={INTERVALS[model]}"
         named |= {"interval": f"({interval})", "and_interval": f", {interval}"}
     rows: dict[str, dict[str, Any]] = {}
-    for recipes in GROUPS:
+    for recipes in (PUBLISHED_GROUP,) if options.published else GROUPS:
         document = bench(
             *("--workload", text, "--workers", str(WORLD), "--rate", rate, "--peers", "ddp"),
             *("--bucket-cap-mb", f"{unit_mb:.3f}", "--recipes", recipes.format(**named)),
-            *("--steps", "2", "--rounds", str(options.rounds)),
+            *("--steps", "2", "--rounds", str(options.rounds), "--warmup", str(options.warmup)),
         )
         rows |= {row["name"]: row for row in document["rows"]} | rows
+    published = dict(zip(SCHEMES, PUBLISHED[model], strict=True))
+    for name, row in rows.items():
+        speedup = published.get(name.split("(")[0])
+        row["paper"] = None if speedup is None else 100 * speedup / GPUS
     return list(rows.values())
 
 
@@ -123,17 +135,15 @@ def apart(model: str, rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def table(model: str, rows: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """Ours beside the paper's."""
-    published = dict(zip(SCHEMES, PUBLISHED[model], strict=True))
     plain = next(row["step_s"] for row in rows if row["name"] == "ddp")
     lines = [
         "| method | step, ms | against ddp | share of linear, % | the paper's, % | sent, MB | runs |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        name = row["name"].split("(")[0]
-        paper = f"{100 * published[name] / GPUS:.1f}" if name in published else "-"
+        paper = "-" if row["paper"] is None else f"{row['paper']:.1f}"
         if row["step_s"] is None:
             lines.append(f"| `{row['name']}` | {row['failed']} | | | {paper} | | |")
             continue
@@ -156,6 +166,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", choices=PUBLISHED)
     parser.add_argument("--alone", action="store_true", help="codec and communication alone: Table II")
+    parser.add_argument("--published", action="store_true", help="COVAP at the paper's intervals: Table VII")
+    parser.add_argument("--warmup", type=int, default=25, help="first steps that do not count")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--shrink", type=float, default=32.0)
     parser.add_argument("--json", type=Path)
@@ -165,7 +177,7 @@ def main() -> None:
         if options.only in (None, model):
             raw[model] = rows = measure(model, options)
             text, rate = settings(model, options.shrink)
-            shown = apart(model, rows) if options.alone else f"{table(model, rows)}\n\n{breakdown(rows)}"
+            shown = apart(model, rows) if options.alone else f"{table(rows)}\n\n{breakdown(rows)}"
             print(f"\n## {text}, {WORLD} ranks, {rate}\n\n{shown}", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(raw, indent=1) + "\n")

@@ -11,13 +11,17 @@ one group, and beside as many even ones, of ResNet-101:
         --splits fp16 "dgc(ratio=0.01, sample=0.01, warmup_steps=0)" efsignsgd --ways layer-wise "1 group"
         "1 group again" "2 even groups" "3 even groups" "timed, Y = 2" "timed, Y = 3"
 
+With `--policy none` all tensors are compressed, 161 of ResNet-50, as in the paper; by default vectors and
+tiny tensors travel densely in one piece, and 54 are left.
+
 Differences from the paper: `randomk` is all-reduced, and `signsgd` and `signum` vote in two rounds, where it
 gathers all but FP32 and FP16; `dgc` chooses exactly unless `sample` says otherwise.
 
 Losses after equally many steps are compared on a real model with `--workload`, or over several seeds by
 `same_loss.py --recipes` (see there).
 
-    python benchmarks/mergecomp.py [--splits] [--workload "emulated(resnet50, shrink=32)"] [--json PATH]
+    python benchmarks/mergecomp.py [--splits] [--workload "emulated(resnet50, shrink=32)"]
+        [--policy none] [--json PATH]
 """
 
 import argparse
@@ -63,8 +67,9 @@ Row = dict[str, Any]
 
 def run(recipes: list[str], arguments: argparse.Namespace) -> list[Row]:
     """The rows of one `gradwire bench`."""
-    settings = ("workload", "rate", "workers", "steps", "rounds", "warmup")
-    options = [part for name in settings for part in (f"--{name}", str(getattr(arguments, name)))]
+    settings = ("workload", "rate", "workers", "steps", "rounds", "warmup", "policy")
+    given = {name: getattr(arguments, name) for name in settings if getattr(arguments, name) is not None}
+    options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
     rows: list[Row] = bench("--peers", "ddp", "--recipes", ";".join(recipes), *options)["rows"]
     return rows
 
@@ -106,6 +111,10 @@ def main() -> None:
     )
     parser.add_argument("--splits", metavar="RECIPE", nargs="*", help="by default topk(ratio=0.01)")
     parser.add_argument("--ways", nargs="+", choices=[label for label, _ in SPLITS], help="of `--splits`")
+    parser.add_argument("--compressors", nargs="+", choices=COMPRESSORS, default=COMPRESSORS)
+    parser.add_argument(
+        "--policy", help="as `gradwire bench` takes it; none compresses every tensor, as the paper"
+    )
     parser.add_argument("--workload", default="emulated(resnet50, shrink=32)")
     parser.add_argument("--rate", default="256mbit")
     parser.add_argument("--workers", type=int, default=4)
@@ -119,7 +128,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    compressors, splits = COMPRESSORS, MODELS
+    compressors, splits = tuple(arguments.compressors), MODELS
     if arguments.splits is not None:
         compressors = tuple(arguments.splits) or ("topk(ratio=0.01)",)
         splits = tuple(each for each in SPLITS if each[0] in (arguments.ways or each))

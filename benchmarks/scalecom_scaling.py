@@ -11,10 +11,11 @@ as plain averages still train at once it is scaled up.
 Compression is the elements of all compressed layers over those that are sent of them. "Behind" is the mean
 difference to plain averages of that scale, seed by seed. Beside the loss, each the mean over the run:
 distance between the ranks' memories (1 - cosine), Hamming distance of a rank's choice to the true top-k,
-overlap of their histograms, and Spearman's correlation.
+overlap of their histograms, and Spearman's correlation. What is in the file of `--json` is not trained again.
 
     python benchmarks/scalecom_scaling.py [--workload convnet] [--epochs 8] [--seeds 3] [--json PATH]
-        [--rates rule 100 400] [--betas 1 0.3 0.1] [--scales 1 8] [--ranks 2] [--batch 16]
+        [--at-most TRAININGS] [--rates rule 100 400] [--betas 1 0.3 0.1] [--scales 1 8] [--ranks 2]
+        [--batch 16]
 """
 
 import argparse
@@ -30,7 +31,7 @@ from lockstep import Outcome, Ranks, Setting, spread, train
 from same_loss import gap
 
 from gradwire.measure.uses import layer_rates
-from gradwire.tools.diagnose import selector_of
+from gradwire.tools.diagnose import Diagnosis, selector_of
 from gradwire.unit.context import ExchangeContext
 from gradwire_lab.workloads import catalogue
 
@@ -103,18 +104,36 @@ def main() -> None:
     parser.add_argument("--base-lr", type=float, default=0.25, help="at scale 1, in the workload's own rate")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--at-most", type=int, help="trainings in this call; the next one goes on")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    kept: dict[str, Any] = {}
+    if options.json is not None and options.json.exists():
+        kept = json.loads(options.json.read_text(encoding="utf-8"))
+    rows, trained = settings(options), 0
+    for seed, (name, setting) in product(range(options.seeds), rows.items()):
+        row = kept.setdefault(name, {"setting": asdict(setting), "outcomes": []})
+        if row["setting"] != asdict(setting):
+            raise SystemExit(f"{options.json} has other settings of {name!r}: {row['setting']}")
+        if len(row["outcomes"]) > seed:
+            continue
+        if trained == options.at_most:
+            return
+        row["outcomes"].append(asdict(train(setting, seed)))
+        trained += 1
+        if options.json is not None:
+            options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(f"{options.workload}, {options.epochs:g} epochs, {options.seeds} seeds\n\n{HEADER}")
-    raw: dict[str, Any] = {}
     dense: list[Outcome] = []
-    for name, setting in settings(options).items():
-        outcomes = [train(setting, seed) for seed in range(options.seeds)]
+    for name, setting in rows.items():
+        outcomes = [restored(each) for each in kept[name]["outcomes"]]
         dense = dense if setting.text else outcomes
         print(line(name, setting, outcomes, dense), flush=True)
-        raw[name] = {"setting": asdict(setting), "outcomes": [asdict(each) for each in outcomes]}
-    if options.json is not None:
-        options.json.write_text(json.dumps(raw, indent=1) + "\n")
+
+
+def restored(kept: dict[str, Any]) -> Outcome:
+    """An outcome from the file."""
+    return Outcome(**{**kept, "diagnoses": [Diagnosis(**each) for each in kept["diagnoses"]]})
 
 
 if __name__ == "__main__":
