@@ -92,6 +92,7 @@ class Paper:
     venue: str = ""
     arxiv: str = ""
     doi: str = ""
+    url: str = ""
     code: str = ""
 
 
@@ -112,6 +113,8 @@ def cited(paper: Paper) -> str:
         links.append(f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})")
     if paper.doi:
         links.append(f"[doi {paper.doi}](https://doi.org/{paper.doi})")
+    if paper.url:
+        links.append(f"[the paper]({paper.url})")
     if paper.code:
         links.append(f"[the authors' code]({paper.code})")
     where = f", {paper.venue}" if paper.venue else ""
@@ -132,6 +135,8 @@ def bibtex(paper: Paper) -> str:
         fields |= {"eprint": paper.arxiv, "archiveprefix": "arXiv"}
     if paper.doi:
         fields["doi"] = paper.doi
+    if paper.url:
+        fields |= {"url": paper.url}
     inside = ",\n".join(f"  {key} = {{{value}}}" for key, value in fields.items())
     return f"@{kind}{{{paper.key}{paper.year},\n{inside}\n}}"
 
