@@ -1016,29 +1016,29 @@ class Reducer(InstalledRecipe):
         A device is asked for that and not waited for: `commit_deferred` reads its answer when the next step
         begins.
         """
-        finite = step.all_finite()
+        doubted = step.all_doubted()
         if self.shard is not None:
-            finite = self.shard.all(finite)
+            doubted = self.shard.any(doubted)
         for small in step.small:
             small.land()
         if self._poisons:
-            step.poison_unless(finite)
+            step.poison_if(doubted)
         step.measured_s = self.watch.mark_end()
-        step.outcome, step.is_over, counts = Outcome.DEFERRED, True, self.placement.fetch(finite)
+        step.outcome, step.is_over, told = Outcome.DEFERRED, True, self.placement.fetch(doubted)
         self._now = None
-        self._deferred = lambda: self._end_deferred(step, votes, counts)
+        self._deferred = lambda: self._end_deferred(step, votes, told)
         self.env.finished(step)
 
-    def _end_deferred(self, step: Step, votes: Votes, counts: Callable[[], Tensor]) -> None:
+    def _end_deferred(self, step: Step, votes: Votes, doubted: Callable[[], Tensor]) -> None:
         """Worker: commit a deferred step, or forget it. If it has failed since, it stays failed.
 
         Args:
             step: the deferred one.
             votes: all ranks' rows.
-            counts: whether all was finite; may wait for a device.
+            doubted: whether something was not finite; may wait for a device.
         """
         if step.outcome is Outcome.DEFERRED:
-            self._end(step, self._commit(step, votes, bool(counts())))
+            self._end(step, self._commit(step, votes, not doubted()))
 
     def _commit(self, step: Step, votes: Votes, finite: bool) -> Outcome:
         """Worker: make the working memory the committed one, if the step was `finite`.

@@ -105,16 +105,16 @@ class Shard:
         found.append(damage(self.inside.all_gather(room, flat.contiguous())))
         return room.view(-1)[: spec.whole.numel]
 
-    def all(self, flag: Tensor) -> Tensor:
-        """True if `flag`, a bool (), is True for every shard. A collective; nothing is read on the host.
+    def any(self, flag: Tensor) -> Tensor:
+        """True if `flag`, a bool (), is True for some shard. A collective; nothing is read on the host.
 
         >>> from gradwire.comm import run_ranks
-        >>> run_ranks(2, lambda comm: bool(Shard(comm).all(torch.tensor(comm.rank == 0))))
-        [False, False]
+        >>> run_ranks(2, lambda comm: bool(Shard(comm).any(torch.tensor(comm.rank == 0))))
+        [True, True]
         """
         said = flag.new_empty(self.parts, 1)
         self.inside.all_gather(said, flag.view(1)).wait()
-        return said.all()
+        return said.any()
 
     def replicas(self, whole: Replicas, specs: Sequence[ParameterSpec]) -> Replicas:
         """Restrict `whole` to this rank's shards of the parameters `specs`: the returned function gives a

@@ -19,6 +19,8 @@ from torch import Tensor
 from gradwire.comm import Pending, Round
 from gradwire.comm.base import DONE, Algorithm, shortest_sum
 from gradwire.errors import GradwireError, PeerFailed, RanksDisagree
+from gradwire.kernels.dispatch import kernels_for
+from gradwire.kernels.flagged import mark_not_finite
 from gradwire.kernels.range import is_finite
 from gradwire.measure.metered import MeteredComm
 from gradwire.planning.tuning import Tuning
@@ -177,9 +179,12 @@ class SmallReduce:
         """True if the mean of the small gradients is finite; the same answer on all ranks."""
         return is_finite(self._gradients)
 
-    def finite(self) -> Tensor:
-        """`is_finite` as a 0-dimensional bool that the host has not read."""
-        return self._gradients.isfinite().all()
+    def doubted(self) -> Tensor:
+        """The contrary of `is_finite` as a 0-dimensional bool that the host has not read."""
+        values = self._gradients
+        mark = torch.zeros(1, dtype=torch.int32, device=values.device)
+        kernels_for(values.device, values.dtype)[mark_not_finite](values, mark)
+        return mark.any()
 
     def land(self) -> None:
         """Write the means to the buckets."""
@@ -191,7 +196,7 @@ class SmallReduce:
 class StatusVote(SmallReduce):
     """The all-reduce of the remaining small gradients and the vote's table, with one row per rank.
 
-    The table follows the gradients in one buffer. With `finite`, a bool of no dimension that the host does
+    The table follows the gradients in one buffer. With `doubted`, a bool of no dimension that the host does
     not read, one number more travels between the two: the sum is how many ranks had something that was not
     finite.
     """
@@ -202,10 +207,10 @@ class StatusVote(SmallReduce):
         row: RankReport,
         comm: MeteredComm,
         device: torch.device,
-        finite: Tensor | None = None,
+        doubted: Tensor | None = None,
     ) -> None:
         # All ranks wait for it, whatever the table's size.
-        table = self._lay_out(regions, comm, device, finite, comm.world * row.width, latency=math.inf)
+        table = self._lay_out(regions, comm, device, doubted, comm.world * row.width, latency=math.inf)
         self._table = table.view(comm.world, -1)
         row.write(self._table, comm.rank)
 
@@ -214,7 +219,7 @@ class StatusVote(SmallReduce):
         regions: list[Tensor],
         comm: MeteredComm,
         device: torch.device,
-        finite: Tensor | None,
+        doubted: Tensor | None,
         cells: int,
         latency: float = 1.0,
     ) -> Tensor:
@@ -223,19 +228,19 @@ class StatusVote(SmallReduce):
 
         Args:
             regions, comm, device: as for `SmallReduce`.
-            finite: bool () on the device, which says whether this rank's gradients are finite; `None` leaves
-                the number out.
+            doubted: bool () on the device, which says whether something in this rank's gradients is not
+                finite; `None` leaves the number out.
             cells: elements of the vote's table.
             latency: as for `SmallReduce`.
 
         Returns the last `cells` elements of the buffer.
         """
-        doubts = 0 if finite is None else 1
+        doubts = 0 if doubted is None else 1
         super().__init__(regions, comm, device, room=doubts + cells, latency=latency)
         room = self.buffer[sum(self._sizes) :]
         self._doubts = room[:doubts]
-        if finite is not None:
-            self._doubts.copy_(~finite)
+        if doubted is not None:
+            self._doubts.copy_(doubted)
         return room[doubts:]
 
     def votes(self) -> Votes:
@@ -243,9 +248,11 @@ class StatusVote(SmallReduce):
         self.wait()
         return Votes.read(self._table)
 
-    def finite(self) -> Tensor:
-        """Whether small means are finite, and every rank's gradients, as a 0-dimensional bool."""
-        return super().finite() & (self._doubts == 0.0).all()
+    def doubted(self) -> Tensor:
+        """Whether something in small means is not finite, or in some rank's gradients, as a 0-dimensional
+        bool.
+        """
+        return super().doubted() | self._doubts.any()
 
 
 class VoteApart(StatusVote):
@@ -258,11 +265,11 @@ class VoteApart(StatusVote):
         row: RankReport,
         comm: MeteredComm,
         device: torch.device,
-        finite: Tensor | None = None,
+        doubted: Tensor | None = None,
         *,
         control: MeteredComm,
     ) -> None:
-        self._lay_out(regions, comm, device, finite, 0)
+        self._lay_out(regions, comm, device, doubted, 0)
         self._control = control
         self._said: Pending = DONE
         self._table = torch.empty(control.world, row.width, dtype=torch.float32, device="cpu")

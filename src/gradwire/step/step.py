@@ -416,23 +416,27 @@ class Step:
         """True if all noted values are finite; waits for a device if necessary."""
         return all(self._doubts)
 
-    def finite(self) -> Tensor:
-        """`is_finite` without waiting: a bool of no dimension, where the gradients are."""
+    def doubted(self) -> Tensor:
+        """The contrary of `is_finite` without waiting: a bool of no dimension, where the gradients are."""
+        found = [marks.any() for marks in self._marks]
         flags = [each for each in self._doubts if isinstance(each, Tensor)]
-        known = torch.full((), len(flags) == len(self._doubts), device=self.device)
-        marked = [(marks == 0).all() for marks in self._marks]
-        return torch.stack([known, *flags, *marked]).all()
+        if flags:
+            found.append(~torch.stack(flags).all())
+        is_doubted = len(flags) != len(self._doubts)
+        if is_doubted or not found:
+            found.append(torch.full((), is_doubted, device=self.device))
+        return _any(found)
 
-    def all_finite(self) -> Tensor:
-        """Whether gradients and all means are finite, without waiting: a bool of no dimension."""
-        return torch.stack([self.finite(), *(small.finite() for small in self.small)]).all()
+    def all_doubted(self) -> Tensor:
+        """Whether gradients or some means are not finite, without waiting: a bool of no dimension."""
+        return _any([self.doubted(), *[small.doubted() for small in self.small]])
 
     def sound(self) -> bool:
         """Whether this rank's row calls its gradients finite; waits for a device if necessary."""
         return self.is_finite()
 
     def told_later(self) -> Tensor | None:
-        """Whether gradients are finite, as a tensor that travels with the vote where the row cannot tell."""
+        """Whether gradients are not finite, as a tensor that travels with the vote if the row cannot tell."""
         return None
 
     def counts(self, votes: Votes) -> bool:
@@ -535,9 +539,14 @@ class Step:
         for bucket in self.in_turn:
             bucket.poison()
 
-    def poison_unless(self, finite: Tensor) -> None:
-        """Poison the means if `finite`, a bool of no dimension, is false; the host does not read it."""
-        poison([bucket.buffer for bucket in self.in_turn], ~finite)
+    def poison_if(self, doubted: Tensor) -> None:
+        """Poison the means if `doubted`, a bool of no dimension, is true; the host does not read it."""
+        poison([bucket.buffer for bucket in self.in_turn], doubted)
+
+
+def _any(found: list[Tensor]) -> Tensor:
+    """Whether some of these bools of no dimension are true."""
+    return found[0] if len(found) == 1 else torch.stack(found).any()
 
 
 class ShardedStep(Step):
@@ -579,10 +588,10 @@ class DeferredStep(Step):
         return True
 
     def told_later(self) -> Tensor:
-        return self.finite()
+        return self.doubted()
 
     def counts(self, votes: Votes) -> bool:
-        return bool(self.all_finite())
+        return not self.all_doubted()
 
     def is_stale(self) -> bool:
         """As `Step.is_stale`, by the answer of the step before."""
