@@ -196,12 +196,10 @@ def fates_of(state: State) -> Fates | None:
         names = each.names - exchange.cleared
         if exchange.has_made(each) or (its.is_inside and not each.is_given):
             final |= names
-        elif exchange.is_dropping:
-            dropped |= names
-        elif not its.is_inside and is_known(state, each):
+        elif not (exchange.is_dropping or its.is_inside) and is_known(state, each):
             stands |= names
     if exchange.is_dropping:
-        dropped |= state.rules.names - stands
+        dropped |= state.rules.names
     dropped, stands = dropped - final, stands - final
     if not (dropped or stands or state.open):
         return None
