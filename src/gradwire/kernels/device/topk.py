@@ -18,13 +18,16 @@ tensors by chance, the last program looks for it alone, by 11 + 11 + 9 bits. Tha
 Difference from the CPU's kernel: the threshold does not rise during the pass.
 """
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.device.common import is_last, magnitude
-from gradwire.kernels.device.launch import TILE, counter_of, is_taken, launch
+from gradwire.kernels.device.launch import TILE, bound, counter_of, is_taken, launch
 from gradwire.kernels.uploads import kept_by_stream, sent_to
 
 SAMPLE = 16384
@@ -65,43 +68,69 @@ def topk_indices(x: Tensor, k: int) -> Tensor:
     if k == 0:
         return indices
     state = torch.empty(_FIRST + (_HISTOGRAMS << _DIGIT), dtype=torch.int32, device=x.device)
-    room = _begin(x, k, state)
+    room = _sample_of(numel, k).room
     spans = torch.empty(2 * tiles, dtype=torch.int32, device=x.device)
     places = torch.empty(room, dtype=torch.int16, device=x.device)
     values = torch.empty(room, dtype=torch.float32, device=x.device)
+    counts = torch.empty(2, tiles, dtype=torch.int32, device=x.device)
+    _choose(x, k, state, spans, places, values, counts, indices)
+    return indices
+
+
+@bound
+def _choose(
+    x: Tensor, k: int, state: Tensor, spans: Tensor, places: Tensor, values: Tensor, counts: Tensor,
+    indices: Tensor,
+) -> None:  # fmt: skip
+    """As `topk_indices`, into `indices`; all else is scratch."""
+    numel, (_programs, tiles), room = x.numel(), counts.shape, values.numel()
+    _begin(x, k, state)
     launch(
         _sift, tiles, x, numel, k, state, state[_FIRST:], room, spans, places, values, counter_of(x.device),
         TILE=_TILE, READ=_READ, num_warps=_WARPS,
     )  # fmt: skip
     source = x, numel, spans, places, values, state[_FOUND:]
     few = {"TILE": _TILE, "SLOTS": _SLOTS, "num_warps": _SLOTS // 32 // 4}
-    counts = torch.empty(2, tiles, dtype=torch.int32, device=x.device)
     launch(_count_kept, tiles, *source, counts, **few)
     launch(_write_kept, tiles, *source, counts, indices, CHUNK=1024, **few)
-    return indices
 
 
-def _begin(x: Tensor, k: int, state: Tensor) -> int:
-    """Clear `state`, and sample the bounds into it. Returns the number of candidates that shall have room.
+class _Sample(NamedTuple):
+    """A sample of `size` elements, the ranks of bounds in it, and how many candidates shall have room."""
+
+    size: int
+    lower: int
+    upper: int
+    room: int
+
+
+@lru_cache(maxsize=1024)
+def _sample_of(numel: int, k: int) -> _Sample:
+    """The sample of `numel` elements, of which `k` are chosen.
 
     Of a sample of `size` elements, k·size/numel are expected among the k largest, and about the square root
     of that is the standard deviation. The bounds are the sample's elements so many places from its top, with
     a margin of some deviations more and less. If the sample has no such element, a bound lies below or above
     all elements.
     """
-    numel = x.numel()
     size = min(SAMPLE, numel // 32)
     expected = k / numel * size
     margin = int(_DEVIATIONS * expected**0.5) + 4
     lower, upper = int(expected) + margin, int(expected) - margin
-    sampled = _sampled(numel, size, x.device) if size else state
+    room = numel
+    if lower <= size:
+        room = min(numel, int((lower + _DEVIATIONS * lower**0.5 + 4) * numel / size))
+    return _Sample(size, lower, upper, room)
+
+
+def _begin(x: Tensor, k: int, state: Tensor) -> None:
+    """Clear `state`, and sample the bounds into it."""
+    size, lower, upper, _room = _sample_of(x.numel(), k)
+    sampled = _sampled(x.numel(), size, x.device) if size else state
     launch(
         _begin_search, 1 - (-state.numel() // TILE), x, sampled, size, lower, upper, state, state.numel(),
         SAMPLE=SAMPLE, TILE=TILE, num_warps=_WARPS,
     )  # fmt: skip
-    if lower > size:
-        return numel
-    return min(numel, int((lower + _DEVIATIONS * lower**0.5 + 4) * numel / size))
 
 
 @kept_by_stream(maxsize=64)  # 64 KiB each
