@@ -114,6 +114,19 @@ def test_an_optimizer_beside_the_one_given_makes_no_steps_of_its_own() -> None:
     assert wire.attempts == 4
 
 
+def test_an_optimizer_whose_groups_have_grown_is_not_stood_for_by_one_of_a_part() -> None:
+    model = perceptron()
+    first, *others = model.parameters()
+    optimizer, beside = (torch.optim.SGD([first], lr=0.1) for _ in range(2))
+    wire = outer(model, optimizer)
+    optimizer.add_param_group({"params": others})
+    backward(model)
+    beside.step()
+    assert wire.attempts == 0
+    backward(model)
+    assert wire.attempts == 1
+
+
 def test_steps_of_an_optimizer_of_other_parameters_count() -> None:
     model = perceptron()
     first, *others = model.parameters()

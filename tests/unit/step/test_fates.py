@@ -101,6 +101,26 @@ def test_an_optimizer_that_is_gone_still_says_which_parameters_were_its_own() ->
     assert steps.fates() == Fates(dropped=frozenset({"weight", "bias"}), made=False)
 
 
+def test_parameters_that_an_optimizer_is_given_later_are_its_own() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    steps = OptimizerLog(dict(model.named_parameters()), (optimizer,), HostDevice())
+    steps.watch(model)
+
+    def exchange() -> None:
+        steps.exchange_begins(None, compresses=True)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        steps.exchange_ended()
+
+    exchange()
+    optimizer.step()
+    optimizer.add_param_group({"params": [model.bias]})
+    exchange()
+    optimizer.zero_grad()
+    assert steps.fates() == Fates(dropped=frozenset({"weight", "bias"}), made=False)
+
+
 def test_an_optimizer_that_shares_parameters_with_one_that_steps_may_be_the_one_that_steps() -> None:
     model = nn.Linear(3, 2)
     part, whole = (torch.optim.SGD(each, lr=0.1) for each in ([model.weight], model.parameters()))
