@@ -3,7 +3,8 @@
 This is the oracle of a restructuring. Gradients go in where a user's do, by a backward pass of an attached
 model. Means are read from `p.grad`, memory from `wire.state_dict()`. Ranks are processes over gloo. Nothing
 here knows the reducer: of gradwire it uses `attach`, the wire's methods, and in `in_small_units` a recipe's
-boundaries. So it runs on the source tree of another commit as well, and `same.py` compares the two.
+boundaries. So it runs on the source tree of another commit as well, and `same.py` compares the two. Rounds
+of local steps, members by a script, and FSDP2's own traffic have files of their own beside this one.
 
 Hashes differ between processors and versions of torch, so none is written down. On one rank most recipes run
 densely, as they do for users.
@@ -16,7 +17,6 @@ The module reads settings from its input, and prints a line of JSON for each mom
 from __future__ import annotations
 
 import gc
-import hashlib
 import importlib
 import itertools
 import json
@@ -40,6 +40,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import Wire, attach, recipe
+from tests.golden.given import Change, Given, Play, Row, Tell, digest, gradients, nothing
+from tests.golden.local_steps import LOCAL_STEPS
+from tests.golden.moving_members import MEMBERS
+from tests.golden.sharded_steps import SHARDED
 
 WORLDS = (1, 2, 3, 4)
 SOME = (2, 3)
@@ -51,59 +55,6 @@ TIMEOUT_S = 60.0
 
 BY_THE_CLOCK = {"flexible, eager", "mergecomp, timed"}
 """Labels of recipes whose plans follow from times that they measure within four steps."""
-
-SHAPES: dict[str, tuple[int, ...]] = {
-    "first.weight": (37, 61),
-    "first.bias": (61,),
-    "nothing.weight": (0, 4),
-    "middle.weight": (53, 41),
-    "scalar.weight": (),
-    "last.weight": (47, 59),
-    "last.bias": (59,),
-}
-"""Prime sides, so that boundaries fall inside parameters; in the order of registration."""
-
-ARRIVE = (
-    "scalar.weight", "last.weight", "first.bias", "first.weight", "last.bias", "middle.weight",
-    "nothing.weight",
-)  # fmt: skip
-"""The order in which gradients come. It is not that of registration, so DDP groups them anew in its second
-step, and in another order than before."""
-
-
-# -- what goes in
-
-
-def gradients(rank: int, number: int) -> dict[str, Tensor]:
-    """Normal numbers that depend on rank, number and place alone; no element is zero."""
-    drawn = {}
-    for place, (name, shape) in enumerate(SHAPES.items()):
-        generator = torch.Generator().manual_seed(10_000 * rank + 100 * number + place)
-        values = torch.randn(torch.Size(shape).numel(), generator=generator, dtype=torch.float64)
-        drawn[name] = (values + values.sign() * 0.01).float().view(shape)
-    return drawn
-
-
-class Given(nn.Module):
-    """Parameters whose gradients are those that the forward pass is given."""
-
-    def __init__(self, narrow: Sequence[str] = ()) -> None:
-        """Parameters whose names begin with one of `narrow` are bfloat16."""
-        super().__init__()
-        generator = torch.Generator().manual_seed(7)
-        for name, shape in SHAPES.items():
-            home, leaf = name.split(".")
-            if not hasattr(self, home):
-                self.add_module(home, nn.Module())
-            dtype = torch.bfloat16 if name.startswith(tuple(narrow)) else torch.float32
-            values = torch.randn(shape, generator=generator).to(dtype)
-            getattr(self, home).register_parameter(leaf, nn.Parameter(values))
-
-    def forward(self, grads: Mapping[str, Tensor]) -> Tensor:
-        """The sum of all parameters times their gradients; what is used last has its gradient first."""
-        own = dict(self.named_parameters())
-        products = [(own[name] * grads[name].to(own[name].dtype)).sum() for name in reversed(ARRIVE)]
-        return torch.stack([each.float() for each in products]).sum()
 
 
 def in_small_units(text: str) -> Any:
@@ -125,48 +76,6 @@ def in_small_units(text: str) -> Any:
     return replace(built, cutter=cutter, text=own, tiny=own if built.tiny == built.text else built.tiny)
 
 
-Change = Callable[[dict[str, Tensor]], None]
-
-
-def _nothing(_grads: dict[str, Tensor]) -> None:
-    """Gradients stay as they are drawn."""
-
-
-# -- what comes out
-
-
-def digest(value: Any) -> str:
-    """A hash of tensors, numbers and words in dictionaries; all NaNs are alike."""
-    hashed = hashlib.blake2b(digest_size=6)
-
-    def feed(each: Any) -> None:
-        if isinstance(each, Mapping):
-            for key in sorted(each, key=str):
-                hashed.update(f"{key}:".encode())
-                feed(each[key])
-        elif isinstance(each, Tensor):
-            hashed.update(f"{each.dtype}{tuple(each.shape)}".encode())
-            flat = each.detach().reshape(-1)
-            if flat.is_floating_point():
-                flat = flat.masked_fill(flat.isnan(), float("nan"))
-            hashed.update(flat.view(torch.uint8).numpy().tobytes())
-        else:
-            hashed.update(f"{each!r};".encode())
-
-    feed(value)
-    return hashed.hexdigest()
-
-
-class Row(NamedTuple):
-    """What one rank has at one moment."""
-
-    moment: str
-    means: str = ""
-    sent: str = ""
-    memory: str = ""
-    raised: str = ""
-
-
 @dataclass
 class Loop:
     """One rank's training loop with an attached model."""
@@ -175,9 +84,9 @@ class Loop:
     optimizer: torch.optim.Optimizer
     wire: Wire
     text: str
-    tell: Callable[[Row], None]
+    tell: Tell
 
-    def backward(self, number: int, moment: str, change: Change = _nothing) -> None:
+    def backward(self, number: int, moment: str, change: Change = nothing) -> None:
         """A pass with gradients of this `number`, `change`d; tells means and bytes sent at a `moment`."""
         grads = gradients(dist.get_rank(), number)
         change(grads)
@@ -185,7 +94,7 @@ class Loop:
         sent = self.wire.metrics().get("gradwire/bytes_sent", 0.0)
         self.tell(Row(moment, self.means(), f"{sent:.1f} bytes"))
 
-    def step(self, number: int, moment: str = "", change: Change = _nothing) -> None:
+    def step(self, number: int, moment: str = "", change: Change = nothing) -> None:
         """A pass and the optimizer's step; tells all three."""
         moment = moment or f"step {number}"
         self.backward(number, moment, change)
@@ -303,8 +212,8 @@ class Scene:
     adam: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def loop(self, text: str, tell: Callable[[Row], None]) -> Loop:
-        """A model of this scene, attached. A collective over all ranks."""
+    def run(self, text: str, tell: Tell) -> None:
+        """Play it with a model, attached. A collective over all ranks."""
         model: nn.Module = Given(self.narrow)
         options = dict(self.options)
         if self.is_plain:
@@ -315,7 +224,7 @@ class Scene:
         make = torch.optim.Adam if self.adam else torch.optim.SGD
         optimizer = make(model.parameters(), lr=0.05)
         wire = attach(model, optimizer, in_small_units(first) if self.small_units else first, **options)
-        return Loop(model, optimizer, wire, text, tell)
+        self.play(Loop(model, optimizer, wire, text, tell))
 
 
 SENDING_ONCE = ("dgc(ratio=0.1, momentum=0.9, warmup_steps=0)", "signum")
@@ -365,7 +274,7 @@ SWITCHES = (
     "dense > topk(ratio=0.1) > topk(ratio=0.01)",
 )
 
-SCENES: dict[str, Scene] = {
+SCENES: dict[str, Scene | Play] = {
     "buckets of DDP, small units": Scene(few, small_units=True),
     "plain module": Scene(few, is_plain=True),
     "memory in bfloat16": Scene(few, FAMILIES, SOME, options={"memory_dtype": torch.bfloat16}),
@@ -389,6 +298,9 @@ SCENES: dict[str, Scene] = {
     "two types": Scene(few, FAMILIES, (3,), narrow=("middle", "last.bias"), small_units=True),
     "Adam": Scene(few, ("gcomp(refresh=3)", "gcomp(mode='levels')"), SOME, adam=True),
     "nodes": Scene(few, FAMILIES, (4,), small_units=True, options={"nodes": [[0, 1], [2, 3]]}),
+    **LOCAL_STEPS,
+    **MEMBERS,
+    **SHARDED,
 }  # fmt: skip
 
 
@@ -473,12 +385,10 @@ def _rank(rank: int, world: int, todo: Sequence[Setting], folder: Path) -> None:
                 file.write(json.dumps([number, row._asdict()]) + "\n")
 
             try:
-                loop = SCENES[setting.scene].loop(setting.text, tell)
-                SCENES[setting.scene].play(loop)
+                SCENES[setting.scene].run(setting.text, tell)
             except Exception as error:
                 tell(Row("its end", raised=f"{type(error).__name__}: {error}"))
                 break
-            del loop
             gc.collect()  # DDP and a wire refer to each other; groups are lent again once they are gone
             if number % 20 == 0:
                 gc.freeze()  # kernels and recipes that have been loaded, which a collection would go through
