@@ -52,10 +52,6 @@ class MovingSteps(LocalSteps):
         self.due_after = every
         """Attempted steps from one round to the next."""
         self._meeting: Apart | None = None
-        self._counted_at = 0
-        """Attempted steps at the time when the last round that landed was sent."""
-        self._round_at = 0
-        """Attempted steps when a round was last taken."""
         self.made = 0
         """Attempted steps between the last two rounds that were due."""
         self.counted = 0
@@ -148,7 +144,7 @@ class MovingSteps(LocalSteps):
 
     def take_round(self) -> None:
         """Hand the round that is due to the membership."""
-        self.made, self._round_at = self.steps_since_round, self.attempts.count
+        self.made, self.round = self.steps_since_round, self.round.due(self.attempts.count)
         self._take()
 
     def land_round(self) -> bool:
@@ -158,51 +154,37 @@ class MovingSteps(LocalSteps):
     @property
     def steps_since_round(self) -> int:
         """Attempted steps since a round was last due."""
-        return self.attempts.count - self._round_at
+        return self.attempts.count - self.round.due_at
 
     @property
     def steps(self) -> int:
         """Attempted steps that no round has counted yet."""
-        return self.attempts.count - self._counted_at
+        return self.attempts.count - self.round.counted_at
 
     def share(self) -> tuple[int, int]:
         """This replica's weight in the mean, as (attempted steps, steps of a whole round)."""
         return self.steps, self.every
-
-    def send_round(self, *, finished: bool = False) -> None:
-        """Send Δ as `LocalSteps.send_round` does, and note how many attempted steps it contains."""
-        self._carries_to = self.attempts.count
-        super().send_round(finished=finished)
-
-    def outer_step(self) -> None:
-        """Note that the round has landed: the steps that it carried are counted."""
-        super().outer_step()
-        self._counted_at = self._carries_to
 
     def drop(self) -> None:
         """Discard the result of the round, because another rank of this replica failed to receive it."""
         for each in self.parameters.values():
             each.grad = None
         self._restore_baselines()
-        self._sent_at = -1
-        self._lands_at = None
+        self.round = self.round.lost()
 
     # -- the state that all members share
 
     def save(self) -> dict[str, Any]:
         """State as of `LocalSteps.save`, with the number of steps already counted."""
-        found = super().save()
-        places = {"counted_at": self._counted_at, "round_at": self._round_at, "counted": self.counted}
-        return found | places
+        return super().save() | self.round.state_among_members() | {"counted": self.counted}
 
     def _take_up(self, saved: Mapping[str, Any], *, whole: bool) -> None:
         super()._take_up(saved, whole=whole)
-        self._counted_at, self._round_at = saved["counted_at"], saved["round_at"]
-        self._carries_to, self.counted = self._round_at, saved.get("counted", 0)
+        self.counted = saved.get("counted", 0)
 
     def _said(self) -> tuple[float, int, int]:
         """As `LocalSteps._said`. A round that was saved with its mean needs no other ranks."""
-        if self._resumed is not None:
+        if self.round.saved_means is not None:
             return 1.0, 0, 1
         counted, finished, world = super()._said()
         self.counted = round(counted * self.every)
@@ -241,9 +223,7 @@ class MovingSteps(LocalSteps):
             put(rest[name], each)
         self._buffer_means.take_up(saved["buffers"])
         self._buffer_means.restore(reshaped=True)
-        self._lands_at = self._resumed = None
-        self._unsound, self._loaded = 0, {}
-        self._sent_at = self._counted_at = self.attempts.count
+        self.round = self.round.anew(self.attempts.count)
         self.sync_from_shared()
         self._loads.taken_up(self._buffers_here())
 

@@ -34,6 +34,7 @@ from gradwire.sources.checks import check_policy, in_words
 from gradwire.sources.loads import Loads
 from gradwire.sources.local_optimizers import LocalOptimizers
 from gradwire.sources.plain import group_in, spread
+from gradwire.sources.round import Round
 from gradwire.sources.same_parameters import Known
 from gradwire.sources.sharded import ShardedParameters, is_sharded
 from gradwire.sources.source import Source
@@ -50,9 +51,6 @@ _LOG = logging.getLogger("gradwire")
 
 WEIGHT = "gradwire: weight"
 """In a round, beside parameters: does this replica count (1 or 0), has it finished (1 or 0)."""
-
-_THROWN_AWAY = "gradwire: thrown away"
-"""Among what was loaded: a round of which other parameters have not got the result."""
 
 PATIENCE = 3
 """After so many rounds in a row in which its parameters were not finite, a replica raises."""
@@ -127,10 +125,7 @@ class LocalSteps(Source):
         groups = enumerate(assigned(self.specs, CAP_BYTES))
         self._buckets = [Bucket(index, group, self.device, self._rows) for index, group in groups]
         self._shown: dict[str, Tensor] | None = None
-        self._unsound = 0
         self._loads = Loads(self._own, self._require_own)
-        self._loaded: dict[str, int] = {}
-        """Checksums by name of all that was loaded and is not agreed on by all ranks."""
         self.attempts = Attempts(
             self._own.values(),
             optimizers,
@@ -139,13 +134,8 @@ class LocalSteps(Source):
             before_step=self.note_changes,
             after_step=self._loads.stepped,
         )
-        self._sent_at = 0
-        """Attempted steps when the last round was sent; -1 if the next one has to bring what it carried."""
-        self._lands_at: int | None = None
-        """Attempted steps at which the round that is under way lands."""
+        self.round = Round()
         self._step: Step | None = None
-        self._resumed: bool | None = None
-        """Of a round that was under way in a checkpoint: whether it lands. Its means are in the buckets."""
 
     def _room(self, spec: ParameterSpec) -> Tensor:
         """Zeros in the order of a parameter, or of its part that is here."""
@@ -424,16 +414,16 @@ class LocalSteps(Source):
             self.attempts.written()
         if not (loaded := self._loads.taken(self._buffers_here())):
             return
-        thrown_away = {} if self._lands_at is None else {_THROWN_AWAY: self._lands_at}
+        thrown_away = self.round.lands_at
         try:
-            if thrown_away:
+            if thrown_away is not None:
                 self.receive()
                 self._restore_baselines()
-                self._sent_at = -1  # the next round brings what was learned of other parameters
+                self.round = self.round.lost()  # the next one brings what was learned of other parameters
         finally:
             self._begin_from(loaded)
             is_whole = self._own.keys() | self._buffer_means.base.keys() <= loaded.keys()
-            self._loaded = loaded if is_whole else self._loaded | thrown_away | loaded
+            self.round = self.round.begun_from(loaded, thrown_away, whole=is_whole)
 
     @torch.no_grad()
     def _begin_from(self, loaded: Mapping[str, int]) -> None:
@@ -461,13 +451,14 @@ class LocalSteps(Source):
         rows = gathered(self._backward.reducer.env.control, mine).tolist()
         if (error := _different_loads(rows)) is not None:
             raise error
-        self._loaded = {}
+        self.round = self.round.agreed()
 
     @property
     def _place_and_loaded(self) -> tuple[float, float]:
         """The number of this rank's shard, and 24 bits over all that it has loaded; 0 for nothing."""
         place = 0 if self._shards is None else self._shards.inside.rank()
-        number = (number_of(sorted(self._loaded.items())) or 1.0) if self._loaded else 0.0
+        loaded = self.round.loaded
+        number = (number_of(sorted(loaded.items())) or 1.0) if loaded else 0.0
         return float(place), number
 
     # -- when a round is sent and lands
@@ -475,20 +466,19 @@ class LocalSteps(Source):
     @property
     def is_mid_round(self) -> bool:
         """Whether steps were attempted since the last round landed, or one is under way."""
-        return self.attempts.count % self.every != 0 or self._lands_at is not None
+        return self.attempts.count % self.every != 0 or self.round.lands_at is not None
 
     @property
     def has_learned(self) -> bool:
         """Whether steps were attempted since the last round was sent."""
-        return self.attempts.count > self._sent_at
+        return self.round.has_learned(self.attempts.count)
 
     def _step_attempted(self) -> None:
         """Count another attempted step: land the round that is due, and send the next."""
         if self._shown is not None:
             raise GradwireError("a step was made inside wire.shared_parameters(), which is for evaluation")
         self.note_changes()
-        count = self.attempts.count
-        if self._lands_at is not None and count >= self._lands_at:
+        if self.round.lands_by(self.attempts.count):
             self.land_round()
         if self.is_due():
             self.take_round()
@@ -526,7 +516,7 @@ class LocalSteps(Source):
             failure = failure or self._begin_anew(bad or "something on another rank of this replica")
             bad = bad or "another"
         else:
-            self._unsound = 0
+            self.round = self.round.checked(sound=True)
         counts = self.has_learned and not bad and failure is None
         weight, usual = self.share() if counts else (0, 1)
         if weight != usual:
@@ -537,7 +527,7 @@ class LocalSteps(Source):
         if self.delay:
             for name, own in self._own.items():
                 self._baselines[name].copy_(self._here(own))
-        self._sent_at, self._lands_at = count, count + self.delay
+        self.round = self.round.sent(count, self.delay)
         for bucket in self._buckets:
             bucket.failure, failure = failure, None
             backward.submit(bucket.gradient_bucket)
@@ -557,7 +547,7 @@ class LocalSteps(Source):
     def land_now(self) -> None:
         """Land the round that is in flight, if there is one, before it is due."""
         self.note_changes()
-        if self._lands_at is not None:
+        if self.round.lands_at is not None:
             self.land_round()
 
     def receive(self) -> tuple[bool, bool | None]:
@@ -566,18 +556,17 @@ class LocalSteps(Source):
         Returns whether it lands, and whether all replicas have finished; `None` if that is not known, as
         something was not finite. Raises the round's error.
         """
-        self._lands_at, lands = None, False
+        brings = told = False
         try:
-            if self._resumed is None:
+            if self.round.saved_means is None:
                 self._backward.wait_for_outcome()
-                self._loaded = {}  # all ranks have told
-            lands = self._has_means
+                told = True
+            brings = self._has_means
         finally:
-            self._resumed = None
-            if not lands:
+            self.round = self.round.received(brings=brings, told=told)
+            if not brings:
                 self._restore_baselines()
-                self._sent_at = -1  # the next round brings what was learned
-        if not lands:
+        if not brings:
             _LOG.warning(
                 "a round ended without a result, as something was not finite; the next brings it all"
             )
@@ -610,6 +599,7 @@ class LocalSteps(Source):
         for each in self.parameters.values():
             each.grad = None
         self._written()
+        self.round = self.round.landed()
 
     def side_broadcast(self) -> SideBroadcast | None:
         """Means of the buffers, where there are some."""
@@ -677,10 +667,10 @@ class LocalSteps(Source):
         self.sync_from_shared()
         for optimizer in self.optimizers.inner:
             _make_finite(optimizer)
-        self._unsound += 1
-        if self._unsound >= PATIENCE:
+        self.round = self.round.checked(sound=False)
+        if self.round.unsound >= PATIENCE:
             return GradwireError(
-                f"{self.called}: {name} was not finite in {self._unsound} rounds in a row, although "
+                f"{self.called}: {name} was not finite in {self.round.unsound} rounds in a row, although "
                 "this replica took the shared parameters back each time: look at its data and learning rate"
             )
         _LOG.warning(
@@ -704,28 +694,27 @@ class LocalSteps(Source):
     def save(self) -> dict[str, Any]:
         """Of this replica: its parameters, buffers and optimizers, θ₀, and the round that is under way."""
         own = {name: each for name, each, _shared, _baseline in self._tensors()}
-        flight = None
-        if self._lands_at is not None:
+        flight, lands_at = None, self.round.lands_at
+        if lands_at is not None:
             counted, _finished, world = self._said() if self._has_means else (0.0, 0, 1)
             scale = world / counted if counted else 1.0
             means = {name: view * scale for name, view in self._views()} if counted else None
             buffers = self._buffer_means.come() if counted else {}
-            flight = {"lands_at": self._lands_at, "means": means, "buffers": buffers}
+            flight = {"lands_at": lands_at, "means": means, "buffers": buffers}
         return {
             **self._save_shared(),
             "own": own | dict(self.module.named_buffers()),
-            "anchors": self._baselines,  # this key and "left_at" are as in states of earlier versions
+            "anchors": self._baselines,  # as in states of earlier versions
             "inner": [_local_state(optimizer) for optimizer in self.optimizers.inner],
-            "left_at": self._sent_at,
-            "unsound": self._unsound,
-            "loaded": self._loaded,
+            **self.round.state(),
             "flight": flight,
         }
 
     @property
     def _has_means(self) -> bool:
         """Whether the round that is under way, and has ended, has brought something."""
-        return self._resumed if self._resumed is not None else bool(self._step and self._step.committed)
+        saved = self.round.saved_means
+        return saved if saved is not None else bool(self._step and self._step.committed)
 
     def _save_shared(self) -> dict[str, Any]:
         shared = {name: self.parameters[name].detach() for name in self._baselines}
@@ -793,13 +782,12 @@ class LocalSteps(Source):
         for each, optimizer in zip(saved.get("inner", ()), self.optimizers.inner, strict=False):
             optimizer.load_state_dict(_sharded_state(optimizer, each))
         self._buffer_means.take_up(saved.get("buffers", {}))
-        self._lands_at = self._resumed = None
+        self.round = Round.of(saved) if whole else self.round.resumed(flight)
         if flight is not None:
             self._weight.copy_(torch.tensor([self.share()[1], 0], dtype=torch.float32, device="cpu"))
             for name, view in self._views() if flight["means"] is not None else ():
                 view.copy_(flight["means"][name])
             self._buffer_means.resume(flight.get("buffers", {}))
-            self._lands_at, self._resumed = flight["lands_at"], flight["means"] is not None
         if whole:
             buffers = dict(self.module.named_buffers())
             tensors = buffers | {name: own for name, own, _shared, _baseline in self._tensors()}
@@ -808,15 +796,13 @@ class LocalSteps(Source):
             for name, each in saved["anchors"].items():
                 self._baselines[name].copy_(each)
             self._written()
-            self._sent_at, self._unsound = saved["left_at"], saved["unsound"]
-            self._loaded = dict(saved.get("loaded", {}))
         else:
             self._buffer_means.restore(reshaped=True)
             self.sync_from_shared()
             self.land_now()
             self.sync_from_shared()
             count -= count % self.every
-            self._sent_at, self._unsound, self._loaded = count, 0, {}
+            self.round = self.round.anew(count)
         self.attempts.forget(count)
         self._loads.taken_up(self._buffers_here())
 

@@ -87,7 +87,7 @@ class StoredSteps(MovingSteps):
 
     def land_at(self, attempts: int | None) -> None:
         """Land the round that was sent at this attempted step, or when it is asked for."""
-        self._lands_at = attempts
+        self.round = self.round.lands(attempts)
 
     # -- as `Replica`
 
@@ -103,12 +103,12 @@ class StoredSteps(MovingSteps):
             return None
         if bad := self._pack():
             failure = self._begin_anew(bad)
-            self._counted_at = self.attempts.count
+            self.round = self.round.dropped(self.attempts.count)
             self.dropped(f"{bad} is not finite: the shared parameters are taken back")
             if failure is not None:
                 raise failure
             return None
-        self._unsound = 0
+        self.round = self.round.checked(sound=True)
         weight, usual = self.share()
         for bucket in self._buckets if weight != usual else ():
             bucket.buffer.mul_(weight / usual)
@@ -116,7 +116,7 @@ class StoredSteps(MovingSteps):
         if self._floating:
             payload.append(as_bytes(self._buffer_means.changes(counts=True)))
         self._sent = {name: own.to(base, copy=True) for name, own, _shared, base in self._tensors()}
-        self._carries_to = self.attempts.count
+        self.round = self.round.offered(self.attempts.count)
         return torch.cat(payload).numpy().tobytes(), weight / usual
 
     @torch.no_grad()
@@ -140,7 +140,7 @@ class StoredSteps(MovingSteps):
         self._written()
         if mine:
             self.coder.keep()
-            self._counted_at, self._sent = self._carries_to, {}
+            self.round, self._sent = self.round.landed(), {}
 
     def _take_mean(self, round_: int, offers: Sequence[Offer]) -> None:
         """The mean of the offers becomes the gradient of θ₀, and that of buffers what is to land."""
@@ -169,7 +169,7 @@ class StoredSteps(MovingSteps):
         had = self.steps > 0
         self.sync_from_shared()
         self.coder.forget()
-        self._counted_at, self._sent = self.attempts.count, {}
+        self.round, self._sent = self.round.dropped(self.attempts.count), {}
         return had
 
     def give(self) -> bytes:
