@@ -167,8 +167,7 @@ class MovingSteps(LocalSteps):
 
     def drop(self) -> None:
         """Discard the result of the round, because another rank of this replica failed to receive it."""
-        for each in self.parameters.values():
-            each.grad = None
+        self._values.forget_gradients()
         self._restore_baselines()
         self.round = self.round.lost()
 
@@ -202,7 +201,7 @@ class MovingSteps(LocalSteps):
         """CRC-32 of θ₀ and of the outer optimizer's state."""
         state = self.optimizers.outer.state_dict()["state"]
         moments = [each for _, of in sorted(state.items()) for _, each in sorted(of.items())]
-        tensors = [self.parameters[name].detach() for name in self._baselines]
+        tensors = [*self._values.of_all().values()]
         tensors += [each for each in moments if isinstance(each, torch.Tensor)]
         return zlib.crc32(str([checksum(each) for each in tensors]).encode())
 
@@ -215,8 +214,7 @@ class MovingSteps(LocalSteps):
         self.prepared({**saved, "attempts": self.attempts.count}, own=False)
         for name, each in saved["shared"].items():
             self.parameters[name].copy_(each)
-        for each in self.parameters.values():
-            each.grad = None
+        self._values.forget_gradients()
         self.optimizers.outer.load_state_dict(saved["optimizer"])
         rest = self._rest()
         for name, each in saved["rest"].items():

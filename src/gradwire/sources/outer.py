@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,7 @@ from gradwire.sources.same_parameters import Known
 from gradwire.sources.sharded import ShardedParameters, is_sharded
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, inside, optimizers_of, replicated_in
+from gradwire.sources.values import Values
 from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.layout import Layout, Policy, chooser
 from gradwire.step.optimizers import local
@@ -59,13 +60,14 @@ PATIENCE = 3
 class LocalSteps(Source):
     """Δ of a replica's parameters, in buckets as those of plain modules.
 
-    `parameters` are the shared ones, θ₀, which the outer optimizer steps. Δ is measured from a *baseline*:
-    what has landed, in the parameter's own type. For parameters in full precision it is θ₀ itself, if rounds
-    land at once. If they land later, the baseline holds what was sent until that has landed.
+    `parameters` are the shared ones, θ₀, which the outer optimizer steps; `Values` has them beside the
+    replica's own. `round` says what was sent, and when it lands.
     """
 
     kind = "local steps"
     tuning = ROUNDS
+    lands_without: ClassVar[bool] = False
+    """Whether a round may land that this replica was not in, so that what it has learned stays."""
 
     def __init__(
         self,
@@ -108,18 +110,15 @@ class LocalSteps(Source):
             weight = _own_part(weight, self._shards.inside.size())
         self.specs = (*map(_wide, trained), weight)
         self._rows = {} if self._shards is None else self._shards.rows
-        self.parameters = {
-            spec.name: nn.Parameter(self._room(spec), spec.name in self._own) for spec in self.specs
-        }
-        self._baselines: dict[str, Tensor] = {}
-        self._shared_baselines: set[str] = set()
-        """Names of the parameters whose baseline is θ₀ itself."""
-        for name, each in self._own.items():
-            shared = self.parameters[name].detach()
-            differs = each.dtype != shared.dtype or delay > 0
-            self._baselines[name] = shared.clone() if differs else shared
-            if not differs:
-                self._shared_baselines.add(name)
+        self._values = Values(
+            self._own,
+            self.specs,
+            self._rows,
+            self.device,
+            self._here,
+            is_apart=delay > 0 or self.lands_without,
+        )
+        self.parameters = self._values.shared
         self._floating = [name for name, each in inner.named_buffers() if each.is_floating_point()]
         self._buffer_means = BufferMeans(self._buffers_here, self.device)
         groups = enumerate(assigned(self.specs, CAP_BYTES))
@@ -136,13 +135,6 @@ class LocalSteps(Source):
         )
         self.round = Round()
         self._step: Step | None = None
-
-    def _room(self, spec: ParameterSpec) -> Tensor:
-        """Zeros in the order of a parameter, or of its part that is here."""
-        rows = self._rows.get(spec.name)
-        if rows is not None:
-            return torch.zeros((rows, *spec.shape[1:]), dtype=spec.dtype, device=self.device)
-        return spec.shaped(torch.zeros(spec.numel, dtype=spec.dtype, device=self.device))
 
     @property
     def optimizers(self) -> LocalOptimizers:
@@ -305,10 +297,7 @@ class LocalSteps(Source):
         """θ₀ is what this replica has now. Follow the optimizers from here on."""
         module = self.module
         self._trained = Known(dict(module.named_parameters()), list(self._own), self._left_out)
-        with torch.no_grad():
-            for _name, own, shared, baseline in self._tensors():
-                shared.copy_(own)
-                baseline.copy_(shared)
+        self._values.begin()
         self._buffer_means.begin()
         self._outer_began = deepcopy(self.optimizers.outer.state_dict()["state"])
         self._loads.watch(module, self._floating)
@@ -325,27 +314,14 @@ class LocalSteps(Source):
     def _here(self, tensor: Tensor) -> Tensor:
         return tensor.detach() if self._shards is None else self._shards.local(tensor).detach()
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-        """Name, this replica's own tensor, θ₀ and baseline, of each parameter.
-
-        θ₀ is looked up: an outer optimizer may put other memory behind it (`p.data = p.data - lr * p.grad`).
-        """
-        for name in self._baselines:
-            shared = self.parameters[name].detach()
-            if name in self._shared_baselines:
-                self._baselines[name] = shared
-            yield name, self._here(self._own[name]), shared, self._baselines[name]
-
     def _buffers_here(self) -> dict[str, Tensor]:
         """The floating buffers, as they are now: modules put new tensors in their place."""
         buffers = dict(self.module.named_buffers())
         return {name: buffers[name] for name in self._floating if name in buffers}
 
-    @torch.no_grad()
     def sync_from_shared(self) -> None:
         """Go on from θ₀: it becomes this replica's parameters and its baseline."""
-        for _name, own, shared, baseline in self._tensors():
-            _land(own, shared, baseline)
+        self._values.land()
         self._buffer_means.restore()
         self._written()
 
@@ -371,7 +347,7 @@ class LocalSteps(Source):
         self._loads.look()
         with torch.no_grad():
             self._shown = {name: each.clone() for name, each in self._buffers_here().items()}
-            for name, own, shared, _baseline in self._tensors():
+            for name, own, shared, _baseline in self._values.each():
                 self._shown[name] = own.clone()
                 own.copy_(shared)
             self._buffer_means.restore()
@@ -381,7 +357,7 @@ class LocalSteps(Source):
         finally:
             kept, self._shown = self._shown, None
             with torch.no_grad():
-                for name, own, _shared, _baseline in self._tensors():
+                for name, own, _shared, _baseline in self._values.each():
                     own.copy_(kept[name])
                 for name, each in self._buffers_here().items():
                     if name in kept:
@@ -425,15 +401,10 @@ class LocalSteps(Source):
             is_whole = self._own.keys() | self._buffer_means.base.keys() <= loaded.keys()
             self.round = self.round.begun_from(loaded, thrown_away, whole=is_whole)
 
-    @torch.no_grad()
     def _begin_from(self, loaded: Mapping[str, int]) -> None:
         """θ₀ is what this replica has of the `loaded` names; momentum and memory are about another one."""
-        for each in self.parameters.values():
-            each.grad = None
-        for name, own, shared, baseline in self._tensors():
-            if name in loaded:
-                shared.copy_(own)
-                baseline.copy_(shared)
+        self._values.forget_gradients()
+        self._values.begin(loaded)
         self._buffer_means.begin(loaded)
         groups = self.optimizers.outer.state_dict()["param_groups"]
         self.optimizers.outer.load_state_dict({"state": deepcopy(self._outer_began), "param_groups": groups})
@@ -525,8 +496,7 @@ class LocalSteps(Source):
         self._weight.copy_(torch.tensor([weight, finished], dtype=torch.float32, device="cpu"))
         self._buffer_means.pack(backward.placement.transfer, counts=counts)
         if self.delay:
-            for name, own in self._own.items():
-                self._baselines[name].copy_(self._here(own))
+            self._values.note_sent()
         self.round = self.round.sent(count, self.delay)
         for bucket in self._buckets:
             bucket.failure, failure = failure, None
@@ -594,10 +564,11 @@ class LocalSteps(Source):
         """The outer optimizer steps, and this replica goes on from θ₀′."""
         self._buffer_means.land()
         self.optimizers.outer.step()
-        for _name, own, shared, baseline in self._tensors():
-            (_join if self.delay else _land)(own, shared, baseline)
-        for each in self.parameters.values():
-            each.grad = None
+        if self.delay:
+            self._values.join()
+        else:
+            self._values.land()
+        self._values.forget_gradients()
         self._written()
         self.round = self.round.landed()
 
@@ -614,12 +585,10 @@ class LocalSteps(Source):
         """Keep the step that has ended, with its outcome."""
         self._step = step
 
-    @torch.no_grad()
     def _restore_baselines(self) -> None:
         """Measure the next Δ from θ₀ again, as before the round was sent: nothing lands."""
         if self.delay:
-            for _name, own, shared, baseline in self._tensors():
-                baseline.copy_(shared.to(own.dtype))
+            self._values.forget_sent()
 
     # -- what is brought
 
@@ -646,7 +615,7 @@ class LocalSteps(Source):
                 bucket.buffer.zero_()
         views = dict(self._views())
         found = ""
-        for name, own, _shared, baseline in self._tensors():
+        for name, own, _shared, baseline in self._values.each():
             torch.sub(baseline, own.to(baseline.device), out=views[name])
             if views[name].numel():
                 low, high = views[name].aminmax()
@@ -693,8 +662,9 @@ class LocalSteps(Source):
 
     def save(self) -> dict[str, Any]:
         """Of this replica: its parameters, buffers and optimizers, θ₀, and the round that is under way."""
-        own = {name: each for name, each, _shared, _baseline in self._tensors()}
-        flight, lands_at = None, self.round.lands_at
+        own = {name: each for name, each, _shared, _baseline in self._values.each()}
+        flight: dict[str, Any] | None = None
+        lands_at = self.round.lands_at
         if lands_at is not None:
             counted, _finished, world = self._said() if self._has_means else (0.0, 0, 1)
             scale = world / counted if counted else 1.0
@@ -704,7 +674,7 @@ class LocalSteps(Source):
         return {
             **self._save_shared(),
             "own": own | dict(self.module.named_buffers()),
-            "anchors": self._baselines,  # as in states of earlier versions
+            "anchors": self._values.baselines,  # as in states of earlier versions
             "inner": [_local_state(optimizer) for optimizer in self.optimizers.inner],
             **self.round.state(),
             "flight": flight,
@@ -717,10 +687,9 @@ class LocalSteps(Source):
         return saved if saved is not None else bool(self._step and self._step.committed)
 
     def _save_shared(self) -> dict[str, Any]:
-        shared = {name: self.parameters[name].detach() for name in self._baselines}
         return {
             "attempts": self.attempts.count,
-            "shared": shared,
+            "shared": self._values.of_all(),
             "optimizer": self.optimizers.outer.state_dict(),
             "buffers": self._buffer_means.base,
         }
@@ -746,7 +715,8 @@ class LocalSteps(Source):
 
         Raises `ValueError` if the state does not fit this model and its optimizers.
         """
-        _require_like("shared parameters", saved["shared"], {n: self.parameters[n] for n in self._baselines})
+        shared = self._values.of_all()
+        _require_like("shared parameters", saved["shared"], shared)
         # A state from before buffers travelled beside a round fits a model without floating ones.
         base = _require_names("buffers", saved.get("buffers", {}), self._buffer_means.base)
         _require_fits("the outer optimizer", saved["optimizer"], self.optimizers.outer)
@@ -762,12 +732,12 @@ class LocalSteps(Source):
             found = _require_names(
                 "parameters and buffers", saved["own"], self._own | dict(self.module.named_buffers())
             )
-            own_parameters = {name: each for name, each, _shared, _baseline in self._tensors()}
+            own_parameters = {name: each for name, each, _shared, _baseline in self._values.each()}
             _require_like("parameters", {name: found[name] for name in self._own}, own_parameters)
-            _require_like("baselines", saved["anchors"], self._baselines)
+            _require_like("baselines", saved["anchors"], self._values.baselines)
         flight = saved.get("flight")
         if flight is not None and flight["means"] is not None:
-            _require_like("means", flight["means"], {n: self.parameters[n] for n in self._baselines})
+            _require_like("means", flight["means"], shared)
         whole = own and "own" in saved
         shapes = number_of([each.shape for each in base.values()])
         text = f"{saved['attempts'] % self.every} steps after a round, {flight is not None} {whole} {shapes}"
@@ -790,11 +760,11 @@ class LocalSteps(Source):
             self._buffer_means.resume(flight.get("buffers", {}))
         if whole:
             buffers = dict(self.module.named_buffers())
-            tensors = buffers | {name: own for name, own, _shared, _baseline in self._tensors()}
+            tensors = buffers | {name: own for name, own, _shared, _baseline in self._values.each()}
             for name, each in saved["own"].items():
                 put(tensors[name], each)
             for name, each in saved["anchors"].items():
-                self._baselines[name].copy_(each)
+                self._values.baselines[name].copy_(each)
             self._written()
         else:
             self._buffer_means.restore(reshaped=True)
@@ -836,31 +806,6 @@ def _own_part(spec: ParameterSpec, parts: int) -> ParameterSpec:
     shape = (parts * (spec.shape[0] if spec.shape else 1), *spec.shape[1:])
     (part,) = shards_of([replace(spec, shape=shape, numel=parts * spec.numel)], parts, by_rows=True)
     return part
-
-
-def _land(own: Tensor, shared: Tensor, baseline: Tensor) -> None:
-    """Land one parameter: θ := θ₀′, that is, `own` becomes `shared`, rounded to the parameter's type. Δ is
-    measured from that: it is copied to `baseline`.
-    """
-    own.copy_(shared)
-    if baseline.data_ptr() != shared.data_ptr():
-        baseline.copy_(own)
-
-
-def _join(own: Tensor, shared: Tensor, baseline: Tensor) -> None:
-    """θ := θ + (θ₀′ − θ_sent), where the baseline holds θ_sent; Δ is measured from where θ would be, had it
-    learned nothing since.
-
-    >>> own, sent = torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0])
-    >>> _join(own, torch.tensor([10.0, 20.0]), sent)
-    >>> own, sent
-    (tensor([11., 20.]), tensor([10., 20.]))
-    """
-    before = own.to(baseline.device, baseline.dtype, copy=True)
-    stays = before == baseline
-    own.copy_(torch.where(stays, shared, before + (shared - baseline)))
-    after = own.to(baseline.device, baseline.dtype)
-    baseline.copy_(torch.where(stays, after, baseline + (after - before)))
 
 
 def _make_finite(optimizer: torch.optim.Optimizer) -> None:

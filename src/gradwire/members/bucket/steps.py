@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradwire.agreement.agree import checksum
 from gradwire.errors import GradwireError, WireError
@@ -17,8 +17,8 @@ from gradwire.members.bucket.coder import Coder
 from gradwire.members.bucket.records import Offer
 from gradwire.members.healing import as_bytes, describe, room_for
 from gradwire.members.steps import MovingSteps
-from gradwire.sources.local_optimizers import LocalOptimizers
-from gradwire.sources.outer import WEIGHT, _join
+from gradwire.sources.outer import WEIGHT
+from gradwire.sources.values import join
 from gradwire.step.layout import Layout
 from gradwire.unit.parameters import ParameterSpec
 
@@ -32,36 +32,16 @@ class StoredSteps(MovingSteps):
     """
 
     kind = "local steps over a store"
-
-    def __init__(
-        self,
-        model: nn.Module,
-        replicas: dist.ProcessGroup,
-        optimizers: LocalOptimizers,
-        *,
-        every: int,
-        delay: int,
-        on_host: bool,
-        name: str,
-    ) -> None:
-        """See `MovingSteps`."""
-        super().__init__(model, replicas, optimizers, every=every, delay=delay, on_host=on_host, name=name)
-        self._baselines = {each: tensor.clone() for each, tensor in self._baselines.items()}
-        self._shared_baselines = set()
-        self._sent: dict[str, Tensor] = {}
-        """This replica's parameters when it last made an offer."""
-        self._coder: Coder | None = None
-        self.dropped: Callable[[str], None] = lambda _why: None
-        """Called, with the reason, where Δ is lost by an offer or a landing."""
-
-    @property
-    def coder(self) -> Coder:
-        assert self._coder is not None, "given before the first round"
-        return self._coder
+    lands_without = True
+    coder: Coder
+    dropped: Callable[[str], None]
+    """Called, with the reason, where Δ is lost by an offer or a landing."""
+    _sent: Mapping[str, Tensor] = MappingProxyType({})
+    """This replica's parameters when it last made an offer."""
 
     def code_by(self, layout: Layout, *, seed: int, number: int) -> None:
-        """Code Δ by `layout`. The other arguments are those of `Coder`."""
-        self._coder = Coder(layout, self._buckets, seed=seed, number=number)
+        """Code Δ by `layout`, before the first round. The other arguments are those of `Coder`."""
+        self.coder = Coder(layout, self._buckets, seed=seed, number=number)
 
     @property
     def coded(self) -> tuple[ParameterSpec, ...]:
@@ -115,7 +95,7 @@ class StoredSteps(MovingSteps):
         payload = [self.coder.encode(round_)]
         if self._floating:
             payload.append(as_bytes(self._buffer_means.changes(counts=True)))
-        self._sent = {name: own.to(base, copy=True) for name, own, _shared, base in self._tensors()}
+        self._sent = {name: own.to(base, copy=True) for name, own, _shared, base in self._values.each()}
         self.round = self.round.offered(self.attempts.count)
         return torch.cat(payload).numpy().tobytes(), weight / usual
 
@@ -131,12 +111,11 @@ class StoredSteps(MovingSteps):
         else:
             self.optimizers.outer.step()
             self._buffer_means.land()
-        for name, own, shared, baseline in self._tensors():
+        for name, own, shared, baseline in self._values.each():
             if mine:
                 baseline.copy_(self._sent[name])
-            _join(own, shared, baseline)
-        for each in self.parameters.values():
-            each.grad = None
+            join(own, shared, baseline)
+        self._values.forget_gradients()
         self._written()
         if mine:
             self.coder.keep()
