@@ -54,6 +54,7 @@ class Member(Replica):
     counts_bytes = True
 
     def say(self, moment: str) -> None:
+        """Tell values and counts; bytes only where no round is under way, whose have been counted or not."""
         with self.wire.shared_parameters():
             shared = self.own()
         report = self.wire.report()
@@ -63,10 +64,14 @@ class Member(Replica):
         self.tell(Row(moment, self.own(), sent, shared))
 
 
-class Stored(Member):
-    """One of those that meet in a folder, of whose bytes some are heartbeats, which go by the clock."""
+class Late(Member):
+    """One whose rounds land later."""
 
     counts_bytes = False
+
+
+class Stored(Late):
+    """One of those that meet in a folder, of whose bytes some are heartbeats, which go by the clock."""
 
 
 def _folder() -> Path:
@@ -87,7 +92,8 @@ def coming_and_going(text: str, tell: Tell, **options: Any) -> None:
 
     def begun(first: int, seed: int) -> tuple[Scripted, Member]:
         asks = Scripted(name, store, COMES_AND_GOES, first)
-        return asks, Member(text, tell, Following(seed), every=EVERY, members=asks, **options)
+        kind = Late if "delay" in options else Member
+        return asks, kind(text, tell, Following(seed), every=EVERY, members=asks, **options)
 
     asks, member = begun(0, 7 + dist.get_rank())
     number = 0
@@ -121,7 +127,8 @@ def resumed(text: str, tell: Tell, **options: Any) -> None:
         seed = 7 + first + dist.get_rank()
         saves = folder / f"saves of {name}"
         more = {"resume": saves} if first else {}
-        member = Member(text, tell, Following(seed), every=EVERY, members=asks, **options, **more)
+        kind = Late if "delay" in options else Member
+        member = kind(text, tell, Following(seed), every=EVERY, members=asks, **options, **more)
         for number in steps:
             member.step(number, f"step {number} since {first}")
         if not first:
