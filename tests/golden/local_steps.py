@@ -161,10 +161,10 @@ def ended(text: str, tell: Tell, **options: Any) -> None:
     loop = Replica(text, tell, **options)
     for number in range(4):
         loop.step(number)
-    loop.wire.switch("int4")
-    loop.step(4)
     loop.optimizer = torch.optim.Adam(loop.model.parameters(), lr=0.01)
     loop.wire.switch_optimizer(loop.optimizer)
+    loop.step(4)
+    loop.wire.switch("int4")
     with loop.wire.join():
         for number in range(5, 9 + 4 * dist.get_rank()):
             loop.optimizer.zero_grad()
