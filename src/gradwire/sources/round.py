@@ -107,7 +107,7 @@ class Round:
         )
 
     def dropped(self, steps: int) -> Round:
-        """What was learned until then counts in no round."""
+        """Count what was learned until then in no round."""
         return replace(self, counted_at=steps)
 
     # -- checkpoints, with keys as in states of earlier versions

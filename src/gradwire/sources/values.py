@@ -92,7 +92,7 @@ class Values:
 
     @torch.no_grad()
     def join(self) -> None:
-        """What was learned since stays: see `join`."""
+        """Go on from θ₀ with what was learned since: see the function `join`."""
         for _name, own, shared, baseline in self.each():
             join(own, shared, baseline)
 
