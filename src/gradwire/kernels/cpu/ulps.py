@@ -156,29 +156,48 @@ def _pack_runs(new: Any, old: Any, mantissa: Any, kinds: Any, table: Any, gaps: 
 @inlined
 def _window(words: Any, place: Any) -> Any:
     """64 bits from bit `place` on, zeros after the end. The last two words are zeros."""
-    word, shift = place >> 6, np.uint64(place & 63)
-    if word >= words.size - 1:
-        return np.uint64(0)
-    found = words[word] >> shift
-    if place & 63:
-        found |= words[word + 1] << (np.uint64(64) - shift)
-    return found
+    word, shift = min(place >> 6, words.size - 2), np.uint64(place & 63)
+    return words[word] >> shift | words[word + 1] << np.uint64(1) << (np.uint64(63) - shift)
+
+
+@inlined
+def _ones_of(bits: Any) -> Any:
+    """Ones at the lower end of a window, up to 24."""
+    ones = _ONES[bits & np.uint64(255)]
+    if ones == 8:
+        ones += _ONES[(bits >> np.uint64(8)) & np.uint64(255)]
+        if ones == 16:
+            ones += _ONES[(bits >> np.uint64(16)) & np.uint64(255)]
+    return ones
 
 
 @inlined
 def _get(words: Any, place: Any, parameter: Any) -> Any:
     """Read Rice's code from bit `place` on; returns the number and the first bit after it."""
     bits = _window(words, place)
-    ones = _ONES[bits & np.uint64(255)]
-    if ones == 8:
-        ones += _ONES[(bits >> np.uint64(8)) & np.uint64(255)]
-        if ones == 16:
-            ones += _ONES[(bits >> np.uint64(16)) & np.uint64(255)]
+    ones = _ones_of(bits)
     if ones < MOST_ONES:
         rest = np.int64((bits >> np.uint64(ones + 1)) & np.uint64((1 << parameter) - 1))
         return ones << parameter | rest, place + ones + 1 + parameter
     rest = np.int64((bits >> np.uint64(MOST_ONES)) & np.uint64(0xFFFFFFFF))
     return rest, place + MOST_ONES + 32
+
+
+@inlined
+def _get_two(words: Any, place: Any, first: Any, second: Any) -> Any:
+    """Read two of Rice's codes, one after the other. Short ones come from one window."""
+    bits = _window(words, place)
+    ones = _ONES[bits & np.uint64(255)]
+    used = ones + 1 + first
+    after = bits >> np.uint64(used)
+    more = _ONES[after & np.uint64(255)]
+    if ones < 8 and more < 8:  # at most 23 and 21 bits
+        a = ones << first | np.int64((bits >> np.uint64(ones + 1)) & np.uint64((1 << first) - 1))
+        b = more << second | np.int64((after >> np.uint64(more + 1)) & np.uint64((1 << second) - 1))
+        return a, b, place + used + more + 1 + second
+    a, place = _get(words, place, first)
+    b, place = _get(words, place, second)
+    return a, b, place
 
 
 @prepared("uint64[::1], int16[::1], int64, uint8[::1], uint8[::1]")
@@ -199,10 +218,11 @@ def _add_runs(words: Any, old: Any, mantissa: Any, kinds: Any, table: Any) -> An
             left[kind] -= 1
             continue
         gap, parameter = np.int64(table[kind] >> 4), np.int64(table[kind] & 15)
-        change, place = _get(words, place, parameter)
-        if gap != EVERY:
+        if gap == EVERY:
+            change, place = _get(words, place, parameter)
+        else:
+            change, left[kind], place = _get_two(words, place, parameter, gap)
             change += 1
-            left[kind], place = _get(words, place, gap)
         is_sound &= change < 65536
         old[i] = _changed(old[i], change)
     for kind in range(CLASSES):
