@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import gradwire
+from gradwire_lab.workloads.catalogue import workload
 from tests.process.scenes_fsdp import (
     LOOPS,
     Layered,
@@ -192,6 +194,84 @@ def signs(model: nn.Module) -> torch.optim.Optimizer:
     return Signs(model.parameters(), {"lr": 0.01})
 
 
+class Both(list[torch.optim.Optimizer]):
+    """Several optimizers, which step one after the other."""
+
+    def zero_grad(self) -> None:
+        for each in self:
+            each.zero_grad()
+
+    def step(self) -> None:
+        for each in self:
+            each.step()
+
+
+def muon(model: nn.Module) -> Any:
+    """torch's Muon for the matrices of blocks, and AdamW for all else."""
+    inner = [each for name, each in model.named_parameters() if each.ndim == 2 and "blocks" in name]
+    others = [each for each in model.parameters() if not any(each is one for one in inner)]
+    return Both([torch.optim.Muon(inner, lr=0.02), torch.optim.AdamW(others, lr=0.01)])
+
+
+def other_world() -> dict[str, Any]:
+    """A run of all ranks is saved by DCP, and goes on in halves of them, each with a wire of its own."""
+    policy, found = MixedPrecisionPolicy(param_dtype=torch.bfloat16), []
+    halves = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("halves", "ranks"))
+    for ours in (True, False):
+        folder = Path(os.environ[FOLDER], f"other world {ours}")
+        model = sharded(mp_policy=policy)
+        optimizer = sgd(model)
+        if ours:
+            gradwire.attach(model, optimizer, "dense", gather="exact", nodes=None)
+        train(model, optimizer, range(3))
+        reshard(model)
+        parts = get_state_dict(model, optimizer)
+        dcp.save({"model": parts[0], "optimizer": parts[1]}, checkpoint_id=folder)
+        model = sharded(seed=4, over=halves["ranks"], mp_policy=policy)
+        optimizer = sgd(model)
+        if ours:
+            wire = gradwire.attach(model, optimizer, "dense", gather="exact", nodes=None)
+        train(model, optimizer, range(1))
+        reshard(model)
+        parts = get_state_dict(model, optimizer)
+        state = {"model": parts[0], "optimizer": parts[1]}
+        dcp.load(state, checkpoint_id=folder)
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        losses = train(model, optimizer, range(3, 6))
+        found.append((whole(model), torch.tensor(losses, dtype=torch.float64)))
+        if ours:
+            sent = kinds(wire, "gathered")
+    return {"same": all(torch.equal(*map(bits, pair)) for pair in zip(*found, strict=True)), "kinds": sent}
+
+
+def of_text(steps: int = 6) -> dict[str, Any]:
+    """The lab's transformer over characters, with its optimizer and its data."""
+    found = []
+    for ours in (True, False):
+        work = workload("chargpt")
+        model = work.model(0)
+        for layer in model.get_submodule("layers").children():
+            fully_shard(layer, mesh=mesh(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        fully_shard(model, mesh=mesh(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        optimizer = work.optimizer(model.parameters())
+        if ours:
+            wire = gradwire.attach(model, optimizer, "dense", gather="exact", nodes=None)
+        batches, losses = work.batches(dist.get_rank(), dist.get_world_size(), 0), []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = work.loss(model, next(batches))
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        found.append((whole(model), torch.tensor(losses, dtype=torch.float64)))
+        if ours:
+            report = wire.report().as_dict()
+    return {
+        "same": all(torch.equal(*map(bits, pair)) for pair in zip(*found, strict=True)),
+        "of stock": report["gather_bytes_per_step"] / (report["dense_bytes_per_step"] * 2 / 3),
+    }
+
+
 def resumed() -> dict[str, Any]:
     """A run that stops and goes on in new objects, beside one that does not."""
     policy, found = MixedPrecisionPolicy(param_dtype=torch.bfloat16), []
@@ -226,6 +306,23 @@ def switched() -> dict[str, Any]:
         found.append(kinds(wire, "gathered"))
     wire.detach()
     return {"kinds": found, "losses": train(model, optimizer, range(2))}
+
+
+def switched_in_between() -> dict[str, Any]:
+    """A switch of the recipe alone: what is held stays, and is allocated once."""
+    policy, found = MixedPrecisionPolicy(param_dtype=torch.bfloat16), []
+    for switches in (True, False):
+        model = sharded(mp_policy=policy)
+        optimizer = sgd(model)
+        wire = gradwire.attach(model, optimizer, "dense", gather="exact", nodes=None)
+        train(model, optimizer, range(3))
+        if switches:
+            wire.switch("dense")
+        train(model, optimizer, range(3, 6))
+        found.append(whole(model))
+        if switches:
+            sent = kinds(wire, "gathered")
+    return {"same": torch.equal(*found), "kinds": sent}
 
 
 def let_go() -> dict[str, bool]:
@@ -281,6 +378,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "AdamW": {"loop": plain},
     "SGD": {"loop": plain, "optimizer": sgd},
     "signs": {"loop": plain, "optimizer": signs},
+    "Muon": {"loop": plain, "optimizer": muon},
     "float16": {"loop": plain, "dtype": torch.float16},
     **{
         name: {"loop": LOOPS[name]}
@@ -312,6 +410,9 @@ SCENES: dict[str, Callable[[], Any]] = {
     "by nodes, dropped": partial(beside_stock, dropped, nodes=[[0, 2], [1, 3]]),
     "resumed": resumed,
     "switched": switched,
+    "switched in between": switched_in_between,
+    "in another world": other_world,
+    "of text": of_text,
     "let go": let_go,
     "refused": refused,
 }

@@ -55,6 +55,26 @@ def test_a_run_resumes_bit_for_bit_and_gathers_may_be_switched(two: Scenes) -> N
         assert [any("exact" in kind for kind in each) for each in found["kinds"]] == [True, False, True]
 
 
+@pytest.mark.rest
+def test_a_switch_of_the_recipe_keeps_what_is_held(two: Scenes) -> None:
+    for found in value(two, "switched in between"):
+        assert found == {"same": True, "kinds": ["exact: changes", "exact: unchanged"]}
+
+
+@pytest.mark.rest
+def test_a_run_that_dcp_has_saved_goes_on_in_another_world(four: Scenes) -> None:
+    for found in value(four, "in another world"):
+        assert found["same"]
+        assert "exact: changes" in found["kinds"]
+
+
+@pytest.mark.rest
+def test_the_lab_s_transformer_has_the_bits_of_stock_for_less_than_a_third_of_its_bytes(two: Scenes) -> None:
+    for found in value(two, "of text"):
+        assert found["same"]
+        assert found["of stock"] < 1 / 3, "with the first gather, in which all goes as it is"
+
+
 def test_nothing_keeps_what_was_gathered(two: Scenes) -> None:
     for found in value(two, "let go"):
         assert found == {"waited for": True, "switched": True, "detached": True}

@@ -65,7 +65,10 @@ class Configuration:
         if source.members is None and (self.inside is not None or self.gather is not None):
             raise ValueError("inside= and gather= are for modules under fully_shard: leave them out")
         if self.gather == "exact" or self.held_on != "device":
-            raise ValueError('gather="exact" and held_on= are not for replicas= yet: leave them out')
+            raise ValueError(
+                'gather="exact" and held_on= are not for replicas=: FSDP2\'s own traffic then stays inside a '
+                "node, where decoding takes longer than sending. Leave them out"
+            )
         connections_asked()
         timed_every()
         check_guard(self.guard_every, is_replicated=source.members is None)

@@ -123,8 +123,6 @@ def check_inside(model: nn.Module, asked: Configuration) -> tuple[tuple[ShardedM
     Raises `ValueError` for options that cannot work.
     """
     wished = Wished(scattering(parsed(asked.inside or "dense")), _gather(asked.gather))
-    if wished.gather == "exact":
-        raise ValueError('gather="exact" is not for replicas= yet: choose "bf16" or "int8", or leave it out')
     if wished.scattering.feedback or isinstance(wished.scattering.coding, Drawn):
         raise ValueError(
             f"inside={asked.inside!r} would need a state beside that of the recipe between nodes: choose "

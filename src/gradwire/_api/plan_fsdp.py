@@ -5,8 +5,8 @@ Beside the assumptions of `gradwire.plan`:
 - Each layer of the profile is sharded by itself, and gathered in the forward and in the backward pass.
 - As on a CPU, a gather of the forward pass and a scatter are waited for. A gather of the backward pass is
   begun one layer ahead.
-- Exact gathers send heads, and once a step, in a second collective, 2 bits a parameter, as AdamW at 0.001
-  made a small transformer change (`benchmarks/results/2026-11-28-exact-steps.md`).
+- Exact gathers send heads, and once a step, with them, 2 bits a parameter, as AdamW at 0.001 made a small
+  transformer change (`benchmarks/results/2026-11-28-exact-steps.md`).
 - What torch scatters itself goes as gloo does it, as an all-reduce.
 - Where ranks share nodes, what is coded goes by two levels, and the rest among all ranks.
 """
@@ -123,33 +123,28 @@ def forecast_fsdp(
     )
 
 
-def _gathered_bytes(
-    gather: str | None, parts: tuple[int, ...]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Bytes of a rank in each collective of the first gather of a step, and in those of the second one."""
+def _gathered_bytes(gather: str | None, parts: tuple[int, ...]) -> tuple[float, float]:
+    """Bytes of a rank in the first gather of a step, and in the second one."""
     if gather == "exact":
-        return (HEAD_BYTES, EXACT_BITS * sum(parts) / 8), (HEAD_BYTES,)
+        return HEAD_BYTES + EXACT_BITS * sum(parts) / 8, HEAD_BYTES
     row = _row_bytes(GATHERS[gather], parts)
-    return (row,), (row,)
+    return row, row
 
 
 def _gathered(
-    rows_bytes: tuple[float, ...], cluster: Cluster, *, is_coded: bool, inside_bytes: float | None = None
+    row_bytes: float, cluster: Cluster, *, is_coded: bool, inside_bytes: float | None = None
 ) -> _Sent:
-    """Predicted time and bytes of a gather on `cluster`, in consecutive collectives of `rows_bytes` from each
-    rank. Inside a node, shards have `inside_bytes`, or as many.
+    """Predicted time and bytes of a gather on `cluster`, of `row_bytes` from each rank. Inside a node, shards
+    have `inside_bytes`, or as many.
     """
-    rows = [Transfer("all_gather", each) for each in rows_bytes]
-    total = sum(rows_bytes)
+    rows = Transfer("all_gather", row_bytes)
     if not is_coded or not cluster.shares_links:
-        return _Sent(
-            sum(map(cluster.seconds, rows)), (cluster.workers - 1) * total, sum(map(cluster.node_bytes, rows))
-        )
-    within = cluster.nodes * (total if inside_bytes is None else inside_bytes)
+        return _Sent(cluster.seconds(rows), (cluster.workers - 1) * row_bytes, cluster.node_bytes(rows))
+    within = cluster.nodes * (row_bytes if inside_bytes is None else inside_bytes)
     return _Sent(
-        sum(map(cluster.between_s, rows)) + cluster.inside_s(within),
-        (cluster.nodes - 1) * total + (cluster.per_node - 1) * within,
-        sum(map(cluster.between_bytes, rows)),
+        cluster.between_s(rows) + cluster.inside_s(within),
+        (cluster.nodes - 1) * row_bytes + (cluster.per_node - 1) * within,
+        cluster.between_bytes(rows),
     )
 
 

@@ -50,13 +50,13 @@ def test_exact_gathers_send_once_a_step_and_hold_the_model() -> None:
 
 
 @pytest.mark.parametrize("per_node", [1, 2])
-def test_an_exact_gather_after_a_step_takes_a_latency_more(per_node: int) -> None:
+def test_an_exact_gather_takes_as_many_latencies_as_others(per_node: int) -> None:
     profile = Profile("one", "", (Layer("a", 1, ((256, 256),)),))
     cluster = Cluster(8, Link(1e-3, 0.0), per_node, Link(0.0, 0.0))
     exact, rounded = (
         forecast_fsdp(f"dense+{gather}", profile, cluster, 0.1, 0.2) for gather in ("exact", "bf16")
     )
-    assert exact.step_s - rounded.step_s == pytest.approx((8 // per_node - 1) * 1e-3)
+    assert exact.step_s == pytest.approx(rounded.step_s)
 
 
 def test_fewer_bits_are_faster_where_links_are_slow_and_nothing_is_gained_where_they_are_fast() -> None:

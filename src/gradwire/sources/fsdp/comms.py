@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,23 +67,38 @@ class Account:
 
 
 class Decoding(dist.Work):
-    """A gather in flight; `wait` decodes the received bytes, once."""
+    """A gather in flight. `wait` goes through its collectives, and what each of them is followed by."""
 
-    def __init__(self, pending: Pending, decode: Callable[[], None]) -> None:
+    def __init__(self, steps: Iterator[Pending], account: Account, failed: Callable[[], None]) -> None:
+        """Go up to the first of the `steps`, which are collectives, each to be waited for before the next.
+        Seconds between them count as coding in `account`; `failed` is called if `wait` raises.
+        """
         super().__init__()
-        self._left: tuple[Pending, Callable[[], None]] | None = pending, decode
-        """The remaining work, which holds the tensors of the gather."""
+        self._steps, self._account, self._failed = steps, account, failed
+        self._pending: Pending | None = None
+        self._go_on()
 
     def wait(self, timeout: object = None) -> bool:
         """Block until the gathered parameters are in place; `timeout` is ignored. Returns True. Raises
-        `TransportError` if the gather fails.
+        `TransportError` if the gather fails, and what a step raises. A wait that was interrupted goes on
+        when it is called again.
         """
-        left, self._left = self._left, None  # also if it fails: what has raised once is not waited for again
-        if left is not None:
-            pending, decode = left
-            pending.wait()
-            decode()
+        while (pending := self._pending) is not None:
+            try:
+                pending.wait()
+                self._go_on()
+            except Exception:
+                self._pending, self._steps = None, iter(())  # nor are its tensors kept
+                self._failed()
+                raise
         return True
+
+    def _go_on(self) -> None:
+        self._pending, begin_s = None, now_s()
+        self._pending = next(self._steps, None)
+        if self._pending is None:
+            self._steps = iter(())
+        self._account.coding_s += now_s() - begin_s
 
 
 class ParameterGather(AllGather):
@@ -124,42 +139,46 @@ class ParameterGather(AllGather):
         2. Send the code to all ranks, and receive theirs.
         3. Decode all codes into the output, this rank's among them.
         """
-        dtype, parts, route = input_tensor.dtype, self._of.elements, self._routes.over(group)
+        route = self._routes.over(group)
         if (
             self.held is not None
             and self.held.fits(input_tensor)
             and group.group_name == self._of.received()[0].group_name
         ):
-            return self._changes(self.held, output_tensor, input_tensor, route)
+            self.finish()
+            return self._begun(self._changes(self.held, output_tensor, input_tensor, route))
         kind, ring = self._as_it_is(input_tensor, group), route.of_rings * input_tensor.nbytes
         if kind:
             self._note(kind, ring, ring, (route.world - 1) * input_tensor.nbytes - ring)
             how = {"group": group, "async_op": async_op}
             found: dist.Work | None = _carried(all_gather, output_tensor, input_tensor, **how)
             return found
-        assert self.coding is not None, "or it goes as it is"
-        coding, start_s = self.coding, now_s()
-        wide = step_type(dtype)
-        row = torch.empty(coding.row_bytes(parts, wide), dtype=torch.uint8, device=input_tensor.device)
-        coding.encode(input_tensor.to(wide), row[None], parts, 0)
-        rows = torch.empty(route.world, row.numel(), dtype=torch.uint8, device=row.device)
-        pending = route.gather(rows, row)
-        self._note(self.name, route.across * row.nbytes, ring, route.inside * row.nbytes)
-        self.account.coding_s += now_s() - start_s
+        return self._begun(self._rounded(output_tensor, input_tensor, route))
 
-        def decode() -> None:
-            begin_s = now_s()
-            out = output_tensor if dtype == wide else torch.empty_like(output_tensor, dtype=wide)
-            coding.decode(rows, out, parts)
-            if out is not output_tensor:
-                output_tensor.copy_(out)
-            self.account.coding_s += now_s() - begin_s
-
-        work = Decoding(pending, decode)
-        if input_tensor.is_cpu:
+    def _begun(self, steps: Iterator[Pending]) -> dist.Work | None:
+        """A gather that is begun, or on a device one that has ended for the host."""
+        work = Decoding(steps, self.account, self._of.forget_gather)
+        if self.held is not None:
+            self._waiting = work
+        if self._of.device.type == "cpu":
             return work
         work.wait()
         return None
+
+    def _rounded(self, output: Tensor, shard: Tensor, route: Route) -> Iterator[Pending]:
+        """Gather rounded numbers."""
+        assert self.coding is not None, "or they go as they are"
+        coding, parts, wide = self.coding, self._of.elements, step_type(shard.dtype)
+        row = torch.empty(coding.row_bytes(parts, wide), dtype=torch.uint8, device=shard.device)
+        coding.encode(shard.to(wide), row[None], parts, 0)
+        rows = torch.empty(route.world, row.numel(), dtype=torch.uint8, device=row.device)
+        pending, ring = route.gather(rows, row), route.of_rings * shard.nbytes
+        self._note(self.name, route.across * row.nbytes, ring, route.inside * row.nbytes)
+        yield pending
+        out = output if output.dtype == wide else torch.empty_like(output, dtype=wide)
+        coding.decode(rows, out, parts)
+        if out is not output:
+            output.copy_(out)
 
     def finish(self) -> None:
         """Finish a gather that FSDP2 has dropped: what this rank holds advances on all ranks alike. Raises
@@ -169,26 +188,11 @@ class ParameterGather(AllGather):
         if waiting is not None:
             waiting.wait()
 
-    def _changes(self, held: Held, output: Tensor, shard: Tensor, route: Route) -> dist.Work | None:
+    def _changes(self, held: Held, output: Tensor, shard: Tensor, route: Route) -> Iterator[Pending]:
         """Gather what has changed since the last gather, and write all numbers to `output`."""
-        self.finish()
-        start_s, ring = now_s(), route.of_rings * shard.nbytes
-        sent = held.send(shard, route)
-        inside = route.inside // max(1, route.across + 1) * held.nbytes
-        self._note(f"{self.name}: {sent.kind}", route.across * sent.row_bytes, ring, inside)
-        self.account.coding_s += now_s() - start_s
-
-        def decode() -> None:
-            begin_s = now_s()
-            held.take(sent)
-            output.view(route.world, -1).copy_(route.onward(held.values.to(output.device)))
-            self.account.coding_s += now_s() - begin_s
-
-        self._waiting = work = Decoding(sent.pending, decode)
-        if shard.is_cpu:
-            return work
-        work.wait()
-        return None
+        ring, inside = route.of_rings * shard.nbytes, route.inside // max(1, route.across + 1) * held.nbytes
+        kind, row_bytes = yield from held.gather(shard, output, route)
+        self._note(f"{self.name}: {kind}", route.across * row_bytes, ring, inside)
 
     def _as_it_is(self, shard: Tensor, group: dist.ProcessGroup) -> str:
         """Reason why a shard is sent unencoded, beginning with its type; empty if it is encoded."""

@@ -49,6 +49,7 @@ _OF_GROUPS = (
     "_all_gather_comm",
     "_all_gather_result",
     "_reduce_scatter_comm",
+    "_to_sharded",
 )
 _OF_PARAMETERS = (
     "fsdp_placement",
@@ -186,6 +187,13 @@ class ShardedModule:
         if self.group._all_gather_result is not None:
             self.module.unshard()  # waits for it, and begins none
         self.module.reshard()
+
+    def forget_gather(self) -> None:
+        """Let FSDP2 begin a new gather, after one that has failed: it would wait for that one again, or
+        compute with what it has brought.
+        """
+        self.group._all_gather_result = None
+        self.group._to_sharded()
 
     @property
     def divide_factor(self) -> float:

@@ -7,6 +7,7 @@ equal place in their nodes exchange codes.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Protocol
 
 import torch
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.comm import Pending, ProcessGroupComm
-from gradwire.comm.base import Finishing
+from gradwire.comm.base import DONE, Finishing
 from gradwire.comm.groups import Borrowed
 from gradwire.sources.nodes.members import NodeTable
 
@@ -40,8 +41,9 @@ class Route(Protocol):
         """Send each target one of `rows` (targets, bytes), and receive as many rows."""
         ...
 
+    rank: int
     place: int
-    """Place of this rank in `targets`."""
+    """This rank, and its place in `targets`."""
 
     def gather(self, rows: Tensor, row: Tensor) -> Pending:
         """Fill `rows` (world, bytes) with every rank's `row` (bytes,)."""
@@ -51,8 +53,20 @@ class Route(Protocol):
         """Fill `rows` (targets, …) with the `row` of each target."""
         ...
 
-    def onward(self, rows: Tensor) -> Tensor:
-        """The rows (world, elements) of all ranks, of which this rank has those of its targets in `rows`."""
+    def spare(self, out: Tensor) -> Tensor:
+        """Room that `relay` needs to fill `out`."""
+        ...
+
+    def relay(self, rows: Tensor, out: Tensor, spare: Tensor) -> Pending:
+        """Fill `out` (world · elements,) with the rows of all ranks, of which this rank has those of its
+        targets in `rows`; `spare` is from `spare`.
+        """
+        ...
+
+    def heard(self, words: list[int]) -> Generator[Pending, None, list[list[int]]]:
+        """The `words` of each rank that relays for others of the same gather; yields a collective to be
+        waited for, if one is needed.
+        """
         ...
 
 
@@ -65,7 +79,7 @@ class Straight:
         self._comm = ProcessGroupComm(group)
         self.world = self._comm.world
         self.targets = tuple(range(self.world))
-        self.place = self._comm.rank
+        self.rank = self.place = self._comm.rank
         self.across = self.world - 1
         self.of_rings = float(self.across)
 
@@ -83,9 +97,19 @@ class Straight:
 
     exchange = gather
 
-    def onward(self, rows: Tensor) -> Tensor:
-        """Return `rows`: they are those of all ranks."""
-        return rows
+    def spare(self, out: Tensor) -> Tensor:
+        """Nothing: all rows come from the ranks themselves."""
+        return out[:0]
+
+    def relay(self, rows: Tensor, out: Tensor, spare: Tensor) -> Pending:
+        """Copy `rows`: they are those of all ranks."""
+        out.view(rows.shape).copy_(rows)
+        return DONE
+
+    def heard(self, words: list[int]) -> Generator[Pending, None, list[list[int]]]:
+        """The words of this rank: it has heard all others."""
+        yield DONE
+        return [words]
 
     def close(self) -> None:
         """End the comm's thread."""
@@ -130,7 +154,7 @@ class ByNodes:
         per_node, count = nodes.per_node, len(nodes.nodes)
         self.world = per_node * count
         self.targets = targets_of(nodes, rank, self.world)
-        self.place = self.targets.index(rank)
+        self.rank, self.place = rank, self.targets.index(rank)
         self.across, self.inside = count - 1, (per_node - 1) * count
         self.of_rings = (self.world - 1) / per_node
         by_place = [targets_of(nodes, each, self.world) for each in nodes.nodes[0]]
@@ -156,7 +180,7 @@ class ByNodes:
         of_place = row.new_empty(len(self.targets), row.numel())
 
         def finish() -> None:
-            rows.copy_(self.onward(of_place))
+            self.relay(of_place, rows, self.spare(rows)).wait()
 
         return Finishing(self.exchange(of_place, row), finish)
 
@@ -164,13 +188,27 @@ class ByNodes:
         """Issue one all-gather between nodes."""
         return self._between.all_gather(rows, row)
 
-    def onward(self, rows: Tensor) -> Tensor:
-        """Gather inside the node. One all-gather, waited for."""
-        of_all = rows.new_empty(self._inside.world, rows.numel())
-        self._inside.all_gather(of_all, rows.reshape(-1)).wait()
-        found = rows.new_empty(self.world, rows.shape[1])
-        found[self._order] = of_all.view(found.shape)
-        return found
+    def spare(self, out: Tensor) -> Tensor:
+        """As much as `out`: rows come in another order."""
+        return torch.empty_like(out)
+
+    def relay(self, rows: Tensor, out: Tensor, spare: Tensor) -> Pending:
+        """Issue one all-gather inside the node; `wait` puts rows in order."""
+        of_all = spare.view(self._inside.world, -1)
+
+        def finish() -> None:
+            found = out.view(self.world, -1)
+            found[self._order] = of_all.view(found.shape)
+
+        return Finishing(self._inside.all_gather(of_all, rows.reshape(-1)), finish)
+
+    def heard(self, words: list[int]) -> Generator[Pending, None, list[list[int]]]:
+        """Issue one small all-gather inside the node."""
+        mine = torch.tensor(words, dtype=torch.int64, device=self._order.device)
+        found = mine.new_empty(self._inside.world, len(words))
+        yield self._inside.all_gather(found, mine)
+        told: list[list[int]] = found.tolist()
+        return told
 
     def close(self) -> None:
         """End the comms' threads, and give back the groups if nothing runs on them, or has failed there."""

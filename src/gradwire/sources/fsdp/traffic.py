@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.sources.fsdp.coding import GATHERS, Scattering
 from gradwire.sources.fsdp.comms import Account, ParameterGather, Scatter, reduce_scatter
-from gradwire.sources.fsdp.held import Held
+from gradwire.sources.fsdp.held import Held, Verdict
 from gradwire.sources.fsdp.memory import Unsent
 from gradwire.sources.fsdp.modules import ShardedModule
 from gradwire.sources.fsdp.routes import Routes, targets_of
@@ -113,6 +113,9 @@ class Traffic:
         self._earlier_bytes = 0.0
         """Bytes sent before the last change of codings."""
         self._original = [(each.collectives, each.forces_sums) for each in modules]
+        self._verdict = Verdict(
+            [each.label for each in modules], lambda number: self.modules[number].forget_gather()
+        )
         told = set[str]()
         self.gathers = [
             ParameterGather(each, self.routes, GATHERS[wished.gather], wished.gather or "", told)
@@ -139,10 +142,13 @@ class Traffic:
         return sum(2 * len(self.targets) * sum(each.elements) for each in self.modules)
 
     def make_held(self, wished: Wished) -> list[Held | None]:
-        """Allocate what each module holds of gathered parameters under `wished`. May run out of memory."""
+        """Allocate, unless it is there already, what each module holds of gathered parameters under `wished`.
+        May run out of memory; changes nothing.
+        """
         if wished.gather != "exact":
             return [None] * len(self.modules)
-        return [self._held(number, each) for number, each in enumerate(self.modules)]
+        parts = zip(self.modules, self.gathers, strict=True)
+        return [gather.held or self._held(number, each) for number, (each, gather) in enumerate(parts)]
 
     def _held(self, number: int, of: ShardedModule) -> Held:
         where = of.group.device
@@ -151,7 +157,7 @@ class Traffic:
         is_pinned = self._held_on_host and where.type != "cpu"
         [dtype] = of.gathered_types
         values = torch.zeros(size, dtype=dtype, device=place, pin_memory=is_pinned)
-        return Held(values, number, of.label, where, self._guard_every)
+        return Held(values, number, self._verdict, where, self._guard_every)
 
     def make_room(self, scattering: Scattering, saved: Container[str] = frozenset()) -> list[Unsent | None]:
         """Allocate a memory for each module that has none, if `scattering` needs it or one was `saved`.
@@ -265,6 +271,7 @@ class Traffic:
         """Begin a scatter; returns the loss scale of its backward pass. The first one rolls back unused
         earlier steps.
         """
+        self._verdict.settle(self.routes.over(self.group), self.modules[0].device)
         self._entered()  # where no output of the model leads to it
         if not self._has_scattered:
             self._has_scattered = True
