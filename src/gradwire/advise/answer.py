@@ -74,6 +74,10 @@ CAPS_MB = (25, 50, 100)
 """Values of DDP's `bucket_cap_mb` that are compared; 25 is its default."""
 
 
+EXACT_BITS = (0.3, 3.7)
+"""Bits of a parameter of which exact gathers bring the change: means of runs with usual settings
+(`benchmarks/results/2026-11-28-exact-steps.md`)."""
+
 SHOWN = 3
 """Recipes of a kind that are named."""
 
@@ -709,6 +713,7 @@ def _notes(
         helps, late: recipes that would help, and those that would with more of the gradient late.
     """
     yield from observed.missing
+    yield from _about_gathers(observed)
     if link is not None and far is not None and link.delay_s < far.delay_s:
         least, most = _ms(link.delay_s), _ms(far.delay_s)
         yield f"the latency of a message was not found: {least} to {most} ms are assumed; --delay states it"
@@ -722,6 +727,32 @@ def _notes(
     if late:
         best = max(late, key=lambda gain: gain.times)
         yield f"with more of the gradient late, which costs quality on most models: {best}"
+
+
+def _about_gathers(observed: Observed) -> Iterator[str]:
+    """Yield what FSDP2's own gathers take, and whether exact ones would pay."""
+    found, step_s = observed.gathers, observed.most(lambda step: step.step_s)
+    if found is None or not observed.world:
+        return
+    sent = f" {bytes_text(found.size_bytes * (observed.world - 1))}" if found.size_bytes > 0.0 else ""
+    said = f"parameters are gathered in {8 * found.element_bytes} bits:{sent} per rank and step"
+    if not found.took_s >= 0.0:
+        yield f"{said}. How long that takes is not in the trace"
+        return
+    said += f", during {found.took_s / step_s:.0%} of a step"
+    if found.took_s < LITTLE * step_s:
+        yield f"{said}: fewer bits would not pay"
+    elif found.element_bytes == 2:
+        yield (
+            f'{said}. gradwire.attach(model, optimizer, "dense", gather="exact") sends what an optimizer '
+            f"step has changed, {EXACT_BITS[0]} to {EXACT_BITS[1]} of 16 bits, and every bit stays; a rank "
+            "then holds 2 bytes per parameter of the model. gradwire plan --sharded predicts steps"
+        )
+    else:
+        yield (
+            f'{said}. gather="int8" sends a quarter, rounded. With param_dtype=torch.bfloat16 gather="exact" '
+            "sends what has changed, and rounds nothing more. gradwire plan --sharded predicts steps"
+        )
 
 
 def _about(change: str, times: float, observed: Observed) -> Gain:

@@ -88,6 +88,18 @@ class ReadyOrder:
 
 
 @dataclass(frozen=True)
+class Gathers:
+    """All-gathers of a typical step: how many, the bytes that a rank hands in, and the seconds in which any
+    of them runs; `nan` where that was not recorded. Most bytes are of elements of `element_bytes`.
+    """
+
+    calls: float
+    size_bytes: float
+    took_s: float
+    element_bytes: int
+
+
+@dataclass(frozen=True)
 class Observed:
     """A run as it is.
 
@@ -111,6 +123,7 @@ class Observed:
     world: int
     ranks: tuple[RankSteps, ...]
     gradients: ReadyOrder | None = None
+    gathers: Gathers | None = None
     buckets: tuple[float, ...] = ()
     calls: float = 0.0
     passes: float = 1.0

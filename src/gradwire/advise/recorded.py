@@ -42,6 +42,15 @@ class Sum(NamedTuple):
     group: str
 
 
+class RecordedGather(NamedTuple):
+    """An all-gather that began at `at_s`, of `size_bytes` from this rank; fields as in `Sum`."""
+
+    at_s: float
+    size_bytes: float
+    took_s: float
+    element_bytes: int
+
+
 class Gradient(NamedTuple):
     """A gradient that was added to its parameter's, from `start_s` to `stop_s`."""
 
@@ -64,6 +73,7 @@ class Recorded:
         self.path = path
         self._flat: dict[str, array[float]] = {}
         self.sums: list[Sum] = []
+        self.gathers: list[RecordedGather] = []
         self.gradients: list[Gradient] = []
         self.is_sharded, self.recording_s = False, 0.0
         header, self.invalid = kineto.read(path, self._take)
@@ -110,6 +120,10 @@ class Recorded:
         elif kind == "sharded":
             self.is_sharded = True
             return
+        elif kind == "gloo" and name == "gloo:all_gather":
+            shape, element_bytes = _first_tensor(args)
+            size_bytes = math.nan if shape is None else float(math.prod(shape) * element_bytes)
+            self.gathers.append(RecordedGather(start_s, size_bytes, stop_s - start_s, element_bytes))
         elif kind == "gloo" and name == "gloo:all_reduce":
             shape, element_bytes = _first_tensor(args)
             size_bytes = math.nan if shape is None else float(math.prod(shape) * element_bytes)
@@ -133,6 +147,9 @@ class Recorded:
             if isinstance(numel, int) and 0 < numel < MOST_ELEMENTS:
                 size_bytes = float(numel * _bytes_of(args.get("dtype")))
             self.sums.append(Sum(at_s, size_bytes, math.nan, str(args.get("Process Group Name", ""))))
+        elif verb.strip("_").startswith("allgather") and isinstance(numel, int) and 0 < numel < MOST_ELEMENTS:
+            element_bytes = _bytes_of(args.get("dtype"))
+            self.gathers.append(RecordedGather(at_s, float(numel * element_bytes), math.nan, element_bytes))
 
 
 _STARTS: dict[str, str] = {

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradwire.advise.observed import Observed, ObservedStep, RankSteps, ReadyOrder
+from gradwire.advise.observed import Gathers, Observed, ObservedStep, RankSteps, ReadyOrder
 from gradwire.advise.recorded import Recorded, Sum
 from gradwire.advise.spans import ordered, outside, seconds, union, within
 from gradwire.quantities import bytes_text, counted
@@ -102,6 +102,7 @@ def read(paths: Sequence[Path]) -> Observed:
         world=world,
         ranks=tuple(sorted(map(RankSteps, ranks, steps), key=lambda each: each.rank)),
         gradients=gradients,
+        gathers=_gathers(first, passes[0]) if first.is_sharded else None,
         buckets=() if any(map(math.isnan, sizes)) else sizes,
         calls=median(sum(_between(first.calls_s, *each) for each in step) for step in sent),
         passes=median(max(len(step), 1) for step in sent),
@@ -205,6 +206,28 @@ def _sums(found: Recorded, spans: Sequence[Span]) -> list[Sum]:
         if start_s <= each.at_s < stop_s:
             groups.setdefault(each.group, []).append(each)
     return max(groups.values(), key=lambda sums: math.fsum(each.size_bytes for each in sums), default=[])
+
+
+def _gathers(found: Recorded, passes: Sequence[Sequence[Pass]]) -> Gathers | None:
+    """The all-gathers between the ends of two steps' backward passes, in the median over steps; `None` if
+    there are none. `passes` are those of each step.
+    """
+    ends_s = [step[-1].stop_s for step in passes if step]
+    steps = [[each for each in found.gathers if a <= each.at_s < b] for a, b in pairwise(ends_s)]
+    if not any(steps):
+        return None
+    by_width: dict[int, float] = {}
+    for each in steps[-1]:
+        by_width[each.element_bytes] = by_width.get(each.element_bytes, 0.0) + each.size_bytes
+    spans = [
+        np.array([(each.at_s, each.at_s + each.took_s) for each in step]).reshape(-1, 2) for step in steps
+    ]
+    return Gathers(
+        median(len(step) for step in steps),
+        median(math.fsum(each.size_bytes for each in step) for step in steps),
+        math.nan if found.on_gpu else median(seconds(union(each)) for each in spans),
+        max(by_width, key=lambda width: by_width[width], default=4),
+    )
 
 
 def _timed(ranks: Sequence[Sequence[Sequence[Sum]]]) -> Iterator[tuple[float, float]]:

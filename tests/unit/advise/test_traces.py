@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.advise import kineto
+from gradwire.advise.answer import advise
 from gradwire.advise.observed import Observed, ObservedStep
 from gradwire.advise.traces import read
 from tests.support.looped import looped
@@ -74,6 +75,38 @@ def test_gradients_are_accumulated_without_being_sent(tmp_path: Path) -> None:
     assert step.exposed_s == pytest.approx(RUN.exposed_s)
     assert step.input_s == pytest.approx(3 * RUN.input_s)
     assert found.passes == 1
+
+
+@looped(("kind", "element_bytes"), [("c10::BFloat16", 2), ("float", 4)])
+@looped("took_s", [0.15, 0.001])
+def test_gathers_of_fsdp2_are_counted_and_judged(
+    tmp_path: Path, kind: str, element_bytes: int, took_s: float
+) -> None:
+    run = replace(RUN, world=4, steps=6)
+    events = run.events()
+    forwards = [each for each in events if each["name"] == "DistributedDataParallel.forward"]
+    for each in forwards:
+        args = {"Input Dims": [[250_000]], "Input type": [kind]}
+        gather = {**each, "cat": "cpu_op", "args": args, "tid": 7}
+        for part in range(2):
+            times = {"ts": each["ts"] + part * 5000.0, "dur": took_s * 1e6}
+            events.append({**gather, **times, "name": "gloo:all_gather"})
+        events.append({**gather, "name": "FSDP::all_gather", "tid": 1})
+    path = tmp_path / f"{kind}{took_s}.json"
+    path.write_text(json.dumps({**run.header, "traceEvents": sorted(events, key=lambda e: e.get("ts", 0.0))}))
+    found = read([path])
+    assert found.wrapper == "FSDP2"
+    assert found.gathers is not None
+    together_s = took_s + (0.005 if took_s > 0.005 else took_s)  # they overlap
+    assert (found.gathers.calls, found.gathers.size_bytes) == (2, 2 * 250_000 * element_bytes)
+    assert (found.gathers.took_s, found.gathers.element_bytes) == (pytest.approx(together_s), element_bytes)
+    note = next(each for each in advise(found).notes if "gathered in" in each)
+    assert f"{8 * element_bytes} bits: {1.5 * element_bytes:.0f} MB per rank and step" in note
+    if took_s < 0.005:
+        assert "fewer bits would not pay" in note
+    else:
+        assert ("0.3 to 3.7 of 16 bits" in note) == (element_bytes == 2)
+        assert 'gather="exact"' in note
 
 
 @looped("kept", ["optimizer", "profiled", "forward"])
