@@ -107,7 +107,8 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
 # What two cores can show of a paper, within 15 minutes, the paper's numbers beside: out/papers/PAPER.md. PAPER=covap,
-# scalecom, mergecomp, gcomp or ar_topk, and all without it. What has run is kept; ARGS="--again" starts anew.
+# scalecom, mergecomp, gcomp or ar_topk, and all without it. What has run is kept; ARGS="--again" starts anew, and
+# ARGS="--brief" shows by a few steps of each that all parts run.
 papers: $(STAMP)
 	$(BIN)/python -m benchmarks.papers $(PAPER) $(ARGS)
 

@@ -8,9 +8,11 @@ the rows that its claim names.
 Without `--write` it runs what two cores can show of a paper within `--seconds`. It writes a page with
 the paper's numbers beside, `out/papers/PAPER.md`. What has run is kept in `out/papers/PAPER.json`, so a
 run that was broken off goes on; `--again` starts anew. An experiment that does not fit into the time
-that is left is named, and runs the next time.
+that is left is named, and runs the next time. `--brief` runs each experiment with a few steps of a small
+network: it shows that they run, and its numbers say nothing.
 
     python -m benchmarks.papers covap [scalecom …] [--seconds 900] [--again] [--only NAME …] [--list]
+        [--brief]
     python -m benchmarks.papers --write
 """
 
@@ -29,8 +31,9 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -192,12 +195,16 @@ Row = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Experiment:
-    """Something that two cores can show of a paper: `run` returns its rows, after about `seconds`."""
+    """Something that two cores can show of a paper: `run` returns its rows, after about `seconds`.
+
+    `brief` is the same with so few steps that its numbers say nothing; none where `run` takes a second.
+    """
 
     name: str
     title: str
     seconds: float
     run: Callable[[], list[Row]]
+    brief: Callable[[], list[Row]] | None = None
 
 
 def _script(*arguments: str) -> Any:
@@ -240,11 +247,11 @@ def merged_by_equation_7() -> list[Row]:
     return rows
 
 
-def merged_on_two_ranks() -> list[Row]:
+def merged_on_two_ranks(shrink: int = 32, warmup: int = 100, rounds: int = 5) -> list[Row]:
     """MergeComp's tables 2 and 3 for FP16, run where equation 7 says that they show."""
     found = _script(
-        "mergecomp.py", "--workload", "emulated(resnet101, shrink=32)", "--warmup", "110", "--workers", "2",
-        "--rate", "700mbit", "--splits", "fp16",
+        "mergecomp.py", "--workload", f"emulated(resnet101, shrink={shrink})", "--warmup", f"{warmup}",
+        "--rounds", f"{rounds}", "--workers", "2", "--rate", "700mbit", "--splits", "fp16",
         "--ways", "1 group", "1 group again", "2 even groups", "timed, Y = 2",
     )  # fmt: skip
     took = {row["name"]: row["step_s"] for row in found["fp16"]}
@@ -257,6 +264,30 @@ def merged_on_two_ranks() -> list[Row]:
         ("Table 3: Y = 2 over two even groups", "5.1 to 5.5 %", f"{even / timed - 1.0:.1%}"),
         ("one group against itself", "", f"{one / again:.2f}x"),
     ]
+
+
+def every_tensor_compressed(
+    shrink: int = 32, warmup: int = 40, rounds: int = 4, workers: int = 4
+) -> list[Row]:
+    """MergeComp's figure 4: all 161 tensors of ResNet-50 layer by layer, and in groups, over 2 Gbit/s."""
+    paper = {
+        "dgc(ratio=0.01, momentum=0.0, warmup_steps=0)": "3.83x, 2.91x",
+        "efsignsgd": "up to 3.18x, 2.60x",
+    }
+    found = _script(
+        "mergecomp.py", "--workload", f"emulated(resnet50, shrink={shrink})", "--warmup", f"{warmup}",
+        "--rounds", f"{rounds}", "--workers", f"{workers}", "--rate", "2gbit", "--policy", "none",
+        "--compressors", *paper,
+    )  # fmt: skip
+    rows = []
+    for name, measured in found.items():
+        took = {row["name"]: row["step_s"] for row in measured}
+        layers, planned = (
+            next(took[each] for each in took if part in each) for part in ("split='layers'", ", groups=2)")
+        )
+        over = f"{layers / planned:.2f}x, {took['ddp'] / planned:.2f}x"
+        rows.append((f"figure 4: `{name}` in groups over layer by layer, over DDP", paper[name], over))
+    return rows
 
 
 def winners_of_table_vi() -> list[Row]:
@@ -284,18 +315,30 @@ def winners_of_table_vi() -> list[Row]:
     ]
 
 
-def star_in_training() -> list[Row]:
-    """AR-Topk's tables IV and V: accuracy and steps of STAR and LWTopk, of a network with many matrices."""
-    steps = 40
+def star_in_training(
+    workload: str = "resnet_demo",
+    steps: int = 300,
+    rounds: int = 3,
+    methods: Sequence[str] = ("star_topk", "var_topk", "lwtopk"),
+    workers: int = 4,
+) -> list[Row]:
+    """AR-Topk's tables IV and V: accuracy and steps of STAR, VAR and LWTopk, with many matrices."""
     found = _script(
-        "ar_topk_training.py", str(OUT / "ar_topk-training.md"), "--workload", "resnet_demo",
-        "--steps", f"{steps}", "--seeds", "1", "--rounds", "2",
+        "ar_topk_training.py", str(OUT / "ar_topk-training.md"), "--workload", workload, "--batch", "8",
+        "--steps", f"{steps}", "--seeds", "1", "--rounds", f"{rounds}", "--shards", "iid",
+        "--methods", *methods, "--workers", f"{workers}",
     )  # fmt: skip
-    accuracy = {run["recipe"]: run["accuracy"] for run in found["runs"] if run["shards"] == "iid"}
+    paper = {
+        "dense": "146.21 ms (ResNet18)",
+        "star_topk(ratio=0.1)": "64.83 ms",
+        "star_topk(ratio=0.01)": "49.68 ms",
+        "star_topk(ratio=0.001)": "48.17 ms",
+    }
     rows = []
-    for name, accurate in accuracy.items():
-        if name.startswith(("dense", "star", "lwtopk")):
-            rows.append((f"`{name}`, {steps} steps, one seed", "", f"{accurate:.1%} accurate"))
+    for run in found["runs"]:
+        name, took_ms = run["recipe"], median(found["step_ms"][run["recipe"]])
+        here = f"{run['accuracy']:.1%} accurate, a step takes {took_ms:.0f} ms"
+        rows.append((f"`{name}`, {steps} steps, one seed", paper.get(name, ""), here))
     return rows
 
 
@@ -312,25 +355,19 @@ def scaling_of_table_i() -> list[Row]:
     return rows
 
 
-def covap_beside_comparators() -> list[Row]:
-    """COVAP's Table VII on an emulated VGG-19, with the paper's order, shards and interval beside ours."""
-    [rows] = _script("covap_tables.py", "--only", "vgg19", "--rounds", "1").values()
-    plain = next(row["step_s"] for row in rows if row["name"] == "ddp")
-    published = {
-        "ddp": 18.9,
-        "topk": 5.5,
-        "dgc": 9.1,
-        "efsignsgd": 4.2,
-        "fp16": 29.2,
-        "powersgd": 52.1,
-        "oktopk": 14.2,
-    }
+def covap_beside_comparators(*arguments: str, rounds: int = 3, warmup: int = 6) -> list[Row]:
+    """COVAP's Table VII on emulated networks, with the paper's order, shards and intervals beside ours."""
+    found = _script(
+        "covap_tables.py", "--published", "--rounds", f"{rounds}", "--warmup", f"{warmup}", *arguments
+    )
     told = []
-    for row in rows:
-        paper = 80.9 if row["name"].startswith("covap") else published.get(row["name"].split("(")[0])
-        if row["step_s"] is not None and row["scaling"] is not None:
-            here = f"{row['scaling']:.1%} of linear, {plain / row['step_s']:.2f}x DDP"
-            told.append((f"`{row['name']}`", "" if paper is None else f"{paper} %, 64 GPUs", here))
+    for network, rows in found.items():
+        plain = next(row["step_s"] for row in rows if row["name"] == "ddp")
+        for row in rows:
+            paper = "" if row["paper"] is None else f"{row['paper']:.1f} %, 64 GPUs"
+            if row["step_s"] is not None and row["scaling"] is not None:
+                here = f"{row['scaling']:.1%} of linear, {plain / row['step_s']:.2f}x DDP"
+                told.append((f"{network}, `{row['name']}`", paper, here))
     return told
 
 
@@ -348,11 +385,24 @@ def rates_by_the_rule() -> list[Row]:
     return rows
 
 
-def likeness_of_ranks() -> list[Row]:
+def trained_by_scalecom(workload: str = "resnet_demo", epochs: float = 5.0) -> list[Row]:
+    """ScaleCom's Table 2: held-out accuracy at 100x, standard batch."""
+    lines = _printed(
+        "scalecom_scaling.py", "--workload", workload, "--epochs", f"{epochs}", "--scales", "1",
+        "--betas", "1", "--rates", "100", "--seeds", "1",
+    )  # fmt: skip
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("| x1")]
+    paper = {True: "the baseline", False: "at most 0.45 points below"}
+    return [
+        (f"Table 2: {row[0]}, {epochs:g} epochs, one seed", paper["dense" in row[0]], row[4]) for row in rows
+    ]
+
+
+def likeness_of_ranks(steps: int = 90) -> list[Row]:
     """ScaleCom's figures 2a and 3 in a short training of two ranks."""
     lines = _printed(
         "scalecom_choice.py", "--workload", "resnet_demo", "--figures", "2a", "3", "--ranks", "2",
-        "--steps", "90", "--seeds", "1",
+        "--steps", f"{steps}", "--seeds", "1",
     )  # fmt: skip
     rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("| ")]
     head, cells = rows[0], rows[1:]
@@ -365,11 +415,11 @@ def likeness_of_ranks() -> list[Row]:
     ]  # fmt: skip
 
 
-def sizes_of_gradients() -> list[Row]:
+def sizes_of_gradients(workload: str = "chargpt", steps: int = 60) -> list[Row]:
     """GComp's figures 2, 9, 13a and 14 on a small transformer."""
-    rows = _script("gcomp_report.py", "sizes", "--workload", "chargpt", "--steps", "60", "--every", "30")[
-        "rows"
-    ]
+    rows = _script(
+        "gcomp_report.py", "sizes", "--workload", workload, "--steps", f"{steps}", "--every", f"{steps // 2}"
+    )["rows"]
 
     def told(name: str, form: str) -> str:
         return " and ".join(format(row[name], form) for row in rows)
@@ -391,60 +441,182 @@ def sizes_of_gradients() -> list[Row]:
 
 ONE_LEVEL = "mantissa bits, one level of 18 (the paper's)"
 
+
+def zeros_of_words(steps: int = 60) -> list[Row]:
+    """GComp's figures 2b, 3b and 9 where a model has an embedding of words."""
+    rows = _script(
+        "gcomp_report.py", "sizes", "--workload", "words", "--steps", f"{steps}", "--every", f"{steps // 2}"
+    )["rows"]
+
+    def told(name: str) -> str:
+        return " and ".join(f"{row[name]:.1%}" for row in rows)
+
+    return [
+        ("figure 3b: gradients that are zero", "up to 50 %", told("zeros")),
+        (
+            "figure 9: size in training",
+            "36.5 % (BERT)",
+            told("near, as the recipe cuts it, share of 4 bytes"),
+        ),
+        ("by the paper's levels", "the same", told("levels, share of 4 bytes")),
+    ]
+
+
+def straying_losses(steps: int = 150, seeds: int = 1) -> list[Row]:
+    """GComp's figure 18: distance of losses from exact training's, beside both of its comparators."""
+    found = _script(
+        "gcomp_report.py", "strays", "--workload", "convnet", "--steps", f"{steps}", "--seeds", f"{seeds}"
+    )["away"]
+    away = {text: fmean(each) for text, each in found.items()}
+    ours = [text for text in away if "gcomp" in text]
+    paper = {"truncate(bits=18)": "73.6 to 93.1 % less", "8th step": "77.4 to 96.8 % less"}
+    rows = []
+    for text in away:
+        for part, less in paper.items():
+            if part in text:
+                here = ", ".join(f"`{own}` {1 - away[own] / away[text]:.1%} less" for own in ours)
+                rows.append((f"figure 18, beside {text}", less, here))
+    return rows
+
+
+def compressed_rings(
+    workload: str = "chargpt",
+    repetitions: int = 5,
+    workers: int = 4,
+    rates: Sequence[str] = ("200mbit", "500mbit", "1gbit"),
+) -> list[Row]:
+    """GComp's figure 10: an all-reduce by the ring of compressed blocks, zlib and zstd, at three rates."""
+    rows = []
+    for rate in rates:
+        found = _script(
+            "compressed_ring.py", "--workload", workload, "--rate", rate, "--repetitions", f"{repetitions}",
+            "--workers", f"{workers}", "--libraries",
+        )["rows"]  # fmt: skip
+        paper = {"near": "0.616, 0.470", "levels": "the same", "zlib": "slower than none", "zstd": "slower"}
+        rows += [
+            (f"figure 10: {name}, {rate}, of gloo's time", paper.get(name, ""), f"{row['ratio'][0]:.2f}")
+            for name, row in found.items()
+            if "ratio" in row
+        ]
+    return rows
+
+
 EXPERIMENTS = {
     "covap": (
         Experiment("table-1", "Table I by its own times", 1, scaling_of_table_i),
-        Experiment("table-7", "Table VII on an emulated VGG-19, 4 ranks", 300, covap_beside_comparators),
+        Experiment(
+            "table-7",
+            "Table VII on four emulated networks, 4 ranks, at the paper's intervals",
+            240,
+            covap_beside_comparators,
+            partial(covap_beside_comparators, "--only", "vgg19", "--shrink", "256", rounds=1, warmup=2),
+        ),
     ),
     "scalecom": (
         Experiment("table-2", "Rates of Table 2 by the rule", 1, rates_by_the_rule),
-        Experiment("figures", "Figures 2a and 3, two ranks, one seed", 240, likeness_of_ranks),
+        Experiment(
+            "figures",
+            "Figures 2a and 3, two ranks, one seed",
+            240,
+            likeness_of_ranks,
+            partial(likeness_of_ranks, 4),
+        ),
+        Experiment(
+            "training",
+            "Table 2 in training, two ranks, one seed",
+            300,
+            trained_by_scalecom,
+            partial(trained_by_scalecom, "convnet", 0.05),
+        ),
     ),
     "mergecomp": (
         Experiment("equation-7", "Tables 2 and 3 by equation 7", 1, merged_by_equation_7),
-        Experiment("tables", "Tables 2 and 3 on two ranks at 700 Mbit/s", 240, merged_on_two_ranks),
+        Experiment(
+            "tables",
+            "Tables 2 and 3 on two ranks at 700 Mbit/s",
+            240,
+            merged_on_two_ranks,
+            partial(merged_on_two_ranks, 256, 2, 1),
+        ),
+        Experiment(
+            "figure-4",
+            "Figure 4, all 161 tensors compressed, 4 ranks at 2 Gbit/s",
+            240,
+            every_tensor_compressed,
+            partial(every_tensor_compressed, 256, 2, 1, 2),
+        ),
     ),
-    "gcomp": (Experiment("sizes", "Sizes of gradients of a small transformer", 120, sizes_of_gradients),),
+    "gcomp": (
+        Experiment(
+            "sizes",
+            "Sizes of gradients of a small transformer",
+            120,
+            sizes_of_gradients,
+            partial(sizes_of_gradients, "convnet", 4),
+        ),
+        Experiment(
+            "words", "Zeros with an embedding of words", 120, zeros_of_words, partial(zeros_of_words, 2)
+        ),
+        Experiment(
+            "figure-18", "Losses beside exact training's", 200, straying_losses, partial(straying_losses, 9)
+        ),
+        Experiment(
+            "figure-10",
+            "The all-reduce beside general compressors, 4 ranks",
+            200,
+            compressed_rings,
+            partial(compressed_rings, "convnet", 2, 2, ("1gbit",)),
+        ),
+    ),
     "ar_topk": (
         Experiment("table-6", "Table VI", 1, winners_of_table_vi),
-        Experiment("table-5", "Tables IV and V, 4 ranks", 600, star_in_training),
+        Experiment(
+            "table-5",
+            "Tables IV and V, 4 ranks, 20 Mbit/s",
+            400,
+            star_in_training,
+            partial(star_in_training, "convnet", 2, 1, ("star_topk",), 2),
+        ),
     ),
 }
 """What `make papers` runs of a paper, in this order. Times are those of two cores."""
 
 
-def results_of(key: str) -> dict[str, Any]:
+def results_of(name: str) -> dict[str, Any]:
     """What has run of a paper, by experiment."""
-    path = OUT / f"{key}.json"
+    path = OUT / f"{name}.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
 
 
-def show(paper: Paper, seconds: float, only: Sequence[str], *, again: bool) -> None:
+def show(paper: Paper, seconds: float, only: Sequence[str], *, again: bool, brief: bool = False) -> None:
     """Run what has not run, as far as `seconds` go, and write the paper's page."""
     OUT.mkdir(parents=True, exist_ok=True)
-    found = {} if again else results_of(paper.key)
+    name = f"{paper.key}-brief" if brief else paper.key
+    found = {} if again else results_of(name)
     began = time.monotonic()
     for each in EXPERIMENTS[paper.key]:
         if each.name in found or (only and each.name not in only):
             continue
         left = seconds - (time.monotonic() - began)
-        if each.seconds > left:
+        if not brief and each.seconds > left:
             print(f"{paper.name}: {each.title} takes {each.seconds:g} s, and {max(left, 0):.0f} s are left")
             continue
         print(f"{paper.name}: {each.title}", flush=True)
         started = time.monotonic()
-        rows = each.run()
+        rows = (each.brief or each.run)() if brief else each.run()
         found[each.name] = {
             "rows": rows,
             "took_s": round(time.monotonic() - started, 1),
             "on": f"{datetime.date.today():%d %B %Y}, {os.cpu_count()} cores, {platform.machine()}, "
             f"torch {torch.__version__}, load {os.getloadavg()[0]:.1f}",
         }
-        (OUT / f"{paper.key}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        (OUT / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     text = page_of(paper, found)
-    (OUT / f"{paper.key}.md").write_text(text, encoding="utf-8")
-    print(f"\n{text}\nwritten to {OUT / f'{paper.key}.md'}")
+    if brief:
+        text = f"*A few steps of small networks: these numbers say nothing.*\n\n{text}"
+    (OUT / f"{name}.md").write_text(text, encoding="utf-8")
+    print(f"\n{text}\nwritten to {OUT / f'{name}.md'}")
 
 
 def page_of(paper: Paper, found: Mapping[str, Any]) -> str:
@@ -470,6 +642,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900.0, help="for each paper")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="experiments")
     parser.add_argument("--again", action="store_true", help="run what has run, too")
+    parser.add_argument("--brief", action="store_true", help="a few steps of each: shows that it runs")
     parser.add_argument("--list", action="store_true", help="say what would run, and for how long")
     parser.add_argument("--write", action="store_true", help="write the tables of docs/papers")
     options = parser.parse_args()
@@ -482,7 +655,7 @@ def main() -> None:
             for each in EXPERIMENTS[key]:
                 print(f"{key:<10} {each.name:<12} {each.seconds:>4g} s  {each.title}")
         else:
-            show(paper, options.seconds, options.only, again=options.again)
+            show(paper, options.seconds, options.only, again=options.again, brief=options.brief)
 
 
 if __name__ == "__main__":

@@ -268,6 +268,22 @@ def test_what_takes_seconds_of_make_papers_runs(tmp_path: Path, monkeypatch: pyt
     assert f"| communication over backward 0.3 | {paper} | {here} |" in table
 
 
+@pytest.mark.rest
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("key", papers.KEYS)
+def test_all_of_make_papers_runs_in_short(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each experiment, with a few steps of a small network."""
+    monkeypatch.setattr(papers, "OUT", tmp_path)
+    papers.show(PAPERS[key], 0.0, (), again=False, brief=True)
+    found = papers.results_of(f"{key}-brief")
+    assert list(found) == [each.name for each in papers.EXPERIMENTS[key]]
+    assert all(cell for result in found.values() for row in result["rows"] for cell in (row[0], row[2]))
+    page = (tmp_path / f"{key}-brief.md").read_text(encoding="utf-8")
+    assert page.startswith("*A few steps of small networks: these numbers say nothing.*")
+    assert "Has not run" not in page
+    assert not (tmp_path / f"{key}.md").exists(), "what a longer run has shown stays as it is"
+
+
 TABLES = {
     "COVAP": {
         "dense": ("I", "VII"),
