@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from gradwire.members.bucket.check import findings
-from gradwire.members.bucket.objects import Bucket, StoreError, created
+from gradwire.members.bucket.objects import PIECE, Bucket, StoreError, created
 from gradwire.members.bucket.progress import sealed
 from gradwire.members.bucket.rounds import Rules, enter, land, send, settle, write_snapshot
 from tests.support.source import ROOT
@@ -82,6 +82,12 @@ def test_rounds_snapshots_and_a_newcomer(endpoint: str) -> None:
     assert enter(store, "b", {}, late, Rules()).round == 4
     assert late.shared == a.shared == set("0123")
     assert [each.round for each in sealed(store)] == [0, 1, 2, 3]
+
+
+def test_an_object_in_pieces_is_read_back_whole(endpoint: str) -> None:
+    store, data = Bucket("s3://bucket/run"), bytes(range(256)) * ((2 * PIECE) // 256 + 3)
+    store.upload("theta/0", data)
+    assert store.get("theta/0") == data
 
 
 def test_a_bucket_that_is_not_there_is_said(endpoint: str) -> None:

@@ -8,6 +8,7 @@ or something happens to it. So a schedule is a seed, and time passes only in the
 from __future__ import annotations
 
 import json
+import math
 import random
 import threading
 from collections import Counter
@@ -58,6 +59,9 @@ class Memory:
 
     def put(self, key: str, data: bytes) -> None:
         self.objects[key] = data, float(int(self.time_s))
+
+    def upload(self, key: str, data: bytes, bytes_per_s: float = math.inf) -> None:
+        self.put(key, data)
 
     def get(self, key: str) -> bytes | None:
         return self.objects[key][0] if key in self.objects else None
@@ -143,6 +147,9 @@ class Process:
 
     def put(self, key: str, data: bytes) -> None:
         self._ask("put " + key.partition("/")[0], partial(self.play.store.put, key, data))
+
+    def upload(self, key: str, data: bytes, bytes_per_s: float = math.inf) -> None:
+        self.put(key, data)
 
     def get(self, key: str) -> bytes | None:
         found: bytes | None = self._ask("get " + key.partition("/")[0], partial(self.play.store.get, key))

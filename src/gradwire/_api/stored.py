@@ -22,6 +22,7 @@ from gradwire.comm import ProcessGroupComm
 from gradwire.comm.apart import alone
 from gradwire.members import Stored
 from gradwire.members.bucket.member import StoredMembership
+from gradwire.members.bucket.objects import check_size
 from gradwire.members.bucket.steps import StoredSteps
 from gradwire.members.site import Site
 from gradwire.placement import device_at
@@ -92,6 +93,7 @@ def stored(
     try:
         source.suits(layout, (optimizers.outer,))
         source.code_by(layout, seed=asked.seed, number=number_from(members.name) >> 33)
+        check_size(members.url, source.payload_bytes(0))
         if resume is not None:
             found = file_set.kept(site.comm, Path(resume))
             membership.load(found) if found is not None else None
@@ -268,5 +270,6 @@ def _metrics(membership: StoredMembership) -> dict[str, float]:
         "gradwire/wire_bytes_per_step": store.sent_bytes / rounds,
         "gradwire/received_bytes_per_step": store.received_bytes / rounds,
         "gradwire/requests_per_step": sum(store.requests.values()) / rounds,
+        **{f"gradwire/{what}s_per_step": number / rounds for what, number in store.requests.items()},
         "gradwire/waited_s": membership.waited_s,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from functools import cache
@@ -13,8 +14,17 @@ from typing import Any
 import pytest
 
 from gradwire.errors import GradwireError, TransportError
+from gradwire.members.bucket import member
 from gradwire.members.bucket.member import Metered
-from gradwire.members.bucket.objects import Bucket, StoreError, created
+from gradwire.members.bucket.objects import (
+    LARGEST,
+    PIECE,
+    Bucket,
+    StoreError,
+    check_size,
+    created,
+    paced,
+)
 from gradwire.members.bucket.records import SPEC, Beat, Seal, check_name, seal_key
 from gradwire.members.bucket.rounds import (
     Rules,
@@ -507,6 +517,58 @@ def test_after_an_unclear_answer_the_object_says_whose_it_is() -> None:
     assert created(store, "seals/0", b"mine")
     store.lost = True
     assert not created(store, "seals/0", b"another's")
+
+
+class Timed(Memory):
+    """Creates at a rate, and notes the rate at which it is asked to upload."""
+
+    rate = 0.0
+
+    def upload(self, key: str, data: bytes, bytes_per_s: float = math.inf) -> None:
+        self.rate = bytes_per_s
+
+
+def test_a_snapshot_takes_a_tenth_of_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Timed()
+    metered = Metered(store)
+    monkeypatch.setattr(member, "now_s", store.now_s)
+    create = store.create
+
+    def takes(seconds: float) -> Any:
+        return lambda key, data: [store.pause(seconds), create(key, data)][1]
+
+    for key, seconds in (("offers/1", 2.0), ("offers/2", 4.0)):  # 50 and 25 bytes a second
+        store.create = takes(seconds)  # type: ignore[method-assign]
+        metered.create(key, bytes(100))
+    metered.upload("theta/0", bytes(3 * PIECE))
+    assert store.rate == pytest.approx(5.0)
+    assert metered.requests["put"] == 2 + 3 + 2
+
+
+def test_pieces_come_no_faster_than_their_rate() -> None:
+    store, data = Memory(), bytes(2 * PIECE + 7)
+    came = []
+    for piece in paced(data, PIECE / 8.0, store.pause, store.now_s):
+        came.append((store.time_s - 1000.0, len(piece)))
+        store.time_s += 1.0  # the request
+    assert came == [(0.0, PIECE), (8.0, PIECE), (16.0, 7)]
+    assert [len(each) for each in paced(b"", 1.0, store.pause, store.now_s)] == [0]
+
+
+def test_a_folder_takes_an_object_in_pieces(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    store, data = Bucket(str(tmp_path)), bytes(range(256)) * ((2 * PIECE) // 256 + 3)
+    store.upload("theta/0", data)
+    assert store.get("theta/0") == data
+
+
+def test_an_offer_that_no_store_creates_is_refused_in_words() -> None:
+    check_size("/mnt/shared/run", LARGEST + 1)
+    check_size("s3://bucket/run", LARGEST)
+    with pytest.raises(
+        ValueError, match=r"an offer of this model has 12.0 GB .* an object of 5.0 GB at most"
+    ):
+        check_size("s3://bucket/run", 12 * 10**9)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a--b", "-a", "site-000001", 3, "ä"])

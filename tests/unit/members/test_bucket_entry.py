@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -105,3 +107,33 @@ def test_members_that_had_a_wire_are_refused_in_words_also_after_detach(tmp_path
     gradwire.outer(*held(), "topk(ratio=0.2)", every=2, members=members).detach()
     with pytest.raises(ValueError, match="these members had a wire: make new ones"):
         gradwire.outer(*held(), "topk(ratio=0.2)", every=2, members=members)
+
+
+def test_a_run_of_last_week_is_resumed_with_its_age_and_round(tmp_path: Path) -> None:
+    first, later = held(), held()
+    wire = enter(tmp_path, first, "topk(ratio=0.2)")
+    take(*first, 4)
+    wire.detach()
+    spec = tmp_path / "run" / "spec"
+    old_s = spec.stat().st_mtime - 7 * 24 * 3600
+    os.utime(spec, (old_s, old_s))
+    wire = enter(tmp_path, later, "topk(ratio=0.2)")
+    (told,) = [each.why for each in wire.events if each.what == "joined"]
+    minutes = re.fullmatch(r"a run that began (\d+) minutes ago, after 2 rounds", told)
+    assert minutes is not None
+    assert 0 <= int(minutes[1]) - 7 * 24 * 60 < 600
+    wire.detach()
+
+
+def test_of_two_sites_with_one_name_the_older_one_raises_what_to_do(tmp_path: Path) -> None:
+    older, younger = held(), held()
+    one = enter(tmp_path, older, "topk(ratio=0.2)")
+    other = enter(tmp_path, younger, "topk(ratio=0.2)")
+    with pytest.raises(
+        GradwireError, match=r"another process has taken the name 'site-a' .* give each replica its own"
+    ):
+        take(*older, 2)
+    take(*younger, 2)
+    assert other.rounds == 1
+    one.detach()
+    other.detach()

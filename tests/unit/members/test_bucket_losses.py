@@ -84,15 +84,14 @@ def test_a_model_that_goes_takes_its_heartbeats_along(tmp_path: Path) -> None:
 
 
 def test_a_site_leaves_while_its_snapshot_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put, begun, may_end = Bucket.put, threading.Event(), threading.Event()
+    upload, begun, may_end = Bucket.upload, threading.Event(), threading.Event()
 
-    def slow(store: Bucket, key: str, data: bytes) -> None:
-        if key.startswith("theta/00000001"):
-            begun.set()
-            may_end.wait(120.0)
-        put(store, key, data)
+    def slow(store: Bucket, key: str, data: bytes, bytes_per_s: float) -> None:
+        begun.set()
+        may_end.wait(120.0)
+        upload(store, key, data, bytes_per_s)
 
-    monkeypatch.setattr(Bucket, "put", slow)
+    monkeypatch.setattr(Bucket, "upload", slow)
     of = held()
     members = gradwire.members.store(str(tmp_path / "run"), "site-a", at_least=1, snapshot_every=1)
     wire = gradwire.outer(*of, "topk(ratio=0.2)", every=2, members=members)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from gradwire.comm.apart import begin
 from gradwire.errors import GradwireError, TransportError
 from gradwire.measure.clock import now_s
 from gradwire.members.base import Event
-from gradwire.members.bucket.objects import Objects, StoreError
+from gradwire.members.bucket.objects import PIECE, Objects, StoreError
 from gradwire.members.bucket.records import Offer, Seal
 from gradwire.members.bucket.rounds import (
     LONGEST_LOOK_S,
@@ -38,6 +39,8 @@ _LOG = logging.getLogger("gradwire")
 
 SLICE_S = 0.5
 """The thread that trains waits in pieces of this length, so that signals are handled."""
+SHARE = 0.1
+"""Of the link, which a snapshot may take."""
 FAREWELL_S = 10.0
 """The last heartbeat is waited for so long."""
 FORMAT = "store 1"
@@ -53,6 +56,8 @@ class Metered:
         self.requests: dict[str, int] = dict.fromkeys(("put", "get", "list", "delete"), 0)
         self.pause, self.now_s = objects.pause, objects.now_s
         self._counts = threading.Lock()
+        self._bytes_per_s = 0.0
+        """The highest rate at which an object was created."""
 
     def _count(self, request: str, number: int = 1, sent_bytes: int = 0, received_bytes: int = 0) -> None:
         with self._counts:
@@ -63,7 +68,16 @@ class Metered:
     def create(self, key: str, data: bytes) -> bool:
         """See `Objects.create`."""
         self._count("put", sent_bytes=len(data))
-        return self._objects.create(key, data)
+        start_s = now_s()
+        is_new = self._objects.create(key, data)
+        self._bytes_per_s = max(self._bytes_per_s, len(data) / max(now_s() - start_s, 1e-9))
+        return is_new
+
+    def upload(self, key: str, data: bytes, bytes_per_s: float = math.inf) -> None:
+        """See `Objects.upload`; at most at a tenth of the rate at which offers were created."""
+        pieces = -(-len(data) // PIECE)
+        self._count("put", pieces + 2 if pieces > 1 else 1, sent_bytes=len(data))
+        self._objects.upload(key, data, min(bytes_per_s, SHARE * self._bytes_per_s))
 
     def put(self, key: str, data: bytes) -> None:
         """See `Objects.put`."""

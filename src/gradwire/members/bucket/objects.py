@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,10 @@ PAUSE_S = 0.5
 """Between two of them."""
 REQUEST_S = 600.0
 """One request takes so long at most."""
+PIECE = 5 << 20
+"""Bytes of a piece of a large object: the least that S3 takes."""
+LARGEST = 5 * 10**9
+"""Bytes that a store creates in one request: S3's limit, and the lowest one."""
 METADATA = ("169.254.169.254", "metadata.google.internal")
 """Where credentials are asked for if the environment has none."""
 
@@ -36,6 +41,9 @@ class Objects(Protocol):
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, over the one that is there."""
+
+    def upload(self, key: str, data: bytes, bytes_per_s: float = math.inf) -> None:
+        """Write a large object that nobody reads yet, in pieces, at so many bytes a second at most."""
 
     def get(self, key: str) -> bytes | None:
         """Read an object; `None` if there is none."""
@@ -78,6 +86,26 @@ def created(objects: Objects, key: str, data: bytes) -> bool:
             return found == data
         objects.pause(PAUSE_S)
     raise last or StoreError(f"{key} can neither be created nor read")
+
+
+def paced(
+    data: bytes, bytes_per_s: float, pause: Callable[[float], None], clock: Callable[[], float]
+) -> Iterator[bytes]:
+    """Pieces of `data`, of which none comes before those before it have had their time."""
+    began_s = clock()
+    for start in range(0, max(len(data), 1), PIECE):
+        if (early_s := began_s + start / bytes_per_s - clock()) > 0.0:
+            pause(early_s)
+        yield data[start : start + PIECE]
+
+
+def check_size(url: str, size: int) -> None:
+    """Raise `ValueError` if no object of `size` bytes can be created at `url`."""
+    if size > LARGEST and not is_folder(url):
+        raise ValueError(
+            f"an offer of this model has {size / 1e9:.1f} GB with this recipe, and a store creates an object "
+            f"of {LARGEST / 1e9:.1f} GB at most: take a recipe that sends less, such as 'sparseloco'"
+        )
 
 
 class Bucket:
@@ -135,6 +163,15 @@ class Bucket:
         """See `Objects.put`."""
         try:
             self._engine.put(self._store, key, data)
+        except Exception as error:
+            raise self._error("write", error) from error
+
+    def upload(self, key: str, data: bytes, bytes_per_s: float = math.inf) -> None:
+        """See `Objects.upload`."""
+        try:
+            self._engine.put(
+                self._store, key, paced(data, bytes_per_s, self.pause, self.now_s), chunk_size=PIECE
+            )
         except Exception as error:
             raise self._error("write", error) from error
 

@@ -145,8 +145,10 @@ class Seat:
     """See `Beat`."""
     offered: str = ""
     """Key of an offer to the present round; empty if there is none."""
-    unsent: bytes = b""
-    """The offer, until the store has said that it is there."""
+    content: bytes = b""
+    """The bytes of that offer, which this process need not read again."""
+    is_there: bool = False
+    """Whether the store has said that the offer is there."""
     trains_alone: bool = False
     """True if local steps go on without the store: it is asked again when the next round is due."""
     waits_since: int = -1
@@ -338,7 +340,8 @@ def take_newest(seat: Seat, replica: Replica) -> None:
         if found.digest and digest_of(data) != found.digest:
             raise GradwireError(f"the snapshot {found.theta} of round {found.round} is damaged")
         replica.take(data)
-        seat.round, seat.offered, seat.waits_since, seat.in_vain = found.round, "", -1, 0
+        seat.round, seat.waits_since, seat.in_vain = found.round, -1, 0
+        seat.offered, seat.content = "", b""
         return
     raise GradwireError("no snapshot of the run can be read: its objects were deleted by something else")
 
@@ -356,14 +359,19 @@ def catch_up(seat: Seat, replica: Replica) -> None:
     """Land all rounds that are sealed."""
     while (data := seat.objects.get(seal_key(seat.round))) is not None:
         seal = Seal.of(data)
-        land(seat, replica, seal, _read(seat.objects, seal))
+        land(seat, replica, seal, _read(seat.objects, seal, {}))
     seat.reads = -1
 
 
-def _read(objects: Objects, seal: Seal) -> list[Offer] | None:
-    """The offers that count, in order; `None` if they are gone: there is a newer snapshot then."""
+def _read(objects: Objects, seal: Seal, known: Mapping[str, tuple[Offer, Counted]]) -> list[Offer] | None:
+    """The offers that count, in order, of which some are `known` by their keys. `None` if others are gone:
+    there is a newer snapshot then.
+    """
     offers = []
     for each in seal.offers:
+        if each.key in known:
+            offers.append(known[each.key][0])
+            continue
         data = objects.get(each.key)
         if data is None or digest_of(data) != each.digest:
             return None
@@ -393,7 +401,8 @@ def land(seat: Seat, replica: Replica, seal: Seal, offers: Sequence[Offer] | Non
     counted = [each.key for each in seal.offers]
     mine = seat.offered != "" and seat.offered in counted
     replica.land(seal.round, offers, mine=mine)
-    was_offered, seat.offered = seat.offered != "", ""
+    was_offered = seat.offered != ""
+    seat.offered, seat.content = "", b""
     before, seat.names = seat.names, seal.names
     seat.round += 1
     seat.in_vain = 0
@@ -475,15 +484,15 @@ def send(seat: Seat, replica: Replica) -> bool:
     An offer never changes: if one of this process stands already, that one is waited for.
     """
     patiently(seat, lambda: catch_up(seat, replica))
-    if seat.offered and not seat.unsent:
+    if seat.offered and seat.is_there:
         return True
     if not seat.offered and not _offers(seat, replica):
         return False
-    if not patiently(seat, lambda: created(seat.objects, seat.offered, seat.unsent)):
+    if not patiently(seat, lambda: created(seat.objects, seat.offered, seat.content)):
         raise GradwireError(
             f"{seat.offered} was written by something else: give each replica a name of its own"
         )
-    seat.unsent = b""
+    seat.is_there = True
     return True
 
 
@@ -496,7 +505,7 @@ def _offers(seat: Seat, replica: Replica) -> bool:
         return False
     seat.offered = f"{offers_of(seat.round)}/{seat.who}"  # it may be there although no answer comes
     offer = Offer(seat.round, replica.digest(), content[1], content[0], random_text())
-    seat.unsent = offer.as_bytes()
+    seat.content, seat.is_there = offer.as_bytes(), False
     return True
 
 
@@ -522,23 +531,23 @@ def settle(
     """
     objects, rules, began_s, look_s = seat.objects, seat.rules, seat.objects.now_s(), LOOK_S
     known: dict[str, tuple[Offer, Counted]] = {}
+    if seat.content:
+        own = Offer.of(seat.content)
+        known[seat.offered] = own, Counted(seat.offered, digest_of(seat.content), own.weight)
     problem = ""
     while goes_on():
         try:
             data = objects.get(seal_key(seat.round))
             if data is not None:
                 seal = Seal.of(data)
-                keys = [each.key for each in seal.offers]
-                if all(key in known for key in keys):
-                    return seal, [known[key][0] for key in keys]
-                return seal, _read(objects, seal)
+                return seal, _read(objects, seal, known)
             offered = _one_per_name(objects.list(offers_of(seat.round)))
             is_late = objects.now_s() - began_s > rules.patience_s
             awaited = _awaited(seat, set(offered))
+            for key in offered.values():  # as they come, while others are waited for
+                if key not in known and (found := _checked(seat, key, fits)) is not None:
+                    known[key] = found
             if len(offered) >= rules.at_least and (is_late or not awaited):
-                for key in offered.values():
-                    if key not in known and (found := _checked(seat, key, fits)) is not None:
-                        known[key] = found
                 seal_ = _seal(seat, theta, [known[key] for key in offered.values() if key in known])
                 if seal_ is not None:
                     created(objects, seal_key(seat.round), seal_.as_bytes())
@@ -645,7 +654,7 @@ def snapshot_is_due(seat: Seat, seal: Seal) -> bool:
 def write_snapshot(seat: Seat, round_: int, data: bytes) -> None:
     """Write a snapshot of `round_`, and delete what nobody needs any more. Raises `StoreError`."""
     theta = new_theta(round_)
-    seat.objects.put(theta, data)
+    seat.objects.upload(theta, data)
     pointer = Snapshot(round_, theta, digest_of(data))
     if not created(seat.objects, snapshot_key(round_), pointer.as_bytes()):
         seat.objects.delete([theta])
