@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gradwire._api.attach import attach
     from gradwire._api.outer import outer
     from gradwire._api.plan import Plan, plan
+    from gradwire._api.plan_store import plan_store
     from gradwire._api.report import Report
     from gradwire._api.rounds import OuterWire
     from gradwire._api.simulate import Simulation, simulate
@@ -36,6 +37,7 @@ else:
     # On first use: torch takes seconds to load, and `gradwire net` needs nothing of it.
     _HOMES = {
         "gradwire._api.plan": ["Plan", "plan"],
+        "gradwire._api.plan_store": ["plan_store"],
         "gradwire._api.attach": ["attach"],
         "gradwire.unit.parameters": ["ParameterSpec"],
         "gradwire.step.layout": ["by_size"],
@@ -91,6 +93,7 @@ __all__ = [
     "by_size",
     "outer",
     "plan",
+    "plan_store",
     "recipe",
     "recipes",
     "simulate",

@@ -63,6 +63,7 @@ found = {
     "by_size": {choose(spec) for spec in specs} == {"dense"},
     "ParameterSpec": {type(spec) for spec in specs} == {gradwire.ParameterSpec},
     "plan": isinstance(plan, gradwire.Plan),
+    "plan_store": gradwire.plan_store("resnet18", sites=2, rate_bit_per_s=1e9, step_s=0.2).sites == 2,
     "Plan": plan.fastest.recipe == "int8",
     "simulate": isinstance(simulation, gradwire.Simulation),
     "Simulation": {each.workers for each in simulation.outcomes} == {2, 8},

@@ -11,10 +11,11 @@ import typer
 from gradwire.cli.completion import model_names
 from gradwire.cli.prerequisites import check_folder
 from gradwire.cli.progress import waiting
-from gradwire.quantities import columns, counted, time_s, wrapped
+from gradwire.quantities import columns, counted, rate_bit_per_s, time_s, wrapped
 
 if TYPE_CHECKING:  # torch takes seconds to load, which help and completion need not wait for
     from gradwire._api.plan import Plan
+    from gradwire._api.plan_store import StorePlan
 
 Model = Annotated[
     str | None,
@@ -44,6 +45,14 @@ Overlap = Annotated[bool, typer.Option(help="Whether gradients travel during the
 Every = Annotated[int, typer.Option(help="Local steps from one exchange to the next, as in DiLoCo.")]
 Sharded = Annotated[
     bool, typer.Option(help="Compress FSDP2's own gathers and scatters: recipes are like int4+int8.")
+]
+Store = Annotated[bool, typer.Option(help="Rounds of local steps over an object store, between sites.")]
+Prices_ = Annotated[
+    str | None,
+    typer.Option(
+        "--prices",
+        help="With --store: price of a GB read, of 1000 writes or lists, of 1000 reads: 0.09,0.005,0.0004.",
+    ),
 ]
 Recipes = Annotated[
     str | None, typer.Option(help="Recipes instead of the usual ones, separated by semicolons.")
@@ -75,6 +84,8 @@ def plan(
     target: Annotated[float, typer.Option(help="Share of linear that auto aims at.")] = 0.95,
     every: Every = 1,
     sharded: Sharded = False,
+    store: Store = False,
+    prices: Prices_ = None,
     recipes: Recipes = None,
     everything: All = False,
     codec: Codec = "cached",
@@ -88,6 +99,13 @@ def plan(
     from gradwire._api.plan_fsdp import CANDIDATES as OF_FSDP
     from gradwire.cli.cluster_options import links, model_of, of_options, places, show, texts_of
 
+    if prices is not None and not store:
+        raise typer.BadParameter("--prices is for --store")
+    if store:
+        given = model_of(model, shapes, params, hf_config)
+        of = _over_a_store(given, workers, rate, delay, step, every, prices, recipes)
+        show(str(of), of.as_dict(), json_path)
+        return
     try:
         check_folder(json_path)
         usual = plans.CANDIDATES if every == 1 else plans.BETWEEN_ROUNDS
@@ -118,6 +136,42 @@ def plan(
             f"{replace(found, candidates=tried)}\n\n{hidden(len(usual) - len({row.recipe for row in tried}))}"
         )
     show(text, {**found.as_dict(), "codec_source": codec}, json_path)
+
+
+def _over_a_store(
+    model: Any,
+    sites: int | None,
+    rate: str,
+    delay: str,
+    step: str,
+    every: int,
+    prices: str | None,
+    recipes: str | None,
+) -> StorePlan:
+    from gradwire._api.plan_store import CANDIDATES, Prices, plan_store
+    from gradwire.cli.cluster_options import of_options, texts_of
+
+    try:
+        if sites is None:
+            raise ValueError("sites: say --workers, the number of sites")
+        try:
+            stated = None if prices is None else Prices(*map(float, prices.split(",")))
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"--prices {prices!r} are not three numbers, such as 0.09,0.005,0.0004"
+            ) from None
+        return plan_store(
+            model,
+            sites=sites,
+            rate_bit_per_s=rate_bit_per_s(rate),
+            delay_s=time_s(delay),
+            step_s=time_s(step),
+            every=every,
+            candidates=texts_of(recipes, CANDIDATES),
+            prices=stated,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(of_options(str(error))) from None
 
 
 def hidden(number: int) -> str:
