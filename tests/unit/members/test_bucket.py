@@ -276,6 +276,7 @@ def test_states_that_no_snapshot_names_are_deleted_with_those_of_their_time() ->
     seat = entered(store, "a", a, told=told)
     store.put("theta/00000002-of-one-that-died-before-its-pointer", b"[]")
     store.put("theta/.DS_Store", b"")
+    store.put("snapshots/.DS_Store", b"")
     for round_ in range(4):
         a.held = {str(round_)}
         take_round(seat, a)

@@ -23,6 +23,7 @@ class Sealed:
 
     def __str__(self) -> str:
         who = ", ".join(f"{name} ({weight:g})" for name, weight in self.weights.items())
+        who = who or "no site, because shared parameters differed"
         size = f", {self.offered_bytes / 1e6:.2f} MB" if self.offered_bytes else ""
         return f"round {self.round}: {who}{size}"
 

@@ -203,19 +203,14 @@ def offers_of(round_: int) -> str:
     return f"{OFFERS}/{round_:08d}"
 
 
-def round_of(key: str) -> int:
-    """Round in the key of an offer, a seal or a snapshot."""
-    return int(key.split("/")[1])
+def by_round(keys: Iterable[str]) -> list[tuple[int, str]]:
+    """Rounds and keys of those of `keys` that are of a round, the first round first; others are no matter of
+    the run.
 
-
-def is_before(key: str, round_: int) -> bool:
-    """Whether `key` is of a round before `round_`; False for keys that are no matter of the run.
-
-    >>> is_before("theta/00000006-8c7d", 7), is_before("theta/.DS_Store", 7)
-    (True, False)
+    >>> by_round(["theta/00000006-8c7d", "theta/.DS_Store", "theta/00000003-1f00"])
+    [(3, 'theta/00000003-1f00'), (6, 'theta/00000006-8c7d')]
     """
-    found = _OF_A_ROUND.fullmatch(key)
-    return found is not None and int(found[1]) < round_
+    return sorted((int(found[1]), key) for key in keys if (found := _OF_A_ROUND.fullmatch(key)) is not None)
 
 
 def new_theta(round_: int) -> str:

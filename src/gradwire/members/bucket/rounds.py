@@ -40,14 +40,13 @@ from gradwire.members.bucket.records import (
     Seal,
     Snapshot,
     Spec,
+    by_round,
     digest_of,
-    is_before,
     member_key,
     new_theta,
     offers_of,
     processes,
     random_text,
-    round_of,
     seal_key,
     snapshot_key,
     who,
@@ -348,7 +347,7 @@ def take_newest(seat: Seat, replica: Replica) -> None:
 
 def _newest(seat: Seat) -> Snapshot:
     """The newest snapshot: that before round 0 is named by the spec."""
-    for key in sorted(seat.objects.list(SNAPSHOTS), reverse=True):
+    for _round, key in reversed(by_round(seat.objects.list(SNAPSHOTS))):
         data = seat.objects.get(key)
         if data is not None:
             return Snapshot.of(data)
@@ -647,7 +646,7 @@ def snapshot_is_due(seat: Seat, seal: Seal) -> bool:
     """Whether this member, which has sealed the last round, writes a snapshot: one does it for all."""
     if seal.by != seat.who:
         return False
-    last = max(map(round_of, seat.objects.list(SNAPSHOTS)), default=0)
+    last = max((round_ for round_, _key in by_round(seat.objects.list(SNAPSHOTS))), default=0)
     return seat.round >= last + seat.rules.snapshot_every
 
 
@@ -669,18 +668,17 @@ def prune(seat: Seat) -> None:
     newer ones.
     """
     objects = seat.objects
-    keys = sorted(objects.list(SNAPSHOTS))
+    snapshots = by_round(objects.list(SNAPSHOTS))
     beats = objects.list(MEMBERS)
     now = beats.get(member_key(seat.name, seat.number))
-    if len(keys) < KEPT or now is None:
+    if len(snapshots) < KEPT or now is None:
         return
-    floor = round_of(keys[-KEPT])
+    floor = snapshots[-KEPT][0]
     youngest: dict[str, int] = {}
     for key, name, number in processes(beats):
         youngest[name] = max(youngest.get(name, -1), number)
         if now - beats[key] <= seat.rules.dead_s and (beat := _beat(objects, key)) is not None:
             floor = min(floor, beat.reads) if beat.reads >= 0 else floor
     objects.delete([key for key, name, number in processes(beats) if number < youngest[name]])
-    objects.delete([key for key in keys if round_of(key) < floor])
-    for prefix in (THETAS, OFFERS):
-        objects.delete([key for key in objects.list(prefix) if is_before(key, floor)])
+    for found in (snapshots, by_round(objects.list(THETAS)), by_round(objects.list(OFFERS))):
+        objects.delete([key for round_, key in found if round_ < floor])
