@@ -445,6 +445,7 @@ def test_where_parameters_come_out_otherwise_each_time_all_raise_in_words() -> N
                     settle(seats[name], each.digest())
 
 
+@pytest.mark.rest
 @looped("seed", range(24))
 def test_a_bit_that_flips_ends_no_run(seed: int) -> None:
     rules = Rules(2, patience_s=15.0, wait_s=3000.0, beat_s=2.0, snapshot_every=2)
