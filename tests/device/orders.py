@@ -22,6 +22,7 @@ OTHERS = {
     ("step/reducer.py", "self.follow"),
     ("step/reducer.py", "step.record"),
     ("step/worker.py", "self._thread.join"),
+    ("kernels/background.py", "os.pathsep.join"),
     ("kernels/device/common.py", "tl.join"),
     ("_api/attach.py", "level.join"),
     ("_api/moving.py", "membership.join"),

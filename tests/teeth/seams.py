@@ -278,11 +278,16 @@ SEAMS = (
     ),
     Seam(
         "A scaler's skipped step counts as made.",
-        "Steps._after",
-        "record.skipped = …",
-        "record.skipped = None",
+        "OptimizerLog.optimizer_ended",
+        "skipped = …",
+        "skipped = None",
     ),
-    Seam("Gradients that were cleared count as used.", "Steps._before", "self._clear(record)", "pass"),
+    Seam(
+        "Gradients that were cleared count as used.",
+        "step.fates:read",
+        "_clear(state, optimizer, look)",
+        "pass",
+    ),
     Seam(
         "Of several planes a checkpoint has the first.",
         "checkpoint.state:_copied",
