@@ -1155,6 +1155,19 @@ def uneven() -> dict[str, Any]:
     }
 
 
+def both_at_once() -> bool:
+    """Another recipe, before which all that is unsent is sent, and another optimizer right after it."""
+    model = perceptron(19)
+    optimizer = optimizer_of(model)
+    wire = outer(model, optimizer, "topk(ratio=0.05)", outer=plain_sgd)
+    steps(model, optimizer, range(EVERY))
+    wire.switch("dense")
+    second = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    wire.switch_optimizer(second)
+    steps(model, second, range(EVERY, 3 * EVERY))
+    return equal_on_all(values(model)) and wire.report().recipe == "dense"
+
+
 def at_the_end() -> dict[str, Any]:
     """A switch in the middle of a round, evaluation at θ₀, and a last round that leaves nothing unsent."""
     model = perceptron(17)
@@ -1455,6 +1468,7 @@ SCENES: dict[str, Callable[[], Any]] = {
     "counting": counting,
     "uneven": uneven,
     "at the end": at_the_end,
+    "both at once": both_at_once,
     "in turn": partial(taking_turns, 0),
     "in turn, delayed": partial(taking_turns, EVERY - 1),
     "two phases": partial(two_phases, 0),

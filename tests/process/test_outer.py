@@ -315,6 +315,10 @@ def test_evaluation_switch_and_the_last_round(world: Scenes) -> None:
     assert value(world, "at the end") == [flags | {"recipe": "dense"}] * 2
 
 
+def test_the_optimizer_may_change_while_a_former_recipe_is_being_flushed(world: Scenes) -> None:
+    assert value(world, "both at once") == [True] * 2
+
+
 @pytest.mark.parametrize(
     ("scene", "rounds"),
     [pytest.param("in turn", [4, 3], marks=pytest.mark.rest), ("in turn, delayed", [3, 2])],

@@ -26,6 +26,7 @@ from gradwire.sources.checks import check_optimizers, warn_without_optimizer
 from gradwire.sources.observe import hold
 from gradwire.sources.source import Source
 from gradwire.sources.unwrap import Optimizers, optimizers_of
+from gradwire.step.installed import META
 from gradwire.step.layout import Layout
 from gradwire.step.reducer import Backward, Reducer
 from gradwire.step.worker import Worker
@@ -415,9 +416,9 @@ class Wire:
         """Let another optimizer, or several, step the parameters from now on. A collective.
 
         It is for a second phase of training. `optimizer` is as for `attach`. Recipes go by its momentum and
-        state from then on. Without this call its steps count as well, with a warning. With `outer` the count
-        of local steps goes on, and rounds come as before. Without this call its steps count, too, if
-        of some parameters only, when the next pass begins.
+        state from then on. With `outer` the count of local steps goes on, and rounds come as before. Without
+        this call its steps count as well, with a warning. Those of an optimizer of some parameters only count
+        when the next pass begins.
 
         Raises `ValueError` for optimizers that `attach` would refuse, `PeerFailed` on the other ranks, and
         `RanksDisagree` if optimizers differ between ranks. In these cases nothing has changed on any rank.
@@ -432,7 +433,7 @@ class Wire:
         def given() -> tuple[Optimizers, OptimizerText]:
             optimizers = optimizers_of(optimizer)
             check_optimizers(optimizers, self._source.module)
-            self._source.suits(self._reducer.layout, self._source.applying(optimizers))
+            self._source.suits(self._layout_asked, self._source.applying(optimizers))
             return optimizers, OptimizerText.of(optimizers)
 
         def agreed() -> Optimizers:
@@ -444,6 +445,14 @@ class Wire:
 
     def _change(self, optimizers: Optimizers) -> None:
         self._backward.steps.change(optimizers, self.attached.model)
+
+    @property
+    def _layout_asked(self) -> Layout:
+        """The layout in which to stay: not one that sends what is unsent first, or waits for kernels."""
+        reducer = self._reducer
+        watch = reducer.layout.main.watch
+        is_passing = reducer.awaits_kernels or (watch is not None and watch.ends)
+        return reducer.layout_of(reducer.recipe.build(), META) if is_passing else reducer.layout
 
     @property
     def _covers_momentum(self) -> bool:
