@@ -63,7 +63,7 @@ test-full: $(STAMP)
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/integrations/constraints.txt
 	test -d $(FRAMEWORKS) || $(PYTHON) -m venv $(FRAMEWORKS)
 	$(subst $(BIN),$(FRAMEWORKS)/bin,$(PIP)) -c tests/integrations/constraints.txt "torch==2.13.0" \
-		-e ".[elastic,store]" pytest pytest-timeout accelerate transformers lightning "ray[train]" expecttest "moto[server]"
+		-e ".[elastic,store]" pytest pytest-timeout hypothesis accelerate transformers lightning "ray[train]" expecttest "moto[server]"
 	touch $@
 
 test-integrations: $(FRAMEWORKS)/.installed
