@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.command import eventually
 from tests.support.world import Scenes, value
 
 pytestmark = pytest.mark.process
@@ -38,10 +39,21 @@ from gradwire.kernels.background import BackgroundCompilation
 from gradwire.kernels.cpu.cache import writable
 
 sys.executable = sys.argv[1]
-compiling = BackgroundCompilation({"draws"}, writable())
-while not compiling.has_ended():
+both = [BackgroundCompilation({"draws"}, writable()) for _ in range(2)]
+while not all([each.has_ended() for each in both]):
     time.sleep(0.05)
+assert all([each.has_ended() for each in both for _ in range(3)])
 print(json.dumps(sorted(compiler.lacking({"draws"}))))
+"""
+
+KILLED = """
+import os, signal, time
+from gradwire.kernels.background import BackgroundCompilation
+from gradwire.kernels.cpu.cache import writable
+
+compiling = BackgroundCompilation({"draws", "topk", "blocks"}, writable())
+print(compiling._processes[0].pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -65,6 +77,30 @@ def test_another_process_compiles_into_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize("python", ["/bin/false", "/no/such/file"])
 def test_a_process_that_cannot_compile_is_not_waited_for(python: str, tmp_path: Path) -> None:
     assert _said(FAILS, tmp_path, python) == ["draws"]
+
+
+@pytest.mark.rest
+def test_the_process_does_not_outlive_a_run_that_is_killed(tmp_path: Path) -> None:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED], env=environment, capture_output=True, text=True, check=False
+    )
+    told = Path(f"/proc/{int(done.stdout)}/cmdline")
+    assert eventually(lambda: not (told.exists() and told.read_bytes()), 60.0)
+
+
+@pytest.mark.rest
+@pytest.mark.timeout(900)
+def test_modules_of_the_working_directory_are_not_taken_for_pythons_own(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit(3)")
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "train.py"
+    script.write_text(COMPILES)
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [["draws"], [], 0.0]
 
 
 @pytest.fixture(scope="module")

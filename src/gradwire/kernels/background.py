@@ -8,47 +8,73 @@ do: compiling holds the interpreter lock.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Collection
 from pathlib import Path
 
 from gradwire.kernels import compiler
 
+_LOG = logging.getLogger("gradwire")
+
 _NICE = 5
 """Priority below that of training. On a machine whose cores are all busy it gets a quarter of one; at 19 it
 would get a hundredth, and training would wait for hours."""
+
+_LOOK_S = 1.0
+"""Time between two looks of the process whether the one that started it is alive."""
 
 
 class BackgroundCompilation:
     """Compilation of the kernels of `subjects` into the cache `folder`, by another process.
 
-    The process ends with the object, and at the latest when this one exits.
+    The process ends with the object, and soon after the process that started it has ended, however that was.
     """
 
     def __init__(self, subjects: Collection[str], folder: Path) -> None:
         self._lacking, self._lock = frozenset(subjects), folder / "compiling"
+        self._has_ended = False
         self._processes: list[subprocess.Popen[bytes]] = []
         weakref.finalize(self, _stop, self._processes, os.getpid())
         self.has_ended()
 
     def has_ended(self) -> bool:
         """True if nothing more comes: all kernels are in the cache, or this machine cannot compile them
-        beside training. A process is started when no other one compiles on this machine.
+        beside training. That is final, so that ranks whose processes fail at different times come to agree.
+
+        A process is started when no other one compiles on this machine.
         """
-        try:
-            self._lacking = compiler.lacking(self._lacking)
-            if self._lacking and not self._processes:
-                self._start()
-                return False
-        except Exception:  # where it is compiled instead, all ranks hear of what is wrong
-            return True
-        if self._lacking and self._processes[0].poll() is None:
+        if not self._has_ended:
+            try:
+                self._has_ended = self._look()
+            except Exception as error:
+                self._fail(repr(error))
+        return self._has_ended
+
+    def _look(self) -> bool:
+        self._lacking = compiler.lacking(self._lacking)
+        if self._lacking and not self._processes:
+            self._start()
             return False
+        if self._lacking and (code := self._processes[0].poll()) is None:
+            return False
+        if self._lacking:
+            self._fail(f"exit code {code}")
         _stop(self._processes, os.getpid())
         return True
+
+    def _fail(self, why: str) -> None:
+        """Where kernels are compiled instead, all ranks hear of what is wrong."""
+        self._has_ended = True
+        _LOG.warning(
+            "kernels could not be compiled beside training (%s). A step compiles them, for which all ranks "
+            "wait; `gradwire warmup` compiles them beforehand",
+            why,
+        )
 
     def _start(self) -> None:
         """Start a process, unless another one holds the lock. The lock goes to the process, and ends with it.
@@ -58,9 +84,9 @@ class BackgroundCompilation:
         lock = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The same modules as here, wherever these were found.
+            # The same modules as here, wherever these were found: not those of the working directory first.
             found = os.pathsep.join(place or os.getcwd() for place in sys.path)
-            command = [sys.executable, "-m", __name__, *sorted(self._lacking)]
+            command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), *sorted(self._lacking)]
             self._processes.append(
                 subprocess.Popen(
                     command,
@@ -85,6 +111,15 @@ def _stop(processes: list[subprocess.Popen[bytes]], owner: int) -> None:
     processes.clear()
 
 
+def _end_after(owner: int) -> None:
+    """End this process once `owner`, which has started it, is no longer its parent."""
+    never = threading.Event()
+    while os.getppid() == owner:
+        never.wait(_LOOK_S)
+    os._exit(1)
+
+
 if __name__ == "__main__":
     os.nice(_NICE)
-    compiler.prepare(sys.argv[1:])
+    threading.Thread(target=_end_after, args=(int(sys.argv[1]),), daemon=True).start()
+    compiler.prepare(sys.argv[2:])

@@ -113,9 +113,7 @@ def _begin_backward(backward: Backward, entrance: Entrance, scaled: bool) -> Cal
     def hook(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        reducer = backward.reducer
-        remembers = reducer.measuring or reducer.awaits_kernels or not reducer.layout.is_plain
-        if remembers and not scaled and _float16_autocast(device.where.type):
+        if not scaled and _float16_autocast(device.where.type) and backward.reducer.may_remember:
             raise ValueError(
                 "float16 autocast without scaler=: the residual would carry the loss scale. Pass "
                 "gradwire.attach(…, scaler=GradScaler), or autocast to bfloat16."

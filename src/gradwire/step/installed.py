@@ -288,6 +288,14 @@ class InstalledRecipe:
         """True while gradients travel dense because some rank has no kernels yet for what was asked for."""
         return self.running is None and not self.measuring and not self.layout.alone
 
+    @property
+    def may_remember(self) -> bool:
+        """True if some parameter has a memory, or may get one without a request of the user's."""
+        if self.measuring or not self.awaits_kernels:
+            return self.measuring or not self.layout.is_plain
+        asked = self.recipe.build()
+        return asked.next is not None or not self.layout_of(asked, META).is_plain
+
     def _hear(self, step: int, rows: Rows) -> Heard:
         """Update the estimate of the link by the rows of all ranks. Returns it, and its change, if any."""
         if not any(map(any, rows)):  # the step before was not timed
