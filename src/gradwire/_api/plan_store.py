@@ -148,7 +148,7 @@ def plan_store(
 
     >>> found = plan_store("gpt2", sites=4, rate_bit_per_s=50e6, delay_s=0.025, step_s=0.5)
     >>> [f"{each.recipe}: {each.exchange_s:.1f} s" for each in found.rows[::6]]
-    ['sparseloco: 2.0 s', 'diloco: 318.9 s']
+    ['sparseloco: 2.1 s', 'diloco: 319.0 s']
     """
     texts = CANDIDATES if candidates is None else tuple(candidates)
     if not texts:
@@ -234,6 +234,6 @@ def sizes_of(text: str, specs: tuple[ParameterSpec, ...]) -> tuple[int, int]:
     layout = build(specs, recipe(travels).build(), None, where, 2, None, ROUNDS)
     buckets = [Bucket(number, group, where, {}) for number, group in enumerate(assigned(specs, CAP_BYTES))]
     payload = Coder(layout, buckets, seed=0, number=0).size(0)
-    outer = make([nn.Parameter(torch.zeros(1))])
+    outer = make([nn.Parameter(torch.zeros(1, dtype=torch.float32, device=where))])
     planes = 1 + bool(outer.defaults.get("momentum"))
     return payload, 4 * planes * sum(spec.numel for spec in specs)
