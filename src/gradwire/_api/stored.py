@@ -218,8 +218,9 @@ class StoreWire(MovingWire):
     def detach(self) -> None:
         """Land what is under way, and leave the others.
 
-        With `delay`, the seal of a last round is waited for as long as others are, `patience_s`. Without one
-        this replica leaves nevertheless, which `events` says; the others may still count its offer.
+        The seal of a last round, with `delay` or after local steps went on without it, is waited for as long
+        as others are, `patience_s`. Without one this replica leaves nevertheless, which `events` says; the
+        others may still count its offer.
 
         What was learned since the last round stays with this replica. So call it after a round: then the
         parameters are those that all members share.

@@ -70,6 +70,22 @@ def test_one_that_is_alone_trains_on_and_its_offer_counts_once_another_is_there(
     b.detach()
 
 
+def test_one_that_was_alone_lands_the_round_that_others_have_sealed_before_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meet, "ALONE_S", 0.1)
+    a, *of_a = site(tmp_path, at_least=2, alone="train", every=2)
+    take(*of_a, 2)
+    assert [each.what for each in a.events] == ["alone"]
+    b, *of_b = site(tmp_path, "site-b", at_least=2, every=2)
+    take(*of_b, 2)
+    assert (b.rounds, b.members) == (1, ("site-a", "site-b"))
+    a.detach()
+    assert (a.rounds, a.members) == (1, ("site-a", "site-b"))
+    assert torch.equal(of_a[0].weight, of_b[0].weight)
+    b.detach()
+
+
 def test_rounds_by_time_follow_the_time_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, step_s, rounds_at = [0.0], 0.125, list[int]()
     monkeypatch.setattr(member, "now_s", lambda: clock[0])

@@ -322,7 +322,9 @@ class StoredMembership:
         patience_s = self._rules.patience_s + LONGEST_LOOK_S
         self._alone_s = patience_s if self._alone_s is None else min(self._alone_s, patience_s)
         self.seat.trains_alone = True
-        self._source.land_now()
+        self._source.note_changes()
+        if self._settling is not None:  # also if local steps went on after `alone_s`
+            self.end_round()
 
     def close(self) -> None:
         """Leave the others. Idempotent; the model may be gone.
