@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import threading
@@ -25,7 +26,7 @@ from gradwire.members.bucket.objects import (
     created,
     paced,
 )
-from gradwire.members.bucket.records import SPEC, Beat, Seal, check_name, seal_key
+from gradwire.members.bucket.records import SPEC, Beat, Offer, Seal, check_name, seal_key
 from gradwire.members.bucket.rounds import (
     Rules,
     Seat,
@@ -494,6 +495,18 @@ def test_damaged_offers_are_not_named_in_a_seal() -> None:
     store.put("offers/00000000/.DS_Store", b"")
     store.put("members/.DS_Store", b"")
     assert take_round(seat, a).names == ("a",)
+
+
+def test_all_add_up_the_bytes_that_were_sealed_also_who_has_offered_others() -> None:
+    store, replicas = Memory(), {name: learner(name, f"of {name}") for name in "ab"}
+    seats = {name: entered(store, name, replica, Rules(wait_s=5.0)) for name, replica in replicas.items()}
+    for name, replica in replicas.items():
+        assert send(seats[name], replica)
+    stored = Offer(0, replicas["a"].digest(), 1.0, json.dumps(["a flipped bit"]).encode())
+    store.put(seats["a"].offered, stored.as_bytes())
+    seal, offers = settle(seats["b"], replicas["b"].digest())
+    assert seal.names == ("a", "b")
+    assert settle(seats["a"], replicas["a"].digest()) == (seal, offers)
 
 
 # -- stores

@@ -363,12 +363,12 @@ def catch_up(seat: Seat, replica: Replica) -> None:
 
 
 def _read(objects: Objects, seal: Seal, known: Mapping[str, tuple[Offer, Counted]]) -> list[Offer] | None:
-    """The offers that count, in order, of which some are `known` by their keys. `None` if others are gone:
-    there is a newer snapshot then.
+    """The offers that count, in order. Those that are `known` by their keys are not read again, if they are
+    what was sealed. `None` if others are gone: there is a newer snapshot then.
     """
     offers = []
     for each in seal.offers:
-        if each.key in known:
+        if each.key in known and known[each.key][1].digest == each.digest:
             offers.append(known[each.key][0])
             continue
         data = objects.get(each.key)
