@@ -497,6 +497,21 @@ def test_damaged_offers_are_not_named_in_a_seal() -> None:
     assert take_round(seat, a).names == ("a",)
 
 
+def test_what_is_no_offer_is_read_once() -> None:
+    store, a, read = Memory(), learner("a", "one"), list[str]()
+    seat = entered(store, "a", a, Rules(wait_s=20.0))
+    other = Offer(7, a.digest(), 1.0, b"of another round")
+    wrong = {"offers/00000000/b-000000": b"no offer", "offers/00000000/c-000000": other.as_bytes()}
+    for key, data in wrong.items():
+        store.put(key, data)
+    assert send(seat, a)
+    get = store.get
+    store.get = lambda key: [read.append(key), get(key)][1]  # type: ignore[method-assign,func-returns-value]
+    with pytest.raises(TransportError, match="was not sealed in 20 s"):
+        settle(seat, a.digest())
+    assert [key for key in read if key in wrong] == list(wrong)
+
+
 def test_all_add_up_the_bytes_that_were_sealed_also_who_has_offered_others() -> None:
     store, replicas = Memory(), {name: learner(name, f"of {name}") for name in "ab"}
     seats = {name: entered(store, name, replica, Rules(wait_s=5.0)) for name, replica in replicas.items()}

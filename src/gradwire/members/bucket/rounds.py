@@ -362,14 +362,17 @@ def catch_up(seat: Seat, replica: Replica) -> None:
     seat.reads = -1
 
 
-def _read(objects: Objects, seal: Seal, known: Mapping[str, tuple[Offer, Counted]]) -> list[Offer] | None:
+def _read(
+    objects: Objects, seal: Seal, known: Mapping[str, tuple[Offer, Counted] | None]
+) -> list[Offer] | None:
     """The offers that count, in order. Those that are `known` by their keys are not read again, if they are
     what was sealed. `None` if others are gone: there is a newer snapshot then.
     """
     offers = []
     for each in seal.offers:
-        if each.key in known and known[each.key][1].digest == each.digest:
-            offers.append(known[each.key][0])
+        found = known.get(each.key)
+        if found is not None and found[1].digest == each.digest:
+            offers.append(found[0])
             continue
         data = objects.get(each.key)
         if data is None or digest_of(data) != each.digest:
@@ -529,7 +532,7 @@ def settle(
     younger process has this name.
     """
     objects, rules, began_s, look_s = seat.objects, seat.rules, seat.objects.now_s(), LOOK_S
-    known: dict[str, tuple[Offer, Counted]] = {}
+    known: dict[str, tuple[Offer, Counted] | None] = {}  # none of them changes, also what is no offer
     if seat.content:
         own = Offer.of(seat.content)
         known[seat.offered] = own, Counted(seat.offered, digest_of(seat.content), own.weight)
@@ -544,10 +547,11 @@ def settle(
             is_late = objects.now_s() - began_s > rules.patience_s
             awaited = _awaited(seat, set(offered))
             for key in offered.values():  # as they come, while others are waited for
-                if key not in known and (found := _checked(seat, key, fits)) is not None:
-                    known[key] = found
+                if key not in known and (data := objects.get(key)) is not None:
+                    known[key] = _checked(seat.round, key, data, fits)
             if len(offered) >= rules.at_least and (is_late or not awaited):
-                seal_ = _seal(seat, theta, [known[key] for key in offered.values() if key in known])
+                found = [each for key in offered.values() if (each := known.get(key)) is not None]
+                seal_ = _seal(seat, theta, found)
                 if seal_ is not None:
                     created(objects, seal_key(seat.round), seal_.as_bytes())
                     continue  # and read whose it is
@@ -607,16 +611,15 @@ def _will_offer(beat: Beat, round_: int) -> bool:
     return 0 <= beat.joined < max(round_, 1) and beat.passes < round_
 
 
-def _checked(seat: Seat, key: str, fits: Callable[[Offer], bool]) -> tuple[Offer, Counted] | None:
-    """An offer to the present round that can be read and decoded; `None` if it is no such."""
-    data = seat.objects.get(key)
-    if data is None:
-        return None
+def _checked(
+    round_: int, key: str, data: bytes, fits: Callable[[Offer], bool]
+) -> tuple[Offer, Counted] | None:
+    """An offer to the present round that can be decoded; `None` if the `data` are no such."""
     try:
         offer = Offer.of(data)
     except WireError:
         return None
-    if offer.round != seat.round or not fits(offer):
+    if offer.round != round_ or not fits(offer):
         return None
     return offer, Counted(key, digest_of(data), offer.weight)
 
