@@ -53,11 +53,18 @@ class Prices:
     """Prices of a store, in any currency: of a GB that is read, and of 1000 requests.
 
     Lists cost as writes do. Bytes that are written are taken as free, and what is stored, too.
+
+    Raises `ValueError` for a price below 0, and for one that is not finite.
     """
 
     gb_read: float
     thousand_writes: float
     thousand_reads: float
+
+    def __post_init__(self) -> None:
+        for name, price in vars(self).items():
+            if not 0.0 <= price < float("inf"):
+                raise ValueError(f"{name}={price!r} is not a price of at least 0")
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,13 @@ Every = Annotated[int, typer.Option(help="Local steps from one exchange to the n
 Sharded = Annotated[
     bool, typer.Option(help="Compress FSDP2's own gathers and scatters: recipes are like int4+int8.")
 ]
-Store = Annotated[bool, typer.Option(help="Rounds of local steps over an object store, between sites.")]
+Store = Annotated[
+    bool,
+    typer.Option(
+        help="Rounds of local steps over an object store, between sites: --workers of them, and after 30 "
+        "steps without --every."
+    ),
+]
 Prices_ = Annotated[
     str | None,
     typer.Option(
@@ -66,7 +72,15 @@ Codec = Annotated[
 Json = Annotated[Path | None, typer.Option("--json", help="Also write JSON; - prints nothing else.")]
 
 
+OVER_A_STORE = {
+    *("rate", "delay", "step", "model", "shapes", "params", "hf_config", "workers", "every", "store"),
+    *("prices", "recipes", "json_path"),
+}
+"""Arguments of `plan` that say something about rounds over a store."""
+
+
 def plan(
+    context: typer.Context,
     rate: Rate,
     step: Step,
     model: Model = None,
@@ -102,8 +116,23 @@ def plan(
     if prices is not None and not store:
         raise typer.BadParameter("--prices is for --store")
     if store:
-        given = model_of(model, shapes, params, hf_config)
-        of = _over_a_store(given, workers, rate, delay, step, every, prices, recipes)
+        try:
+            check_folder(json_path)
+            given = _given(context)
+            if strange := [said for name, said in given.items() if name not in OVER_A_STORE]:
+                raise ValueError(f"{', '.join(strange)}: not for --store, whose plan does not go by that")
+            of = _over_a_store(
+                model_of(model, shapes, params, hf_config),
+                workers,
+                rate,
+                delay,
+                step,
+                every if "every" in given else None,
+                prices,
+                recipes,
+            )
+        except ValueError as error:
+            raise typer.BadParameter(of_options(str(error))) from None
         show(str(of), of.as_dict(), json_path)
         return
     try:
@@ -138,40 +167,46 @@ def plan(
     show(text, {**found.as_dict(), "codec_source": codec}, json_path)
 
 
+def _given(context: typer.Context) -> dict[str, str]:
+    """Arguments that the command line names, with the options as they are written."""
+    return {
+        str(each.name): each.opts[0]
+        for each in context.command.params
+        if getattr(context.get_parameter_source(str(each.name)), "name", "") == "COMMANDLINE"
+    }
+
+
 def _over_a_store(
     model: Any,
     sites: int | None,
     rate: str,
     delay: str,
     step: str,
-    every: int,
+    every: int | None,
     prices: str | None,
     recipes: str | None,
 ) -> StorePlan:
     from gradwire._api.plan_store import CANDIDATES, Prices, plan_store
-    from gradwire.cli.cluster_options import of_options, texts_of
+    from gradwire.cli.cluster_options import texts_of
 
+    if sites is None:
+        raise ValueError("sites: say --workers, the number of sites")
     try:
-        if sites is None:
-            raise ValueError("sites: say --workers, the number of sites")
-        try:
-            stated = None if prices is None else Prices(*map(float, prices.split(",")))
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"--prices {prices!r} are not three numbers, such as 0.09,0.005,0.0004"
-            ) from None
-        return plan_store(
-            model,
-            sites=sites,
-            rate_bit_per_s=rate_bit_per_s(rate),
-            delay_s=time_s(delay),
-            step_s=time_s(step),
-            every=every,
-            candidates=texts_of(recipes, CANDIDATES),
-            prices=stated,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(of_options(str(error))) from None
+        stated = None if prices is None else Prices(*map(float, prices.split(",")))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"--prices {prices!r} are not three numbers of at least 0, such as 0.09,0.005,0.0004"
+        ) from None
+    return plan_store(
+        model,
+        sites=sites,
+        rate_bit_per_s=rate_bit_per_s(rate),
+        delay_s=time_s(delay),
+        step_s=time_s(step),
+        candidates=texts_of(recipes, CANDIDATES),
+        prices=stated,
+        **({} if every is None else {"every": every}),
+    )
 
 
 def hidden(number: int) -> str:

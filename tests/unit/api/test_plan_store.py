@@ -106,26 +106,46 @@ def test_what_cannot_be_is_refused_in_words(wrong: dict[str, Any], said: str) ->
         plan_store("resnet18", **OF | wrong)
 
 
+@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
+def test_what_is_no_price_is_refused(price: float) -> None:
+    with pytest.raises(ValueError, match=f"thousand_writes={price} is not a price of at least 0"):
+        Prices(0.09, price, 0.0004)
+
+
+WORDS = [
+    *("plan", "--store", "--model", "resnet18", "--workers", "4", "--rate", "50mbit", "--delay", "25ms"),
+    *("--step", "500ms", "--recipes", "sparseloco;bf16"),
+]
+
+
 def test_the_command_prints_it_and_takes_prices() -> None:
-    words = [
-        "plan",
-        "--store",
-        "--model",
-        "resnet18",
-        "--workers",
-        "4",
-        "--rate",
-        "50mbit",
-        "--delay",
-        "25ms",
-    ]
-    words += ["--step", "500ms", "--every", "30", "--recipes", "sparseloco;bf16"]
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(app, [*WORDS, "--every", "20"])
     assert done.stdout.startswith("predicted, not measured: resnet18")
+    assert "a round after 20 local steps" in " ".join(done.stdout.split())
     found = json.loads(
-        CliRunner().invoke(app, [*words, "--prices", "0.09,0.005,0.0004", "--json", "-"]).stdout
+        CliRunner().invoke(app, [*WORDS, "--prices", "0.09,0.005,0.0004", "--json", "-"]).stdout
     )
+    assert found["every"] == 30  # as of plan_store
     assert [each["recipe"] for each in found["rows"]] == ["sparseloco", "bf16"]
     assert all(each["day_price"] > 0.0 for each in found["rows"])
-    for wrong in (["--prices", "1,2"], ["--prices", "a"]):
-        assert CliRunner().invoke(app, [*words, *wrong]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prices", "1,2"], "are not three numbers of at least 0"),
+        (["--prices", "a"], "are not three numbers of at least 0"),
+        (["--prices=-1,nan,0"], "are not three numbers of at least 0"),
+        (["--json", "/no/such/x.json"], "the folder /no/such does not exist"),
+        (["--params", "30M"], "give one of --model"),
+        (["--every", "0"], "--every 0 is not a number of at least 1"),
+        (["--sharded", "--all"], "--sharded, --all: not for --store"),
+        (["--nodes", "2", "--per-node", "2", "--inside", "1gbit"], "--nodes, --per-node, --inside: not for"),
+        (["--inside-delay", "1ms", "--no-overlap"], "--inside-delay, --overlap: not for --store"),
+        (["--codec", "free", "--backward", "1ms", "--target", "0.9"], "--backward, --target, --codec: not"),
+    ],
+)
+def test_what_the_command_cannot_take_is_refused_in_words(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, [*WORDS, *words])
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())
