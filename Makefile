@@ -73,7 +73,7 @@ test-integrations: $(FRAMEWORKS)/.installed
 	test -d $(@D) || $(PYTHON) -m venv $(@D)
 	grep -v -e '^torch==' -e '^triton==' constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile -c $(@D)/constraints.txt \
-		"torch==$*" -e . pytest pytest-timeout hypothesis
+		"torch==$*" -e ".[store]" pytest pytest-timeout hypothesis
 	touch $@
 
 # The tests that tests/versions.txt names, on each of VERSIONS: `make test-versions VERSIONS=2.15.0` for one.
