@@ -24,13 +24,13 @@ from gradwire.members.bucket.records import Beat, Offer, Seal, member_key, seal_
 from gradwire.members.bucket.rounds import (
     Rules,
     Seat,
+    announce_snapshot,
     catch_up,
     enter,
     land,
     patiently,
     send,
     settle,
-    snapshot_is_due,
     write_snapshot,
 )
 
@@ -332,7 +332,7 @@ class Play:
             asleep = each.what != "pause" and each.wakes_s > now_s
             if seat is not None and not asleep and now_s - each.beat_s >= self.rules.beat_s:
                 each.beat_s = now_s
-                told = Beat("", seat.round, seat.joined, seat.reads, seat.passes)
+                told = Beat("", seat.round, seat.joined, seat.reads, seat.passes, seat.writes)
                 self.store.put(member_key(seat.name, seat.number), told.as_bytes())
 
     def _let_go(self, process: Process, answer: BaseException | None) -> None:
@@ -398,7 +398,7 @@ class Play:
             seal, offers = settle(seat, replica.digest())
             patiently(seat, partial(land, seat, replica, seal, offers))
             with suppress(StoreError):  # others do it
-                if snapshot_is_due(seat, seal):
+                if announce_snapshot(seat, seal):
                     write_snapshot(seat, seat.round, replica.give())
         patiently(seat, lambda: catch_up(seat, replica))
 

@@ -8,6 +8,7 @@ Assumptions, which `docs/store.md` repeats:
 - A look is one read and two lists, and a read of the heartbeat of each site that is awaited. The pauses
   between looks are those of `gradwire.members.bucket.rounds`.
 - One site writes a snapshot for all, and one the seal: each site has its share of their bytes and requests.
+  Looks of others at whether a snapshot is still being written are left out.
 - A snapshot is as large as the parameters, and once more with an outer optimizer that has momentum.
 """
 
@@ -205,13 +206,13 @@ def _forecast(
     round_s = steps_s + exchange_s
     beats, snapshots = round_s / rules.beat_s, 1.0 / rules.snapshot_every
     pieces = -(-state // PIECE)
-    snapshot_puts = snapshots * (2.0 + (pieces + 1 if pieces > 1 else 0))
+    snapshot_puts = snapshots * (3.0 + (pieces + 1 if pieces > 1 else 0))
     seal = SEAL_BYTES + sites * COUNTED_BYTES
-    sent = offer + beats * BEAT_BYTES + (seal + snapshots * (state + POINTER_BYTES)) / sites
-    received = others * offer + seal + others * (looks - 1) * BEAT_BYTES
+    sent = offer + beats * BEAT_BYTES + (seal + snapshots * (state + POINTER_BYTES + BEAT_BYTES)) / sites
+    received = others * offer + seal + others * (looks - 1 + snapshots / sites) * BEAT_BYTES
     puts = 1.0 + beats + (1.0 + snapshot_puts) / sites
-    gets = others + looks + 1.0 + others * (looks - 1)
-    lists = 2.0 * looks + (1.0 + 4.0 * snapshots) / sites
+    gets = others + looks + 1.0 + others * (looks - 1 + snapshots / sites)
+    lists = 2.0 * looks + (1.0 + 5.0 * snapshots) / sites
     price = None
     if prices is not None:
         writes = 1e-3 * (puts + lists) * prices.thousand_writes

@@ -30,6 +30,7 @@ from gradwire.members.bucket.records import SPEC, Beat, Offer, Seal, check_name,
 from gradwire.members.bucket.rounds import (
     Rules,
     Seat,
+    announce_snapshot,
     catch_up,
     enter,
     land,
@@ -269,6 +270,38 @@ def test_pruning_leaves_what_a_living_member_reads() -> None:
     seat.beat()
     prune(seat)
     assert "offers/00000000/a-000000" not in store.list("offers")
+
+
+def test_one_writes_a_snapshot_for_all_and_another_one_if_it_dies() -> None:
+    store, replicas = Memory(), {name: learner(name) for name in "ab"}
+    seats = {name: entered(store, name, replica) for name, replica in replicas.items()}
+
+    def is_writer(names: str) -> bool:
+        """Of a round of `names`, whether the first one, which seals it, writes a snapshot."""
+        for name in names:
+            assert send(seats[name], replicas[name])
+        for name in names:
+            seal, offers = settle(seats[name], replicas[name].digest())
+            land(seats[name], replicas[name], seal, offers)
+        return announce_snapshot(seats[names[0]], seal)
+
+    assert [is_writer("ab"), is_writer("ab")] == [False, True]
+    assert not is_writer("ba")  # a still writes
+    write_snapshot(seats["a"], 2, replicas["a"].give())
+    assert is_writer("ba")  # the next one
+    store.time_s += 100.0  # in which b is silent
+    seats["a"].beat()
+    assert is_writer("a")
+
+    def fails(_key: str, _data: bytes, _bytes_per_s: float = 0.0) -> None:
+        raise StoreError("no answer")
+
+    store.upload = fails  # type: ignore[method-assign]
+    with pytest.raises(StoreError):
+        write_snapshot(seats["a"], 5, replicas["a"].give())
+    for seat in seats.values():
+        seat.beat()
+    assert is_writer("ba")
 
 
 def test_states_that_no_snapshot_names_are_deleted_with_those_of_their_time() -> None:

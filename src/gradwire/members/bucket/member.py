@@ -23,12 +23,12 @@ from gradwire.members.bucket.rounds import (
     LONGEST_LOOK_S,
     Rules,
     Seat,
+    announce_snapshot,
     enter,
     land,
     patiently,
     send,
     settle,
-    snapshot_is_due,
     write_snapshot,
 )
 from gradwire.members.bucket.steps import StoredSteps
@@ -305,11 +305,11 @@ class StoredMembership:
                 listener()
 
     def _keep_snapshot(self, seal: Seal) -> None:
-        """Write a snapshot beside training, if it is this member's turn and the last one is written."""
+        """Write a snapshot beside training, if it is this member's turn and its last one is written."""
         if self._snapshot is not None and not self._snapshot.done():
             return
         try:
-            if snapshot_is_due(self.seat, seal):
+            if announce_snapshot(self.seat, seal):
                 write = partial(write_snapshot, self.seat, self.seat.round, self._source.give())
                 self._snapshot = begin(partial(_said, self._told, write))
         except StoreError as error:

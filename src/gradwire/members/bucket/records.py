@@ -75,6 +75,8 @@ class Beat(_Record):
     """Round of the snapshot from which it catches up; below 0 if it reads none."""
     passes: int = -1
     """Last round to which it offers nothing."""
+    writes: int = -1
+    """Round of the snapshot that it writes for all; below 0 if it writes none."""
     step: int = 0
     loss: float | None = None
 

@@ -141,6 +141,7 @@ class Seat:
     joined: int = -1
     reads: int = -1
     passes: int = -1
+    writes: int = -1
     """See `Beat`."""
     offered: str = ""
     """Key of an offer to the present round; empty if there is none."""
@@ -169,7 +170,7 @@ class Seat:
     """Called when a round has landed here, with the members of the one before."""
     spec: Spec = field(default_factory=lambda: Spec("", {}, ""))
     has_left: bool = False
-    _writes: threading.Lock = field(default_factory=threading.Lock)
+    _beats: threading.Lock = field(default_factory=threading.Lock)
     """Held while a heartbeat is written, so that a slow one is not written over a newer one."""
 
     @property
@@ -179,17 +180,24 @@ class Seat:
 
     def beat(self) -> None:
         """Write a heartbeat, unless this process has left. Raises `StoreError`."""
-        with self._writes:
+        with self._beats:
             if not self.has_left:
                 told = Beat(
-                    random_text(), self.round, self.joined, self.reads, self.passes, self.step, self.loss
+                    random_text(),
+                    self.round,
+                    self.joined,
+                    self.reads,
+                    self.passes,
+                    self.writes,
+                    self.step,
+                    self.loss,
                 )
                 self.objects.put(member_key(self.name, self.number), told.as_bytes())
 
     def leave(self) -> None:
         """Write the last heartbeat: nobody waits for this process any more. Raises `StoreError`."""
         self.has_left = True
-        with self._writes:
+        with self._beats:
             self.objects.put(member_key(self.name, self.number), Beat(random_text(), self.round).as_bytes())
 
 
@@ -645,21 +653,48 @@ def _seal(seat: Seat, theta: str, found: Sequence[tuple[Offer, Counted]]) -> Sea
 # -- snapshots
 
 
-def snapshot_is_due(seat: Seat, seal: Seal) -> bool:
-    """Whether this member, which has sealed the last round, writes a snapshot: one does it for all."""
+def announce_snapshot(seat: Seat, seal: Seal) -> bool:
+    """Say by a heartbeat that this member writes a snapshot, if it has sealed the last round, one is due, and
+    no other member that lives writes one: one does it for all. Others read that before they seal the next
+    round, unless they seal it without waiting for this member.
+
+    Returns whether it has said so. Then `write_snapshot` has to follow. Raises `StoreError`.
+    """
     if seal.by != seat.who:
         return False
     last = max((round_ for round_, _key in by_round(seat.objects.list(SNAPSHOTS))), default=0)
-    return seat.round >= last + seat.rules.snapshot_every
+    if seat.round < last + seat.rules.snapshot_every or _another_writes(seat, last):
+        return False
+    seat.writes = seat.round
+    try:
+        seat.beat()
+    except StoreError:
+        seat.writes = -1
+        raise
+    return True
+
+
+def _another_writes(seat: Seat, last: int) -> bool:
+    """Whether a member that lives writes a snapshot, newer than the `last` one that is there."""
+    beats, mine = seat.objects.list(MEMBERS), member_key(seat.name, seat.number)
+    return any(
+        beat.writes > last
+        for key, _name, _number in processes(beats)
+        if key != mine and beats.get(mine, 0.0) - beats[key] <= seat.rules.dead_s
+        if (beat := _beat(seat.objects, key)) is not None
+    )
 
 
 def write_snapshot(seat: Seat, round_: int, data: bytes) -> None:
     """Write a snapshot of `round_`, and delete what nobody needs any more. Raises `StoreError`."""
     theta = new_theta(round_)
-    seat.objects.upload(theta, data)
-    pointer = Snapshot(round_, theta, digest_of(data))
-    if not created(seat.objects, snapshot_key(round_), pointer.as_bytes()):
-        seat.objects.delete([theta])
+    try:
+        seat.objects.upload(theta, data)
+        pointer = Snapshot(round_, theta, digest_of(data))
+        if not created(seat.objects, snapshot_key(round_), pointer.as_bytes()):
+            seat.objects.delete([theta])
+    finally:
+        seat.writes = -1
     prune(seat)
 
 
