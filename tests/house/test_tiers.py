@@ -284,7 +284,7 @@ TABLES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
 """By page and heading: of each row its tests. They are those of `make test` alone."""
 
 SENTENCES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("README.md", "It keeps the fastest whose error-feedback residual stays below 0.15"): (
+    ("README.md", "It keeps the fastest whose error-feedback residual stays below 15 %"): (
         "unit.planning.test_choice:test_where_none_reaches_it_the_fastest_runs",
         "unit.recipes.test_trial:test_a_trial_ends_at_once_when_more_is_late_than_may_be",
         "process.test_train:test_an_adaptive_recipe_decides_alike_on_all_ranks",
