@@ -169,6 +169,8 @@ class OptimizerLog:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._device, self._raises = device, raises
         self._warned: set[str] = set()
+        self._removals: list[weakref.finalize[[], nn.Module]] = []
+        """Removals of the hooks on given optimizers; each is called once."""
         self.append: Callable[[Event], None] = partial(read, self.state)
         """Append an event. It is read at once, and not kept: where nothing is exchanged, no list grows."""
         self._follow(optimizers)
@@ -207,13 +209,18 @@ class OptimizerLog:
             listen(self, model)
         else:
             stop_listening(self)
+        for remove in self._removals:
+            remove()
+        self._removals = []
         log = weakref.ref(self)
         for each in self._given:
             optimizer = each.reference()
             # Else torch's constructor has not run.
             if optimizer is not None and hasattr(optimizer, "_optimizer_step_pre_hooks"):
                 handle = optimizer.register_step_pre_hook(untraced(partial(_about_to_step, log, each)))
-                weakref.finalize(model, handle.remove).atexit = False
+                removal = weakref.finalize(model, handle.remove)
+                removal.atexit = False
+                self._removals.append(removal)
 
     def change(self, optimizers: Optimizers, model: nn.Module) -> None:
         """Follow `optimizers` instead of the present ones. Call it between two steps."""

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
-from tests.support.undo import Player, Told
+from gradwire.placement import HostDevice
+from gradwire.step.optimizer_log import OptimizerLog
+from tests.support.undo import Model, Player, Told
 
 
 @dataclass(frozen=True)
@@ -572,3 +575,15 @@ def test_steps_that_are_left_out_are_counted_until_an_optimizer_steps() -> None:
     assert (told.state.dropped, told.state.in_a_row) == (3, 3)
     told.play("a")
     assert (told.state.dropped, told.state.in_a_row) == (3, 0)
+
+
+def test_changed_optimizers_keep_no_hooks() -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    log = OptimizerLog(dict(model.named_parameters()), (optimizer,), HostDevice())
+    log.watch(model)
+    for _ in range(3):
+        log.change((optimizer,), model)
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
+    log.change((), model)
+    assert not optimizer._optimizer_step_pre_hooks
