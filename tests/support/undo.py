@@ -6,7 +6,8 @@ A script is words:
   pass that brings gradients of `w` alone; `rest`: an exchange that brings zeros; `look`: `autograd.grad`,
   which brings no gradient; `round`: a pass that goes round the wrapper, which nobody sees.
 - `a`: optimizer a steps; `a!`: a scaler has the device leave that out; `~a` and `a~`: a hook of the user's
-  clears its gradients before or after it; `a( … )`: its closure does what is between.
+  clears its gradients before or after it; `a( … )`: its closure does what is between. `^a`: a hook of the
+  user's raises before it, and the script catches that; `raise`: a closure does.
 - `-a` clears its gradients, `0a` fills them with zeros, `>a` makes it the one that is followed.
 - `ask`: a save or a report; `drop`: the user leaves the step out; `write`: the user writes parameters;
   `forget`: another state is loaded; `retire`: the recipe is detached.
@@ -44,6 +45,7 @@ from gradwire.step.events import (
     StepBegan,
     StepEnded,
     StepLooked,
+    StepRaised,
 )
 from gradwire.step.fates import (
     PARTLY,
@@ -101,6 +103,10 @@ SAID = {
 }
 
 
+class Raised(Exception):
+    """Code of the user's has raised."""
+
+
 def _said(message: object) -> str:
     return next(said for text, said in SAID.items() if text in str(message))
 
@@ -124,6 +130,7 @@ class Player:
         }
         followed = tuple(self.optimizers[name] for name in given)
         self._clears: dict[str, Stepper] = {}
+        self._raises = ""
         for name, optimizer in self.optimizers.items():
             optimizer.register_step_pre_hook(partial(self._hook_of_the_user, f"before {name}"))
         self.steps = OptimizerLog(dict(self.model.named_parameters()), followed, HostDevice(), **options)
@@ -145,6 +152,9 @@ class Player:
         self.answers: list[str] = []
 
     def _hook_of_the_user(self, when: str, *_: Any) -> None:
+        if when == self._raises:
+            self._raises = ""
+            raise Raised
         if (optimizer := self._clears.pop(when, None)) is not None:
             optimizer.zero_grad()
 
@@ -172,6 +182,8 @@ class Player:
                 self._act(word, words)
             except (GradwireError, ValueError) as error:
                 self.answers.append(f"{_said(error)}!")
+            except Raised:
+                pass
         self.answers += [_said(each.message) for each in caught]
 
     def _act(self, word: str, words: Iterator[str]) -> None:
@@ -193,11 +205,13 @@ class Player:
             self._told = 0
         elif word == "retire":
             self.steps.retire()
+        elif word == "raise":
+            raise Raised
         else:
             self._optimize(word, words)
 
     def _optimize(self, word: str, words: Iterator[str]) -> None:
-        name = word.strip("-0!~(>")
+        name = word.strip("-0!~(>^")
         optimizer = self.optimizers[name]
         if word.startswith(("-", "0")):
             optimizer.zero_grad(set_to_none=word.startswith("-"))
@@ -208,6 +222,8 @@ class Player:
             return
         if "~" in word:
             self._clears[f"{'before' if word.startswith('~') else 'after'} {name}"] = optimizer
+        if word.startswith("^"):
+            self._raises = f"before {name}"
         if word.endswith("!"):
             optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
         if word.endswith("("):
@@ -309,7 +325,12 @@ class Told:
         """As of `Player`."""
         words, counts = iter([*script.split(), "pass"]), []
         for word in words:
-            self._act(word, words)
+            try:
+                self._act(word, words)
+            except Raised:
+                while word.endswith("(") and next(words) != ")":
+                    pass
+                self._end_raised()
             counts.append(str(self.attempted.count))
         return f"{'; '.join(self.answers)} | {' '.join(counts)}"
 
@@ -335,6 +356,8 @@ class Told:
             read_attempt(self.attempted, Resumed(0))
         elif word == "retire":
             self._see(Retired())
+        elif word == "raise":
+            raise Raised
         elif word == "write":
             self._versions = {name: version + 1 for name, version in self._versions.items()}
         elif word.startswith(">"):
@@ -407,7 +430,7 @@ class Told:
         return {each: self._look(each) for each in unused(self.state)}
 
     def _step(self, word: str, words: Iterator[str]) -> None:
-        optimizer = self.optimizers[word.strip("!~(")]
+        optimizer = self.optimizers[word.strip("!~(^")]
         is_heard = any(each.is_given for each in self.optimizers.values())  # else no hook is made
         is_new = is_heard and optimizer not in self.state.followed and may_step_instead(self.state)
         if is_new or optimizer in self.state.followed:
@@ -415,6 +438,8 @@ class Told:
         if is_new:
             self._see(StepLooked(optimizer, self._look(optimizer)))
         read_attempt(self.attempted, StepBegan(optimizer))
+        if word.startswith("^"):
+            raise Raised
         if word.startswith("~"):
             self._gradients |= dict.fromkeys(optimizer.names)
         if optimizer.is_given:
@@ -426,10 +451,17 @@ class Told:
         if optimizer in self.state.followed:
             self._see(StepEnded(optimizer, self._look(optimizer), (lambda: True) if "!" in word else None))
             if self._raises_as_told():
+                self._end_raised()
                 return
         read_attempt(self.attempted, StepEnded(optimizer))
         if word.endswith("~"):
             self._gradients |= dict.fromkeys(optimizer.names)
+
+    def _end_raised(self) -> None:
+        for each in [each for each, its in self.state.followed.items() if its.is_inside]:
+            self._see(StepRaised(each))
+        for each in [*self.attempted.running]:
+            read_attempt(self.attempted, StepRaised(each))
 
     def _raises_as_told(self) -> bool:
         for said in self.state.said:

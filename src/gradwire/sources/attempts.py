@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.sources.local_optimizers import LocalOptimizers
 from gradwire.sources.observe import Entrance, leave_out_of_copies, remove
 from gradwire.sources.unwrap import Optimizers
-from gradwire.step.events import Changed, Dropped, Follower, StepBegan, StepEnded
-from gradwire.step.optimizers import are_zero, listen, parameters_of, stop_listening
+from gradwire.step.events import Changed, Dropped, Follower, StepBegan, StepEnded, StepRaised
+from gradwire.step.optimizers import are_zero, is_stepping, listen, parameters_of, stop_listening
 from gradwire.untraced import untraced
 
 Versions: TypeAlias = tuple[int, ...]
@@ -55,7 +55,9 @@ class Resumed:
     count: int
 
 
-AttemptEvent: TypeAlias = Entered | Brought | Written | Resumed | StepBegan | StepEnded | Dropped | Changed
+AttemptEvent: TypeAlias = (
+    Entered | Brought | Written | Resumed | StepBegan | StepEnded | StepRaised | Dropped | Changed
+)
 
 
 @dataclass(slots=True)
@@ -103,7 +105,7 @@ def read(state: Attempted, event: AttemptEvent) -> None:
             state.versions = versions
         case StepBegan(optimizer):
             if optimizer in state.running:
-                state.running.clear()  # its last step has raised
+                state.running.remove(optimizer)  # its last step has raised
             state.running.append(optimizer)
         case StepEnded(optimizer) if optimizer in state.running:
             state.running.remove(optimizer)
@@ -114,6 +116,8 @@ def read(state: Attempted, event: AttemptEvent) -> None:
             state.stepped.append(optimizer)
             if have_all_stepped(state):
                 _complete(state)
+        case StepRaised(optimizer):
+            state.running.remove(optimizer)
         case Dropped():
             _complete(state)
         case Resumed(count):
@@ -280,6 +284,7 @@ class Attempts:
 
     def _before_forward(self, _held: LocalOptimizers, model: nn.Module, _inputs: Any) -> None:
         if torch.is_grad_enabled():
+            self._look_for_raised()
             if model.training and not self.state.running:
                 self._on_pass(not self.state.is_pending)
             self._begin()
@@ -298,6 +303,7 @@ class Attempts:
         """
         if self._held() is None:
             return
+        self._look_for_raised()
         self._begin()
         before = self._marks()
 
@@ -338,6 +344,7 @@ class Attempts:
         """
         if self._held() is None or self._ids.isdisjoint(parameters_of(optimizer)):
             return
+        self._look_for_raised()
         self._on_step()
         read(self.state, StepBegan(self._stepper(optimizer) or _Stepper(optimizer, is_given=False)))
 
@@ -351,6 +358,13 @@ class Attempts:
             for each in (found, *self._given):
                 each.look_up()
         self._append(StepEnded(found))
+
+    def _look_for_raised(self) -> None:
+        """Note which steps have raised. In a usual step none has begun when anything else is seen."""
+        for each in [*self.state.running]:
+            assert isinstance(each, _Stepper)
+            if not is_stepping(each.reference()):
+                read(self.state, StepRaised(each))
 
     def _stepper(self, optimizer: torch.optim.Optimizer) -> _Stepper | None:
         """The optimizer, if it was given or has begun a step since the last attempt."""

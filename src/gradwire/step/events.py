@@ -119,6 +119,13 @@ class StepEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class StepRaised:
+    """The step of an optimizer has begun, and has not ended, and does not run any more."""
+
+    optimizer: Follower
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """The user leaves the step out."""
 
@@ -150,6 +157,7 @@ Event: TypeAlias = (
     | StepBegan
     | StepLooked
     | StepEnded
+    | StepRaised
     | Dropped
     | Loaded
     | Retired

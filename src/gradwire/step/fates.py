@@ -29,6 +29,7 @@ from gradwire.step.events import (
     StepBegan,
     StepEnded,
     StepLooked,
+    StepRaised,
 )
 from gradwire.unit.context import Fates
 
@@ -148,6 +149,11 @@ def read(state: State, event: Event) -> None:
             exchange.ended[optimizer] = event
             state.stepped |= optimizer.names
             state.in_a_row = 0
+        case StepRaised(optimizer):
+            if optimizer.is_given or optimizer in exchange.ended:
+                followed[optimizer].is_inside, followed[optimizer].doubts = False, ()
+            else:
+                del followed[optimizer]
         case PassBegan(looks) | Asked(looks):
             if isinstance(event, PassBegan) and not event.exchanges:
                 exchange.is_local = True

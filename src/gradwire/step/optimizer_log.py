@@ -37,6 +37,7 @@ from gradwire.step.events import (
     StepBegan,
     StepEnded,
     StepLooked,
+    StepRaised,
 )
 from gradwire.step.fates import (
     ANOTHER,
@@ -54,7 +55,7 @@ from gradwire.step.fates import (
     read,
     unused,
 )
-from gradwire.step.optimizers import are_zero, listen, stop_listening
+from gradwire.step.optimizers import are_zero, is_stepping, listen, stop_listening
 from gradwire.unit.context import Fates
 from gradwire.untraced import untraced
 
@@ -235,6 +236,7 @@ class OptimizerLog:
         `exchanges` is True if this pass will exchange its gradients. `written` are gradients that the pass
         has already written.
         """
+        self._look_for_raised()
         self.append(PassBegan({} if are_final(self.state) else self._looks(written), exchanges))
         if is_waited_for(self.state):
             self._look_for_additions()
@@ -256,6 +258,7 @@ class OptimizerLog:
 
     def note_cleared(self) -> None:
         """Look which gradients have been cleared before their optimizer has stepped; at any time."""
+        self._look_for_raised()
         self.append(Asked(self._looks()))
 
     def fates(self) -> Fates | None:
@@ -313,6 +316,7 @@ class OptimizerLog:
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step that begins. An optimizer that was not given may be inside another, or around it."""
+        self._look_for_raised()
         found = self._watched(optimizer)
         if found is not None:
             self.append(StepBegan(found))
@@ -321,6 +325,13 @@ class OptimizerLog:
             if found.names:
                 self.append(StepBegan(found))
                 self.append(StepLooked(found, self._look(found)))
+
+    def _look_for_raised(self) -> None:
+        """Note which steps have raised. In a usual step none has begun when anything else is seen."""
+        for each in [each for each, its in self.state.followed.items() if its.is_inside]:
+            assert isinstance(each, Watched)
+            if not is_stepping(each.reference()):
+                self.append(StepRaised(each))
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer, found_inf: Tensor | None) -> None:
         """Note a step that has ended. An optimizer not given stands for those with its parameters."""

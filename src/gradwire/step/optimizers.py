@@ -8,9 +8,11 @@ step: a skipped step counts, so that replicas count alike. Both recognise cleare
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Collection
 from functools import cache
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -79,6 +81,28 @@ def _ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     found = getattr(optimizer, "found_inf", None)
     for reader in list(_READERS.values()):
         reader.optimizer_ended(optimizer, found if isinstance(found, Tensor) else None)
+
+
+_HOOKED = torch.optim.Optimizer.profile_hook_step(len).__code__
+_STEP = (_HOOKED.co_filename, _HOOKED.co_firstlineno)
+"""Place of the function in which torch runs a step and its hooks. Where a step is compiled, another code may
+stand for it, of the same place, which has kept the arguments alone."""
+
+
+def is_stepping(optimizer: torch.optim.Optimizer | None) -> bool:
+    """True if a step of `optimizer` runs. torch calls no hook if a step raises.
+
+    Any thread may ask: autograd calls hooks on its own while the caller of `backward()` waits.
+    """
+    for frame in sys._current_frames().values():
+        caller: FrameType | None = frame
+        while caller is not None:
+            code = caller.f_code
+            is_step = (code.co_filename, code.co_firstlineno) == _STEP
+            if is_step and any(each is optimizer for each in caller.f_locals.get("args", ())):
+                return True
+            caller = caller.f_back
+    return False
 
 
 def parameters_of(*optimizers: torch.optim.Optimizer) -> set[int]:

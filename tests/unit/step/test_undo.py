@@ -8,15 +8,21 @@ one begins, what is said, and how many steps were attempted after each word. A l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import reset
 
 from gradwire.placement import HostDevice
+from gradwire.sources.attempts import Attempted
+from gradwire.sources.attempts import read as read_attempt
+from gradwire.step.events import Follower, StepBegan, StepEnded
 from gradwire.step.optimizer_log import OptimizerLog
-from tests.support.undo import Model, Player, Told
+from gradwire.step.optimizers import is_stepping
+from tests.support.undo import Model, Player, Stepper, Told
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,85 @@ ROWS = [
         "pass a -a rest a -a rest 0a a rest pass a",
         "final; final; final; final; not yet, open bw; passes; made",
         "0 1 1 1 2 2 2 2 3 3 4 5 5",
+    ),
+    Row(
+        "a step raises, and is left out",
+        "pass a -a pass ^a -a pass a",
+        "final; final; left out, dropped bw; final",
+        "0 1 1 1 1 1 2 3 3",
+    ),
+    Row(
+        "a step raises, then a save",
+        "pass a -a pass ^a -a ask pass a",
+        "final; final; left out, dropped bw; left out, dropped bw; final",
+        "0 1 1 1 1 1 1 2 3 3",
+    ),
+    Row(
+        "a step raises, and is tried again",
+        "pass a -a pass ^a a -a pass a",
+        "final; final; final; final",
+        "0 1 1 1 1 2 2 2 3 3",
+    ),
+    Row(
+        "a step raises, and another steps instead",
+        "pass a -a pass ^a x -x pass a",
+        "final; final; another; final; final",
+        "0 1 1 1 1 2 2 2 3 3",
+        optimizers="a=wb x=wb",
+    ),
+    Row(
+        "a step raises, and the gradients stand",
+        "pass a -a pass ^a pass a",
+        "final; final; not yet, open bw; passes; made",
+        "0 1 1 1 1 1 2 2",
+    ),
+    Row(
+        "a step raises, and a pass without an exchange adds to its gradients",
+        "pass a -a pass ^a local a -a pass a",
+        "final; final; partly; final; final",
+        "0 1 1 1 1 1 2 2 2 3 3",
+    ),
+    Row(
+        "the step of one of two raises",
+        "pass a b -a -b pass a ^b -a -b pass a b",
+        "final; final; made, dropped b; final",
+        "0 0 1 1 1 1 1 1 1 1 2 2 3 3",
+        optimizers="a=w b=b",
+        given="ab",
+    ),
+    Row(
+        "the one inside raises, and steps alone",
+        "pass a -a pass x( ^a ) a -a pass x( a )",
+        "final; final; final; final",
+        "0 1 1 1 1 2 2 2 3 3",
+        optimizers="a=wb x=wb",
+    ),
+    Row(
+        "one that was not given raises",
+        "pass x -x pass ^x -x pass x",
+        "final; another; final; left out, dropped bw; final",
+        "0 1 1 1 1 1 2 3 3",
+        optimizers="a=wb x=wb",
+    ),
+    Row(
+        "one that was not given raises, and has more parameters",
+        "pass x -x pass ^x -x pass x",
+        "final; another; final; left out, dropped w; final",
+        "0 1 1 1 1 1 2 3 3",
+        optimizers="a=w x=wb",
+    ),
+    Row(
+        "one that was not given raises in its second step",
+        "pass a -a pass x ^x pass a",
+        "final; final; another; final; final",
+        "0 1 1 1 2 2 2 3 3",
+        optimizers="a=wb x=wb",
+    ),
+    Row(
+        "a closure raises after its pass",
+        "a( -a pass ) a( -a pass raise ) -a a( -a pass )",
+        "final; final; left out, dropped bw; final",
+        "1 1 1 2 2",
     ),
     Row(
         "the user drops it",
@@ -546,7 +631,7 @@ DRAWN = [
         "drawn, 16",
         "look pass y pass -x x( local ) ask a y",
         "final; another; made, open w; not yet, dropped w, open b; partly!; made, dropped w",
-        "0 0 0 1 1 1 1 1 1 1",
+        "0 0 0 1 1 1 1 1 2 2",
         optimizers="a=wb x=w y=b",
         given="a",
         options={"raises": True},
@@ -577,6 +662,25 @@ def test_steps_that_are_left_out_are_counted_until_an_optimizer_steps() -> None:
     assert (told.state.dropped, told.state.in_a_row) == (3, 0)
 
 
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.rest)])
+def test_any_thread_can_tell_whether_a_step_runs(compiles: bool) -> None:
+    optimizer = Stepper([Model().w])
+    other = Stepper([Model().w])
+    reset()
+    step = torch.compile(optimizer.step, backend="eager") if compiles else optimizer.step
+
+    @torch.compiler.disable  # type: ignore[no-untyped-call, untyped-decorator]
+    def closure() -> float:
+        assert is_stepping(optimizer)
+        assert not is_stepping(other)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(is_stepping, optimizer).result()
+        return 0.0
+
+    step(closure)
+    assert not is_stepping(optimizer)
+
+
 def test_changed_optimizers_keep_no_hooks() -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -587,3 +691,14 @@ def test_changed_optimizers_keep_no_hooks() -> None:
     assert len(optimizer._optimizer_step_pre_hooks) == 1
     log.change((), model)
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_step_that_is_tried_again_inside_another_is_none_of_its_own() -> None:
+    inside, around = (Follower(is_given=each, names=frozenset("wb")) for each in (True, False))
+    attempted = Attempted(given=(inside,))
+    for each in (around, inside, inside):  # the first one of `inside` raises
+        read_attempt(attempted, StepBegan(each))
+    read_attempt(attempted, StepEnded(inside))
+    assert attempted.count == 0
+    read_attempt(attempted, StepEnded(around))
+    assert attempted.count == 1
