@@ -31,6 +31,7 @@ OTHERS = {
     ("members/membership.py", "self._timer.join"),
     ("members/steps.py", "self.follow"),
     ("sources/outer.py", "self.follow"),
+    ("sources/outer.py", "self._values.join"),
     ("sources/buffers.py", "each.landing"),
     ("sources/buffers.py", "self.landing"),
 }
