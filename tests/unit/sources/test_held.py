@@ -302,6 +302,18 @@ def test_a_wait_that_was_interrupted_goes_on_when_it_is_called_again() -> None:
     assert on_ranks(body) == [["changes", "unchanged"]] * WORLD
 
 
+def test_a_gather_that_is_interrupted_between_collectives_has_failed() -> None:
+    def steps() -> Iterator[Pending]:
+        yield DONE
+        raise KeyboardInterrupt
+
+    failed: list[bool] = []
+    work = Decoding(steps(), Account(), lambda: failed.append(True))
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    assert failed == [True], "or FSDP2 would compute with what has not come"
+
+
 def test_a_gather_that_one_rank_has_not_taken_makes_all_begin_anew() -> None:
     def body(rank: Rank) -> str:
         rank.gather()

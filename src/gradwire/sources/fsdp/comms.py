@@ -80,18 +80,25 @@ class Decoding(dist.Work):
 
     def wait(self, timeout: object = None) -> bool:
         """Block until the gathered parameters are in place; `timeout` is ignored. Returns True. Raises
-        `TransportError` if the gather fails, and what a step raises. A wait that was interrupted goes on
-        when it is called again.
+        `TransportError` if the gather fails, and what a step raises. A wait for a collective that was
+        interrupted goes on when it is called again; an interrupt between collectives is a failure.
         """
         while (pending := self._pending) is not None:
             try:
                 pending.wait()
-                self._go_on()
             except Exception:
-                self._pending, self._steps = None, iter(())  # nor are its tensors kept
-                self._failed()
+                self._give_up()
+                raise
+            try:
+                self._go_on()
+            except BaseException:  # also an interrupt: a generator does not go on after one
+                self._give_up()
                 raise
         return True
+
+    def _give_up(self) -> None:
+        self._pending, self._steps = None, iter(())  # nor are its tensors kept
+        self._failed()
 
     def _go_on(self) -> None:
         self._pending, begin_s = None, now_s()
