@@ -84,7 +84,9 @@ def between(befalls: Callable[[], None]) -> dict[str, Any]:
 
 @contextmanager
 def untaking(way: str, kind: type[Straight | ByNodes]) -> Iterator[None]:
-    """Within it, a rank gets damaged bytes, or has no room to decode them."""
+    """Within it, a rank gets damaged bytes, or has no room to decode them: those of any module, or of some
+    by their numbers.
+    """
     exchange: Any = kind.exchange
 
     def damaged(self: Any, rows: Tensor, row: Tensor) -> Pending:
@@ -94,11 +96,15 @@ def untaking(way: str, kind: type[Straight | ByNodes]) -> Iterator[None]:
         pending: Pending = exchange(self, rows, row)
         return Finishing(pending, flip) if row.numel() > held.HEAD_BYTES + 90 else pending
 
-    def without_room(*_: object) -> None:
-        raise MemoryError("planted")
+    decode_steps, numbers = held.decode_steps, {"no room": {0, 1, 2}, "last": {2}, "two": {1, 2}}
 
-    planted = {"damage": (kind, "exchange", damaged), "no room": (held, "decode_steps", without_room)}
-    with patch.object(*planted[way]):
+    def without_room(code: Tensor, values: Tensor, key: Any) -> None:
+        if key.module in numbers[way]:
+            raise MemoryError("planted")
+        decode_steps(code, values, key)
+
+    planted: Any = (kind, "exchange", damaged) if way == "damage" else (held, "decode_steps", without_room)
+    with patch.object(*planted):
         yield
 
 
@@ -106,8 +112,11 @@ def untaken(way: str, nodes: list[list[int]] | None) -> dict[str, Any]:
     """A rank cannot take what a gather brings. All raise, and go on from there as stock FSDP2 does."""
     found: dict[str, Any] = {}
     masters = []
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for ours in (True, False):
-        model = sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        model: Any = sharded(mp_policy=policy, reshard_after_forward=way != "two")
+        if way == "two":  # both are under way before the first one comes
+            model.set_modules_to_forward_prefetch(list(model.blocks))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         if ours:
             gradwire.attach(model, optimizer, "dense", gather="exact", nodes=nodes)
@@ -126,6 +135,6 @@ SCENES: dict[str, Callable[[], Any]] = {
     "killed after the heads": partial(between, die),
     "raises after the heads": partial(between, refuse),
     "damage": partial(untaken, "damage", None),
-    "no room": partial(untaken, "no room", None),
+    **{way: partial(untaken, way, None) for way in ("no room", "last", "two")},
     "damage, by nodes": partial(untaken, "damage", [[0, 1], [2, 3]]),
 }

@@ -43,7 +43,9 @@ def test_survivors_raise_long_before_the_timeout(tmp_path: Path, where: str) -> 
 @pytest.mark.parametrize(
     ("way", "world"),
     [
-        ("damage", 2),
+        ("last", 2),
+        pytest.param("two", 2, marks=pytest.mark.rest),
+        pytest.param("damage", 2, marks=pytest.mark.rest),
         pytest.param("no room", 2, marks=pytest.mark.rest),
         pytest.param("damage, by nodes", 4, marks=pytest.mark.rest),
     ],
@@ -51,10 +53,11 @@ def test_survivors_raise_long_before_the_timeout(tmp_path: Path, where: str) -> 
 def test_all_ranks_raise_where_one_cannot_take_what_an_exact_gather_brings(
     tmp_path: Path, way: str, world: int
 ) -> None:
+    # "last": it is heard of in the backward pass, which FSDP2 never ends by itself then.
     told = value(perform("tests.faults.scenes_fsdp", world, tmp_path, [way], TIMEOUT_S), way)
     for rank, seen in enumerate(told):
         if rank == VICTIM:
-            assert seen["error"] == ("MemoryError" if way == "no room" else "WireError"), seen
+            assert seen["error"] == ("WireError" if "damage" in way else "MemoryError"), seen
         else:
             assert seen["error"] == "PeerFailed", seen
             assert f"rank {VICTIM} could not take the gathered parameters of module" in seen["text"]

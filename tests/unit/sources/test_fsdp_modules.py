@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.torch_version import TorchVersion
 
 import gradwire
@@ -57,6 +57,20 @@ def test_a_torch_that_groups_parameters_otherwise_is_refused() -> None:
     with pytest.raises(ValueError, match=r"FSDPState has no _fsdp_param_group\b"):
         modules_of(model)
     assert hasattr(state, name)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [("FSDPState", "_state_ctx"), ("FSDPParamGroup", "_post_forward_indices")]
+)
+def test_a_torch_that_cannot_be_led_out_of_a_broken_pass_is_refused(
+    monkeypatch: pytest.MonkeyPatch, owner: str, name: str
+) -> None:
+    monkeypatch.delattr(FSDPModule, "reset_iter_state", raising=False)
+    model = _model()
+    [module] = modules_of(model)
+    delattr(module.group if owner == "FSDPParamGroup" else model._get_fsdp_state(), name)  # type: ignore[operator]
+    with pytest.raises(ValueError, match=f"{owner} has no {name}. Install torch 2.11 to 2.15"):
+        modules_of(model)
 
 
 def test_parameters_are_scattered_in_the_order_that_torch_tells() -> None:

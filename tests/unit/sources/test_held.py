@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -59,7 +61,8 @@ class Rank:
         self.rank, self.route = comm.rank, Route(comm)
         random = torch.Generator().manual_seed(comm.rank)
         self.shard = (0.02 * torch.randn(NUMEL, generator=random)).to(dtype)
-        self.verdict, where = Verdict(["a module", "another"], lambda _number: None), torch.device("cpu")
+        self.forgotten, where = list[bool](), torch.device("cpu")
+        self.verdict = Verdict(["a module", "another"], lambda: self.forgotten.append(True))
         self.modules = [
             Held(torch.zeros(comm.world, NUMEL, dtype=dtype), number, self.verdict, where, guard_every)
             for number in range(2)
@@ -211,6 +214,50 @@ def test_all_ranks_hear_of_damage_on_one_at_the_next_gather_and_begin_anew() -> 
             assert "WireError: a frame's checksum is wrong" in told
         else:
             assert "PeerFailed: rank 1 could not take the gathered parameters of module 'a module'" in told
+
+
+def test_of_two_failures_before_a_head_the_first_is_told_and_all_modules_begin_anew() -> None:
+    def body(rank: Rank) -> tuple[str, int, list[str]]:
+        for number in (0, 1, 0, 1):
+            if not number:
+                rank.step()
+            rank.gather(number)
+        rank.step()
+        under_way = []
+        for number in range(2):
+            if rank.rank == 1:
+                rank.route.damaged = flip
+            under_way.append(rank.begin(number))
+        for work, output in under_way:
+            work.wait()
+            assert output.isnan().all() == (rank.rank == 1)
+        told = rank.raised(lambda: rank.gather(1))
+        return told, len(rank.forgotten), [rank.gather(), rank.gather(1), rank.gather()]
+
+    for place, (told, forgotten, kinds) in enumerate(on_ranks(body)):  # type: ignore[misc]
+        assert forgotten == 1
+        assert kinds == ["as they are", "as they are", "unchanged"]
+        assert told.startswith(
+            "WireError" if place == 1 else "PeerFailed: rank 1 could not take the gathered parameters of "
+            "module 'a module'"
+        )  # fmt: skip
+
+
+def test_a_failure_keeps_nothing_of_the_pass_alive() -> None:
+    def body(rank: Rank) -> list[bool]:
+        output = fail_to_take(rank)
+        seen = weakref.ref(output)
+        del output
+        gc.collect()
+        found = [seen() is None]
+        work, output = rank.begin(1)
+        seen = weakref.ref(output)
+        assert rank.raised(work.wait)
+        del work, output
+        gc.collect()
+        return [*found, seen() is None]
+
+    assert on_ranks(body) == [[True, True]] * WORLD
 
 
 def test_without_another_gather_ranks_hear_of_damage_before_a_scatter() -> None:

@@ -45,18 +45,24 @@ class Verdict:
     """Failures in earlier gathers of a model's modules (`labels`), which ranks tell each other.
 
     A rank that could not take what has come computes with NaN up to the next head, of whatever module; there
-    all ranks raise. If no gather follows before a scatter, they tell each other before that.
+    all ranks raise. If no gather follows before a scatter, they tell each other before that. All ranks then
+    gather all modules anew: more may have failed by then than a head tells.
     """
 
     labels: Sequence[str]
-    forget: Callable[[int], None]
-    """Lets FSDP2 gather a module anew, by its number."""
+    forget: Callable[[], None]
+    """Lets FSDP2 gather all modules anew, after a pass that has broken off on all ranks."""
     failure: tuple[int, Exception] | None = None
-    """Number of a module, and what went wrong there on this rank."""
+    """Number of a module, and what went wrong there on this rank: the first one since a head told of one."""
     is_untold: bool = False
     """True if numbers have come to any rank since a head was last sent. Equal on all ranks."""
     _told: Exception | None = None
     """The failure that this rank's last head of one told."""
+
+    def note(self, number: int, error: Exception) -> None:
+        """Note for the next head what went wrong with the module `number` on this rank."""
+        if self.failure is None:
+            self.failure = number, error.with_traceback(None)  # or it would keep the pass's activations
 
     def head(self, number: int, length: int, state: int, digest: int) -> Tensor:
         """The head of a gather of the module `number`, as bytes; or that of a failure, once."""
@@ -80,18 +86,19 @@ class Verdict:
         comes = any(lengths) or len({*states}) > 1 or len({*digests}) > 1
         heard = yield from route.heard([max(failures, default=0), min(numbers), max(numbers), int(comes)])
         failed, lowest, highest, coming = zip(*heard, strict=True)
-        # NaN of one rank are gathered anew, and so by all.
-        for each in {*failed, *failures} - {0}:
-            self.forget(each // route.world - 1)
-        if lengths[route.place] == FAILED and self._told is not None:
-            raise self._told
-        if word := max(failed):
+        word, is_apart = max(failed), min(lowest) != max(highest)
+        if word or is_apart:  # NaN of one rank are gathered anew, and so by all
+            self.forget()
+            self.failure, mine, self._told = None, self._told, None
+            if mine is not None:
+                raise mine
+        if word:
             number, rank = divmod(word, route.world)
             raise PeerFailed(
                 f"rank {rank} could not take the gathered parameters of module {self.labels[number - 1]!r}: "
                 "its own error says why. The next gather of that module sends them as they are"
             )
-        if min(lowest) != max(highest):
+        if is_apart:
             places = ", ".join(
                 f"rank {rank} {'scatters' if each == SCATTER else f'gathers {self.labels[each]!r}'}"
                 for rank, each in zip(route.targets, numbers, strict=True)
@@ -214,10 +221,11 @@ class Held:
                 self.changes += any(lengths)
             gathered = self.values.to(output.device)
         except Exception as error:  # others are told at the next head: they do not wait for this rank
-            self.state, self.verdict.failure = 0, (self.number, error)
+            self.state = 0
+            self.verdict.note(self.number, error)
             _LOG.error(
                 "module %r: what was gathered cannot be taken, so that it is NaN up to the next gather, in "
-                "which all ranks raise: %s: %s", self.label, type(error).__name__, error,
+                "which all ranks raise: %s: %s", self.label, type(error).__name__, str(error),
             )  # fmt: skip
             gathered = rows.fill_(torch.nan)
         yield route.relay(gathered, output, spare)

@@ -24,6 +24,7 @@ __all__ = [
     "ReduceScatter",
     "ShardedModule",
     "all_gather",
+    "begin_anew",
     "check_parameters",
     "modules_of",
     "reduce_scatter",
@@ -63,6 +64,16 @@ _OF_PARAMETERS = (
     "_module_info",
     "_sharded_local_tensor",
 )
+_OF_STATES = ("_comm_ctx", "_device_handle", "_modules_to_run_forward", "_state_ctx", "_training_state")
+_OF_GROUPS_BROKEN_OFF = (
+    "_partial_reduce_output",
+    "_post_forward_indices",
+    "_reshard_after_forward_event",
+    "_training_state",
+    "_wait_for_post_backward",
+)
+_OF_CONTEXTS = ("all_states", "iter_forward_root", "post_backward_final_callback_queued")
+"""Names on which `begin_anew` relies where torch has no `reset_iter_state`."""
 _LATER = ("orig_dtype", "param_dtype", "_unsharded_param")
 """The names in torch's `FSDPParamGroup` and `FSDPParam` on which this file relies. `FSDPParam` announces the
 last ones, and has them from the first forward pass on."""
@@ -271,6 +282,10 @@ def modules_of(model: nn.Module) -> tuple[ShardedModule, ...]:
     for name, module in model.named_modules():
         prefixes.setdefault(id(module), f"{name}." if name else "")
     for name, module, groups in _grouped(model):
+        if not hasattr(module, "reset_iter_state"):
+            state: Any = module._get_fsdp_state()
+            _require(state, *_OF_STATES)
+            _require(state._state_ctx, *_OF_CONTEXTS)
         if len(groups) > 1:
             raise ValueError(
                 f"module {name or 'the root'!r} holds {len(groups)} groups of parameters, each on a mesh of "
@@ -278,6 +293,8 @@ def modules_of(model: nn.Module) -> tuple[ShardedModule, ...]:
             )
         for group in groups:
             _require_names(group)
+            if not hasattr(module, "reset_iter_state"):
+                _require(group, *_OF_GROUPS_BROKEN_OFF)
             _determine_types(group)
             names = tuple(
                 prefixes[id(each._module_info.module)] + each._module_info.param_name
@@ -300,6 +317,48 @@ def shards_in(model: nn.Module) -> dict[int, nn.Parameter]:
     return found
 
 
+def begin_anew(model: nn.Module) -> None:
+    """Drop what a pass has left that broke off: gathers, places in the pass, and all gradients.
+
+    Otherwise FSDP2 would take itself to be in that pass still: it would never again end a backward pass, and
+    would add gradients that it had not scattered to those of the next pass.
+    """
+    root: Any = model
+    if hasattr(root, "reset_iter_state"):
+        root.reset_iter_state()
+    else:
+        _reset(root._get_fsdp_state())
+    # torch 2.15 drops gradients itself, earlier versions do not.
+    for _name, _module, groups in _grouped(model):
+        for each in (each for group in groups for each in group.fsdp_params):
+            each.sharded_param.grad = None
+            if hasattr(each, "_unsharded_param"):
+                each._unsharded_param.grad = None
+            if "unsharded_accumulated_grad" in vars(each):  # before torch 2.15
+                each.unsharded_accumulated_grad = None
+
+
+def _reset(state: Any) -> None:
+    """Do what `reset_iter_state` does, for a torch that has none. `state` is the root's."""
+    of_pass, comm = state._state_ctx, state._comm_ctx
+    if (scatter := getattr(comm, "reduce_scatter_state", None)) is not None:
+        state._device_handle.current_stream().wait_event(scatter.event)
+    comm.all_gather_state = comm.reduce_scatter_state = None
+    comm.post_forward_order.clear()
+    for each in of_pass.all_states:
+        each._modules_to_run_forward.clear()
+        each._training_state = type(each._training_state).IDLE
+        for group in _groups_of(each):
+            group._all_gather_result = None
+            group._wait_for_post_backward()
+            group._partial_reduce_output = group._reshard_after_forward_event = None
+            group._post_forward_indices.clear()
+            group._training_state = type(group._training_state).IDLE
+            group._to_sharded()
+    of_pass.iter_forward_root = None
+    of_pass.post_backward_final_callback_queued = False
+
+
 def scattered_type(policy: MixedPrecisionPolicy, own: torch.dtype) -> torch.dtype:
     """The type in which FSDP2 scatters gradients of parameters whose type is `own`."""
     if policy.reduce_dtype is not None:
@@ -317,11 +376,15 @@ def _grouped(model: nn.Module) -> Iterator[tuple[str, FSDPModule, list[Any]]]:
         if id(state) in seen:
             continue
         seen.add(id(state))
-        # Before torch 2.12 there is one group for a module.
-        several = "_fsdp_param_groups" if hasattr(state, "_fsdp_param_groups") else "_fsdp_param_group"
-        _require(state, several)
-        groups = getattr(state, several)
-        yield name, module, [each for each in (groups if isinstance(groups, list) else [groups]) if each]
+        yield name, module, _groups_of(state)
+
+
+def _groups_of(state: Any) -> list[Any]:
+    # Before torch 2.12 there is one group for a module.
+    several = "_fsdp_param_groups" if hasattr(state, "_fsdp_param_groups") else "_fsdp_param_group"
+    _require(state, several)
+    groups = getattr(state, several)
+    return [each for each in (groups if isinstance(groups, list) else [groups]) if each]
 
 
 def _require_names(group: Any) -> None:

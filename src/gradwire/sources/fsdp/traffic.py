@@ -23,7 +23,7 @@ from gradwire.sources.fsdp.coding import GATHERS, Scattering
 from gradwire.sources.fsdp.comms import Account, ParameterGather, Scatter, reduce_scatter
 from gradwire.sources.fsdp.held import Held, Verdict
 from gradwire.sources.fsdp.memory import Unsent
-from gradwire.sources.fsdp.modules import ShardedModule
+from gradwire.sources.fsdp.modules import ShardedModule, begin_anew
 from gradwire.sources.fsdp.routes import Routes, targets_of
 from gradwire.sources.nodes.members import NodeTable
 from gradwire.sources.observe import Entrance, remove
@@ -113,9 +113,9 @@ class Traffic:
         self._earlier_bytes = 0.0
         """Bytes sent before the last change of codings."""
         self._original = [(each.collectives, each.forces_sums) for each in modules]
-        self._verdict = Verdict(
-            [each.label for each in modules], lambda number: self.modules[number].forget_gather()
-        )
+        self._verdict = Verdict([each.label for each in modules], self._break_off)
+        self._is_broken_off = False
+        """True from an error that all ranks raise in a pass, until the next pass."""
         told = set[str]()
         self.gathers = [
             ParameterGather(each, self.routes, GATHERS[wished.gather], wished.gather or "", told)
@@ -195,6 +195,9 @@ class Traffic:
 
         @untraced
         def begun(_model: nn.Module, _inputs: Any) -> None:
+            if self._is_broken_off:
+                self._is_broken_off = False
+                begin_anew(model)
             if torch.is_grad_enabled():  # a reference pass scatters nothing, whatever is frozen in it
                 for scatter in self.scatters:
                     scatter.refuse_others()
@@ -252,6 +255,12 @@ class Traffic:
         for each, gather in zip(self.modules, self.gathers, strict=True):
             each.reshard()
             gather.is_unrounded = unrounded
+
+    def _break_off(self) -> None:
+        """Let all ranks gather all modules anew, and drop in the next pass what is left of this one."""
+        self._is_broken_off = True
+        for each in self.modules:
+            each.forget_gather()
 
     # -- in a backward pass
 
