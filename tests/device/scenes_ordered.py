@@ -16,6 +16,8 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
@@ -29,6 +31,7 @@ from gradwire.placement.device import fetch
 from gradwire.sources.buffer_means import BufferMeans
 from gradwire.sources.buffers import BufferBroadcast
 from gradwire.sources.ddp.source import DDPBuckets
+from gradwire.sources.fsdp.modules import begin_anew
 from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.step import Step
 from gradwire.tools.guard import Guard
@@ -281,6 +284,29 @@ def poisoned() -> list[str]:
     return device.races if is_poisoned else [*device.races, "something is left"]
 
 
+def broken_off() -> list[str]:
+    """FSDP2 before `reset_iter_state` scatters gradients in a stream as a pass breaks off.
+
+    Their memory is used again at once.
+    """
+    device = Simulated()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delattr(FSDPModule, "reset_iter_state", raising=False)
+        model: Any = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,)))
+        state = model._get_fsdp_state()
+        model(torch.ones(1, 2))  # which makes it the root
+        state._device_handle = SimpleNamespace(current_stream=device.current)
+        with device.watching():
+            gradients, scatters = torch.ones(4), device.new_stream()
+            scatters.wait_stream(device.current())
+            with device.using(scatters):
+                gradients.clone()
+            state._comm_ctx.reduce_scatter_state = SimpleNamespace(event=scatters.record_event())
+            begin_anew(model)
+            gradients.add_(1)
+    return device.races
+
+
 def timed() -> list[str]:
     """Clocks wait for the device: the host may use what was copied before they were read."""
     device, wrong = Near(), []
@@ -410,6 +436,7 @@ SCENES: dict[str, Callable[[], list[str]]] = {
     "compared": compared,
     "promised": promised,
     "interrupted": interrupted,
+    "broken off": broken_off,
     "moved": moved,
     "scaled, by way of the host": partial(trained, "topk(ratio=0.1)"),
     "scaled, staged": partial(trained, "topk(ratio=0.1)", "auto"),
