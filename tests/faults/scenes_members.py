@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 import gradwire
 from gradwire.agreement.agree import checksum
 from gradwire.environment import CONNECTIONS
-from gradwire.members.steps import MovingSteps
+from gradwire.sources.delta import Delta
 from tests.support.lighthouse import Asking
 from tests.support.models import perceptron
 from tests.support.ranks import VARIABLES
@@ -76,16 +76,16 @@ def dying(nth: int) -> Iterator[None]:
 @contextmanager
 def breaking(nth: int) -> Iterator[None]:
     """This process has no memory for its `nth` round."""
-    pack, packed = MovingSteps._pack, 0
+    pack, packed = Delta.pack, 0
 
-    def packing(source: MovingSteps) -> str:
+    def packing(delta: Delta) -> str:
         nonlocal packed
         packed += 1
         if packed == nth:
             raise MemoryError("no memory")
-        return pack(source)
+        return pack(delta)
 
-    with patch.object(MovingSteps, "_pack", packing):
+    with patch.object(Delta, "pack", packing):
         yield
 
 

@@ -33,8 +33,8 @@ from gradwire.members.steps import MovingSteps
 from gradwire.placement import device_at, through_a_device
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
+from gradwire.sources.local_steps import LocalSteps
 from gradwire.sources.observe import hold
-from gradwire.sources.outer import LocalSteps
 from gradwire.sources.unwrap import optimizers_of
 from gradwire.step.layout import Policy
 from gradwire.version import __version__
@@ -97,7 +97,7 @@ def moving(
         found = carried(replace(asked, nodes=nodes), source, None, None, source.where)
         return Running(found.backward, found.worker, found.stop)
 
-    site = Site(_comm_of(source.inside, source.where))
+    site = Site(_comm_of(source.local.inside, source.where))
     terms = _terms(source, asked)
     asks = Asks(members, site)
     membership = Membership(asks, source, site, terms, carry, timeout_s=timeout_s, every_s=every_s)
@@ -140,7 +140,7 @@ def _terms(source: MovingSteps, asked: Configuration) -> dict[str, str]:
     """Settings that all members must share, as texts that a person can compare."""
     chosen = asked.validated(source)
     facts = asked.fingerprint(chosen, source, device_at(source.device).where)
-    outer, module = source.optimizers.outer, source.module
+    outer, module = source.rounds.optimizers.outer, source.module
     groups = [len(group["params"]) for group in outer.param_groups]
     tensors = [*module.named_parameters(), *module.named_buffers()]
     return {
@@ -277,7 +277,7 @@ class MovingWire(OuterWire):
         """
         optimizers = optimizers_of(optimizer)
         self._local.applying(optimizers)
-        self._local.change(optimizers)
+        self._local.attempts.change(optimizers)
 
     # -- what asks all members for the same call, which they cannot know of
 

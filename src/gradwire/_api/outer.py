@@ -19,7 +19,7 @@ from gradwire._api.rounds import OuterWire, method_of
 from gradwire.arguments import as_python, is_time
 from gradwire.recipes import Composition, Recipe
 from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
-from gradwire.sources.outer import LocalSteps
+from gradwire.sources.local_steps import LocalSteps
 from gradwire.sources.unwrap import listed
 from gradwire.step.layout import Policy
 
@@ -145,7 +145,7 @@ def outer(
     given = listed(optimizer)
     optimizers = LocalOptimizers(given, make)
     source = LocalSteps(model, replicas, optimizers, every=every, delay=delay, on_host=on_host)
-    machine = None if source.machine is None else [source.machine]
+    machine = None if source.grid.machine is None else [source.grid.machine]
     asked = replace(asked, policy=source.weighed(policy), nodes=machine)
     found = carried(asked, source, given, process_group, source.where, refusal=refusal)
     return OuterWire(found, optimizers)

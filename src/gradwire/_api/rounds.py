@@ -15,7 +15,7 @@ from gradwire.errors import GradwireError
 from gradwire.recipes import Composition, Recipe
 from gradwire.recipes import recipe as parsed
 from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
-from gradwire.sources.outer import LocalSteps
+from gradwire.sources.local_steps import LocalSteps
 from gradwire.sources.unwrap import Optimizers
 
 _diloco: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
@@ -65,7 +65,7 @@ class OuterWire(Wire):
         self._local, self._optimizers = attached.source, optimizers
 
     def _change(self, optimizers: Optimizers) -> None:
-        self._local.change(optimizers)
+        self._local.attempts.change(optimizers)
 
     @property
     def attempts(self) -> int:
@@ -107,12 +107,12 @@ class OuterWire(Wire):
         local.land_now()
         all_finished: bool | None = False
         while not all_finished:
-            local.send_round(finished=True)
-            lands, all_finished = local.receive()
+            local.rounds.send(finished=True)
+            lands, all_finished = local.rounds.receive()
             if all_finished is None:
                 raise GradwireError(_NO_RESULT)
             if lands:
-                local.outer_step()
+                local.rounds.step()
         local.attempts.forget(-(-local.attempts.count // local.every) * local.every)
 
     def drop_step(self) -> None:
@@ -173,21 +173,21 @@ class OuterWire(Wire):
             wire.detach()
             torch.save(model.state_dict(), "model.pt")
         """
-        local = self._local
+        local, rounds = self._local, self._local.rounds
         local.land_now()
-        self._backward.together("detach()", local.agree)
-        lands = local.has_learned
+        self._backward.together("detach()", rounds.agree)
+        lands = rounds.has_learned
         if lands:
-            local.send_round()
-            _lands, all_finished = local.receive()
+            rounds.send()
+            _lands, all_finished = rounds.receive()
             if all_finished is None:
                 raise GradwireError(_NO_RESULT)
         lands |= not self._reducer.layout.is_plain
         retired = self._flush("detach()", self._reducer.retired)
         self._backward.call(lambda: self._reducer.restore(retired))
         if lands:
-            local.outer_step()
-        local.sync_from_shared()
+            rounds.step()
+        rounds.sync_from_shared()
         local.retire()
 
     def log_to(self, target: Any, *, every: int = 1) -> None:

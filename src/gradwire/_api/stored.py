@@ -72,7 +72,7 @@ def stored(
         on_host=asked.placement != "device",
         name=members.name,
     )
-    if source.inside is not None or source.is_sharded:
+    if source.local.inside is not None or source.local.shards is not None:
         raise ValueError(
             "this replica has several ranks, by DDP or FSDP2, and rounds over a store are for replicas of "
             "one rank so far: take members=gradwire.members.torchft(…), or one rank per site"
@@ -111,7 +111,7 @@ def _terms(source: StoredSteps, asked: Configuration, chosen: Recipe, members: S
     """Settings that all members must share, as texts that a person can compare."""
     facts = asked.fingerprint(chosen, source, device_at(source.device).where)
     named = [*source.module.named_parameters(), *source.module.named_buffers()]
-    outer = source.optimizers.outer
+    outer = source.rounds.optimizers.outer
     groups = [len(each["params"]) for each in outer.param_groups]  # rates and momentum come from the run
     return {
         **facts,

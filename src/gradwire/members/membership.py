@@ -185,7 +185,7 @@ class Membership:
         """True if a quorum has come while this replica trained without one."""
         return self._asks.is_answered()
 
-    def end_round(self) -> bool:
+    def end_round(self) -> None:
         """Land the round that was sent before. If its exchange fails, it is given up, and the next round
         carries everything.
         """
@@ -200,7 +200,6 @@ class Membership:
         except BaseException as error:
             self.lose(error)
             raise
-        return False
 
     def card(self) -> Card:
         """Card of this replica, for the other members."""
@@ -219,7 +218,7 @@ class Membership:
             tried=self._tried,
             checksum=sums,
             established=self._is_established,
-            steps=source.steps,
+            steps=source.rounds.steps,
             joins=self._joins,
             meeting=self._meeting.name if self._meeting is not None and self._is_sound else "",
             connections=source.links.connections if source.links is not None else 0,
@@ -322,7 +321,8 @@ class Membership:
         if self._name == plan.source:
             given = {"kept": self._kept, "at": [self._rounds, self._number, self._counted]}
             # Ranks that hold a replica alike get the rest once, by their first one.
-            shared = source.shared_state() if source.is_sharded or site.rank == 0 else {}
+            is_sharded = source.local.shards is not None
+            shared = source.shared_state() if is_sharded or site.rank == 0 else {}
             for each in plan.heals:
                 moved += give(peers, plan.names.index(each) * site.size + site.rank, given | shared)
         if self._name in plan.heals:
@@ -332,7 +332,7 @@ class Membership:
     def _take_up(self, found: Any) -> None:
         """Continue from a received state; this rank's own progress and memory are dropped."""
         source, site = self._source, self.site
-        if not source.is_sharded and site.size > 1:
+        if source.local.shards is None and site.size > 1:
             text, tensors = describe({name: each for name, each in found.items() if name != "kept"})
             shared, room = room_for(site.told(text))
             for own, each in zip(room, tensors, strict=site.rank == 0):
@@ -358,8 +358,8 @@ class Membership:
         def send() -> None:
             self._run_reducer()
             if self._flying >= 0:  # from a save
-                self.land(self._flying) if self._source.receive()[0] else None
-            self._source.send_round()
+                self.land(self._flying) if self._source.rounds.receive()[0] else None
+            self._source.rounds.send()
 
         self._together(self._timeout_s, send)
         if self._source.delay:
@@ -371,7 +371,7 @@ class Membership:
     def _run_reducer(self) -> None:
         """Build a reducer over the groups of this meeting, with the old state, unless one runs already."""
         if not self._is_running:
-            before, self.running = self.running, self._carry(self._source.machine)
+            before, self.running = self.running, self._carry(self._source.grid.machine)
             self._is_running = True
             self._go_on(before)
             del before
@@ -395,9 +395,9 @@ class Membership:
     def _vote(self, limit_s: float) -> bool:
         """Wait for the status vote of all ranks; whether something lands."""
         try:
-            lands, _all_finished = self._together(limit_s, self._source.receive)
+            lands, _all_finished = self._together(limit_s, self._source.rounds.receive)
         except BaseException:
-            self._source.drop()
+            self._source.rounds.drop()
             raise
         return lands
 
@@ -420,9 +420,9 @@ class Membership:
 
     def land(self, number: int) -> None:
         """Step the shared parameters, and go on from them."""
-        self._source.outer_step()
+        self._source.rounds.step()
         self._rounds, self._number = self._rounds + 1, number
-        self._counted += self._source.counted
+        self._counted += self._source.rounds.counted
         self._is_established = self._has_landed = True
         self.committed += 1
         self._took_s.append(now_s() - self._start_s)
@@ -465,7 +465,7 @@ class Membership:
             "counted": self._counted,
             "run": self._run,
             "engine": self._remembered() if self._is_running else self._memory,
-            "source": deepcopy(self._source.save()),
+            "source": deepcopy(self._source.state.save()),
         }
 
     def load(self, saved: Any) -> None:
@@ -478,7 +478,7 @@ class Membership:
         self._rounds, self._number, self._tried, self._flying = told["counts"]
         self._run, self._memory, self._counted = told["run"], told["engine"], told.get("counted", 0)
         self._kept = {} if self._memory is None else self._memory["kept"]
-        _text, apply = self._source.prepared(told["source"], own=True)
+        _text, apply = self._source.state.prepared(told["source"], own=True)
         apply()
 
     # -- telling
@@ -495,7 +495,7 @@ class Membership:
     def _tell_loss(self, plan: Plan) -> None:
         """Count and say what this replica loses as it is healed."""
         source, apart_s = self._source, self._start_s - self._ended_s
-        self.lost += source.steps > 0
+        self.lost += source.rounds.steps > 0
         if self._run and self._run != plan.run:
             _LOG.warning(
                 "%s: another run counts more steps than this replica's, of %d rounds, which gives way to it",
@@ -509,7 +509,7 @@ class Membership:
                 "the time between rounds: start the lighthouse with a longer --grace",
                 self._name,
                 apart_s,
-                source.steps,
+                source.rounds.steps,
             )
 
     def _tell(

@@ -46,28 +46,30 @@ class Member:
 
 def test_steps_before_a_healing_count_in_no_later_round() -> None:
     member, other = Member(3), Member(0, seed=1)
-    assert member.source.share() == (3, EVERY)
+    assert member.source.rounds.share == (3, EVERY)
     member.source.take_shared(other.source.shared_state())
-    assert member.source.share() == (0, EVERY), "what it had learned is gone"
+    assert member.source.rounds.share == (0, EVERY), "what it had learned is gone"
 
 
 def test_what_a_round_carried_that_is_dropped_comes_with_the_next_one() -> None:
     member, other = Member(3), Member(0, seed=1)
     member.source.take_shared(other.source.shared_state())
-    assert not member.source.has_learned
-    member.source.drop()
-    assert member.source.has_learned
+    assert not member.source.rounds.has_learned
+    member.source.rounds.drop()
+    assert member.source.rounds.has_learned
 
 
 def test_steps_that_a_saved_round_carried_are_counted_once_when_it_lands() -> None:
     member = Member(EVERY + 1, delay=2)
-    saved = member.source.save()
+    saved = member.source.state.save()
     means = {name: torch.zeros_like(each) for name, each in saved["shared"].items()}
     flight = {"lands_at": EVERY + 2, "means": means, "buffers": {}}
-    saved |= {"flight": flight, "round_at": EVERY, "counted_at": 0, "left_at": EVERY}
+    saved |= {"flight": flight, "round_at": EVERY, "counted_at": 0, "left_at": EVERY, "counted": 9}
     resumed = Member(0, delay=2, seed=1)
-    _text, apply = resumed.source.prepared(saved, own=True)
+    _text, apply = resumed.source.state.prepared(saved, own=True)
     apply()
-    assert resumed.source.steps == EVERY + 1
-    resumed.source.outer_step()  # the round lands
-    assert resumed.source.steps == 1
+    assert resumed.source.rounds.steps == EVERY + 1
+    assert resumed.source.rounds.receive() == (True, False)
+    resumed.source.rounds.step()  # the round lands
+    assert resumed.source.rounds.steps == 1
+    assert resumed.source.rounds.counted == 9, "of all replicas, whoever meets now"

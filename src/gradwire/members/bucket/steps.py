@@ -17,7 +17,7 @@ from gradwire.members.bucket.coder import Coder
 from gradwire.members.bucket.records import Offer
 from gradwire.members.healing import as_bytes, describe, room_for
 from gradwire.members.steps import MovingSteps
-from gradwire.sources.outer import WEIGHT
+from gradwire.sources.local_model import WEIGHT
 from gradwire.sources.values import join
 from gradwire.step.layout import Layout
 from gradwire.unit.parameters import ParameterSpec
@@ -41,7 +41,7 @@ class StoredSteps(MovingSteps):
 
     def code_by(self, layout: Layout, *, seed: int, number: int) -> None:
         """Code Δ by `layout`, before the first round. The other arguments are those of `Coder`."""
-        self.coder = Coder(layout, self._buckets, seed=seed, number=number)
+        self.coder = Coder(layout, self.rounds.delta.buckets, seed=seed, number=number)
 
     @property
     def coded(self) -> tuple[ParameterSpec, ...]:
@@ -50,9 +50,9 @@ class StoredSteps(MovingSteps):
 
     def note_changes(self) -> None:
         """Raise `GradwireError` if parameters were loaded since the last step."""
-        if self._loads.is_pending:
+        if self.loads.is_pending:
             self.attempts.written()
-        if self._loads.taken(self._buffers_here()):
+        if self.loads.taken(self.local.buffers()):
             raise GradwireError(
                 "load_state_dict was called on a model whose rounds go over a store, and others do not know "
                 "of it: load before gradwire.outer, which begins a run with the values of the first member"
@@ -60,81 +60,82 @@ class StoredSteps(MovingSteps):
 
     def payload_bytes(self, round_: int) -> int:
         """Bytes of an offer."""
-        base = self._buffer_means.base.values()
+        base = self.rounds.buffer_means.base.values()
         wide = 8 if any(each.dtype == torch.float64 for each in base) else 4
-        of_buffers = wide * (sum(each.numel() for each in base) + len(base)) if self._floating else 0
+        of_buffers = wide * (sum(each.numel() for each in base) + len(base)) if self.local.floating else 0
         return self.coder.size(round_) + of_buffers
 
     def land_at(self, attempts: int | None) -> None:
         """Land the round that was sent at this attempted step, or when it is asked for."""
-        self.round = self.round.lands(attempts)
+        self.rounds.round = self.rounds.round.lands(attempts)
 
     # -- as `Replica`
 
     def digest(self) -> str:
         """See `Replica.digest`."""
-        base = [checksum(each) for _, each in sorted(self._buffer_means.base.items())]
+        base = [checksum(each) for _, each in sorted(self.rounds.buffer_means.base.items())]
         return f"{self.checksum():08x}-{hash_of(base)}"
 
     def offer(self, round_: int) -> tuple[bytes, float] | None:
         """See `Replica.offer`."""
-        self._trained.require(self._current())
-        if not self.steps:
+        rounds = self.rounds
+        rounds.local.require_known()
+        if not rounds.steps:
             return None
-        if bad := self._pack():
-            failure = self._begin_anew(bad)
-            self.round = self.round.dropped(self.attempts.count)
+        if bad := rounds.delta.pack():
+            failure = rounds.begin_anew(bad)
+            rounds.round = rounds.round.dropped(self.attempts.count)
             self.dropped(f"{bad} is not finite: the shared parameters are taken back")
             if failure is not None:
                 raise failure
             return None
-        self.round = self.round.checked(sound=True)
-        weight, usual = self.share()
-        for bucket in self._buckets if weight != usual else ():
-            bucket.buffer.mul_(weight / usual)
+        rounds.round = rounds.round.checked(sound=True)
+        weight, usual = rounds.share
+        rounds.delta.weigh(weight / usual)
         payload = [self.coder.encode(round_)]
-        if self._floating:
-            payload.append(as_bytes(self._buffer_means.changes(counts=True)))
-        self._sent = {name: own.to(base, copy=True) for name, own, _shared, base in self._values.each()}
-        self.round = self.round.offered(self.attempts.count)
+        if self.local.floating:
+            payload.append(as_bytes(rounds.buffer_means.changes(counts=True)))
+        self._sent = {name: own.to(base, copy=True) for name, own, _shared, base in rounds.values.each()}
+        rounds.round = rounds.round.offered(self.attempts.count)
         return torch.cat(payload).numpy().tobytes(), weight / usual
 
     @torch.no_grad()
     def land(self, round_: int, offers: Sequence[Offer], *, mine: bool) -> None:
         """See `Replica.land`."""
+        rounds = self.rounds
         try:
             self._take_mean(round_, offers)
         except WireError as error:  # by all members, who read the same bytes
-            _LOG.warning("%s: round %d brings nothing: %s", self.called, round_, error)
+            _LOG.warning("%s: round %d brings nothing: %s", rounds.called, round_, error)
             if mine:
                 self.dropped(f"round {round_} brings nothing: {error}")
         else:
-            self.optimizers.outer.step()
-            self._buffer_means.land()
-        for name, own, shared, baseline in self._values.each():
+            rounds.optimizers.outer.step()
+            rounds.buffer_means.land()
+        for name, own, shared, baseline in rounds.values.each():
             if mine:
                 baseline.copy_(self._sent[name])
             join(own, shared, baseline)
-        self._values.forget_gradients()
-        self._written()
+        rounds.values.forget_gradients()
+        rounds.written()
         if mine:
             self.coder.keep()
-            self.round, self._sent = self.round.landed(), {}
+            rounds.round, self._sent = rounds.round.landed(), {}
 
     def _take_mean(self, round_: int, offers: Sequence[Offer]) -> None:
         """The mean of the offers becomes the gradient of θ₀, and that of buffers what is to land."""
         rows = [torch.frombuffer(bytearray(each.payload), dtype=torch.uint8) for each in offers]
         size = self.coder.size(round_)
-        self.coder.decode([row[:size] if self._floating else row for row in rows], round_)
-        if self._floating:
-            sums = self._buffer_means.changes(counts=False)
+        self.coder.decode([row[:size] if self.local.floating else row for row in rows], round_)
+        if self.local.floating:
+            sums = self.rounds.buffer_means.changes(counts=False)
             for row in rows:
                 if row.numel() != size + sums.nbytes:
                     raise WireError(f"an offer has {row.numel() - size} bytes of buffers, not {sums.nbytes}")
                 sums += row[size:].clone().view(sums.dtype).to(sums.device)
-            self._buffer_means.summed(sums)
+            self.rounds.buffer_means.summed(sums)
         counted = sum(each.weight for each in offers)
-        views = dict(self._views())
+        views = self.rounds.delta.by_name()
         if not all(bool(each.isfinite().all()) for each in views.values()):
             raise WireError("its mean is not finite")
         for name, view in views.items():
@@ -145,10 +146,10 @@ class StoredSteps(MovingSteps):
     @torch.no_grad()
     def discard(self) -> bool:
         """See `Replica.discard`."""
-        had = self.steps > 0
-        self.sync_from_shared()
+        had = self.rounds.steps > 0
+        self.rounds.sync_from_shared()
         self.coder.forget()
-        self.round, self._sent = self.round.dropped(self.attempts.count), {}
+        self.rounds.round, self._sent = self.rounds.round.dropped(self.attempts.count), {}
         return had
 
     def give(self) -> bytes:
@@ -184,14 +185,14 @@ class StoredSteps(MovingSteps):
     # -- saves
 
     def save(self) -> dict[str, Any]:
-        """As `MovingSteps.save`, with the memory. An offer that has not landed is not part of it: Δ is as
+        """As `LocalState.save`, with the memory. An offer that has not landed is not part of it: Δ is as
         before it, and its seal tells whether that counts.
         """
-        return super().save() | {"memory": self.coder.save(), "flight": None}
+        return self.state.save() | {"memory": self.coder.save(), "flight": None}
 
     def prepared_save(self, saved: Mapping[str, Any]) -> Any:
         """A function that takes up what `save` returned. Raises `ValueError` if it does not fit."""
-        _text, apply = self.prepared(saved, own=True)
+        _text, apply = self.state.prepared(saved, own=True)
         take_up = self.coder.prepared(saved["memory"])
 
         def both() -> None:
