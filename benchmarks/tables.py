@@ -102,11 +102,11 @@ def gains(demo: Document) -> str:
     ]
     seeds = min(len(both.ddp.courses), len(both.wire.courses))
     first = max(course.uncounted for course in courses_of(demo) if course.name == "gradwire")
-    spread = f"the mean over {seeds} seeds, with their range" if seeds > 1 else "one seed"
+    spread = f"means of {seeds} seeds, with their range" if seeds > 1 else "those of one seed"
     how = (
-        f"Plain DDP's final loss is that of its worst seed; losses are means of {WINDOW} steps. Times to it "
-        f"and accuracies are those of {spread}. Times count every step, figures per step those from step "
-        f"{first + 1} on, after the choice. Measured on {_when(demo)}, on "
+        f"The loss to reach is the final one of plain DDP's worst seed, as a mean of {WINDOW} steps. Times "
+        f"to it and accuracies are {spread}. Times include the choice; steps and bytes are counted "
+        f"after it, from step {first + 1} on. Measured on {_when(demo)}, on "
         f"{demo['machine']['processor']}. "
         + " ".join(
             [*_claims(demo), *_choices(both.wire), *(note for note in demo["notes"] if "busy" in note)]

@@ -65,11 +65,13 @@ def bytes_text(size_bytes: float) -> str:
 
 
 def ms_text(seconds: float, digits: int = 0) -> str:
-    """A time in milliseconds.
+    """A time in milliseconds, from 100 seconds on in seconds.
 
-    >>> ms_text(0.3964), ms_text(0.3964, digits=1)
-    ('396 ms', '396.4 ms')
+    >>> ms_text(0.3964), ms_text(0.3964, digits=1), ms_text(874.475)
+    ('396 ms', '396.4 ms', '874 s')
     """
+    if seconds >= 99.9995:
+        return f"{seconds:.0f} s"
     return f"{seconds * 1e3:.{digits}f} ms"
 
 

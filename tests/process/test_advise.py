@@ -101,7 +101,7 @@ def test_a_run_is_bit_for_bit_the_one_that_is_not_watched(tmp_path: Path, world:
     [
         # 111,907 numbers, of two bytes each
         ("hooked", ("224 kB in 1 call", "cannot tell: a comm hook is registered (fp16_compress_hook)")),
-        ("attached", ("bound by       what these times do not tell", "cannot tell: what gradwire waits for")),
+        ("attached", ("bound by       unknown: gradwire is attached", "cannot tell: gradwire is attached")),
         # sites of one rank each, with DDP inside
         ("carried", ("computing and waiting for 448 kB in 1 call", "there is one rank")),
     ],

@@ -203,14 +203,15 @@ class Plan:
             self.source,
             f"without communication {ms_text(self.compute_s)}, dense {ms_text(self.dense_s)}, "
             f"CCR {self.ccr:.2f}",
-            f"auto is expected to choose {short(self.auto)}, because of {self.why}",
-            "residual: norm of the gradient that stays unsent, as a share of one step's, assumed from other "
-            f"models' trainings. auto tries those with about {LATE:g} or less, and measures it on yours",
+            f"auto is expected to choose {short(self.auto)}: {self.why}",
+            "residual: norm of the unsent gradient, as a share of the norm of one step's; assumed, from "
+            f"trainings of other models. auto tries recipes with about {LATE:g} or less, and measures it on "
+            "your model",
         ]
         if all(each.codec == "free" for each in self.candidates):
             told.append(
-                "encoding and decoding are taken as free: no costs are known, which gradwire probe --codecs "
-                "measures"
+                "encoding and decoding are taken as free: their costs are not known. `gradwire probe "
+                "--codecs` measures them"
             )
         lines = [wrapped(text, width, "  " if number else "", "    ") for number, text in enumerate(told)]
         for two_levels, title in ((False, ""), (True, LEVELS)):
@@ -281,7 +282,7 @@ class Plan:
         )
 
 
-LEVELS = "added up inside nodes first, attach(nodes=…) (sent over a node's link):"
+LEVELS = "hierarchical: added up inside nodes first, attach(nodes=…); sent: over a node's link"
 
 Told = Callable[[str, float], None]
 """Takes a finished row in words, and the share of the work that is done."""
@@ -753,7 +754,7 @@ def _advice(worthwhile: bool, facts: Facts, best: Candidate, dense_s: float) -> 
         said = f"nothing that auto tries is predicted to be faster than dense by {LEAD:.0%}"
         return f"do not bother: {said}: a step takes {fast}, and {dense} with dense"
     gain = f"{dense_s / best.step_s:.1f} times as fast as dense"
-    return f"worth trying: steps of {dense} fall to {fast}, {gain}"
+    return f"worth trying: a step falls from {dense} to {fast}, {gain}"
 
 
 def _table_of(found: Sequence[Candidate], width: int) -> str:

@@ -320,7 +320,7 @@ def _bound(causes: Sequence[Cause], observed: Observed, step_s: float, exposed_s
     if first.seconds >= LITTLE * step_s:
         return first
     if observed.is_blind:
-        return Cause("unknown", f"what these times do not tell: {_unseen(observed)}", 0.0)
+        return Cause("unknown", f"unknown: {_unseen(observed)}", 0.0)
     shares = [f"{exposed_s / step_s:.0%} of a step waits for the network"]
     shares += [
         f"{cause.seconds / step_s:.0%} {SHARES[cause.name]}"
@@ -331,11 +331,10 @@ def _bound(causes: Sequence[Cause], observed: Observed, step_s: float, exposed_s
 
 
 def _unseen(observed: Observed) -> str:
+    lacking = "DDP's log does not have what it waits for"
     if observed.hook == "gradwire.attach":
-        return "what gradwire waits for is not in DDP's log. print(wire.report()) says it"
-    return (
-        f"a comm hook of the script's own is registered ({observed.hook}), and may wait unseen by DDP's log"
-    )
+        return f"gradwire is attached, and {lacking}. print(wire.report()) says it"
+    return f"the script has registered a comm hook ({observed.hook}), and {lacking}"
 
 
 def _remedy(observed: Observed, bound: Cause) -> str:

@@ -211,11 +211,11 @@ def _over_a_store(
 
 def hidden(number: int) -> str:
     """Sentence on recipes that are left out of a table."""
-    said = f"not shown: {counted(number, 'recipe')} that auto does not try by default, because more of the "
-    return wrapped(
-        f"{said}gradient is late, which costs quality on most models, or is not known to be early (--all)",
-        columns(),
+    said = (
+        f"not shown: {counted(number, 'recipe')} that auto does not try by default. They leave more of the "
+        "gradient unsent, which costs quality on most models, or it is not known how much: --all shows them"
     )
+    return wrapped(said, columns())
 
 
 def _planned(

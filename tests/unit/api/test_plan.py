@@ -45,7 +45,7 @@ def test_the_headline_names_what_auto_would_take() -> None:
     plan = gradwire.plan("resnet50", **SLOW)
     [named] = re.findall(r"with ([^,]+), [\d.]+ times", plan.advice)
     assert recipe(named).build().text == plan.auto
-    assert "auto is expected to choose int4, because" in str(plan)
+    assert "auto is expected to choose int4: " in str(plan)
     assert re.search(r"^int4 .* 0.18 +tries$", str(plan), re.MULTILINE)
     assert re.search(r"^topk\(ratio=0.1\) .* [kMG]B +1.2$", str(plan), re.MULTILINE)
 
@@ -94,7 +94,7 @@ def test_on_a_slow_link_it_is_worth_trying_and_auto_would_compress() -> None:
     assert plan.worthwhile
     assert recipe(plan.auto).name != "dense"
     [(step_ms, name, gain)] = re.findall(
-        r"worth trying: steps of .* fall to (\d+) ms with (.+), (.+) times", plan.advice
+        r"worth trying: a step falls from .* to (\d+) ms with (.+), (.+) times", plan.advice
     )
     assert recipe(name).build().text == plan.auto, "what would run, and not what is fastest"
     assert float(gain) == pytest.approx(1e3 * plan.dense_s / float(step_ms), abs=0.1)
@@ -195,9 +195,8 @@ def test_rows_are_told_as_they_come() -> None:
 
 def test_what_is_assumed_is_not_shown_as_measured() -> None:
     plan = gradwire.plan("resnet50", **SLOW)
-    assert (
-        "residual: norm of the gradient that stays unsent, as a share of one step's, assumed from"
-        in " ".join(str(plan).split())
+    assert "residual: norm of the unsent gradient, as a share of the norm of one step's; assumed" in " ".join(
+        str(plan).split()
     )
     assert str(plan).count("CCR") == 1
     assert not re.search("kept|keeps|recorded", str(plan))
@@ -279,5 +278,5 @@ def test_the_advice_counts_what_auto_would_cut_otherwise() -> None:
     """Over 2.4 ms each unit more costs its rounds: no recipe that cuts by itself is as fast."""
     found = gradwire.plan("resnet50", workers=32, rate_bit_per_s=1e10, delay_s=2.4e-3, step_s=0.18)
     assert found.auto.startswith("mergecomp(")
-    [takes_ms] = re.findall(r"fall to (\d+) ms with \S+ in fewer units", found.advice)
+    [takes_ms] = re.findall(r" to (\d+) ms with \S+ in fewer units", found.advice)
     assert float(takes_ms) < 850 * found.fastest.step_s
