@@ -30,8 +30,8 @@ OTHERS = {
     ("members/bucket/check.py", "each.join"),
     ("members/membership.py", "self._timer.join"),
     ("members/steps.py", "self.follow"),
-    ("sources/outer.py", "self.follow"),
-    ("sources/outer.py", "self._values.join"),
+    ("sources/local_steps.py", "self.follow"),
+    ("sources/outer.py", "self.values.join"),
     ("sources/buffers.py", "each.landing"),
     ("sources/buffers.py", "self.landing"),
 }
