@@ -33,6 +33,7 @@ The other files are in the order in which a gradient gets to them:
   `ProcessGroupComm.issue` (`comm/process_group.py`) sends. The function that `start` returns is line 4.
 - ahead.py: gradients that a device encodes bucket by bucket. marks.py: findings that stay on a device.
 - step.py: the state of one step: buckets, places of means, the first error, the outcome.
+- moods.py: which outcome of a step, and which mood of a backward pass, may follow which.
 - status_vote.py: the rows of the status vote (line 5), and small gradients, which travel with them.
 - optimizers.py and optimizer_log.py: hooks that tell when optimizers step, and with which gradients.
   events.py: what they have seen. fates.py: what has become of a finished step's gradients, read from events.

@@ -8,7 +8,8 @@ from statistics import fmean, median
 
 from gradwire.kernels.compiler import compiled_s
 from gradwire.measure.clock import Span
-from gradwire.step.step import Outcome, Step
+from gradwire.step.moods import Outcome
+from gradwire.step.step import Step
 
 WINDOW = 50
 

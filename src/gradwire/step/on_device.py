@@ -15,6 +15,7 @@ from typing import TypeVar
 from gradwire.errors import GradwireError
 from gradwire.placement import TransferredBuffer, Waited
 from gradwire.step.gradient_bucket import GradientBucket
+from gradwire.step.moods import Mood
 from gradwire.step.reducer import Backward
 from gradwire.step.step import Step
 from gradwire.step.worker import Job, wait_until
@@ -45,7 +46,7 @@ class DeviceBackward(Backward):
     """Pairs of a wait, and a function that the worker runs afterwards."""
 
     def before_forward(self) -> None:
-        if not (self._is_complete or self._is_captured):
+        if self.mood is Mood.GIVEN and not self._is_captured:
             super().before_forward()
 
     def open(self) -> None:

@@ -54,10 +54,11 @@ from gradwire.step.flat_buffers import UNSCALED, FlatBuffer
 from gradwire.step.gradient_bucket import BufferShare, DirectShare, GradientBucket
 from gradwire.step.history import History
 from gradwire.step.installed import InstalledRecipe, RecipeSnapshot
+from gradwire.step.moods import Mood, Outcome
 from gradwire.step.optimizer_log import NONE_WRITTEN, OptimizerLog, Written
 from gradwire.step.plan import ExchangePlan
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
-from gradwire.step.step import DeferredStep, InFlight, Outcome, ShardedStep, SideBroadcast, Step
+from gradwire.step.step import DeferredStep, InFlight, ShardedStep, SideBroadcast, Step
 from gradwire.step.worker import Job, Worker
 from gradwire.unit.context import ExchangeContext, Fates
 from gradwire.unit.parameters import ParameterSpec, Unit
@@ -160,10 +161,8 @@ class Backward:
         self._ended = threading.Event()
         """Set while no step runs."""
         self._ended.set()
-        self._all_given = True
-        """Whether the last pass has handed over all of its gradients."""
-        self._is_complete = True
-        """Whether the model has the results of the last step."""
+        self.mood = Mood.IDLE
+        """Written by the training thread alone."""
         self._error: BaseException | None = None
         """Error of the last step, until it is raised."""
         self._unheard = ""
@@ -171,8 +170,6 @@ class Backward:
         exchange back, or goes on to another before the optimizer's step, or failed when its vote was out."""
         self._broke_off = ""
         """Likewise a pass that broke off before its first gradient."""
-        self._has_left = False
-        """Whether the other ranks were told that this one left its step."""
         self._placement = self.placement
         """The placement with which the last step began."""
 
@@ -185,7 +182,7 @@ class Backward:
 
     def before_forward(self) -> None:
         """Training thread: after an interrupt that the user caught, complete the pass before."""
-        if self._all_given and not self._is_complete:
+        if self.mood is Mood.GIVEN:
             self._complete()
 
     def entered(self, written: Written = NONE_WRITTEN) -> None:
@@ -194,7 +191,7 @@ class Backward:
 
         May be called again in the same pass, and has no effect while its step runs.
         """
-        if self._all_given:
+        if self.mood in (Mood.IDLE, Mood.GIVEN):
             self.steps.backward_begins(exchanges=self._source.is_exchanging, written=written)
 
     def open(self) -> None:
@@ -210,7 +207,7 @@ class Backward:
         self._catch_up()
         self.calls.steps += 1
         self._ended.clear()
-        self._all_given = self._is_complete = False
+        self.mood = Mood.OPEN
         self._placement = self.placement
         # In a serial step communication would slow the computation that shares its cores.
         self._posts_at_end = self.reducer.is_serial or not self.overlap
@@ -266,7 +263,7 @@ class Backward:
         """Training thread: end the intake. Outside a backward pass, `wait_for_outcome` comes next."""
         self._line_up(self._stage.all_ready)
         self._post_waiting()
-        self._all_given = True
+        self.mood = Mood.GIVEN
 
     def _wait(self) -> None:
         """Training thread: wait for the step, at the end of the backward pass."""
@@ -306,7 +303,7 @@ class Backward:
         if not self._ended.is_set():
             self._await_end()
         self._source.complete()
-        self._is_complete = True
+        self.mood = Mood.IDLE
 
     def _raise_pending(self) -> None:
         """Training thread: raise the error of the last step, once."""
@@ -368,9 +365,11 @@ class Backward:
     def _refuse_what_broke_off(self) -> NoReturn:
         """Training thread: raise for a pass that broke off between its first gradient and its last. Tell the
         ranks that wait in its step that this one left it.
+
+        Likewise for a pass while the step before still runs: it adds to gradients that are being exchanged.
         """
-        if not self._has_left:
-            self._has_left = True
+        if self.mood is not Mood.BROKEN_OFF:
+            self.mood = Mood.BROKEN_OFF
             self.calls.steps -= 1
             self.calls.give_up_step(_AFTER_A_PART)
         raise GradwireError(_BROKE_OFF)
@@ -380,13 +379,13 @@ class Backward:
     @property
     def is_sound(self) -> bool:
         """True if every step has ended, and the collectives of all ranks are paired. On any thread."""
-        return self._all_given and self._ended.is_set() and self.reducer.broken is None
+        return self.mood in (Mood.IDLE, Mood.GIVEN) and self._ended.is_set() and self.reducer.broken is None
 
     def let_go(self) -> None:
         """End the worker; a round that was sent, or a step whose wait was interrupted, ends before, as other
         ranks wait for this one in it. On any thread, when the model has gone.
         """
-        if self._all_given and not self._ended.is_set():
+        if self.mood is Mood.GIVEN and not self._ended.is_set():
             self._worker.stop_after(self._ended)
         else:
             self._worker.stop()
@@ -431,9 +430,9 @@ class Backward:
         If the user caught an interrupt inside `backward()`, that step is still running; it ends on all ranks.
         Raises `GradwireError` where it cannot end, since not all of its gradients came.
         """
-        if not self._all_given:
+        if self.mood in (Mood.OPEN, Mood.BROKEN_OFF):
             self._refuse_what_broke_off()
-        if not self._is_complete:
+        if self.mood is Mood.GIVEN:
             self._complete()
         self.up_to_date()
 

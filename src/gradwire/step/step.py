@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -33,6 +32,7 @@ from gradwire.planning.facts import Times
 from gradwire.step.ahead import CodedBuffer
 from gradwire.step.flat_buffers import FlatBuffer, Scaled
 from gradwire.step.gradient_bucket import BufferShare, GradientBucket, InTurn, Route
+from gradwire.step.moods import Outcome
 from gradwire.step.plan import Collectives, ExchangePlan
 from gradwire.step.status_vote import SmallReduce, StatusVote, Votes
 from gradwire.unit.context import ExchangeContext, refuse
@@ -108,18 +108,6 @@ class InFlight:
     """Places of the mean in the buckets."""
     decode: Decode | None = None
     """Waits for the last collective and decodes; `None` if the start has failed."""
-
-
-class Outcome(Enum):
-    """The outcome of a step, or its stage. All ranks find the same outcome, unless a rank fails alone."""
-
-    RUNNING = "gradients arrive and travel"
-    VOTING = "this rank's row of the status vote is on its way"
-    VOTED = "all rows are here; by a plain all-reduce some gradients may still travel"
-    DEFERRED = "the step has ended for the model, and a device knows whether it counts"
-    COMMITTED = "memory is committed on all ranks, and the means are in the buckets"
-    NOT_FINITE = "something was not finite on some rank: no memory is committed, and no mean is finite"
-    FAILED = "`backward()` raises; no memory is committed, unless the error came after the vote"
 
 
 @dataclass

@@ -13,7 +13,8 @@ from gradwire.measure.link import Change
 from gradwire.planning.choice import ChoiceRow
 from gradwire.planning.costs import Link
 from gradwire.step.history import WINDOW, History
-from gradwire.step.step import Outcome, Step
+from gradwire.step.moods import Outcome
+from gradwire.step.step import Step
 
 REPORT = Report(
     recipe="topk(ratio=0.01)",

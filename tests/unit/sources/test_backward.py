@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +28,7 @@ from gradwire.sources import source_of
 from gradwire.sources.source import Source
 from gradwire.step.environment import ReducerEnvironment
 from gradwire.step.gradient_bucket import GradientBucket
+from gradwire.step.moods import PASSES, Mood
 from gradwire.step.on_device import DeviceBackward
 from gradwire.step.optimizer_log import OptimizerLog
 from gradwire.step.reducer import Backward, Reducer
@@ -271,6 +274,37 @@ def _ending(backward: Backward, ended_s: list[float]) -> threading.Thread:
     thread = threading.Thread(target=end)
     thread.start()
     return thread
+
+
+def test_moods_follow_one_another_as_the_table_says() -> None:
+    seen: set[tuple[Mood, Mood]] = set()
+
+    class Watched(Backward):
+        def __setattr__(self, name: str, value: object) -> None:
+            if isinstance(value, Mood) and "mood" in self.__dict__ and value is not self.mood:
+                seen.add((self.mood, value))
+            super().__setattr__(name, value)
+
+    def happens(what: str, backward: Backward, is_running: bool) -> bool:
+        """Returns whether a step runs afterwards."""
+        if what == "a gradient":
+            backward.open()
+        elif what == "the last gradient" and backward.mood is Mood.OPEN:
+            backward.close()
+        elif what == "the end of the step" and backward.mood is Mood.GIVEN and is_running:
+            _end(backward)
+        elif what == "a call" and not (backward.mood is Mood.GIVEN and is_running):  # or it would wait
+            backward.settle()
+        return not backward._ended.is_set()
+
+    events = ("a gradient", "the last gradient", "the end of the step", "a call")
+    for course in product(events, repeat=5):
+        backward, is_running = _backward(), False
+        backward.__class__ = Watched
+        for what in course:
+            with contextlib.suppress(GradwireError):  # where it refuses
+                is_running = happens(what, backward, is_running)
+    assert seen == {(one, other) for one, others in PASSES.items() for other in others}
 
 
 def test_nothing_else_is_asked_while_a_step_is_running() -> None:

@@ -16,7 +16,7 @@ from gradwire.placement import Placement
 from gradwire.recipes import recipe
 from gradwire.recipes.base import Watch
 from gradwire.recipes.dense import dense
-from gradwire.step.step import Outcome
+from gradwire.step.moods import Outcome
 from tests.support.rig import Rig, flat, gradients
 from tests.support.tiers import rest
 

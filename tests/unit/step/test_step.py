@@ -14,7 +14,8 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.payloads import gather
 from gradwire.step.flat_buffers import FlatBuffer
 from gradwire.step.gradient_bucket import GradientBucket, route_of
-from gradwire.step.step import Outcome, Step
+from gradwire.step.moods import Outcome
+from gradwire.step.step import Step
 from gradwire.unit.parameters import ParameterSpec, slots_of
 from tests.support.rig import Rig, gradients
 

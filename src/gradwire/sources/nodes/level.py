@@ -24,9 +24,10 @@ from gradwire.errors import DAMAGED, TransportError
 from gradwire.measure.metered import MeteredComm
 from gradwire.placement import Placement
 from gradwire.step.gradient_bucket import GradientBucket, InTurn
+from gradwire.step.moods import Outcome
 from gradwire.step.reducer import Reducer
 from gradwire.step.shards import shards_of
-from gradwire.step.step import Outcome, Step
+from gradwire.step.step import Step
 from gradwire.unit.parameters import ParameterSpec, Slot, slots_of
 
 _LOG = logging.getLogger("gradwire")
