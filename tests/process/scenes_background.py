@@ -23,18 +23,20 @@ class Compiling:
     """Ends after so many questions."""
 
     def __init__(self, questions: int) -> None:
-        self._answers = chain(repeat(False, questions), repeat(True))
+        self._answers, self.questions = chain(repeat(False, questions), repeat(True)), 0
 
     def has_ended(self) -> bool:
+        self.questions += 1
         return next(self._answers)
 
 
 @contextmanager
-def lacks_kernels(on_rank: int, steps: int) -> Iterator[None]:
+def lacks_kernels(on_rank: int, steps: int) -> Iterator[Compiling]:
     """Meanwhile models are attached as if a rank needed so many steps to compile. Others have all kernels."""
-    compiling = Compiling(steps) if dist.get_rank() == on_rank else None
-    with mock.patch.object(prepare, "compilation_for", return_value=compiling):
-        yield
+    compiling = Compiling(steps)
+    lacked = compiling if dist.get_rank() == on_rank else None
+    with mock.patch.object(prepare, "compilation_for", return_value=lacked):
+        yield compiling
 
 
 def _attached(recipe: str, steps: int | None) -> tuple[Any, Any, Any]:
@@ -107,10 +109,30 @@ def momentum() -> bool:
     return bool(wire.settled)
 
 
+def rounds() -> dict[str, Any]:
+    """Two rounds of local steps, the first of which waits for kernels; and the same where they are there."""
+    found: dict[str, Any] = {}
+    for steps in (0, 3):
+        model = perceptron()
+        optimizer = optimizer_of(model)
+        with lacks_kernels(1, steps) as compiling:
+            wire = gradwire.outer(model, optimizer, RECIPE, every=2, replicas=dist.group.WORLD)
+        train(model, optimizer, range(1))
+        found["asked before"] = compiling.questions
+        train(model, optimizer, range(1, 2))
+        found["asked"] = compiling.questions
+        train(model, optimizer, range(2, 4))
+        found["asked again"] = compiling.questions
+        found[f"digest {steps}"] = digest(model)
+        wire.detach()
+    return found
+
+
 SCENES = {
     "trains": trains,
     "a state of before": lambda: _goes_on(2),
     "a state of after": lambda: _goes_on(7),
     "switches": switches,
     "momentum": momentum,
+    "rounds": rounds,
 }

@@ -133,3 +133,44 @@ def test_what_is_switched_to_meanwhile_runs_at_once(world: Scenes) -> None:
 
 def test_what_does_more_than_compress_is_not_replaced_by_dense_gradients(world: Scenes) -> None:
     assert value(world, "momentum") == [True] * 3
+
+
+def test_the_first_round_waits_for_kernels_and_local_steps_do_not(world: Scenes) -> None:
+    """They were compiled in `outer`, before the first local step, and all replicas waited for the slowest."""
+    found = value(world, "rounds")
+    asked = [[each[when] for when in ("asked before", "asked", "asked again")] for each in found]
+    assert asked == [[0, 0, 0], [0, 4, 4], [0, 0, 0]], "rank 1 lacks them for three questions"
+    assert len({each[which] for each in found for which in ("digest 0", "digest 3")}) == 1
+
+
+ROUNDS = """
+import json, os, sys
+rank = int(os.fork() == 0)
+import torch, torch.distributed as dist
+import gradwire
+from gradwire.kernels import compiler
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+model = torch.nn.Linear(256, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+wire = gradwire.outer(model, optimizer, "int8", every=3, replicas=dist.group.WORLD)
+lacked = bool(compiler.lacking(compiler.imported()))
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 256)).square().mean().backward()
+    optimizer.step()
+told = [lacked, wire.report().step, compiler.compiled_s()]
+dist.barrier()
+if rank == 0:
+    assert os.wait()[1] == 0
+    print(json.dumps(told))
+"""
+
+
+@pytest.mark.rest
+@pytest.mark.timeout(900)
+def test_outer_returns_before_its_kernels_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRADWIRE_COMPILE_FIRST")
+    assert _said(ROUNDS, tmp_path / "cache", str(tmp_path / "meeting")) == [True, 1, 0.0]

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire._api.configuration import TARGET, Configuration, Gathered, HeldOn, PlacementName
 from gradwire._api.connections import connect_more
-from gradwire._api.prepare import awaited, prepare_for
+from gradwire._api.prepare import PreparedBeside, awaited, prepare_for
 from gradwire._api.transports import Transports, connect, placements, with_parts, with_streams
 from gradwire._api.wire import Attached, Wire
 from gradwire.agreement.agree import (
@@ -215,6 +215,7 @@ def carried(
         where: a device whose tensors the model's own process group carries.
         refusal: raised here once the other ranks have heard of it.
         begins_dense: gradients may travel dense while kernels that a rank lacks are compiled beside training.
+            Otherwise the source waits for them before it sends.
 
     Raises what `attach` raises.
     """
@@ -375,6 +376,9 @@ def _assemble(
         source_state=source.source_state,
         prepare=partial(prepare_for, rank=transports.everyone.rank, world=carry[-1].world),
     )
+    if not begins_dense:
+        beside = PreparedBeside(transports.everyone.rank, carry[-1].world)
+        env = replace(env, prepare=beside.begin, await_kernels=beside.wait)
     if transports.carrier is not None:
         env = replace(env, on_link=transports.carrier.expect)
     if asked.scaler is not None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,6 +49,8 @@ _LOG = logging.getLogger("gradwire")
 
 _ENOUGH = 1 << 20
 """Elements that are compensated in a rehearsal at most: how many there are changes no kernel."""
+_LOOK_S = 0.05
+"""Time between two looks whether kernels are there."""
 LONG_S = 2.0
 """Compiling for longer than that is worth a line that shows by default, since others may wait for it."""
 
@@ -60,6 +64,40 @@ def prepare_for(layout: Layout, memory: Device, *, rank: int, world: int) -> Non
         prepare(layout.main.text, _subjects([layout]), rank)
     elif not any(flat_buffer.x.is_meta for flat_buffer in layout.flat_buffers):  # else it is not running yet
         _rehearse_timed(layout, world)
+
+
+class PreparedBeside:
+    """Kernels of rounds: another process compiles them while the replica takes local steps.
+
+    Nothing dense travels instead: a round may be a hundred times as long without its recipe.
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._prepare = partial(prepare_for, rank=rank, world=world)
+        self._begun: list[tuple[Layout, Device, BackgroundCompilation]] = []
+
+    def begin(self, layout: Layout, memory: Device) -> None:
+        """Have the kernels as `prepare_for`, or let them be compiled until `wait`. Raises nothing."""
+        begun = compilation_for([layout]) if memory.is_host else None
+        if begun is None:
+            self._prepare(layout, memory)
+        else:
+            self._begun.append((layout, memory, begun))
+
+    def wait(self) -> None:
+        """Wait until the kernels are there, and load them. A round of the others waits meanwhile."""
+        start_s, never = now_s(), threading.Event()
+        while self._begun:
+            layout, memory, begun = self._begun[0]
+            while not begun.has_ended():
+                never.wait(_LOOK_S)
+            del self._begun[0]
+            self._prepare(layout, memory)
+            if (took_s := now_s() - start_s) > LONG_S:
+                why = "`gradwire warmup` compiles them beforehand"
+                _LOG.warning(
+                    "a round waited %.0f s for kernels of %s; %s", took_s, short(layout.main.text), why
+                )
 
 
 def awaited(chosen: Recipe, specs: Sequence[ParameterSpec], env: ReducerEnvironment) -> Controller | None:

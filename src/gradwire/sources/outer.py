@@ -126,6 +126,7 @@ class Rounds:
         that this replica has no more steps to make.
         """
         backward, count = self._backward, self.attempts.count
+        backward.reducer.env.await_kernels()
         backward.open()
         backward.reducer.watch.begin()
         bad, failure = "", None

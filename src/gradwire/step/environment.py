@@ -185,6 +185,9 @@ class ReducerEnvironment:
     """Raises `ValueError` for a layout that does not suit the optimizer."""
     prepare: Callable[[Layout, Device], None] = lambda _layout, _memory: None
     """Function that compiles the kernels of a layout whose memory will be on that device."""
+    await_kernels: Callable[[], None] = lambda: None
+    """Called on the thread that trains before a round: returns when kernels that `prepare` has left to
+    another process are there."""
     on_link: Callable[[float], None] = lambda _byte_s: None
     """Called after each step with the seconds per byte of the link, once they are known."""
     observers: list[StepObserver] = field(default_factory=list)
