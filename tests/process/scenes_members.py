@@ -177,7 +177,8 @@ def refused() -> list[str]:
         lambda: wire.load("nowhere"),
         wire.diagnose,
         lambda: setattr(wire, "watching", True),
-        wire.join().__enter__,
+        wire.join,
+        wire.exact,
     ]
     told = []
     for call in calls:

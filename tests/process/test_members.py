@@ -70,5 +70,5 @@ def test_what_other_members_cannot_know_of_is_refused(world: Scenes) -> None:
     for told in value(world, "refused"):
         assert told == [
             *("switch()", "state_dict()", "mean_state_dict()", "load_state_dict()", "load()", "diagnose()"),
-            *("watching", "join()"),
+            *("watching", "join()", "exact()"),
         ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -391,6 +391,12 @@ class FSDPWire(Wire):
     raise `ValueError`.
     """
 
+    _lacks: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("attached", "diagnose", "note_loss", "overlap", "trace", "watching"),
+        "FSDP2 carries out its steps itself, so that this is not known of its own traffic. With replicas= a "
+        "wire between nodes has it",
+    )
+
     def __init__(
         self,
         model: nn.Module,
@@ -403,14 +409,6 @@ class FSDPWire(Wire):
         self._scaler = scaler
         self._is_attached = True
         self.inside = None
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise ValueError(
-            "FSDP2 carries out its steps itself, so that this is not known of its own traffic. With "
-            "replicas= a wire between nodes has it"
-        )
 
     def __repr__(self) -> str:
         report = self.report()

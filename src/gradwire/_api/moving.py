@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,6 @@ from gradwire._api.report import Report
 from gradwire._api.rounds import OuterWire
 from gradwire._api.wire import Attached
 from gradwire.checkpoint import file_set
-from gradwire.checkpoint.state import Missing, Saved
 from gradwire.comm import Comm, ProcessGroupComm
 from gradwire.comm.apart import alone
 from gradwire.comm.groups import carries_cpu
@@ -31,7 +29,6 @@ from gradwire.members.membership import Asks, Leaving, Membership, Running
 from gradwire.members.site import Site
 from gradwire.members.steps import MovingSteps
 from gradwire.placement import device_at, through_a_device
-from gradwire.recipes import Composition, Recipe
 from gradwire.sources.local_optimizers import LocalOptimizers, OuterFactory
 from gradwire.sources.local_steps import LocalSteps
 from gradwire.sources.observe import hold
@@ -161,6 +158,10 @@ def digest(facts: object) -> str:
     return hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
 
 
+def _for_fixed(call: str, instead: str) -> str:
+    return f"{call} is for a fixed set of replicas, and members= has others: {instead}"
+
+
 class MovingWire(OuterWire):
     """The handle on one model whose replicas come and go.
 
@@ -168,6 +169,19 @@ class MovingWire(OuterWire):
     not make them. Means and times of `report()` are about rounds since the members last connected; its sums,
     such as `wire_bytes`, are over all rounds.
     """
+
+    _lacks: ClassVar[Mapping[str, str]] = {
+        "switch": _for_fixed("switch()", "start all members with the recipe"),
+        "state_dict": _for_fixed("state_dict()", "call save(folder)"),
+        "mean_state_dict": _for_fixed("mean_state_dict()", "call save(folder)"),
+        "load_state_dict": _for_fixed("load_state_dict()", "pass outer(…, resume=folder)"),
+        "load": _for_fixed(
+            "load()", "pass outer(…, resume=folder), so that members hear of it before they meet"
+        ),
+        "exact": _for_fixed("exact()", "no parameters are rounded"),
+        "diagnose": _for_fixed("diagnose()", "diagnose a run of one replica"),
+        "join": _for_fixed("join()", "members need not make as many steps"),
+    }
 
     def __init__(
         self, model: nn.Module, membership: Membership, source: MovingSteps, optimizers: LocalOptimizers
@@ -279,8 +293,6 @@ class MovingWire(OuterWire):
         self._local.applying(optimizers)
         self._local.attempts.change(optimizers)
 
-    # -- what asks all members for the same call, which they cannot know of
-
     @property
     def watching(self) -> bool:
         """False: watching is for `diagnose`, which needs a call on all members at once."""
@@ -292,38 +304,5 @@ class MovingWire(OuterWire):
         if value:
             self._refuse("watching", "diagnose a run of one replica")
 
-    def switch(self, recipe: str | Recipe | Composition) -> None:
-        """Not among members that come and go: raises `ValueError`."""
-        self._refuse("switch()", "start all members with the recipe")
-
-    def state_dict(self, kind: Literal["rank", "mean"] = "rank") -> dict[str, Any]:
-        """Not among members that come and go: raises `ValueError`."""
-        self._refuse("state_dict()", "call save(folder)")
-
-    def mean_state_dict(self) -> dict[str, Any]:
-        """Not among members that come and go: raises `ValueError`."""
-        self._refuse("mean_state_dict()", "call save(folder)")
-
-    def load_state_dict(self, saved: Saved, *, missing: Missing = "refuse") -> None:
-        """Not among members that come and go: raises `ValueError`."""
-        self._refuse("load_state_dict()", "pass outer(…, resume=folder)")
-
-    def load(self, folder: str | os.PathLike[str], *, missing: Missing = "refuse") -> int | None:
-        """Not among members that come and go: raises `ValueError`."""
-        self._refuse("load()", "pass outer(…, resume=folder), so that members hear of it before they meet")
-
-    def exact(self) -> NoReturn:
-        """Not among members that come and go: raises `ValueError`."""
-        self._refuse("exact()", "no parameters are rounded")
-
-    def diagnose(self) -> NoReturn:
-        """Not among members that come and go: raises `ValueError`."""
-        self._refuse("diagnose()", "diagnose a run of one replica")
-
-    @contextmanager
-    def join(self) -> Iterator[None]:
-        """Not among members that come and go: raises `ValueError`."""
-        yield self._refuse("join()", "members need not make as many steps")
-
     def _refuse(self, call: str, instead: str) -> NoReturn:
-        raise ValueError(f"{call} is for a fixed set of replicas, and members= has others: {instead}")
+        raise ValueError(_for_fixed(call, instead))

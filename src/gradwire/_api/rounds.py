@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -58,6 +58,11 @@ class OuterWire(Wire):
     It is a `Wire` whose steps are rounds. Calls for all ranks may be made between any two attempted steps,
     the same on all ranks.
     """
+
+    _lacks: ClassVar[Mapping[str, str]] = {
+        "flush": "flush() adds to gradients, which replicas keep to themselves here: detach() sends what is "
+        "unsent",
+    }
 
     def __init__(self, attached: Attached, optimizers: LocalOptimizers) -> None:
         super().__init__(attached)
@@ -156,12 +161,6 @@ class OuterWire(Wire):
         """
         travels, _outer = method_of(recipe)
         super().switch(travels)
-
-    def flush(self) -> None:
-        """Not for local steps: raises `ValueError`. `detach` sends what is unsent."""
-        raise ValueError(
-            "flush() adds to gradients, which replicas keep to themselves here: detach() sends what is unsent"
-        )
 
     def detach(self) -> None:
         """Land a round in flight, make a last round that sends everything unsent, and stop. A collective.

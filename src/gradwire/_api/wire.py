@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,20 @@ def _loss_scale(scaler: torch.amp.GradScaler | None) -> float:
     return 1.0 if scaler is None else float(scaler.get_scale())
 
 
+def _refusal(capability: Any, why: str) -> Any:
+    """Stand-in for a method or property that a kind of wire has not: it raises `ValueError`."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise ValueError(why)
+
+    told = f"Not here: raises `ValueError`. {why[:1].upper()}{why[1:]}."
+    if isinstance(capability, property):
+        return property(refuse, refuse, doc=told)
+    method = wraps(capability)(refuse)
+    method.__doc__ = told
+    return method
+
+
 class Wire:
     """The handle on one attached model. Its methods are for the training thread, between steps.
 
@@ -70,6 +85,13 @@ class Wire:
     call, or are in a step, all those ranks raise `RanksDisagree`, which names ranks and calls. If some ranks
     make no call, the others raise `TransportError` at the process group's timeout, with the same names.
     """
+
+    _lacks: ClassVar[Mapping[str, str]] = {}
+    """The capabilities that this kind of wire has not, by name: why, and what to do instead."""
+
+    def __init_subclass__(cls) -> None:
+        for name, why in cls.__dict__.get("_lacks", {}).items():
+            setattr(cls, name, _refusal(getattr(cls, name), why))
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
