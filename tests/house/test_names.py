@@ -19,6 +19,7 @@ ABSENT = {
     "_root_post_backward_final_callback": "torch's",
     "benchmarks/results/2026-11-24-auto.md": "at an older commit",
     "bucket_cap_mb_list": "torch's",
+    "compress.py": "the authors' of SparseLoCo",
     "finalize_backward": "torch's",
     "foreach_reduce": "torch's",
     "FSDPParamGroup": "torch's",
@@ -31,6 +32,7 @@ ABSENT = {
     "tcpi_bytes_received": "Linux's",
     "tcpi_min_rtt": "Linux's",
     "tensorboard_trace_handler": "torch's",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "torch's",
     "torch/distributed/fsdp/_fully_shard/": "torch's",
     "unsent_r": "notation",
 }
