@@ -299,7 +299,7 @@ SENTENCES: dict[tuple[str, str], tuple[str, ...]] = {
     ("README.md", "NaN and Inf never contaminate it."): (
         "faults.test_status_vote:test_a_nan_on_one_rank_makes_every_gradient_nan_and_is_forgotten",
     ),
-    ("README.md", "is raised on all in the same step, and names that rank"): (
+    ("README.md", "raises an exception, all others raise one that names it, in the same step"): (
         "faults.test_status_vote:test_backward_raises_on_the_other_ranks_and_names_the_one",
     ),
     ("README.md", "If a rank dies, no other rank hangs."): (
