@@ -29,6 +29,9 @@ class Laws:
       first step may copy constants that every step needs.
     - `fixed_rounds` (selector, codec, exchange): `count`, `payload` or `rounds` return the same in all steps,
       for the same unit on as many ranks. Where they do not, `phase_of` says in which steps they do.
+    - `repeats` (selector, codec): where x is on a device, `select`, or `take` and `average_decoded`, launch
+      the same kernels with the same numbers in all steps, for the same tensors of a unit. Of `ctx` they ask
+      nothing that differs from step to step, but `see`. So a device may record the launches and replay them.
     - `shared` (selector): all ranks choose the same elements without talking to each other.
     - `fixed_size` (selector): exactly `count` elements are chosen for any values; else that is the most.
     - `linear` (codec): payloads of all ranks may be summed before decoding, so they ride an all-reduce.
@@ -61,6 +64,7 @@ class Laws:
     contractive: bool = False
     stays_on_device: bool = False
     fixed_rounds: bool = False
+    repeats: bool = False
     shared: bool = False
     fixed_size: bool = False
     linear: bool = False

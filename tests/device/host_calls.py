@@ -10,7 +10,8 @@ A call is one of a Python function of gradwire's, or of one that those call, in 
 built-in functions are none; nor are those of what stands here for a device.
 
 A process of its own: `python -m tests.device.host_calls RECIPE…` prints a line of JSON for each recipe, and
-with `--by-function` what is called. `--compared` compares launches. Without a recipe, it writes the table
+with `--by-function` what is called. `--captured` counts the calls of stretches, and of a unit, whose kernels
+are launched one by one, then replayed. `--compared` compares launches. Without a recipe, it writes the table
 anew, in both places.
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
@@ -39,10 +40,14 @@ from triton.backends.nvidia import driver as nvidia
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
+from gradwire.codec.sparse import Sparse
 from gradwire.comm import Comm, Pending, ProcessGroupComm, Round
 from gradwire.comm.base import DONE
+from gradwire.exchange.captured import Captures
 from gradwire.kernels import dispatch
 from gradwire.kernels.device import launch
+from gradwire.kernels.graphs import Graphs
+from gradwire.kernels.uploads import holding
 from gradwire.placement import Accelerator, stream
 from gradwire.step import installed
 from tests.support import elsewhere, rig
@@ -50,6 +55,8 @@ from tests.support.counted import FREE, SIDE, same_buckets
 from tests.support.elsewhere import Elsewhere, There
 from tests.support.twins import KERNELS, files
 
+_CUDAGraph: Any = torch.cuda.CUDAGraph.__base__
+"""What torch has in C++."""
 GPU = torch.device("cuda", 0)
 WORLD, STEPS, COUNTED = 2, 12, 8
 """In the last ones of these steps, which are counted, each rank has its turns to lead."""
@@ -78,6 +85,9 @@ class Calls:
 
     def __init__(self) -> None:
         self.by_function = Counter[str]()
+        self.in_stretches = 0
+        """Calls between collectives, or in the place of what was captured there."""
+        self._stretch: FrameType | None = None
         self._inside = 0
         """Frames on the stack that count, from gradwire's outermost on."""
         self._aside: FrameType | None = None
@@ -97,6 +107,8 @@ class Calls:
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
         """As `sys.setprofile` calls it."""
         if event == "return":
+            if frame is self._stretch:
+                self._stretch = None
             if frame is self._aside:
                 self._aside = None
             elif self._aside is None and self._is_counted(frame):
@@ -109,6 +121,9 @@ class Calls:
                 self._aside = frame
             elif self._is_counted(frame):
                 self._inside += 1
+                if self._stretch is None and code in STRETCHES:
+                    self._stretch = frame
+                self.in_stretches += self._stretch is not None
                 where = code.co_filename.rsplit("/src/", 1)[-1].rsplit("/site-packages/", 1)[-1]
                 self.by_function[f"{where}:{code.co_qualname}"] += 1
 
@@ -120,6 +135,10 @@ class Calls:
     def _is_counted(self, frame: FrameType) -> bool:
         kind = self._kinds.get(frame.f_code, "")
         return kind == "ours" or (kind == "theirs" and self._inside > 0)
+
+
+STRETCHES = {each.__code__ for each in (Sparse.take, Sparse.average_decoded, torch.cuda.CUDAGraph.replay)}
+"""What encodes and decodes a unit of `topk`, and what replays."""
 
 
 class Tally(Elsewhere):
@@ -211,6 +230,11 @@ def _launched(*arguments: Any) -> None:
     taken = [each.data_ptr() if isinstance(each, Tensor) else each for each in arguments[13:]]
     _NOW[0].handed.append((*arguments[:10], *taken))
     _NOW[0].hooks = arguments[11:13]
+
+
+def _replayed(_graph: Any) -> None:
+    """What a graph calls last."""
+    _NOW[0].launches += 1
 
 
 class _Echo(Comm):
@@ -309,6 +333,12 @@ def a_device() -> Iterator[None]:
             (There, "device", property(lambda _self: GPU)),
             (There, "is_cuda", True),
             (Tensor, "pin_memory", lambda tensor: tensor),
+            (torch.cuda, "graph_pool_handle", lambda: (0, 1)),
+            (_CUDAGraph, "__new__", lambda cls, *_keep: object.__new__(cls)),
+            (_CUDAGraph, "__init__", lambda _graph, *_keep: None),
+            (_CUDAGraph, "capture_begin", lambda _graph, **_how: None),
+            (_CUDAGraph, "capture_end", lambda _graph: None),
+            (_CUDAGraph, "replay", _replayed),
             (installed, "_FIRST", 0),
             (dispatch, "_launches", lambda _where: True),
         ):
@@ -322,7 +352,10 @@ def a_device() -> Iterator[None]:
 
 
 def steps(
-    recipe: str, buckets: Sequence[Mapping[str, tuple[int, ...]]], elements: int
+    recipe: str,
+    buckets: Sequence[Mapping[str, tuple[int, ...]]],
+    elements: int,
+    captures_for: Callable[[Graphs], Captures] | None = None,
 ) -> tuple[list[Count], Calls, Tally]:
     """Counts of each step of rank 0 of two; each bucket has parameters of these shapes.
 
@@ -330,6 +363,7 @@ def steps(
         recipe: runs, in units of so many `elements`.
         buckets: in the order in which they come.
         elements: of a unit.
+        captures_for: as in `ReducerEnvironment`.
 
     Also returns the calls and operators of the last step, by name.
     """
@@ -349,10 +383,12 @@ def steps(
             shapes=shapes,
             place=lambda _post: placed,
             timed_every=_NEVER,
+            captures_for=captures_for,
         )
         for _step in range(STEPS):
             there = {name: There(each) for name, each in grads.items()}
             calls.by_function.clear()
+            calls.in_stretches = 0
             tally.clear()
             sys.setprofile(calls)
             try:
@@ -388,6 +424,24 @@ def taken(recipe: str) -> Taken:
     fewer, more = (_most(recipe, number) for number in (2, 3))
     unit = Count(*(many - few for many, few in zip(more, fewer, strict=True)))
     return Taken(unit, Count(*(few - 2 * one for few, one in zip(fewer, unit, strict=True))))
+
+
+class Stretches(NamedTuple):
+    """Calls for what lies between the collectives of a unit, and for all of the unit."""
+
+    stretches: int
+    unit: int
+    launches: int
+
+
+def stretches(recipe: str, captures_for: Callable[[Graphs], Captures] | None = None) -> Stretches:
+    """Of a unit, in the last step."""
+    found = []
+    for number in (2, 3):
+        counts, calls, _tally = steps(recipe, matrices(number), SIDE * SIDE, captures_for)
+        found.append(Stretches(calls.in_stretches, counts[-1].calls, counts[-1].launches))
+    few, many = found
+    return Stretches(*(more - less for more, less in zip(many, few, strict=True)))
 
 
 TABLE = Path(__file__).with_name("host_calls.md")
@@ -472,6 +526,11 @@ def compared(recipe: str) -> int:
                 handed = _handed(once, other, call)
                 for _again in range(3):
                     told[_handed(partial(inner, plain), other, call) == handed] += 1
+            with holding() as first:
+                once(*arguments, **named)
+            with holding() as again:  # who captures hears of the tables of a call that was there before
+                inner(plain, *arguments, **named)
+            told[list(map(id, first)) == list(map(id, again))] += 1
             with traced() as hook:
                 result = inner(plain, *arguments, **named)
             told[_NOW[0].hooks[0] is hook] += 1
@@ -547,6 +606,8 @@ def main(*arguments: str) -> None:
     for recipe in recipes:
         if "--by-function" in arguments:
             print_by_function(recipe)
+        elif "--captured" in arguments:
+            print(json.dumps((stretches(recipe), stretches(recipe, Captures))))
         elif "--compared" in arguments:
             print(compared(recipe))
         else:

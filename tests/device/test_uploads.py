@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradwire.kernels.pieces import Pieces
-from gradwire.kernels.uploads import kept_by_stream, sent_to
+from gradwire.kernels.uploads import holding, kept_by_stream, sent_to
 from tests.support.elsewhere import WHERE, Elsewhere, There
 from tests.support.inputs import normal
 from tests.support.looped import looped
@@ -51,6 +51,21 @@ def test_numbers_go_to_a_gpu_from_pinned_memory_once() -> None:
     numbers = Mock(device=torch.device("cpu"))
     assert sent_to(numbers, gpu) is numbers.pin_memory.return_value.to.return_value
     numbers.pin_memory.return_value.to.assert_called_once_with(gpu, non_blocking=True)
+
+
+def test_who_holds_tables_has_those_that_a_cache_drops() -> None:
+    @kept_by_stream(maxsize=1)
+    def table(number: int, device: torch.device) -> list[int]:
+        return [number]
+
+    with holding() as held:
+        tables = [table(number, WHERE) for number in (1, 2, 1)]
+        with holding() as inner:
+            assert table(1, WHERE) is tables[-1]
+    assert [*map(id, held)] == [*map(id, tables)]
+    assert [*map(id, inner)] == [id(tables[-1])]
+    table(3, WHERE)
+    assert len(held) == 3, "nobody holds any more"
 
 
 def test_another_stream_does_not_get_what_may_still_be_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:

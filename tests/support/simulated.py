@@ -30,6 +30,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from tests.support.recording import Recording
+
 Clock = dict[str, int]
 Span = tuple[int, int, int]
 """A storage's number, and the bytes [begin, end) in it."""
@@ -192,6 +194,10 @@ class Simulated:
     def is_capturing(self) -> bool:
         """As told."""
         return self.capturing
+
+    def graphs(self) -> Callable[[], Recording]:
+        """Recordings, in which it refuses what CUDA refuses."""
+        return lambda: Recording(self)
 
     # -- what tests ask of it
 

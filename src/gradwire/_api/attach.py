@@ -33,6 +33,7 @@ from gradwire.comm.apart import Lending
 from gradwire.comm.groups import give_back, given_back_if_refused
 from gradwire.control.controller import controller_for
 from gradwire.environment import timed_every
+from gradwire.exchange.captured import Captures
 from gradwire.kernels import compiler
 from gradwire.kernels.slices import computes_elsewhere
 from gradwire.placement import BufferTransfer, device_at
@@ -63,6 +64,8 @@ _FLAT = (
     "as many ranks on every node. nodes=None asks for the same, without this warning"
 )
 
+_NO_GRAPHS = "cuda_graphs=True changes nothing here: %s has no graphs that gradwire captures"
+
 
 def attach(
     model: nn.Module,
@@ -84,6 +87,7 @@ def attach(
     inside: str | Recipe | None = None,
     gather: Gathered = None,
     held_on: HeldOn = "device",
+    cuda_graphs: bool = False,
 ) -> Wire:
     """Let gradwire carry the gradients of `model`. A collective over the ranks of its process group.
 
@@ -148,6 +152,10 @@ def attach(
       sends what has changed since the last gather, and loses nothing (`docs/fsdp2.md`).
     - `held_on`: for `gather="exact"`, where gathered parameters are held: "device", or "host", which keeps
       nothing in the device's memory and copies them there in each gather.
+    - `cuda_graphs`: capture the kernels of `topk` before and after its collective in CUDA graphs, and launch
+      each as one. Collectives stay as they are, and so do the bits. All other recipes, other devices,
+      and steps that are timed or looked at run as without it (`docs/gpus.md`). Ranks may differ in it. It has
+      not run on a GPU yet.
     - `inside`: after `fully_shard` and with `replicas=`, the recipe of FSDP2's own scatters.
 
     Raises `ValueError` if an argument is wrong. Raises `RanksDisagree`, on all ranks, if they differ in
@@ -181,6 +189,7 @@ def attach(
         inside,
         gather,
         held_on,
+        as_python(cuda_graphs),
     )
     if replicas is None and (sharded := sharded_in(model)) is not None:
         from gradwire._api.fsdp import attach_to_fsdp  # loads FSDP2
@@ -354,6 +363,8 @@ def _assemble(
     if transports.cpu is not None:
         carry = _carriers(transports.cpu, *transports.parts, checksums=asked.checksums)
     placement, on_host = placements(asked.placement, transports, carry, worker)
+    if asked.cuda_graphs and transports.device.graphs() is None:
+        _LOG.warning(_NO_GRAPHS, transports.device.where)
     if placement.inside is not None and source.members is None:
         shard = Shard(placement.inside)
         level = NodeReducer(source.specs, shard.parts)
@@ -374,6 +385,7 @@ def _assemble(
         buffers=source.side_broadcast if source.carries_buffers else None,
         check=lambda layout: source.suits(layout, backward.steps.optimizers),
         source_state=source.source_state,
+        captures_for=Captures if asked.cuda_graphs else None,
         prepare=partial(prepare_for, rank=transports.everyone.rank, world=carry[-1].world),
     )
     if not begins_dense:

@@ -28,7 +28,7 @@ HeldOn = Literal["device", "host"]
 
 @dataclass(frozen=True)
 class Configuration:
-    """Arguments of `attach` that must be equal on all ranks; `attach` documents them.
+    """Arguments of `attach`, which documents them. All but `cuda_graphs` must be equal on all ranks.
 
     A new argument is a field here, with its check in `validated` and its text in `fingerprint`.
     """
@@ -47,13 +47,15 @@ class Configuration:
     inside: str | Recipe | None = None
     gather: Gathered = None
     held_on: HeldOn = "device"
+    cuda_graphs: bool = False
 
     def validated(self, source: Source) -> Recipe:
         """Check the options and return the recipe. Raises `ValueError` for options that cannot work with
         `source`.
         """
-        if not isinstance(self.checksums, bool):
-            raise ValueError(f"checksums={self.checksums!r} is neither True nor False")
+        for name in ("checksums", "cuda_graphs"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name}={value!r} is neither True nor False")
         if self.placement not in get_args(PlacementName):
             raise ValueError(f"placement={self.placement!r} is none of 'auto', 'host' and 'device'")
         self.check_values()

@@ -52,7 +52,7 @@ from gradwire.version import __version__
 
 _LOG = logging.getLogger("gradwire")
 
-_NOT_HERE = ("policy", "target", "placement", "checksums")
+_NOT_HERE = ("policy", "target", "placement", "checksums", "cuda_graphs")
 """Arguments of `attach` that have no meaning for FSDP2's own traffic."""
 
 

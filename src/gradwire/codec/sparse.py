@@ -159,6 +159,7 @@ class Sparse:
             contractive=laws.contractive,
             stays_on_device=laws.stays_on_device,
             fixed_rounds=laws.fixed_rounds,
+            repeats=laws.repeats,
         )
 
     def phase(self, ctx: ExchangeContext) -> Hashable | None:

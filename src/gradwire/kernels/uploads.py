@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -32,6 +34,28 @@ def stream_of(device: torch.device) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
 
 
+class _Holding(threading.local):
+    """The results that this thread's calls of `kept_by_stream` have returned, while it is `holding` them."""
+
+    results: list[Any] | None = None
+
+
+HOLDING = _Holding()
+
+
+@contextmanager
+def holding() -> Iterator[list[Any]]:
+    """Yield a list of the results that `kept_by_stream` returns within it on this thread.
+
+    A graph reads them when it is replayed, and the caches may have dropped them by then.
+    """
+    outside, HOLDING.results = HOLDING.results, []
+    try:
+        yield HOLDING.results
+    finally:
+        HOLDING.results = outside
+
+
 def kept_by_stream(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function that uploads to the device given as its last argument: `lru_cache`, one result per
     stream.
@@ -51,7 +75,10 @@ def kept_by_stream(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
             assert not named, "by place, so that a result has one key"
             device = arguments[-1]
             assert isinstance(device, torch.device), "the last one"
-            return kept(stream_of(device), *arguments)
+            result = kept(stream_of(device), *arguments)
+            if HOLDING.results is not None:
+                HOLDING.results.append(result)
+            return result
 
         return call
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.futures import Future
+
+from gradwire.kernels.graphs import Graphs
 
 
 class StreamEvent(Protocol):
@@ -82,6 +85,9 @@ class Device(Protocol):
     def is_capturing(self) -> bool:
         """True if this thread's work is recorded into a graph instead of being run."""
 
+    def graphs(self) -> Graphs | None:
+        """A maker of graphs that share memory; `None` if this device records none."""
+
 
 class _Nothing:
     """Stream and event of a device whose work is done when a call returns."""
@@ -136,6 +142,9 @@ class HostDevice:
     def is_capturing(self) -> bool:
         return False
 
+    def graphs(self) -> None:
+        return None
+
 
 class Accelerator:
     """A device of `torch.accelerator`, such as a GPU. See `Device` for the methods."""
@@ -184,6 +193,32 @@ class Accelerator:
 
     def is_capturing(self) -> bool:
         return self.where.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def graphs(self) -> Graphs | None:
+        """Makers for CUDA alone: on AMD's GPUs, which pass for CUDA's, it has not been tried."""
+        if self.where.type != "cuda" or torch.version.hip is not None:
+            return None
+        return partial(_CUDAGraph, torch.cuda.graph_pool_handle())
+
+
+class _CUDAGraph:
+    """See `gradwire.kernels.graphs.Graph`. `pool` is the memory that it shares.
+
+    `torch.cuda.graph` would wait for the device, collect garbage and empty torch's caches. This captures in
+    the middle of a backward pass, on autograd's thread. Meanwhile other threads, such as NCCL's watchdog, may
+    do what is forbidden to this one.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
+        self.replay: Callable[[], None] = self._graph.replay
+
+    def capture(self, work: Callable[[], None]) -> None:
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            self._graph.capture_end()
 
 
 class _Using:

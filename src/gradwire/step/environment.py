@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.comm import Comm
+from gradwire.kernels.graphs import Graphs
 from gradwire.measure.clock import BackwardWatch
 from gradwire.placement import Device, Placement
 from gradwire.planning.costs import Link
@@ -21,6 +22,7 @@ from gradwire.planning.health import Condition, Health
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition
 from gradwire.step.layout import Layout, Policy
+from gradwire.step.plan import Captures
 from gradwire.step.step import SideBroadcast, Step
 from gradwire.unit.context import Replicas
 
@@ -190,6 +192,9 @@ class ReducerEnvironment:
     another process are there."""
     on_link: Callable[[float], None] = lambda _byte_s: None
     """Called after each step with the seconds per byte of the link, once they are known."""
+    captures_for: Callable[[Graphs], Captures] | None = None
+    """Makes what captures stretches of kernels, where memory is on a device with graphs; `None` if that is
+    off."""
     observers: list[StepObserver] = field(default_factory=list)
     """Features that are on. The training thread changes the list, between steps."""
     stepped: set[str] = field(default_factory=set)

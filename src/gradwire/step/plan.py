@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -15,6 +16,16 @@ from gradwire.unit.context import ExchangeContext
 
 MOST_PHASES = 1024
 """Most phases whose collectives are cached: a schedule that never repeats must not fill memory."""
+
+
+class Captures(Protocol):
+    """Captures stretches of kernels in graphs, for the units of an installed recipe."""
+
+    is_usual: bool
+    """Whether the running step may capture and replay. Set when it begins."""
+
+    def around(self, exchange: Exchange, label: str) -> Exchange:
+        """Return `exchange` of the unit `label` with graphs, or as it is if none of it is captured."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,8 @@ class ExchangePlan:
     dtype: torch.dtype
     ctx: ExchangeContext
     checked: bool
+    captures: Captures | None = None
+    """Captures stretches of the exchange's kernels; `None` if none are captured."""
     may_overflow: bool = field(init=False)
     """True if finite inputs can give a mean that is not finite."""
     _by_phase: dict[Hashable, Collectives] = field(default_factory=dict, init=False)
@@ -65,7 +78,10 @@ class ExchangePlan:
         if found is None:
             if len(self._by_phase) >= MOST_PHASES:
                 self._by_phase.clear()
-            found = self._by_phase[phase] = self._asked(ctx)
+            found = self._asked(ctx)
+            if self.captures is not None:  # a graph belongs to a phase, in which it is the same exchange
+                found = replace(found, exchange=self.captures.around(found.exchange, self.label))
+            self._by_phase[phase] = found
         return found
 
     def _asked(self, ctx: ExchangeContext) -> Collectives:

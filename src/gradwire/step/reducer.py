@@ -56,7 +56,7 @@ from gradwire.step.history import History
 from gradwire.step.installed import InstalledRecipe, RecipeSnapshot
 from gradwire.step.moods import Mood, Outcome
 from gradwire.step.optimizer_log import NONE_WRITTEN, OptimizerLog, Written
-from gradwire.step.plan import ExchangePlan
+from gradwire.step.plan import Captures, ExchangePlan
 from gradwire.step.status_vote import RankReport, SmallReduce, StatusVote, VoteApart, Votes, riding_bytes
 from gradwire.step.step import DeferredStep, InFlight, ShardedStep, SideBroadcast, Step
 from gradwire.step.worker import Job, Worker
@@ -530,6 +530,9 @@ class Reducer(InstalledRecipe):
             seed=self.env.seed,
             granularity=self._granularity,
         )
+        captures_for, graphs = self.env.captures_for, self.placement.memory.graphs()
+        self._captures = None if captures_for is None or graphs is None else captures_for(graphs)
+        """Captures stretches of kernels, in graphs that go with the recipe."""
         self._plans = [self._plans_of(flat_buffer, common) for flat_buffer in flat_buffers]
         """Plans of units, by flat buffer and unit."""
         self._direct_context = replace(common, flat_buffer=-1)
@@ -559,7 +562,7 @@ class Reducer(InstalledRecipe):
                 kernels=flat_buffer.kernels,
             ).with_constants(constants)
             given = flat_buffer.exchange, unit.numel, flat_buffer.dtype
-            plans.append(ExchangePlan(str(unit), *given, ctx, self.comm.verifies))
+            plans.append(ExchangePlan(str(unit), *given, ctx, self.comm.verifies, self._captures))
         return plans
 
     def _features(self) -> Iterator[Callable[[Step], None]]:
@@ -581,6 +584,8 @@ class Reducer(InstalledRecipe):
             yield partial(self._send_buffers, buffers, metered)
         if self._marked:
             yield self._begin_marks
+        if self._captures is not None:  # last, as it asks what the others have asked for
+            yield partial(self._look_if_usual, self._captures)
 
     # -- what comes from the training thread: the beginning of a step, its gradient buckets, the end of them
 
@@ -604,6 +609,12 @@ class Reducer(InstalledRecipe):
             observer.before(step, self.env)
         for feature in self._begins:
             feature(step)
+
+    def _look_if_usual(self, captures: Captures, step: Step) -> None:
+        """Worker: let the step use graphs, unless somebody looks at it: then it runs as others could follow
+        it."""
+        looks = step.is_timed or self.is_serial or step.unit_observers or self.env.observers
+        captures.is_usual = not (looks or profiler._is_profiler_enabled)
 
     def _refuse_momentum_twice(self, step: Step) -> None:
         """Worker: fail the step if a momentum already has gradients in it that no optimizer has used yet."""

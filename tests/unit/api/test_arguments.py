@@ -216,6 +216,7 @@ OF_ATTACH: dict[str, tuple[Any, ...]] = {
     "memory_dtype": NO_OBJECTS,
     "placement": (*NO_OBJECTS, None),
     "checksums": (*NO_OBJECTS[:3], None),
+    "cuda_graphs": (*NO_OBJECTS[:3], None),
     "skipped": (*NO_OBJECTS, None),
     "replicas": NO_OBJECTS,
 }
@@ -352,3 +353,10 @@ def test_an_argument_that_there_is_not_is_refused_by_a_function_with_a_name(
 ) -> None:
     with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'bogus'"):
         call(bogus=1)
+
+
+def test_graphs_where_there_are_none_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = perceptron()
+    wire = _attach(model, torch.optim.SGD(model.parameters(), lr=0.1), cuda_graphs=True)
+    wire.detach()
+    assert "cuda_graphs=True changes nothing here: cpu has no graphs" in caplog.text

@@ -17,7 +17,7 @@ class TopK:
     """Selector of the largest magnitudes, exactly; ties go to the lowest index."""
 
     ratio: float
-    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True, fixed_rounds=True)
+    laws = Laws(contractive=True, fixed_size=True, stays_on_device=True, fixed_rounds=True, repeats=True)
 
     def count(self, numel: int, ctx: ExchangeContext) -> int:
         return count_kept(self.ratio, numel)

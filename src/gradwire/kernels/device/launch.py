@@ -17,7 +17,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from gradwire.kernels.uploads import kept_by_stream, sent_to
+from gradwire.kernels.uploads import HOLDING, kept_by_stream, sent_to
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -161,7 +161,8 @@ def bound(launching: F) -> F:
         key += where, stream
         place, hooks = tuple(key), knobs.runtime
         found = known.get(place)
-        if found is None or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+        is_traced = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls
+        if found is None or is_traced or HOLDING.results is not None:  # who holds tables has to hear of them
             launches, result = _noted(partial(launching, *arguments, **named))
             if launches and None not in launches:
                 if len(known) >= _MOST_CALLS:
@@ -257,7 +258,7 @@ def counter_of(device: torch.device) -> Tensor:
     """Counter (1,) int32, 0, of the programs of a launch that have ended, for `is_last`.
 
     There is one for each stream, as launches of a stream run one after the other. The last program of a
-    launch leaves 0 for the next launch. It is made by the first of them, not in a captured graph: steps are
-    not captured.
+    launch leaves 0 for the next launch. It is made by the first of them, not in a captured graph: what is
+    captured has run before.
     """
     return sent_to(torch.zeros(1, dtype=torch.int32, device="cpu"), device)

@@ -1,0 +1,466 @@
+"""Record and replay: steps whose kernels are captured in graphs leave the bits of eager ones."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.codec.select.topk import TopK
+from gradwire.codec.sparse import Sparse
+from gradwire.comm import Comm, Pending, Round, ThreadComm, run_ranks
+from gradwire.errors import WireError
+from gradwire.exchange.captured import EAGER, MOST, Captures
+from gradwire.kernels.topk import topk_indices
+from gradwire.placement import stream
+from gradwire.recipes import recipe as parsed
+from gradwire.step.gradient_bucket import GradientBucket
+from gradwire.step.step import Step
+from gradwire.unit.context import ExchangeContext, Fates
+from tests.device.test_streaming import Unready
+from tests.support import rig
+from tests.support.looped import looped
+from tests.support.recording import Recording, within_kernels
+from tests.support.rig import ALONE, ONE_BUCKET, REVERSED, Outcome, Rig, flat, gradients
+from tests.support.simulated import Near
+
+WORLD, NEVER = 2, 1 << 20
+UNIT = 2000
+"""Elements of a unit: parameters are cut, so that some means land by a copy and others in place."""
+
+
+class Counting(Near):
+    """Knows its recordings."""
+
+    def __init__(self, *deaf: str) -> None:
+        super().__init__(*deaf)
+        self.recorded: list[Recording] = []
+
+    def graphs(self) -> Callable[[], Recording]:
+        """See `Device`."""
+
+        def new() -> Recording:
+            self.recorded.append(Recording(self))
+            return self.recorded[-1]
+
+        return new
+
+    @property
+    def replays(self) -> int:
+        """Of all recordings."""
+        return sum(each.replays for each in self.recorded)
+
+
+@dataclass
+class Run:
+    """A rank's training, with what it leaves."""
+
+    rig: Rig
+    device: Counting
+    rank: int
+    number: int = 0
+    means: list[Tensor] = field(default_factory=list)
+    replays: list[int] = field(default_factory=list)
+    """In each step."""
+
+    def step(self, buckets: Any = REVERSED, change: Callable[[dict[str, Tensor]], Any] = len) -> Step:
+        """The next one, with its gradients changed."""
+        grads = gradients(self.rank, self.number)
+        change(grads)
+        before = self.device.replays
+        found: Outcome = self.rig.step(grads, buckets)
+        self.means.append(found.flat().nan_to_num(7.0))
+        self.replays.append(self.device.replays - before)
+        self.number += 1
+        return found.step
+
+    def steps(self, number: int) -> None:
+        """As they come."""
+        for _each in range(number):
+            self.step()
+
+
+def plain(run: Run) -> None:
+    run.steps(10)
+
+
+def not_finite(run: Run) -> None:
+    """On one rank, when all is captured and when it is not."""
+
+    def spoil(grads: dict[str, Tensor]) -> None:
+        if run.rank == 1:
+            grads["last.weight"][3] = torch.nan
+
+    for step in range(12):
+        run.step(change=spoil if step in (1, 8, 9) else len)
+
+
+def idle(run: Run) -> None:
+    """A parameter brings nothing."""
+    for step in range(12):
+        run.step(change=(lambda grads: grads["middle.weight"].zero_()) if step in (2, 8) else len)
+
+
+def left_out(run: Run) -> None:
+    """Steps whose gradients no optimizer has used."""
+    for step in range(12):
+        run.step()
+        if step in (3, 8):
+            run.rig.reducer.catch_up(Fates(dropped=frozenset(run.rig.reducer.layout.slots), made=False))
+
+
+def rebuilt(run: Run) -> None:
+    """Buckets as DDP makes them anew: other addresses, and other ways for the means."""
+    run.steps(8)
+    for buckets in (ONE_BUCKET, ALONE, REVERSED):
+        for _step in range(8):
+            run.step(buckets)
+
+
+def switched(run: Run) -> None:
+    """To another recipe and back: memory moves along."""
+    run.steps(8)
+    for text in ("int8", "topk(ratio=0.05)"):
+        run.rig.reducer.commit_deferred()
+        run.rig.reducer.install(parsed(text).build())
+        run.steps(8)
+
+
+def resumed(run: Run) -> None:
+    """A snapshot is installed again, as when a step was tried and given up."""
+    run.steps(8)
+    run.rig.reducer.commit_deferred()
+    run.rig.reducer.restore(run.rig.reducer.snapshot())
+    run.steps(8)
+
+
+def scaled(run: Run) -> None:
+    """A loss scale that changes: compensation divides it out, and means that land are multiplied by it."""
+    for step in range(16):
+        SCALE[0] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 8.0, 4.0)[step % 8]
+        run.step(change=lambda grads: [each.mul_(SCALE[0]) for each in grads.values()])
+
+
+SCALE = [1.0]
+SCENES: dict[str, Callable[[Run], None]] = {
+    each.__name__: each for each in (plain, not_finite, idle, left_out, rebuilt, switched, resumed, scaled)
+}
+
+
+class Left(NamedTuple):
+    """By a run."""
+
+    means: Tensor
+    memory: Tensor
+    replays: list[int]
+    races: list[str]
+    graphs: int
+
+
+def trained(
+    scene: Callable[[Run], None],
+    comm: ThreadComm,
+    *,
+    captured: bool,
+    text: str = "topk(ratio=0.1)",
+    over: Callable[[Comm], Comm] = Unready,
+    watched: bool = False,
+    device: Counting | None = None,
+) -> Left:
+    """Train a rank through a scene."""
+    device = device or Counting()
+    options: dict[str, Any] = {"captures_for": Captures} if captured else {}
+    if scene is scaled:
+        options["loss_scale"] = lambda: SCALE[0]
+    with device.watching() if watched else nullcontext(), device.using(device.new_stream()):
+        rigged = Rig(
+            comm,
+            text,
+            unit_elements=UNIT,
+            place=lambda _post: stream(over(comm), comm, device),
+            timed_every=NEVER,
+            **options,
+        )
+        run = Run(rigged, device, comm.rank)
+        scene(run)
+        rigged.reducer.commit_deferred()
+        memory = flat(rigged.memory) if rigged.memory else torch.empty(0)
+        return Left(torch.stack(run.means), memory, run.replays, device.races, len(device.recorded))
+
+
+@pytest.fixture(autouse=True)
+def untimed_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Otherwise the first ones under a recipe are timed, and so eager."""
+    monkeypatch.setattr("gradwire.step.installed._FIRST", 0)
+    with within_kernels():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def buckets_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients come in the same memory in every step, as DDP's do, as long as buckets are the same."""
+    made, kept = rig._gradient_bucket, dict[tuple[int, tuple[str, ...]], Tensor]()
+
+    def bucket(grads: Mapping[str, Tensor], names: Sequence[str], index: int) -> GradientBucket:
+        new = made(grads, names, index)
+        room = kept.setdefault((threading.get_ident(), tuple(names)), new.buffer)
+        return replace(new, buffer=room if room is new.buffer else room.copy_(new.buffer))
+
+    monkeypatch.setattr(rig, "_gradient_bucket", bucket)
+
+
+def both(scene: Callable[[Run], None], **how: Any) -> tuple[list[Left], list[Left]]:
+    """Captured and eager, on all ranks."""
+    there = run_ranks(WORLD, lambda comm: trained(scene, comm, captured=True, **how))
+    here = run_ranks(WORLD, lambda comm: trained(scene, comm, captured=False, **how))
+    assert not any(sum(each.replays) for each in here)
+    return there, here
+
+
+def same(there: list[Left], here: list[Left]) -> bool:
+    """The bits."""
+    return all(
+        torch.equal(one.means, other.means) and torch.equal(one.memory, other.memory)
+        for one, other in zip(there, here, strict=True)
+    )
+
+
+@looped("scene", SCENES, few=3)
+def test_replayed_steps_leave_the_bits_of_eager_ones(scene: str) -> None:
+    there, here = both(SCENES[scene], watched=scene == "plain")
+    assert same(there, here)
+    assert all(max(each.replays) > 2 for each in there), "they were replayed"
+    assert not any(each.races for each in there)
+
+
+def test_a_rank_that_captures_beside_one_that_does_not_leaves_the_same_bits() -> None:
+    found = run_ranks(WORLD, lambda comm: trained(plain, comm, captured=comm.rank == 0))
+    here = run_ranks(WORLD, lambda comm: trained(plain, comm, captured=False))
+    assert same(found, here)
+    assert max(found[0].replays) > 0
+    assert max(found[1].replays) == 0
+
+
+def test_a_graph_is_captured_once_its_addresses_have_come_back() -> None:
+    """The memory of a unit has two places, which take turns."""
+    [left] = run_ranks(1, lambda comm: trained(plain, comm, captured=True))
+    assert left.replays[: 2 * EAGER] == [0] * (2 * EAGER)
+    assert left.replays[2 * EAGER] >= 2
+    assert left.replays[-1] >= left.replays[2 * EAGER]
+    again = run_ranks(1, lambda comm: trained(lambda run: run.steps(20), comm, captured=True))
+    assert again[0].replays[-1] == left.replays[-1]
+
+
+class Looks:
+    """An observer that wants nothing."""
+
+    def before(self, step: Step, env: Any) -> None:
+        """See `StepObserver`."""
+
+
+def observed(run: Run) -> None:
+    """In some steps."""
+    for step in range(14):
+        run.rig.reducer.env.observers[:] = [Looks()] if step in (8, 9) else []
+        run.step()
+
+
+def timed(run: Run) -> None:
+    """In some steps."""
+    times = run.rig.reducer.times
+    run.rig.reducer.times = lambda step: step in (8, 9) or times(step)  # type: ignore[method-assign]
+    run.steps(14)
+
+
+@pytest.mark.parametrize("scene", [observed, timed])
+def test_a_step_that_somebody_looks_at_is_eager(scene: Callable[[Run], None]) -> None:
+    there, here = both(scene)
+    assert same(there, here)
+    for left in there:
+        assert left.replays[8:10] == [0, 0]
+        assert left.replays[7] > 0
+        assert left.replays[10] > 0, "and those after it are not"
+
+
+def test_a_step_that_is_profiled_is_eager() -> None:
+    def profiled(run: Run) -> None:
+        run.steps(8)
+        with torch.autograd.profiler.profile():
+            run.steps(2)
+        run.steps(2)
+
+    [left] = run_ranks(1, lambda comm: trained(profiled, comm, captured=True))
+    assert left.replays[7] > 0
+    assert left.replays[8:10] == [0, 0]
+    assert left.replays[10] > 0
+
+
+def test_after_a_restore_all_is_captured_anew() -> None:
+    [left] = run_ranks(1, lambda comm: trained(resumed, comm, captured=True))
+    assert left.replays[7] > 0
+    assert left.replays[8 : 8 + 2 * EAGER] == [0] * (2 * EAGER)
+    assert left.replays[-1] > 0
+
+
+@pytest.mark.parametrize("text", ["int8", "leader_topk(ratio=0.1)", "powersgd", "lwtopk", "dense"])
+def test_other_recipes_stay_eager(text: str) -> None:
+    """`randomk` and its like have other numbers in every step, and one kernel gains nothing."""
+    there, here = both(plain, text=text)
+    assert same(there, here)
+    assert not any(each.graphs for each in there)
+
+
+def test_what_cannot_be_captured_is_said_and_stays_eager(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    select = TopK.select
+
+    def waiting(self: TopK, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        assert float(x.sum()) is not None  # the host waits
+        return select(self, x, ctx)
+
+    monkeypatch.setattr(TopK, "select", waiting)
+    caplog.set_level(logging.WARNING, "gradwire")
+    there, here = both(plain)
+    assert same(there, here)
+    assert not any(sum(each.replays) for each in there)
+    assert "cannot be captured" in caplog.text
+    assert "not permitted when stream is capturing" in caplog.text
+
+
+def test_a_stretch_that_cannot_be_captured_after_the_gather_is_decoded_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    average = Sparse.average_decoded
+
+    def waiting(self: Sparse, payloads: Tensor, mean: Tensor, ctx: ExchangeContext) -> None:
+        assert int(payloads.sum()) is not None
+        average(self, payloads, mean, ctx)
+
+    monkeypatch.setattr(Sparse, "average_decoded", waiting)
+    there, here = both(plain)
+    assert same(there, here)
+    assert all(sum(each.replays) > 0 for each in there), "the stretch before had been captured"
+    assert not any(each.replays[-1] for each in there)
+
+
+def test_memory_that_moves_in_every_step_keeps_few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = list[Tensor]()
+
+    def elsewhere(run: Run) -> None:
+        for _step in range(6 * MOST):
+            for flat_buffer in run.rig.reducer.layout.flat_buffers:
+                moved.extend(flat_buffer.working.values())  # or it would come back
+                flat_buffer.working = {name: each.clone() for name, each in flat_buffer.working.items()}
+            run.step()
+
+    there, here = both(elsewhere)
+    assert same(there, here)
+    assert not any(each.graphs for each in there)
+
+
+class Damaged(Comm):
+    """From a step on, the payload of the last rank is no valid choice."""
+
+    def __init__(self, comm: Comm, since: int) -> None:
+        self.rank, self.world, self._comm = comm.rank, comm.world, Unready(comm)
+        self._left = since
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """As `Comm.issue`."""
+        if round_.verb == "all_gather":
+            self._left -= 1
+            if self._left < 0 and self.rank == self.world - 1:
+                tensor = torch.full_like(tensor, 255)
+        return self._comm.issue(round_, tensor, out)
+
+
+def errors(run: Run) -> None:
+    """Until the first."""
+    for _step in range(16):
+        error = run.step().error
+        if error is not None:
+            assert isinstance(error, WireError)
+            assert run.replays[-1] > 0 or not any(run.replays), "of a replay, if there were some"
+            return
+    raise AssertionError("damage was not noticed")
+
+
+def test_a_replayed_payload_that_is_no_choice_fails_the_step() -> None:
+    there, here = both(errors, over=lambda comm: Damaged(comm, since=40))
+    assert [len(each.means) for each in there] == [len(each.means) for each in here]
+
+
+# -- what is planted, the law notices
+
+
+def test_a_number_that_is_baked_in_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A selector whose choice depends on the step, though it says that it repeats itself."""
+
+    def by_the_step(self: TopK, x: Tensor, ctx: ExchangeContext) -> Tensor:
+        seen = x.flip(0) if ctx.step % 3 else x  # the memory's two places take turns in every second step
+        return ctx.kernels[topk_indices](seen, self.count(x.numel(), ctx))
+
+    monkeypatch.setattr(TopK, "select", by_the_step)
+    assert not same(*both(lambda run: run.steps(15)))
+
+
+def test_a_stale_address_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All memory seems to lie in one place."""
+    monkeypatch.setattr(Tensor, "data_ptr", lambda _self: 0)
+    assert not same(*both(plain))
+
+
+def test_a_gather_that_is_not_waited_for_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def over(comm: Comm) -> Comm:
+        return Early(Unready(comm), is_early)
+
+    is_early = False
+    here = run_ranks(WORLD, lambda comm: trained(plain, comm, captured=False, over=over))
+    assert same(run_ranks(WORLD, lambda comm: trained(plain, comm, captured=True, over=over)), here)
+    is_early = True
+    assert not same(run_ranks(WORLD, lambda comm: trained(plain, comm, captured=True, over=over)), here)
+
+
+class Early(Comm):
+    """With `is_early`, nobody waits for an all-gather."""
+
+    def __init__(self, comm: Comm, is_early: bool) -> None:
+        self.rank, self.world, self._comm, self._is_early = comm.rank, comm.world, comm, is_early
+
+    def issue(self, round_: Round, tensor: Tensor, out: Tensor) -> Pending:
+        """As `Comm.issue`."""
+        pending = self._comm.issue(round_, tensor, out)
+        if self._is_early and round_.verb == "all_gather":
+            pending.wait = lambda: None  # type: ignore[method-assign]
+        return pending
+
+
+def test_an_event_that_is_dropped_is_noticed_in_replays() -> None:
+    def late(run: Run) -> None:
+        run.steps(8)
+        assert not run.device.races
+        run.device._deaf = ("wait_event",)
+        run.steps(2)
+        assert run.replays[-1] > 0
+
+    found = run_ranks(WORLD, lambda comm: trained(late, comm, captured=True, watched=True))
+    assert all(each.races for each in found)
+
+
+def test_work_that_runs_while_it_is_captured_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = Recording.capture
+
+    def running(self: Recording, work: Callable[[], None]) -> None:
+        capture(self, work)
+        self.replay()
+
+    monkeypatch.setattr(Recording, "capture", running)
+    assert not same(*both(plain))

@@ -1,0 +1,172 @@
+"""A graph of a simulated device: it records operators and kernels with their tensors and numbers, and runs
+them again.
+
+As with CUDA, what is captured does not run, and a replay runs just what was recorded: the same tensors, the
+same numbers, and nothing of the Python around them. Kernels are seen only `within_kernels`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from gradwire.kernels import dispatch
+from gradwire.kernels.dispatch import Kernels
+
+WAITS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero")
+_GARBAGE = 0xA5
+
+
+class Capturing(Protocol):
+    """A device that knows whether it captures."""
+
+    capturing: bool
+
+
+class _Now(threading.local):
+    """The recording that this thread captures."""
+
+    recording: Recording | None = None
+
+
+_NOW = _Now()
+
+
+class _Done(NamedTuple):
+    """An operator or a kernel, with all that it took and left."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+    result: Any
+
+    def again(self) -> None:
+        """Run it, and leave what it makes in the tensors of that time."""
+        made = self.function(*self.arguments, **self.named)
+        for old, new in zip(_tensors(self.result), _tensors(made), strict=True):
+            if old is not new:
+                old.copy_(new)
+
+
+class Recording:
+    """See `gradwire.kernels.graphs.Graph`."""
+
+    def __init__(self, device: Capturing) -> None:
+        self._device = device
+        self.done: list[_Done] = []
+        self.replays = 0
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+        """Memory that was there, whole, and what was in it."""
+        self._fresh: dict[int, Tensor] = {}
+        """Memory that was allocated."""
+
+    def capture(self, work: Callable[[], None]) -> None:
+        """See `Graph`. Memory is left as it was, or with garbage if it is new."""
+        assert not self.done, "captured once"
+        self._device.capturing, _NOW.recording = True, self
+        try:
+            with _disable_current_modes(), _Operators(self):
+                work()
+        except BaseException:
+            self.done.clear()
+            raise
+        finally:
+            self._device.capturing, _NOW.recording = False, None
+            with _disable_current_modes():
+                for whole, content in self._before.values():
+                    whole.copy_(content)
+                for whole in self._fresh.values():
+                    whole.fill_(_GARBAGE)
+            self._before, self._fresh = {}, {}
+
+    def replay(self) -> None:
+        """See `Graph`."""
+        self.replays += 1
+        for each in self.done:
+            each.again()
+
+    def kernel(self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Record a kernel, which is one whatever it does."""
+        with _disable_current_modes():
+            return self.record(function, arguments, named)
+
+    def record(self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Record a call, and let it shape what it makes."""
+        for each in _tensors((arguments, named)):
+            self._keep(each)
+        result = function(*arguments, **named)
+        self.made(result)
+        self.done.append(_Done(function, arguments, named, result))
+        return result
+
+    def made(self, result: Any) -> None:
+        """Note what is new in the result of a call."""
+        for each in _tensors(result):
+            number = each.untyped_storage()._cdata
+            if number not in self._before:
+                self._fresh.setdefault(number, _whole(each))
+
+    def _keep(self, tensor: Tensor) -> None:
+        number = tensor.untyped_storage()._cdata
+        if number not in self._fresh and number not in self._before:
+            whole = _whole(tensor)
+            self._before[number] = whole, whole.clone()
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = operator.overloadpacket.__name__
+        if name in WAITS:
+            raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({name})")
+        if operator.is_view:
+            return operator(*args, **(kwargs or {}))
+        if name.startswith(("empty", "new_empty")):
+            result = operator(*args, **(kwargs or {}))
+            self._recording.made(result)
+            return result
+        return self._recording.record(operator, args, kwargs or {})
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All bytes of its memory."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+@contextmanager
+def within_kernels() -> Iterator[None]:
+    """Within it kernels are in plain torch, and are seen by the recording of their thread. Objects that chose
+    kernels before are not changed. Those for the CPU would tell in words of the host what a device tells in
+    tensors."""
+
+    def missing(kernels: Kernels, contract: Any) -> Callable[..., Any]:
+        function = contract.plain
+
+        def kernel(*arguments: Any, **named: Any) -> Any:
+            recording = _NOW.recording
+            if recording is None:
+                return function(*arguments, **named)
+            return recording.kernel(function, arguments, named)
+
+        kernels[contract] = kernel
+        return kernel
+
+    dispatch.kernels_for.cache_clear()
+    with patch.object(Kernels, "__missing__", missing):
+        yield
+    dispatch.kernels_for.cache_clear()
