@@ -13,8 +13,8 @@ those that leave a rank by its interface.
 
 `--what run`: one setting after the other trains `--steps` steps with a warm-up and a cosine. Reported are
 bytes of gathers by quarter of the run, as modules count them, beside the floor (the entropy of what each
-optimizer step has changed, given exponents) and 32 bytes for each gather; bytes of all traffic at the
-interface beside what is counted; and whether losses and masters have the bits of stock FSDP2.
+optimizer step has changed, given exponents) and 32 bytes for each gather; of what they consist; bytes of all
+traffic at the interface beside what is counted; and whether losses and masters have the bits of stock FSDP2.
 
     python benchmarks/exact_gathers.py --what steps [--rate 200mbit] [--rounds 9] [--steps 2] [--nodes 2]
     python benchmarks/exact_gathers.py --what run [--world 4] [--steps 200]
@@ -41,6 +41,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import gradwire
+from gradwire.codec.exact_steps import CHECKSUM_BYTES, HEADER_BYTES, StepsKey, encode_steps
 from gradwire.sources.fsdp.modules import modules_of
 from gradwire_lab import emulate
 from gradwire_lab.bench.statistics import paired
@@ -57,6 +58,7 @@ GOALS = {"int4+int8": 0.8, STOCK: 0.3, ONCE: 0.8}
 """Of the step of each, that of `int4+exact` should take at most this share. The last is of gathers alone, as
 stock FSDP2's scatters are not in 4 bits."""
 WARM_UP = 4
+FRAME_BYTES = HEADER_BYTES + CHECKSUM_BYTES
 
 
 class Setting:
@@ -80,8 +82,9 @@ class Setting:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._done, self._steps = 0, steps
         self.wire: Any = None
-        self.floor_bytes = 0.0
-        """Entropy of what optimizer steps have changed in this rank's shards, given exponents."""
+        self.floor_bytes, self.frame_bytes, self.frames = 0.0, 0.0, 0
+        """Entropy of what optimizer steps have changed in this rank's shards, given exponents; and of the
+        frames that code it bytes and number."""
         if name in OURS:
             scatter, gather = OURS[name]
             self.wire = gradwire.attach(self.model, self.optimizer, scatter, gather=gather)  # type: ignore[arg-type]
@@ -105,6 +108,9 @@ class Setting:
         self.optimizer.step()
         for old, new in zip(before, self._bits() if before else [], strict=True):
             self.floor_bytes += floor_bits(old, new) / 8
+            halves = (torch.from_numpy(each.view(np.int16)).view(torch.bfloat16) for each in (new, old))
+            self.frame_bytes += encode_steps(*halves, StepsKey(0, 1, 0)).numel() if (old != new).any() else 0
+            self.frames += bool((old != new).any())
         return float(loss.detach())
 
     def _bits(self) -> list[Any]:
@@ -167,10 +173,10 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         dist.barrier()
         start = emulate.counters()
         for _ in range(options.steps):
-            setting.floor_bytes, before = 0.0, gathered(setting)
+            before = told_so_far(setting)
             losses.append(setting.step())
-            after = gathered(setting)
-            steps.append([*(b - a for a, b in zip(before, after, strict=True)), setting.floor_bytes])
+            after = told_so_far(setting)
+            steps.append([b - a for a, b in zip(before, after, strict=True)])
         dist.barrier()
         end = emulate.counters()
         assert start is not None
@@ -186,15 +192,18 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def gathered(setting: Setting) -> tuple[float, float]:
-    """Bytes of this rank's gathers so far, and how many there were."""
-    if setting.wire is None:
-        return 0.0, 0.0
-    gathers = setting.wire._traffic.gathers
-    return (
+def told_so_far(setting: Setting) -> list[float]:
+    """Bytes of this rank's gathers so far, how many there were, and of changes the floor, frames' bytes and
+    frames.
+    """
+    gathers = [] if setting.wire is None else setting.wire._traffic.gathers
+    return [
         float(sum(each.account.sent_bytes for each in gathers)),
         float(sum(each.account.calls.total() for each in gathers)),
-    )
+        setting.floor_bytes,
+        setting.frame_bytes,
+        float(setting.frames),
+    ]
 
 
 def of_all_ranks(mine: Any) -> list[Any]:
@@ -240,19 +249,29 @@ def show_run(told: list[dict[str, Any]], world: int, micro: int, steps: int) -> 
     # The change that an optimizer step makes is sent in the step after it.
     ranks = zip(*(each["steps"] for each in own), strict=True)
     rows = [[fmean(each) for each in zip(*step, strict=True)] for step in ranks]
-    later = [(sent, calls, floor) for (sent, calls, _), (*_, floor) in zip(rows[1:], rows, strict=False)]
+    later = [(*sent[:2], *changed[2:]) for sent, changed in zip(rows[1:], rows, strict=False)]
     once = 2 * others / world * numel  # a gather in 16 bits
     raw = micro * 2 * once
     for number in range(4):
         part = later[len(later) * number // 4 : len(later) * (number + 1) // 4]
         if not part:
             continue
-        sent, calls, floor = (fmean(each) for each in zip(*part, strict=True))
+        sent, calls, floor, frames, count = (fmean(each) for each in zip(*part, strict=True))
         least = floor * others + 32 * calls * others
         print(
             f"quarter {number + 1}: gathers {sent / 1e3:.1f} kB a step, {16 * sent / once:.2f} bits a "
             f"parameter, {sent / least:.2f} of floor and heads, {sent / raw:.4f} of stock's"
         )
+        own, waited = FRAME_BYTES * count, 32 * calls
+        parts = {
+            "floor": floor,
+            "codes above it": frames - own - floor,
+            "frames' heads": own,
+            "32 bytes a gather": waited,
+            "room and filling": sent / others - frames - waited,
+        }
+        said = ", ".join(f"{name} {bytes_ * others / sent:.1%}" for name, bytes_ in parts.items())
+        print(f"  of which {said}")
     total = sum(sent for sent, *_ in rows)
     print(f"whole run, the first gather among it: {total / raw / len(rows):.4f} of stock's gathers")
     print(f"{steps} steps of {micro} micro-batches on {world} ranks")

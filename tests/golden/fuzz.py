@@ -6,7 +6,7 @@ beyond what was asked for.
 - `frames`: half of the mutated frames get their checksum made right again, so that what lies after it is
   reached: the header's claims, the directory, the streams, and tables that were damaged on their way. What
   decodes all the same must have decoded to finite work: the test is that it returns.
-- `steps`: frames of exact steps, in both layouts and raw; half of them with a right checksum.
+- `steps`: frames of exact steps, in all layouts; half of them with a right checksum.
 - `payloads`, `exchanges`, `rings`: what codecs decode and exchanges receive, and those that send frames in
   messages (`fuzz_payloads`).
 - `states`, `files`, `texts`: what is loaded (`fuzz_files`).
@@ -28,7 +28,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from random import Random
 from typing import NamedTuple, get_args
@@ -141,21 +141,21 @@ def run(count: int, seed: int) -> Counter[str]:
     return found
 
 
-def step_frames(numel: int = 100) -> Iterator[tuple[Tensor, Tensor]]:
-    """Frames of exact steps of both types and of every layout, each with the old numbers."""
+def step_frames(numel: int, layouts: Sequence[Layout] = get_args(Layout)) -> Iterator[tuple[Tensor, Tensor]]:
+    """Frames of exact steps of both types and of `layouts`, each with the old numbers."""
     random = torch.Generator().manual_seed(numel)
     old = torch.randn(numel, generator=random) * 0.02
     for move, dtype in ((1e-5, torch.bfloat16), (1e-3, torch.bfloat16), (1e-4, torch.float16)):
         new = old + move * torch.randn(numel, generator=random)
         new[3::40] = torch.nan
-        for layout in get_args(Layout):
+        for layout in layouts:
             yield encode_steps(new.to(dtype), old.to(dtype), STEPS_KEY, layout), old.to(dtype)
 
 
 def of_steps(count: int, seed: int) -> Counter[str]:
     """`count` mutations of frames of exact steps."""
     random, found = Random(seed), Counter[str]()
-    everything = [*step_frames(100), *step_frames(40)]
+    everything = [*step_frames(100), *step_frames(40), *step_frames(500, ["states"])]
     for number in range(count):
         data, held = (each.clone() for each in everything[number % len(everything)])
         mutate(data.numpy(), random)

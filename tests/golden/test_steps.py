@@ -45,4 +45,4 @@ def test_bad_frames(name: str) -> None:
 def test_there_are_frames_of_each_type_and_layout() -> None:
     kinds = {(entry["data"][10:12], entry["dtype"]) for entry in FRAMES.values() if "new" in entry}
     types = ("torch.bfloat16", "torch.float16")
-    assert kinds >= {(f"{layout:02x}", dtype) for layout in range(3) for dtype in types}
+    assert kinds >= {(f"{layout:02x}", dtype) for layout in range(4) for dtype in types}

@@ -3,14 +3,20 @@
 Bits of a float, as a sign and a magnitude, become an integer that ascends with the number. The difference
 of new and old, modulo 2^16, is folded to 0, 1, 2, … for 0, -1, +1, …: the *change*. Sender and receiver both
 have the old numbers. So the exponent of each puts its change into one of 16 classes, for which tables are
-sent. `docs/engineering/wire-format.md` describes both layouts of the coded changes.
+sent. `docs/engineering/wire-format.md` describes the layouts of the coded changes.
+
+A change has a *symbol*, which stands for changes of about one size, and low bits that tell it from others of
+that symbol. 0 to 7 are symbols of their own; each further doubling has four.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.kernels.dispatch import contract
@@ -23,6 +29,16 @@ MOST_ONES = 20
 """Ones of Rice's code after which a number follows as it is, in 32 bits."""
 NO_CHANGE, EVERY = 14, 15
 """Upper halves of a class's byte in "runs" that are no parameter: no number changes; each change is sent."""
+SYMBOLS = 60
+"""Symbols of changes: 0 to 7, and four for each number of bits from 4 to 16."""
+STATE_BITS = 9
+"""Of a state. One bit more shortens codes by a thousandth, and doubles the time to make tables."""
+STREAMS = 4
+"""States that take turns from element to element, so that a processor need not wait for one of them."""
+SPREAD = 323
+"""States from one of a symbol to its next one: odd, and about 5/8 of all."""
+LEVELS = np.array([each if each < 4 else 4 + (each & 3) << (each >> 2) - 1 for each in range(64)])
+"""Sizes (64,) that weights of 6 bits stand for, relative to each other: steps of a quarter to a seventh."""
 
 
 class Halves(NamedTuple):
@@ -53,10 +69,10 @@ def _fit_tally(new: Tensor, old: Tensor, mantissa: int) -> None:
 
 @contract(_fit_tally)
 def tally_changes(new: Tensor, old: Tensor, mantissa: int) -> Tensor:
-    """Count changes by the exponent of the old number and by the bits that they need.
+    """Count changes by the exponent of the old number and by symbol.
 
-    `new` and `old` (n,) are int16: bits of floats. Returns (256, 17) int64: of each exponent, the number of
-    changes of 0, 1, … 16 bits.
+    `new` and `old` (n,) are int16: bits of floats. Returns (256, 60) int64: of each exponent, the number of
+    changes of each symbol.
 
     >>> old = torch.tensor([1.0, 2.0, 2.0]).bfloat16().view(torch.int16)
     >>> new = torch.tensor([1.0, 2.0, 2.015625]).bfloat16().view(torch.int16)
@@ -64,11 +80,10 @@ def tally_changes(new: Tensor, old: Tensor, mantissa: int) -> Tensor:
     tensor([[1, 0, 0],
             [1, 0, 1]])
     """
-    change = changes_of(new, old)
-    exponents = exponents_of(old, mantissa)
-    needed = (change[:, None] >= 1 << torch.arange(16, device=old.device)).sum(1)
-    table = torch.zeros(256 * 17, dtype=torch.int64, device=old.device)
-    return table.index_add_(0, exponents * 17 + needed, torch.ones_like(change)).view(256, 17)
+    symbols = symbols_of(changes_of(new, old))[0]
+    at = exponents_of(old, mantissa) * SYMBOLS + symbols
+    table = torch.zeros(256 * SYMBOLS, dtype=torch.int64, device=old.device)
+    return table.index_add_(0, at, torch.ones_like(symbols)).view(256, SYMBOLS)
 
 
 @contract(_fit_pair)
@@ -216,6 +231,157 @@ def add_widths(words: Tensor, old: Tensor, halves: Halves, table: Tensor) -> Sou
     change[at] = listed >> 16
     old.copy_(changed(old, change))
     return True
+
+
+def _fit_states(new: Tensor, old: Tensor, halves: Halves, weights: Tensor) -> None:
+    _fit_pair(new, old, halves, torch.empty(CLASSES, dtype=torch.uint8, device="meta"))
+    if weights.shape != (CLASSES, SYMBOLS) or weights.dtype != torch.uint8 or bool((weights >= 64).any()):
+        raise ValueError(f"weights are ({CLASSES}, {SYMBOLS}) uint8 below 64, not {tuple(weights.shape)}")
+
+
+@contract(_fit_states)
+def pack_states(new: Tensor, old: Tensor, halves: Halves, weights: Tensor) -> Tensor:
+    """Code the changes from `old` to `new` (n,) int16 by asymmetric numeral systems, in words (k,) int64.
+
+    They are tabled (Duda, "Asymmetric numeral systems", 2013, arXiv:1311.2540). `weights` (16, 60) uint8,
+    below 64, say about how often each symbol occurs in a class. Each that occurs must have a weight. Where
+    none but the first symbol has one, no number of the class changes.
+
+    >>> old = torch.tensor([1.0, 1.0, 1.0]).bfloat16().view(torch.int16)
+    >>> weights = torch.zeros(16, 60, dtype=torch.uint8)
+    >>> weights[0, 0], weights[0, 2] = 2, 1
+    >>> pack_states(old + torch.tensor([0, 1, 0]).short(), old, Halves(7, 127), weights).shape
+    torch.Size([3])
+    """
+    listed = listed_symbols(weights.cpu().numpy()).tolist()
+    lists = [row[:count] for row, count in zip(weights.tolist(), listed, strict=True)]
+    inverse: list[dict[tuple[int, int], tuple[int, int, int]]] = []
+    """By class: from a symbol and the state after it to the state before it, and bits and their number."""
+    for each in lists:
+        entries = enumerate(_states(shares_of(np.array(each)).tolist() if each else [1 << STATE_BITS]))
+        inverse.append({
+            (symbol, base + rest): (state, rest, bits)
+            for state, (symbol, base, bits) in entries
+            for rest in range(1 << bits)
+        })  # fmt: skip
+    states, stream, length = [0] * STREAMS, 0, 0
+    change = changes_of(new, old)
+    symbols, spared = symbols_of(change)
+    coded = (classes_of(old, halves), symbols, change & (1 << spared) - 1, spared)
+    columns = [each.tolist() for each in coded]
+    for at in reversed(range(old.numel())):
+        kind, symbol, low, width = (each[at] for each in columns)
+        turn = at % STREAMS
+        states[turn], rest, bits = inverse[kind][symbol, states[turn]]
+        stream = (stream << width | low) << bits | rest
+        length += width + bits
+    head = [number for each in lists for number in _compact(each)]
+    front = sum(each << 6 * i for i, each in enumerate(head))
+    head_words, words = -(-6 * len(head) // 64), -(-length // 64)
+    skipped = 64 * words - length
+    first = sum(each << STATE_BITS * i for i, each in enumerate(states)) | skipped << STREAMS * STATE_BITS
+    whole = first | front << 64 | stream << skipped + 64 * (1 + head_words)
+    count = 1 + head_words + words
+    found = [(whole >> 64 * i) & (1 << 64) - 1 for i in range(count)]
+    return torch.tensor([each - (each >> 63 << 64) for each in found], dtype=torch.int64, device=old.device)
+
+
+@contract(_fit_old)
+def add_states(words: Tensor, old: Tensor, halves: Halves, table: Tensor) -> Sound:
+    """Make the new numbers of the `old` (n,) int16 in place, from `words` as of `pack_states`.
+
+    `table` (16,) uint8 is `listed_symbols` of the weights. Returns whether the words are such a code. If not,
+    `old` may hold anything.
+    """
+    whole: int = sum((each & (1 << 64) - 1) << 64 * i for i, each in enumerate(words.tolist()))
+    end, place = 64 * words.numel(), 64
+
+    def get(bits: int) -> int:
+        nonlocal place
+        place += bits
+        return whole >> place - bits & (1 << bits) - 1
+
+    entries = []
+    for listed in table.tolist():
+        weights: list[int] = []
+        while len(weights) < listed and place < end:
+            weights.append(get(6))
+            weights += [0] * (get(6) if not weights[-1] else 0)
+        if len(weights) != listed or listed > SYMBOLS or (listed and not any(weights)):
+            return False
+        entries.append(_states(shares_of(np.array(weights)).tolist() if listed else [1 << STATE_BITS]))
+    if get(-place % 64) or whole >> STREAMS * STATE_BITS + 6 & (1 << 64 - STREAMS * STATE_BITS - 6) - 1:
+        return False
+    states = [whole >> STATE_BITS * i & (1 << STATE_BITS) - 1 for i in range(STREAMS)]
+    if get(whole >> STREAMS * STATE_BITS & 63):
+        return False
+    found = []
+    for at, kind in enumerate(classes_of(old, halves).tolist()):
+        symbol, base, bits = entries[kind][states[at % STREAMS]]
+        states[at % STREAMS] = base + get(bits)
+        spared = max(0, symbol // 4 - 1)
+        upper = symbol if symbol < 4 else 4 + symbol % 4
+        found.append(upper << spared | get(spared))
+    if place != end or any(states):
+        return False
+    old.copy_(changed(old, torch.tensor(found, dtype=torch.int64, device=old.device)))
+    return True
+
+
+def _states(shares: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Of each state: its symbol, the least state that follows, and how many bits choose among those."""
+    size = 1 << STATE_BITS
+    symbols, at = [0] * size, 0
+    for symbol, share in enumerate(shares):
+        for _ in range(share):
+            symbols[at] = symbol
+            at = (at + SPREAD) % size
+    next_one, found = list(shares), []
+    for symbol in symbols:
+        bits = STATE_BITS + 1 - next_one[symbol].bit_length()
+        found.append((symbol, (next_one[symbol] << bits) - size, bits))
+        next_one[symbol] += 1
+    return found
+
+
+def _compact(weights: Sequence[int]) -> list[int]:
+    """The list in which zeros are one zero, and how many more there are."""
+    found, at = [], 0
+    while at < len(weights):
+        found.append(weights[at])
+        at += 1
+        if not found[-1]:
+            more = next((i for i, each in enumerate(weights[at:]) if each), len(weights) - at)
+            found.append(more)
+            at += more
+    return found
+
+
+def listed_symbols(weights: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """How many of the weights (16, 60) are listed (16,): to the last one; none in classes without changes."""
+    places = np.where(weights > 0, np.arange(SYMBOLS), 0).max(1)
+    return np.where(places, places + 1, 0).astype(np.uint8)
+
+
+def shares_of(weights: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Shares (…, n) of all states that symbols of these `weights` (…, n) have; one at least, where not 0.
+
+    The first of the largest has what is over. Where all weights are 0, nothing else is meant by it.
+    """
+    sizes = LEVELS[weights]
+    shares: NDArray[np.int64] = (sizes << STATE_BITS) // np.maximum(sizes.sum(-1, keepdims=True), 1)
+    shares = np.maximum(shares, sizes > 0)
+    largest = sizes.argmax(-1)[..., None]
+    left = (1 << STATE_BITS) - shares.sum(-1, keepdims=True)
+    np.put_along_axis(shares, largest, np.take_along_axis(shares, largest, -1) + left, -1)
+    return shares
+
+
+def symbols_of(change: Tensor) -> tuple[Tensor, Tensor]:
+    """Symbols (n,) of the changes (n,) int64, and how many low bits tell each from others of its symbol."""
+    bits = (change[:, None] >= 1 << torch.arange(16, device=change.device)).sum(1)
+    spared = (bits - 3).clamp(min=0)
+    return torch.where(change < 4, change, 4 * (bits - 2) + (change >> spared & 3)), spared
 
 
 def _fields(old: Tensor, halves: Halves, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -34,7 +34,7 @@ def floor_bits(old: Tensor, new: Tensor) -> float:
     return float((of_class * of_class.log2()).sum() - (counts * counts.log2()).sum())
 
 
-@looped("layout", ["raw", "runs", "widths"])
+@looped("layout", ["raw", "runs", "widths", "states"])
 @looped("dtype", [torch.bfloat16, torch.float16])
 @looped("numel", [0, 1, 2, 7, 127, 1000, 4097])
 def test_every_bit_arrives(layout: Layout, dtype: torch.dtype, numel: int) -> None:
@@ -52,10 +52,13 @@ def test_every_bit_arrives(layout: Layout, dtype: torch.dtype, numel: int) -> No
 
 
 @looped(("move", "most"), [(1e-6, 1.2), (1e-5, 1.13), (1e-4, 1.1), (1e-3, 1.1)])
-def test_runs_are_near_the_entropy_and_widths_a_bit_above(move: float, most: float) -> None:
+def test_states_and_runs_are_near_the_entropy_and_widths_a_bit_above(move: float, most: float) -> None:
     numel = 100_000
     old, new = pair(numel, move)
     floor = floor_bits(old, new)
+    states = 8 * encode_steps(new, old, KEY, "states").numel()
+    assert states <= 1.03 * floor + 8 * (80 + 16 * 30)  # tables take about 30 bytes a class here
+    assert states == 8 * encode_steps(new, old, KEY).numel()
     assert 8 * encode_steps(new, old, KEY, "runs").numel() <= most * floor + 8 * 80
     assert 8 * encode_steps(new, old, KEY, "widths").numel() <= 1.05 * floor + 1.5 * numel
 
@@ -67,13 +70,20 @@ def test_one_number_that_is_not_finite_costs_little() -> None:
     assert encode_steps(new, old, KEY).numel() <= before + 16
 
 
+@looped(("numel", "move"), [(300, 1e-4), (100_000, 1e-9), (100_000, 1e-4)])
+def test_the_shorter_one_of_states_and_runs_is_taken(numel: int, move: float) -> None:
+    old, new = pair(numel, move)
+    lengths = [encode_steps(new, old, KEY, layout).numel() for layout in ("states", "runs")]
+    assert encode_steps(new, old, KEY).numel() == min(lengths)
+
+
 def test_what_has_no_likeness_to_what_was_is_sent_as_it_is() -> None:
     old, _ = pair(1000, 0.0)
     new = torch.randint(-(1 << 15), 1 << 15, (1000,)).to(torch.int16).view(torch.bfloat16)
     assert encode_steps(new, old, KEY).numel() == largest_steps(1000)
 
 
-@looped("layout", ["raw", "runs", "widths"])
+@looped("layout", ["raw", "runs", "widths", "states"])
 def test_a_frame_of_another_key_size_or_type_is_refused_and_nothing_changes(layout: Layout) -> None:
     old, new = pair(1000, 1e-4)
     data = encode_steps(new, old, KEY, layout)
@@ -94,7 +104,7 @@ def test_a_frame_of_another_key_size_or_type_is_refused_and_nothing_changes(layo
         assert torch.equal(out, held)
 
 
-@looped("layout", ["raw", "runs", "widths"])
+@looped("layout", ["raw", "runs", "widths", "states"])
 def test_a_flipped_bit_anywhere_is_noticed_before_anything_changes(layout: Layout) -> None:
     old, new = pair(300, 1e-4)
     data = encode_steps(new, old, KEY, layout)
@@ -106,7 +116,7 @@ def test_a_flipped_bit_anywhere_is_noticed_before_anything_changes(layout: Layou
         assert torch.equal(held, old)
 
 
-@looped("layout", ["runs", "widths"])
+@looped("layout", ["runs", "widths", "states"])
 def test_a_frame_for_other_old_numbers_under_their_name_is_told(layout: Layout) -> None:
     old, new = pair(5000, 1e-4)
     data = encode_steps(new, old, KEY, layout)

@@ -1,5 +1,8 @@
 """Changes of 16-bit floats, coded by the exponents of the old numbers: one pass over the numbers to count,
-two to encode, one to decode.
+one or two to encode, one to decode.
+
+States are decoded in blocks of 1024 numbers: a loop finds where the table of each number's class begins, one
+follows the states, and one applies the changes. The first and the last of them are vectorised.
 """
 
 from __future__ import annotations
@@ -14,16 +17,39 @@ from torch import Tensor
 from gradwire.kernels.cpu.jit import inlined, kernel
 from gradwire.kernels.cpu.prepared import prepared
 from gradwire.kernels.payload import Sound
-from gradwire.kernels.ulps import CLASSES, EVERY, MOST_ONES, NO_CHANGE, TILE, Halves
+from gradwire.kernels.ulps import (
+    CLASSES,
+    EVERY,
+    LEVELS,
+    MOST_ONES,
+    NO_CHANGE,
+    SPREAD,
+    STATE_BITS,
+    STREAMS,
+    SYMBOLS,
+    TILE,
+    Halves,
+    listed_symbols,
+    shares_of,
+    symbols_of,
+)
 
 _ALL = (1 << 64) - 1
 _ONES = np.array([next(bit for bit in range(9) if not each >> bit & 1) for each in range(256)], np.int64)
 """Ones at the lower end of a byte."""
+_SYMBOL = symbols_of(torch.arange(1 << 16, device="cpu"))[0].numpy().astype(np.uint8)
+"""Symbol of each change."""
+_SPARED = np.array([max(0, symbol // 4 - 1) for symbol in range(SYMBOLS)])
+_UPPER = np.array([symbol if symbol < 4 else 4 + symbol % 4 for symbol in range(SYMBOLS)])
+"""Number of a symbol's low bits, and what stands above them."""
+_LENGTH = np.array([each.bit_length() for each in range(2 << STATE_BITS)], np.uint8)
+_STATES, _SKIPPED = 1 << STATE_BITS, STREAMS * STATE_BITS
+_BLOCK = 1024
 
 
 def tally_changes(new: Tensor, old: Tensor, mantissa: int) -> Tensor:
     """Count as the contract says, in one pass."""
-    table = torch.zeros(256, 17, dtype=torch.int64, device=old.device)
+    table = torch.zeros(256, SYMBOLS, dtype=torch.int64, device=old.device)
     _tally(new.numpy(), old.numpy(), mantissa, table.numpy())
     return table
 
@@ -65,6 +91,30 @@ def add_widths(words: Tensor, old: Tensor, halves: Halves, table: Tensor) -> Sou
     return bool(_add_widths(numbers, old.numpy(), halves.mantissa, _kinds(halves), table.numpy()))
 
 
+def pack_states(new: Tensor, old: Tensor, halves: Halves, weights: Tensor) -> Tensor:
+    """Twin of `gradwire.kernels.ulps.pack_states`. The stream is written from its end to its beginning."""
+    table = listed_symbols(weights.numpy())
+    shares = shares_of(weights.numpy())
+    shares[table == 0] = 0
+    shares[table == 0, 0] = _STATES
+    # A change takes at most a state's bits and 13 of its own. A symbol takes two numbers of the head at most.
+    room = np.zeros(-(-(STATE_BITS + 14) * old.numel() // 32) + 2, np.uint32)
+    head = np.zeros(1 + -(-12 * CLASSES * SYMBOLS // 64), np.uint64)
+    numbers = new.numpy(), old.numpy()
+    head_words, first = _pack_states(
+        *numbers, halves.mantissa, _kinds(halves), weights.numpy(), table, shares, head, room
+    )
+    parts = head[:head_words].view(np.int64), room[first:].view(np.int64)
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def add_states(words: Tensor, old: Tensor, halves: Halves, table: Tensor) -> Sound:
+    """Twin of `gradwire.kernels.ulps.add_states`. What lies after the last word reads as zeros."""
+    padded = np.append(words.numpy().view(np.uint64), np.zeros(1, np.uint64))
+    data, numbers = padded.view(np.uint8), old.numpy()
+    return bool(_add_states(padded, data, numbers, halves.mantissa, halves.base, table.numpy()))
+
+
 def _kinds(halves: Halves) -> NDArray[np.uint8]:
     """Class by exponent."""
     return np.clip(halves.base - np.arange(256), 0, CLASSES - 1).astype(np.uint8)
@@ -93,16 +143,10 @@ def _changed(old: Any, change: Any) -> Any:
 @prepared("int16[::1], int16[::1], int64, int64[:, ::1]")
 @kernel
 def _tally(new: Any, old: Any, mantissa: Any, table: Any) -> None:
-    """Count changes by exponent and by the bits that they need."""
+    """Count changes by exponent and by symbol."""
     mask = (1 << (15 - mantissa)) - 1
     for i in range(old.size):
-        exponent = (np.int64(old[i]) >> mantissa) & mask
-        change = _change(new[i], old[i])
-        needed = 0
-        while change:
-            change >>= 1
-            needed += 1
-        table[exponent, needed] += 1
+        table[(np.int64(old[i]) >> mantissa) & mask, _SYMBOL[_change(new[i], old[i])]] += 1
 
 
 @kernel
@@ -303,3 +347,244 @@ def _add_widths(words: Any, old: Any, mantissa: Any, kinds: Any, table: Any) -> 
         word = (place + 31) >> 5
         is_sound &= word - first == np.int64(words[2 * tile]) and item == last
     return is_sound and word == lists and item == end
+
+
+@kernel
+def _spread(shares: Any, symbols: Any) -> None:
+    """Give the states to `symbols`, as many to each as its share."""
+    at = 0
+    for symbol in range(SYMBOLS):
+        for _ in range(shares[symbol]):
+            symbols[at] = symbol
+            at = (at + SPREAD) & (_STATES - 1)
+
+
+@prepared(
+    "int16[::1], int16[::1], int64, uint8[::1], uint8[:, ::1], uint8[::1], int64[:, ::1], uint64[::1], "
+    "uint32[::1]"
+)
+@kernel
+def _pack_states(
+    new: Any, old: Any, mantissa: Any, kinds: Any, weights: Any, table: Any, shares: Any, head: Any,
+    words: Any,
+) -> Any:  # fmt: skip
+    """Write `head`, and the stream at the end of `words`; returns the words of one and the first of the
+    other.
+
+    A state x, from the number of all states on, has its upper bits in the symbol's share. `steps` gives for
+    a symbol what to add to x, so that the number of its lower bits is in the upper half; and where the
+    states of that symbol are, less its share.
+    """
+    symbols = np.zeros(_STATES, np.uint8)
+    steps = np.zeros((CLASSES, SYMBOLS, 2), np.int64)
+    states = np.zeros((CLASSES + 1) << STATE_BITS, np.uint16)  # more, if a symbol without a weight occurs
+    place: Any = np.int64(64)
+    for number in range(CLASSES):
+        _spread(shares[number], symbols)
+        ends = np.zeros(SYMBOLS, np.int64)
+        end: Any = np.int64(number << STATE_BITS)
+        for each in range(SYMBOLS):
+            share = shares[number, each]
+            most = STATE_BITS + 1 - np.int64(_LENGTH[share])
+            steps[number, each, 0] = (most << 16) - (share << most)
+            steps[number, each, 1] = end - share
+            ends[each] = end
+            end += share
+        for state in range(_STATES):
+            states[ends[symbols[state]]] = _STATES + state
+            ends[symbols[state]] += 1
+        zeros = -1
+        for each in range(table[number]):
+            weight = np.uint64(weights[number, each])
+            if zeros < 0 or weight:
+                if zeros >= 0:
+                    place = _put_six(head, place, np.uint64(zeros))
+                place = _put_six(head, place, weight)
+                zeros = -1 if weight else 0
+            else:
+                zeros += 1
+    turns = np.full(STREAMS, _STATES, np.int64)
+    mask = (1 << (15 - mantissa)) - 1
+    kept, count, first = np.uint64(0), np.int64(0), words.size
+    for i in range(old.size - 1, -1, -1):
+        kind = np.int64(kinds[(np.int64(old[i]) >> mantissa) & mask])
+        change = _change(new[i], old[i])
+        symbol = np.int64(_SYMBOL[change])
+        state, spared = turns[i & (STREAMS - 1)], _SPARED[symbol]
+        bits = (state + steps[kind, symbol, 0]) >> 16
+        turns[i & (STREAMS - 1)] = states[(state >> bits) + steps[kind, symbol, 1]]
+        low = (state & ((1 << bits) - 1)) | (change & ((1 << spared) - 1)) << bits
+        kept = kept << np.uint64(bits + spared) | np.uint64(low)
+        count += bits + spared
+        if count >= 32:
+            count -= 32
+            first -= 1
+            words[first] = np.uint32(kept >> np.uint64(count))
+    skipped = np.int64(0)
+    if count:
+        first -= 1
+        skipped = 32 - count
+        words[first] = np.uint32(kept << np.uint64(skipped))
+    if (words.size - first) & 1:
+        first -= 1
+        skipped += 32
+    for i in range(STREAMS):
+        head[0] |= np.uint64(turns[i] - _STATES) << np.uint64(i * STATE_BITS)
+    head[0] |= np.uint64(skipped) << np.uint64(_SKIPPED)
+    return (place + 63) >> 6, first
+
+
+@inlined
+def _put_six(words: Any, place: Any, value: Any) -> Any:
+    """Write 6 bits from bit `place` on; returns the first bit after them."""
+    words[place >> 6] |= value << np.uint64(place & 63)
+    if place & 63 > 58:
+        words[(place >> 6) + 1] |= value >> np.uint64(64 - (place & 63))
+    return place + 6
+
+
+@inlined
+def _six(words: Any, place: Any) -> Any:
+    """6 bits from bit `place` on. A word follows the one of that bit."""
+    shift = np.uint64(place & 63)
+    bits = words[place >> 6] >> shift | words[(place >> 6) + 1] << np.uint64(1) << (np.uint64(63) - shift)
+    return np.int64(bits & np.uint64(63))
+
+
+@kernel
+def _read_shares(words: Any, place: Any, listed: Any, shares: Any) -> Any:
+    """Read the weights of a class from bit `place` on, as shares. Returns the first bit after them, or -1."""
+    shares[:] = 0
+    symbol, end = np.int64(0), 64 * (words.size - 1)
+    while symbol < listed and place + 6 <= end:
+        weight = _six(words, place)
+        place += 6
+        if weight:
+            shares[symbol] = LEVELS[weight]
+        elif place + 6 > end:
+            return -1
+        else:
+            symbol += _six(words, place)
+            place += 6
+        symbol += 1
+    total = shares.sum()
+    if symbol != listed or total == 0:
+        return -1
+    largest = shares.argmax()
+    for each in range(SYMBOLS):
+        if shares[each]:
+            shares[each] = max((shares[each] << STATE_BITS) // total, 1)
+    shares[largest] += _STATES - shares.sum()
+    return place
+
+
+@inlined
+def _bytes_from(data: Any, place: Any, last: Any) -> Any:
+    """At least 57 bits from bit `place` on; of no byte after the eighth from `last` on."""
+    at = min(place >> np.uint64(3), last)
+    bits = np.uint64(data[at])
+    for i in range(1, 8):
+        bits |= np.uint64(data[at + np.uint64(i)]) << np.uint64(8 * i)
+    return bits >> (place & np.uint64(7))
+
+
+@inlined
+def _follow(table: Any, state: Any, bits: Any) -> Any:
+    """The next state, the change, the bits that are left, and how many were used: at most 22."""
+    entry = table[state]
+    count = np.uint64(entry >> np.uint32(12)) & np.uint64(15)
+    spared = np.uint64(entry >> np.uint32(16)) & np.uint64(15)
+    state = np.uint64(entry & np.uint32(4095)) + (bits & ((np.uint64(1) << count) - np.uint64(1)))
+    bits >>= count
+    change = np.uint64(entry >> np.uint32(20)) << spared | bits & ((np.uint64(1) << spared) - np.uint64(1))
+    return state, np.uint16(change), bits >> spared, count + spared
+
+
+@kernel
+def _find_tables(old: Any, mantissa: Any, base: Any, starts: Any) -> None:
+    """Where the states of each number's class begin."""
+    shift, mask, first = np.int32(mantissa), np.int32((1 << (15 - mantissa)) - 1), np.int32(base)
+    for i in range(old.size):
+        kind = min(max(first - ((np.int32(old[i]) >> shift) & mask), np.int32(0)), np.int32(CLASSES - 1))
+        starts[i] = np.uint16(kind << np.int32(STATE_BITS))
+
+
+@kernel
+def _change_all(old: Any, changes: Any) -> None:
+    """New bits, in place. In 32 bits, so that the loop is vectorised."""
+    for i in range(old.size):
+        bits, change = np.int32(old[i]), np.int32(changes[i])
+        ascending = bits ^ ((bits >> np.int32(15)) & np.int32(0x7FFF))
+        step = (change >> np.int32(1)) ^ -(change & np.int32(1))
+        new = np.int32(np.int16(ascending + step))
+        old[i] = np.int16(new ^ ((new >> np.int32(15)) & np.int32(0x7FFF)))
+
+
+@prepared("uint64[::1], uint8[::1], int16[::1], int64, int64, uint8[::1]")
+@kernel
+def _add_states(words: Any, data: Any, old: Any, mantissa: Any, base: Any, table: Any) -> Any:
+    """Read states, and change `old`; returns whether all bits were a code of so many numbers.
+
+    `data` are the bytes of `words`, of which the last one is a zero. An entry has the next state's base in 12
+    bits, the number of its lower bits in 4, the number of the change's low bits in 4, and its upper bits.
+    """
+    symbols, shares = np.zeros(_STATES, np.uint8), np.zeros(SYMBOLS, np.int64)
+    states = np.empty(CLASSES << STATE_BITS, np.uint32)
+    start: Any = np.int64(64)
+    end = 64 * (words.size - 1)
+    if end < 64 or words[0] >> np.uint64(_SKIPPED + 6):
+        return False
+    for kind in range(CLASSES):
+        of_class = states[kind << STATE_BITS : (kind + 1) << STATE_BITS]
+        if not table[kind]:
+            for state in range(_STATES):
+                of_class[state] = state
+            continue
+        start = _read_shares(words, start, np.int64(table[kind]), shares) if table[kind] <= SYMBOLS else -1
+        if start < 0:
+            return False
+        _spread(shares, symbols)
+        for state in range(_STATES):
+            symbol = symbols[state]
+            count = STATE_BITS + 1 - np.int64(_LENGTH[shares[symbol]])
+            low = (shares[symbol] << count) - _STATES
+            of_class[state] = low | count << 12 | _SPARED[symbol] << 16 | _UPPER[symbol] << 20
+            shares[symbol] += 1
+    skipped = np.int64((words[0] >> np.uint64(_SKIPPED)) & np.uint64(63))
+    if start & 63:
+        if words[start >> 6] >> np.uint64(start & 63):
+            return False
+        start += -start & 63
+    if words[start >> 6] & ((np.uint64(1) << np.uint64(skipped)) - np.uint64(1)):
+        return False
+    place, last = np.uint64(start + skipped), np.uint64(data.size - 8)
+    mask = np.uint64(_STATES - 1)
+    a, b = words[0] & mask, words[0] >> np.uint64(STATE_BITS) & mask
+    c, d = words[0] >> np.uint64(2 * STATE_BITS) & mask, words[0] >> np.uint64(3 * STATE_BITS) & mask
+    starts, changes = np.empty(_BLOCK, np.uint16), np.empty(_BLOCK, np.uint16)
+    for begin in range(0, old.size, _BLOCK):
+        numbers = old[begin : begin + _BLOCK]
+        many = np.uint64(numbers.size)
+        _find_tables(numbers, mantissa, base, starts)
+        i = np.uint64(0)
+        while i + np.uint64(3) < many:
+            bits = _bytes_from(data, place, last)
+            a, changes[i], bits, one = _follow(states, a + np.uint64(starts[i]), bits)
+            i += np.uint64(1)
+            b, changes[i], bits, two = _follow(states, b + np.uint64(starts[i]), bits)
+            i += np.uint64(1)
+            place += one + two
+            bits = _bytes_from(data, place, last)
+            c, changes[i], bits, one = _follow(states, c + np.uint64(starts[i]), bits)
+            i += np.uint64(1)
+            d, changes[i], bits, two = _follow(states, d + np.uint64(starts[i]), bits)
+            i += np.uint64(1)
+            place += one + two
+        while i < many:  # in the last block only, so that turns need not be put right again
+            bits = _bytes_from(data, place, last)
+            a, changes[i], bits, one = _follow(states, a + np.uint64(starts[i]), bits)
+            place += one
+            a, b, c, d = b, c, d, a
+            i += np.uint64(1)
+        _change_all(numbers, changes)
+    return place == np.uint64(end) and a | b | c | d == np.uint64(0)

@@ -257,7 +257,7 @@ class Held:
             old = last.to(self.where)
             if torch.equal(shard.view(torch.int16), old.view(torch.int16)):
                 return shard.new_empty(0, dtype=torch.uint8)
-            layout: Layout = "runs" if shard.is_cpu else "widths"
+            layout: Layout | None = None if shard.is_cpu else "widths"
             frame = encode_steps(shard, old, StepsKey(self.number, len(self.values), self.state), layout)
         except (MemoryError, RuntimeError) as error:  # torch's and CUDA's lack of memory are RuntimeErrors
             # Others wait for this rank's head, so it does not raise. Numbers as they are need no coding.
