@@ -38,14 +38,15 @@ ON_HOST = Granularity(
 )
 
 ON_DEVICE = Granularity(
-    # Longer than a unit, which so takes two collectives: 480 a step for GPT-2 of 1.6 billion parameters.
-    # Segments of 2^20 make 3,360, or 100 to 200 ms of the host's time, and send 16 kB to each of 64 ranks.
+    # Longer than a unit, which so takes two collectives: 190 a step for GPT-2 of 1.6 billion parameters.
+    # Segments of 2^20 make some 3,000, or 100 to 200 ms of the host's time, and send 16 kB to each of 64
+    # ranks.
     segment=1 << 25,
     # Each unit takes the host 1.5 to 2.6 ms, and each bucket a part of it; encoding a bucket takes the device
     # less than launching it, so that nothing is gained by beginning earlier.
     buckets=8,
     # In one stream: while the second is encoded, the first is on the wire, which would idle otherwise. 1 % of
-    # a unit takes a link of 25 to 100 Gbit/s 0.1 to 0.3 ms, less than its launches.
+    # a unit takes a link of 25 to 100 Gbit/s 0.3 to 0.8 ms, less than its launches.
     under_way=2,
     # Up to 2^20 elements only launches are measured: `int8` moves 24 MB there, which take 8 µs of 150.
     curve=tuple(1 << power for power in (10, 14, 18, 20, 22, 24, 26)),

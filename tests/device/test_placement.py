@@ -292,6 +292,34 @@ def test_checksums_are_of_what_the_host_sends(
     assert (wire.report().placement, wire.report().step) == ("staged", 1)
 
 
+def test_units_are_larger_where_a_recipe_stays_on_the_device_and_states_move_between_them(
+    ddp: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del ddp  # its process group stays
+
+    def limit(*, stays_on_device: bool) -> int:
+        return 1 << 15 if stays_on_device else 1 << 12
+
+    monkeypatch.setattr("gradwire.step.layout.largest_unit", limit)
+    topk, by_host = "topk(ratio=0.1)", "threshold(threshold=0.01)"
+    units, state = [], None
+    for there, recipe in ((False, topk), (True, topk), (False, topk), (True, by_host)):
+        with monkeypatch.context() as patched:
+            if there:
+                on_a_device(patched, Near(), streams=True)
+            model = DistributedDataParallel(nn.Linear(256, 256))
+            wire = gradwire.attach(model, recipe=recipe)
+            if state is not None and recipe == topk:
+                wire.load_state_dict(state)
+                loaded, memory = wire.state_dict()["rank0"]["memory"], state["rank0"]["memory"]
+                assert all(torch.equal(loaded[name], values) for name, values in memory.items())
+            model(torch.ones(2, 256)).sum().backward()
+            units.append(wire.report().units)
+            state = wire.state_dict()
+            wire.detach()
+    assert units == [16, 4, 16, 16], "as many as on the CPU, where a recipe reads numbers on the host"
+
+
 def test_what_runs_next_may_run_elsewhere_and_memory_goes_along(
     ddp: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -377,7 +377,7 @@ def _assemble(
         seed=asked.seed,
         memory_dtype=asked.memory_dtype,
         alone=is_alone(carry[-1]),
-        tuning=source.tuning,
+        tuning=replace(source.tuning, on_device=not placement.memory.is_host),
         timed_every=timed_every(),
         replicas=_transferred(replicas, transfer),
         uses=lambda: uses,

@@ -13,6 +13,9 @@ from itertools import accumulate, pairwise
 from gradwire.planning.collectives import Sends, messages_of, total_time
 from gradwire.planning.costs import NOMINAL, NOMINAL_ELEMENT_S, Link, Network
 
+LARGEST = 25 << 18
+"""Elements in 25 MB of float32."""
+
 
 def even_boundaries(sizes: Sequence[int], unit_elements: int) -> tuple[int, ...]:
     """Equal units of at most `unit_elements` elements, which need not end where parameters end.
@@ -21,6 +24,27 @@ def even_boundaries(sizes: Sequence[int], unit_elements: int) -> tuple[int, ...]
     (3, 6)
     """
     return _even(sum(sizes), unit_elements)
+
+
+def largest_unit(*, stays_on_device: bool) -> int:
+    """Elements of a unit at most, unless its recipe sets its size. On all ranks, and by sizes alone.
+
+    - On the host: 25 MB of float32, as DDP's buckets. More units would add messages, fewer would hide less of
+      the work of codecs.
+    - Of what stays on a device: 64 MiB of float32. A unit of `int8` kept the host for 1.2 ms beside an H200
+      (28 November 2026), whatever its size, and the device for less. At a byte for an element, a link of
+      100 Gbit/s takes 1.3 ms for 2^24 elements. So up to that rate the link sets the pace of large units, and
+      not the host. Larger ones would gain little, and codes of a unit, and often its mean, take memory.
+
+    The ramp of `ramped_boundaries` and `fitted_boundaries` stays, so the first unit still leaves early, and
+    little is left to hide the last one.
+
+    >>> [largest_unit(stays_on_device=stays) for stays in (False, True)]
+    [6553600, 16777216]
+    >>> [len(ramped_boundaries((124_000_000,), largest=each)) + 1 for each in (25 << 18, 1 << 24)]
+    [22, 9]
+    """
+    return 1 << 24 if stays_on_device else LARGEST
 
 
 def layer_boundaries(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -84,13 +108,13 @@ Announced = Callable[[int], Sequence[Sends]]
 
 
 def ramped_boundaries(
-    sizes: Sequence[int], largest: int = 25 << 18, smallest: int = 1 << 12, small: int = 1 << 20
+    sizes: Sequence[int], largest: int = LARGEST, smallest: int = 1 << 12, small: int = 1 << 20
 ) -> tuple[int, ...]:
     """Boundaries for an exchange that overlaps with the backward pass: small units at both ends, large ones
     in between.
 
     Each collective costs a latency and CPU time, so there are few units: 2, 6, 5, 2 and 1 sixteenths of the
-    flat buffer. Units above `largest` elements (25 MB of float32) are divided. The cost of a collective does
+    flat buffer. Units above `largest` elements are divided (`largest_unit`). The cost of a collective does
     not shrink with the flat buffer (1 ms of CPU time on a busy core). So a flat buffer of up to `small`
     elements gets four units of 6, 6, 3 and 1 sixteenths, and one of less than 16 times `smallest` gets at
     most two.
@@ -107,7 +131,7 @@ def ramped_boundaries(
 
 
 def fitted_boundaries(
-    numel: int, announced: Announced, world: int, largest: int = 25 << 18
+    numel: int, announced: Announced, world: int, largest: int = LARGEST
 ) -> tuple[int, ...]:
     """Boundaries of as many units as pay for their collectives, for an exchange that overlaps with the
     backward pass.
@@ -116,7 +140,7 @@ def fitted_boundaries(
     of another unit, whose processor time the computation loses. So the number of units grows, up to five, as
     long as bytes and arithmetic of the last unit take longer than its messages. All three follow from the
     announced collectives and nominal costs, so that boundaries do not depend on a clock. Units above
-    `largest` elements (25 MB of float32) are divided.
+    `largest` elements are divided (`largest_unit`).
 
     >>> from gradwire.planning.collectives import Transfer
     >>> [fitted_boundaries(1 << 20, lambda _: [Transfer("all_reduce", kb * 1e3)], world=2) for kb in (5, 50)]

@@ -26,6 +26,8 @@ class Tuning:
     kept_dense_steps: int = 300
     """Steps that dense stays. To decide anew costs less there: most of the steps that measure are dense."""
 
+    on_device: bool = False
+    """Whether exchanges that read nothing on the host run on a device, in larger units (`largest_unit`)."""
     unit_elements: int | None = None
     """Elements of a unit at most, where all gradients come together and no unit hides another; else as the
     recipe boundaries."""

@@ -15,7 +15,7 @@ from gradwire.arguments import as_python
 from gradwire.comm.base import Round
 from gradwire.exchange.base import Exchange, first_busy_step
 from gradwire.memory import NoMemory
-from gradwire.planning.boundaries import even_boundaries, fitted_boundaries, ramped_boundaries
+from gradwire.planning.boundaries import LARGEST, even_boundaries, fitted_boundaries, ramped_boundaries
 from gradwire.planning.change_detection import THRESHOLD
 from gradwire.planning.facts import Facts, StepObservation, Watched
 from gradwire.recipes.catalogue import MODULES
@@ -93,12 +93,17 @@ class Composition:
     stays: bool = False
 
     def boundaries(
-        self, specs: Sequence[ParameterSpec], world: int, unit_elements: int | None = None
+        self,
+        specs: Sequence[ParameterSpec],
+        world: int,
+        unit_elements: int | None = None,
+        largest: int = LARGEST,
     ) -> Sequence[int]:
         """Inner boundaries, in elements, ascending, of a flat buffer of `specs` among `world` ranks. They
         follow from the arguments alone.
 
-        Without a cutter, `unit_elements` asks for units of about that size; `None` chooses them for overlap.
+        Without a cutter, `unit_elements` asks for units of about that size; `None` chooses them for overlap,
+        of at most `largest` elements.
 
         >>> import torch
         >>> from gradwire.recipes import recipe
@@ -114,12 +119,14 @@ class Composition:
             return even_boundaries(sizes, unit_elements)
         if self.cutter is None and sum(sizes) < self.whole_below:
             return ()
-        if self.cutter is not None or self.exchange.laws.grain != WHOLE:
-            return (self.cutter or ramped_boundaries)(sizes)
+        if self.cutter is not None:
+            return self.cutter(sizes)
+        if self.exchange.laws.grain != WHOLE:
+            return ramped_boundaries(sizes, largest)
         numel = sum(sizes)
         if not numel:  # there is no unit to ask about
             return ()
-        return fitted_boundaries(numel, partial(_announced, self.exchange, specs, world), world)
+        return fitted_boundaries(numel, partial(_announced, self.exchange, specs, world), world, largest)
 
 
 def _announced(

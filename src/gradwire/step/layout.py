@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -23,6 +23,7 @@ from gradwire.exchange.compose import remember
 from gradwire.exchange.dense import Dense, dense
 from gradwire.granularity import Granularity
 from gradwire.memory import UNSENT, Residual
+from gradwire.planning.boundaries import largest_unit
 from gradwire.planning.tuning import USUAL, Tuning
 from gradwire.recipes import Composition
 from gradwire.recipes.dense import dense as plain
@@ -129,12 +130,7 @@ class Layout:
     @cached_property
     def stays_on_device(self) -> bool:
         """True if no part of it reads a number on the host, which would wait for a device."""
-        exchanges = {
-            id(each): each
-            for each in (*(flat_buffer.exchange for flat_buffer in self.flat_buffers), *self.direct.values())
-        }
-        looks = self.main.watch is not None and self.main.watch.look is not None
-        return not looks and all(each.laws.stays_on_device for each in exchanges.values())
+        return _stays_on_device(self.main, (each.exchange for each in self.flat_buffers), self.direct)
 
     @property
     def memory_bytes(self) -> int:
@@ -304,12 +300,15 @@ def build(
             raise ValueError(
                 f"{short(composition.text)!r} forgets what it does not send; wrap it in remember(...)"
             )
+    remembering = (compositions[text].exchange for text, _dtype in members)
+    stays_on_device = tuning.on_device and _stays_on_device(main, remembering, direct)
+    cut = tuning.unit_elements, largest_unit(stays_on_device=stays_on_device)
     flat_buffers = tuple(
         FlatBuffer(
             number,
             group,
             each.exchange,
-            each.boundaries(group, world, tuning.unit_elements),
+            each.boundaries(group, world, *cut),
             device,
             memory_dtype,
         )
@@ -321,6 +320,14 @@ def build(
         slot.spec.name: (flat_buffer, slot) for flat_buffer in flat_buffers for slot in flat_buffer.slots
     }
     return Layout(tuple(specs), main, flat_buffers, slots, direct, does_more=does_more, tuning=tuning)
+
+
+def _stays_on_device(
+    main: Composition, remembering: Iterable[Exchange], direct: Mapping[str, Exchange]
+) -> bool:
+    exchanges = {id(each): each for each in (*remembering, *direct.values())}
+    looks = main.watch is not None and main.watch.look is not None
+    return not looks and all(each.laws.stays_on_device for each in exchanges.values())
 
 
 def is_alone(comm: Comm) -> bool:

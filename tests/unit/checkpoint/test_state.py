@@ -93,6 +93,22 @@ def test_a_list_of_all_states_of_the_same_world_gives_everybody_his_own() -> Non
     run_ranks(3, rank)
 
 
+@looped(("name", "before", "after"), [(name, *way) for name in KINDS for way in ((None, 700), (700, None))])
+def test_what_is_remembered_moves_into_larger_and_smaller_units(
+    name: str, before: int | None, after: int | None
+) -> None:
+    states = _saved(2, EVERY_RECIPE[name], 2, unit_elements=before)
+
+    def rank(comm: Comm) -> None:
+        rig = Rig(comm, EVERY_RECIPE[name], unit_elements=after)
+        state.load(rig.reducer, _round_trip(states[comm.rank]))
+        for parameter, memory in states[comm.rank]["memory"].items():
+            assert torch.equal(rig.memory[parameter], memory.view(-1))
+        assert rig.step(gradients(comm.rank, 2)).step.committed
+
+    run_ranks(2, rank)
+
+
 @looped(("name", "world"), [*((name, 2) for name in KINDS), ("topk", 1), ("topk", 5)])
 def test_in_another_world_everybody_starts_with_the_mean(name: str, world: int) -> None:
     states = _saved(3, EVERY_RECIPE[name], 2)

@@ -100,6 +100,44 @@ def test_memory_is_a_view_of_the_committed_plane() -> None:
     assert layout.memory_bytes == 2 * 4 * (5120 + 512 * 64)
 
 
+GPT2 = (_spec("head", 50_257, 768), *(_spec(f"layer{number}", 768, 9_216) for number in range(12)))
+"""As many elements as GPT-2 has, in 124 million parameters."""
+
+
+def _unit_sizes(text: str, policy: Any = None, *, on_device: bool) -> list[int]:
+    composition, meta = recipe(text).build(), torch.device("meta")
+    layout = build(GPT2, composition, policy, meta, 4, tuning=Tuning(on_device=on_device))
+    return [unit.numel for flat_buffer in layout.flat_buffers for unit in flat_buffer.units]
+
+
+@pytest.mark.parametrize("text", ["int8", "topk(ratio=0.01)"])
+def test_what_stays_on_a_device_has_fewer_and_larger_units_that_overlap_still(text: str) -> None:
+    there, here = (_unit_sizes(text, on_device=where) for where in (True, False))
+    assert sum(there) == sum(here)
+    assert len(there) < len(here) / 2
+    first, *_, last = there
+    assert max(first, last) < sum(there) / 5, "while they are on the wire, the others hide them"
+
+
+def test_units_of_whole_matrices_are_fewer_on_a_device() -> None:
+    assert len(_unit_sizes("powersgd", on_device=True)) < len(_unit_sizes("powersgd", on_device=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("gcomp", None),
+        ("covap(interval=2)", None),
+        ("topk(ratio=0.01, fused=True)", None),
+        ("int8", {"head": "threshold(threshold=0.1)"}),
+    ],
+)
+def test_units_of_what_is_read_on_the_host_and_sizes_of_a_recipes_own_are_the_same_on_a_device(
+    text: str, policy: Any
+) -> None:
+    assert _unit_sizes(text, policy, on_device=True) == _unit_sizes(text, policy, on_device=False)
+
+
 def test_an_exchange_that_forgets_is_refused() -> None:
     forgetful = Composition(reduce(values(random_k(0.1))), text="forgetful")
     assert isinstance(forgetful.exchange, Reduce)
